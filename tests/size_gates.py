@@ -16,8 +16,8 @@ SPLIT = ("offline", "online")
 ROOM_LINES = {
     "": 1_910,
     "bundle": 1_810,
-    "cli": 1_990,
-    "engines": 1_610,
+    "cli": 2_150,
+    "engines": 1_850,
     "offline": 670,
     "offline/compress": 14_740,
     "offline/judge": 660,
@@ -32,7 +32,7 @@ ROOM_LINES = {
     "perf": 2_430,
     "pipeline": 450,
     "protocol": 350,
-    "storage": 410,
+    "storage": 550,
     "telemetry": 1_960,
 }
 """Budget of each room, in lines: a folder below the package, and the package's own files. A new room needs a new row."""

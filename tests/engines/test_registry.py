@@ -46,6 +46,16 @@ def test_every_option_is_on_the_page(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", engine_names())
+def test_its_names_and_formats_are_on_the_page(name: str) -> None:
+    tables = _PAGE.read_text().split(f"\n## {engine_names()[0]}\n")[0]
+    assert f"\n| `{name}` |" in tables
+    rows = [line for line in tables.splitlines() if line.endswith(f"| `{name}` |")]
+    for served in traits(name).served_as:
+        words = [f"`{served.backend}`", f"`{served.platform}`", f"`{served.filename}`"]
+        assert any(all(word in row for word in words) for row in rows), served
+
+
+@pytest.mark.parametrize("name", engine_names())
 def test_traits_say_what_the_engine_takes(name: str) -> None:
     if not is_available(name):
         pytest.skip("not installed")

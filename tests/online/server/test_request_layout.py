@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidArgument, NotFound
+from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.request_layout import (
     VARIABLE,
     BoundedCache,
@@ -66,6 +67,11 @@ def test_outputs() -> None:
         layout.note_outputs(["y", "y"])
     with pytest.raises(InvalidArgument, match="shared memory can't be used for output 'z' with classification"):
         layout.note_place("z", SharedSlice("r", 0, 8), is_classified=True)
+
+
+def test_a_layout_without_shared_memory_leases_none() -> None:
+    layout = RequestLayout(form=AnswerForm(classification={"y": 1}))
+    assert layout.lease(SharedMemory(enabled=False), "m", {}) is layout.form
 
 
 def test_a_lease_holds_inputs_and_places_and_is_released_where_one_is_wrong() -> None:

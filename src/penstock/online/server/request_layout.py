@@ -70,6 +70,8 @@ class RequestLayout(msgspec.Struct):
 
         Raises NotFound, InvalidArgument, Unavailable, Unsupported.
         """
+        if not self.shared and not self.placed:
+            return self.form
         lease = memory.lease()
         try:
             for tensor, part in self.shared:

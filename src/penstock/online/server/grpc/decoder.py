@@ -104,9 +104,7 @@ class GrpcRequestDecoder:
         for tensor, (start, end) in zip(layout.raw, message.parts.raw, strict=True):
             inputs[tensor.name] = _array(model_name, tensor, data, start, end)
         identity = _text(data, message.parts.identity)
-        form = layout.form
-        if layout.shared or layout.placed:
-            form = layout.lease(self._shared_memory, model_name, inputs)
+        form = layout.lease(self._shared_memory, model_name, inputs)
         outputs, parameters = layout.outputs, layout.parameters
         return InferRequest(model_name, inputs, layout.model_version, identity, outputs, parameters), form
 

@@ -61,7 +61,7 @@ _TENSOR = {"name": _TEXT, "shape": _SHAPE, "datatype": _DATATYPE, "parameters": 
 _SCHEMAS: dict[str, _Schema] = {
     "Error": _object(["error"], error=_TEXT),
     "TorchServeError": _object([], code=_COUNT, type=_TEXT, message=_TEXT),
-    "Anything": {"description": "As the dialect defines it"},
+    "Anything": {"description": "Any JSON value"},
     "ServerMetadata": _object(["name", "version", "extensions"], name=_TEXT, version=_TEXT, extensions=_list(_TEXT)),
     "ModelMetadata": _object(
         ["name", "versions", "platform", "inputs", "outputs"],

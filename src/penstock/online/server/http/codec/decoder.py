@@ -61,9 +61,7 @@ class HttpRequestDecoder:
                     inputs[name] = np.ndarray(shape, datatype.dtype, body, json_length + start)
                 else:
                     inputs[name] = from_wire(memoryview(body)[json_length + start : json_length + end], datatype, shape)
-        form = layout.form
-        if layout.shared or layout.placed:
-            form = layout.lease(self._shared_memory, handle.name, inputs)
+        form = layout.lease(self._shared_memory, handle.name, inputs)
         return InferRequest(handle.name, inputs, handle.version, layout.id, layout.outputs, layout.parameters), form
 
     def _layout(self, body: Buffer, json_length: int) -> JsonLayout:
