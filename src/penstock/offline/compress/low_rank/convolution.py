@@ -1,7 +1,7 @@
 """Decompose convolutions into two or three smaller ones. Weights have the shape (outputs, inputs, *kernel).
 
-CHANNEL  the whole kernel to r channels, then 1×1: the principal components of the results (Zhang et al. 2015, §3.1) SPATIAL  a
-column of the kernel to r channels, then a row (M. Jaderberg et al., "Speeding up Convolutional Neural Networks with
+CHANNEL  the whole kernel to r channels, then 1×1: the principal components of the results (Zhang et al. 2015, §3.1)
+SPATIAL  a column of the kernel to r channels, then a row (M. Jaderberg et al., "Speeding up Convolutional Neural Networks with
          Low Rank Expansions", 2014, scheme 2)
 TUCKER   1×1 to fewer channels, the kernel on those, 1×1 back (Y.-D. Kim et al., "Compression of Deep Convolutional Neural
          Networks for Fast and Low Power Mobile Applications", 2016)
