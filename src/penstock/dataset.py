@@ -192,7 +192,7 @@ def _check_array(spec: TensorSpec, array: Array) -> Array:
         if bad.any():
             first = int(np.flatnonzero(bad)[0])
             raise InvalidData(
-                f"input '{spec.name}' holds NaN or infinity in {int(bad.sum())} of {len(array)} samples, first in sample {first}",
+                f"input '{spec.name}' contains NaN or infinity in {int(bad.sum())} of {len(array)} samples, first in sample {first}",
                 "clean the data",
             )
     return array.astype(spec.datatype.dtype, copy=False)

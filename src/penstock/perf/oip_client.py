@@ -177,7 +177,7 @@ def _json_data(name: str, array: Array) -> Any:
             raise InvalidData(f"input '{name}' is not UTF-8 text", "send it as binary (--binary)") from None
     if datatype.is_float and not np.isfinite(array).all():
         raise InvalidData(
-            f"input '{name}' holds NaN or infinity, which JSON cannot represent", "send it as binary (--binary)"
+            f"input '{name}' contains NaN or infinity, which JSON cannot represent", "send it as binary (--binary)"
         )
     return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1)
 

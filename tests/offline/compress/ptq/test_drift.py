@@ -69,7 +69,7 @@ def test_values_never_seen_are_counted() -> None:
         np.linspace(-1, 1, 1000), np.concatenate([np.linspace(-1, 1, 900), np.full(60, 50.0), np.full(40, -9)])
     )
     assert found.beyond == pytest.approx(0.1)
-    assert "10.0% of its evaluation values lie beyond" in found.text
+    assert "10.0% of its evaluation values are beyond" in found.text
     assert found.is_shifted
 
 
