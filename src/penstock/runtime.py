@@ -1,4 +1,4 @@
-"""Runtime: open a bundle in this process and infer, with no server. What devices and other programs use."""
+"""Runtime: open a bundle in this process and run inference without a server, on devices and in other programs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Model:
         return self._loaded.forward(arrays)
 
     def infer_rows(self, inputs: Mapping[str, Array], batch: int | None = None) -> dict[str, Array]:
-        """Run over any number of rows, ``batch`` at a time (default: what the bundle was tuned for, else 32)."""
+        """Run over any number of rows, ``batch`` at a time (default: the batch size of the bundle, else 32)."""
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
         counts = {len(array) for array in arrays.values() if array.ndim}
         if len(counts) != 1:
@@ -57,7 +57,7 @@ class Model:
         return {name: np.concatenate([np.atleast_1d(part[name]) for part in parts]) for name in parts[0]}
 
     def close(self) -> None:
-        """Give the memory back. Idempotent."""
+        """Release the memory. Idempotent."""
         self._loaded.unload()
 
     def __enter__(self) -> Self:
@@ -75,7 +75,7 @@ class Model:
 
 
 def open(path: str | Path) -> Model:
-    """Open a bundle on the engine that it was tuned for, or a model file or folder on its format's usual engine.
+    """Open a bundle on the engine of its tuned variant, or a model file or folder on its format's default engine.
 
     Raises NotFound, IntegrityError if the bundle was changed, Unavailable if no variant runs here, InvalidModel, Unsupported.
     """

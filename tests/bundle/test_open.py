@@ -458,7 +458,7 @@ def test_an_entry_twice(tmp_path: Path) -> None:
             archive.writestr(name, data)
         archive.comment = b"0" * SEAL_SIZE
     (tmp_path / "a.bundle").write_bytes(_seal(buffer))
-    with pytest.raises(IntegrityError, match="holds 'model.onnx' twice"):
+    with pytest.raises(IntegrityError, match="contains 'model.onnx' twice"):
         open_bundle(tmp_path / "a.bundle")
 
 
@@ -547,5 +547,5 @@ def test_what_never_was_a_bundle_is_not_called_a_changed_one(tmp_path: Path) -> 
 def test_a_manifest_that_lists_a_file_twice(tmp_path: Path) -> None:
     entries = file_entries(FILES)
     twice = msgspec.structs.replace(manifest_for(FILES), files=(*entries, entries[0]))
-    with pytest.raises(IntegrityError, match="holds 'model.onnx' twice"):
+    with pytest.raises(IntegrityError, match="contains 'model.onnx' twice"):
         open_bundle(_forged(tmp_path / "a.bundle", twice, FILES))

@@ -75,7 +75,7 @@ def test_graph_level_of_no_meaning() -> None:
 
 def test_text_input_must_be_utf8() -> None:
     model = OnnxRuntimeEngine().load(models.identity(DataType.BYTES), {})
-    with pytest.raises(InvalidArgument, match="input 'x' holds bytes that are not UTF-8"):
+    with pytest.raises(InvalidArgument, match="input 'x' contains bytes that are not UTF-8"):
         model.forward({"x": np.array([[b"\xff", b""]], np.object_)})
     with pytest.raises(InvalidArgument, match="must be bytes or text, not int"):
         model.forward({"x": np.array([[1, b""]], np.object_)})

@@ -113,7 +113,7 @@ def decode(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
     if 2 * description.model_bytes > (usable := usable_memory()) > 0:
         raise ResourceExhausted(
             f"the coded model takes {description.model_bytes >> 20} MiB decoded and twice that while decoding, "
-            f"but there are {usable >> 20} MiB of memory",
+            f"but only {usable >> 20} MiB of memory are available",
             "open it on a machine with more memory",
         )
     pieces: list[bytes | memoryview] = []
