@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.online.instances.python.typed_model import Context
     from penstock.runtime import Model, open
 
-# ONNX Runtime looks at it while it is imported, and otherwise leaves a file of its telemetry among the temporary ones.
+# ONNX Runtime reads this variable on import. Without it, it leaves a telemetry file in the temporary folder.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = [
@@ -42,7 +42,7 @@ __all__ = [
     "open",
 ]
 
-# A program that only opens bundles must not pay for importing the offline half, so names are resolved when first used.
+# Names are resolved on first use, so that a program that only opens bundles does not import the offline half.
 _HOMES = {
     "BuildResult": "penstock.offline.build",
     "Context": "penstock.online.instances.python.typed_model",

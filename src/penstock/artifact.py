@@ -1,4 +1,4 @@
-"""Artifact: one model in one format at one moment of its way from source to bundle. Immutable."""
+"""Artifact: the files of one model at one step from source to bundle. Immutable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.errors import InvalidModel, NotFound, ResourceExhausted, Unsupport
 from penstock.protocol.onnx_scan import external_files
 
 _CHUNK_BYTES = 1 << 20
-"""Bytes per system call: other threads that want the core wait for the end of one."""
+"""Bytes per system call. Other threads that need the core wait for the end of a call."""
 
 
 class Format(enum.Enum):
@@ -27,13 +27,13 @@ class Format(enum.Enum):
     ONNX = "onnx"
     TORCHSCRIPT = "torchscript"
     EXPORTED_PROGRAM = "exported_program"
-    """Written by ``torch.export``."""
+    """Program written by ``torch.export``."""
     OPENVINO_IR = "openvino_ir"
-    """An ``.xml`` file and a ``.bin`` file of the same stem beside it."""
+    """An ``.xml`` file, and a ``.bin`` file with the same stem in the same folder."""
     TFLITE = "tflite"
     PYTHON = "python"
     SAVED_MODEL = "saved_model"
-    """TensorFlow's folder."""
+    """Folder written by TensorFlow."""
 
 
 SUFFIXES = {
@@ -49,13 +49,13 @@ _DEFAULT_NAMES = {format: f"model{suffix}" for suffix, format in SUFFIXES.items(
     Format.SAVED_MODEL: "saved_model.pb"
 }
 _ADDRESS = re.compile(r"(s3|gs|as|az|abfss?|wasbs?|hdfs|https?|hf):/+", re.IGNORECASE)
-"""``Path`` leaves one slash of two."""
+"""``Path`` merges two slashes into one."""
 _MAX_FILES = 10_000
 _LFS = b"version https://git-lfs"
 
 
 class ProvenanceStep(msgspec.Struct, frozen=True):
-    """One entry of provenance: which step made the artifact, with which options, from which digest, and what it measured."""
+    """One entry of provenance: the step that made the artifact, its options, the digest of its source, and its measurements."""
 
     name: str
     source_digest: str
@@ -74,8 +74,8 @@ class FileEntry(msgspec.Struct, frozen=True):
 class Artifact(msgspec.Struct, frozen=True):
     """A model's files with their digest and provenance.
 
-    The main file is always in memory. The others stay on disk if the model was read from a path; otherwise ``contents`` holds
-    them, so that a bundle of one file is served without being unpacked.
+    The main file is always in memory. The other files stay on disk if the model was read from a path; otherwise they are in
+    ``contents``, so that a bundle of one file is served without being unpacked.
     """
 
     data: bytes
@@ -103,7 +103,7 @@ class Artifact(msgspec.Struct, frozen=True):
     def from_files(
         cls, name: str, files: Mapping[str, bytes], format: Format, provenance: tuple[ProvenanceStep, ...] = ()
     ) -> Artifact:
-        """A model in memory: ``files`` by their path from the folder of the main one, which is called ``name``."""
+        """A model in memory. ``files`` are by their path relative to the folder of the main file ``name``."""
         contents = {path: data for path, data in files.items() if path != name}
         beside = file_entries(contents)
         digest = _digest_of_all(name, sha256(files[name]), beside)
@@ -111,10 +111,10 @@ class Artifact(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_file(cls, path: str | Path) -> Artifact:
-        """Read a model file or folder once; a file's format follows from its suffix.
+        """Read a model file or folder. A file's suffix determines the format.
 
-        A folder is a SavedModel, or ``NAME.onnx`` with a ``model.onnx`` and the files that hold its weights.
-        Raises NotFound, Unsupported, InvalidModel.
+        A folder is a SavedModel, or ``NAME.onnx`` with a ``model.onnx`` and the files with its weights. Raises NotFound,
+        Unsupported, InvalidModel.
         """
         path = local_path(path)
         main, format = _main_file(path)
@@ -133,7 +133,9 @@ class Artifact(msgspec.Struct, frozen=True):
         return Artifact(data, self.format, sha256(data), provenance=(*self.provenance, record))
 
     def files(self) -> dict[str, bytes]:
-        """All files by their path from the main file's folder, the main one first. Raises InvalidModel if one has changed."""
+        """All files by their path relative to the main file's folder, the main file first. Raises InvalidModel if a file has
+        changed.
+        """
         found = {self.file_name: self.data}
         for entry in self.beside:
             try:
@@ -147,7 +149,7 @@ class Artifact(msgspec.Struct, frozen=True):
 
     @contextlib.contextmanager
     def on_disk(self) -> Iterator[Path | None]:
-        """The main file's path with the other files beside it, valid within the context; None for a single file in memory.
+        """The main file's path, with the other files in place, valid within the context; None for a single file in memory.
 
         A model in memory with several files is written to a private temporary folder. Raises ResourceExhausted.
         """
@@ -167,8 +169,9 @@ class Artifact(msgspec.Struct, frozen=True):
             yield Path(folder, self.file_name)
 
     def in_memory(self) -> int:
-        """A descriptor of memory that holds ``data`` and then ``contents``, for engines that load from files and for other
-        processes. The caller closes it."""
+        """A file descriptor of memory with ``data`` followed by ``contents``, for engines that load from files and for other
+        processes. The caller closes it.
+        """
         file = os.memfd_create("penstock-model", os.MFD_CLOEXEC)
         try:
             for data in (self.data, *(self.contents[entry.path] for entry in self.beside if self.contents)):
@@ -227,7 +230,7 @@ def format_of(path: Path) -> Format | None:
 
 
 def _main_file(path: Path) -> tuple[Path, Format]:
-    """The file to begin with, and the model's format."""
+    """The main file of ``path``, and the model's format."""
     format = format_of(path)
     if format is None:
         raise Unsupported(
@@ -270,8 +273,8 @@ def _files_beside(main: Path, data: bytes, format: Format, path: Path) -> list[P
 
 
 def _external_data(main: Path, data: bytes) -> list[Path]:
-    """The files below the folder of ``main`` that hold its weights. The engine refuses missing ones and those elsewhere."""
-    with contextlib.suppress(ValueError):  # not an ONNX model, as the engine will say
+    """The files below the folder of ``main`` that hold its weights. The engine rejects missing files and files elsewhere."""
+    with contextlib.suppress(ValueError):  # not an ONNX model; the engine reports this
         names = (PurePosixPath(name) for name in sorted(external_files(data)))
         inside = [main.parent / name for name in names if not name.is_absolute() and ".." not in name.parts]
         return [file for file in dict.fromkeys(inside) if file.is_file()]

@@ -1,4 +1,4 @@
-"""Clocks, passed in wherever time decides something, so that tests do not sleep."""
+"""Clocks, passed as arguments to code that depends on time, so that tests do not sleep."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Monotonic time in seconds; only differences mean anything."""
+    """Monotonic time in seconds; only differences are meaningful."""
 
     def now(self) -> float: ...
 
@@ -19,7 +19,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until told otherwise."""
+    """A clock that only changes with ``advance``."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
@@ -28,7 +28,7 @@ class ManualClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Move on by ``seconds`` (>= 0)."""
+        """Advance the time by ``seconds`` (>= 0)."""
         if seconds < 0:
             raise ValueError("time does not run backwards")
         self._now += seconds

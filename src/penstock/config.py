@@ -1,8 +1,8 @@
-"""How configuration is declared, merged and explained.
+"""Configuration: declaration, merging of sources, and explanation.
 
-A configuration is a frozen ``msgspec.Struct`` beside the code that it configures; each field has a type, a default and a
-docstring. Its sources are, weakest first: the defaults, a TOML file, the environment (``PENSTOCK_<SECTION>_<FIELD>``),
-command-line flags, and ``--set name=value``. Every value remembers its origin.
+A configuration is a frozen ``msgspec.Struct`` next to the code that it configures; each field has a type, a default and a
+docstring. The sources are, in ascending precedence: the defaults, a TOML file, the environment (``PENSTOCK_<SECTION>_<FIELD>``),
+command-line flags, and ``--set name=value``. The origin of every value is recorded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Config = TypeVar("_Config", bound=msgspec.Struct)
 _Value = TypeVar("_Value")
 
 Flag = Annotated[_Value, "flag"]
-"""Type of a field that has a command-line option of its own; every other field is given by ``--set``."""
+"""Type of a field that has a separate command-line option. All other fields are set with ``--set``."""
 Secret = Annotated[_Value, "secret"]
 """Type of a field whose value is never shown."""
 
@@ -34,7 +34,7 @@ _TEXT_ORIGINS = ("environment", "--set")
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One field of a configuration, as command-line help and documents present it."""
+    """One field of a configuration, as presented in command-line help and documentation."""
 
     name: str
     kind: Any
@@ -104,8 +104,7 @@ def resolve(
     """Merge the sources of ``section`` into a configuration. Raises InvalidConfig.
 
     A flag of None counts as absent. ``into`` may name removed settings and their reasons in a class attribute ``REMOVED``.
-    ``assignments`` are the texts ``name=value`` of ``--set``; a list that is assigned twice
-    holds the items of both.
+    ``assignments`` are the texts ``name=value`` of ``--set``. A list that is assigned twice has the items of both.
     """
     kinds = {field.name: field.type for field in msgspec.structs.fields(into)}
     removed: Mapping[str, str] = getattr(into, "REMOVED", {})
@@ -149,7 +148,7 @@ def read_file(path: Path, sections: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def read_text(kind: Any, text: str) -> Any:
-    """``text`` as a value of the type ``kind``: ``8000``, ``true``; lists as ``a,b`` or as a JSON array. Raises MsgspecError."""
+    """Convert ``text`` to the type ``kind``: ``8000``, ``true``; lists as ``a,b`` or as a JSON array. Raises MsgspecError."""
     if get_origin(plain_type(kind)) is not tuple:
         return msgspec.convert(text, kind, strict=False)
     if text.lstrip().startswith("["):  # for items that contain commas
@@ -158,7 +157,7 @@ def read_text(kind: Any, text: str) -> Any:
 
 
 def write_text(value: Any) -> str:
-    """``value`` as ``read_text`` reads it; empty for None."""
+    """The text that ``read_text`` converts to ``value``; empty for None."""
     if isinstance(value, tuple):
         return ",".join(value)
     if isinstance(value, bool):
@@ -175,7 +174,7 @@ def plain_type(kind: Any) -> Any:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint: the known word nearest to ``word``, or all of them."""
+    """A hint: the known word most similar to ``word``, or all known words."""
     names = list(known)
     near = difflib.get_close_matches(word, names, n=1)
     return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
@@ -188,7 +187,7 @@ def _given(
     flags: Mapping[str, Any],
     assignments: Sequence[str],
 ) -> Iterator[tuple[str, str, str, Any]]:
-    """Origin, name as the user wrote it, field name, and value of everything given, weakest first."""
+    """Origin, name as written by the user, field name, and value of each given setting, in ascending precedence."""
     for key, value in file.items():
         yield "file", key, key, value
     for variable, text in environment.items():

@@ -1,4 +1,4 @@
-"""Dataset: samples for calibration or evaluation, checked against the model before anything long begins."""
+"""Dataset: samples for calibration or evaluation, checked against the model before long work starts."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from penstock.errors import InvalidData, NotFound
 from penstock.tensor import Array, DataType, Signature, TensorSpec, to_wire
 
 LABELS = "labels"
-"""The name under which an npz file holds labels."""
+"""Name of the array of labels in an npz file."""
 
 _ROWS = 256
-"""Samples checked at a time, which bounds the memory that checking takes."""
+"""Number of samples checked at a time, which bounds the memory of the check."""
 
 _MAGICS = b"\x93NUMPY", b"PK"
-"""Of a single array, and of an archive of them. What begins otherwise numpy takes for Python objects."""
+"""First bytes of a single array, and of an archive of arrays. For any other file, numpy expects Python objects."""
 
 _SAVE = "write it with numpy.savez, without Python objects"
 
-# What numpy and zipfile raise on files that are damaged or made up; MemoryError is a shape that lies.
+# Errors that numpy and zipfile raise for damaged or forged files; a forged shape causes MemoryError.
 _READ_ERRORS = (ValueError, EOFError, OSError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 class Dataset(msgspec.Struct, frozen=True):
-    """Samples along the first axis of every input, in the model's order, with labels if there are any."""
+    """Samples along the first axis of every input, in the model's order, with optional labels."""
 
     inputs: dict[str, Array]
     labels: Array | None
@@ -47,14 +47,16 @@ class Dataset(msgspec.Struct, frozen=True):
         return {name: array[start:stop] for name, array in self.inputs.items()}
 
     def split(self, held_out: float, multiple: int = 1) -> tuple[Dataset, Dataset]:
-        """All but the last share ``held_out``, and that share; both a ``multiple`` of samples, and at least that many."""
+        """Split off the last fraction ``held_out``: the rest, and that part. Both are multiples of ``multiple`` samples, and not
+        empty.
+        """
         parts = self.count // multiple
         self._check_splits(parts, multiple)
         cut = multiple * min(max(1, round(parts * (1 - held_out))), parts - 1)
         return self._part(0, cut), self._part(cut, self.count)
 
     def split_evenly(self, period: int, multiple: int = 1) -> tuple[Dataset, Dataset]:
-        """All but every ``period``-th block of ``multiple`` samples, and these: of data in any order, both hold all kinds.
+        """Split off every ``period``-th block of ``multiple`` samples: the rest, and that part. Both represent data in any order.
 
         Raises InvalidData if there are not two blocks.
         """
@@ -65,12 +67,12 @@ class Dataset(msgspec.Struct, frozen=True):
         return self.pick(np.flatnonzero(~is_held)), self.pick(np.flatnonzero(is_held))
 
     def pick(self, rows: Array) -> Dataset:
-        """The samples of these numbers, copied."""
+        """A copy of the samples with the numbers ``rows``."""
         labels = None if self.labels is None else self.labels[rows]
         return make_dataset({name: array[rows] for name, array in self.inputs.items()}, labels)
 
     def pick_evenly(self, count: int) -> Dataset:
-        """``count`` evenly spaced samples, copied."""
+        """A copy of ``count`` evenly spaced samples."""
         return self.pick(np.linspace(0, self.count - 1, count).round().astype(np.intp))
 
     def _check_splits(self, parts: int, multiple: int) -> None:
@@ -87,11 +89,11 @@ class Dataset(msgspec.Struct, frozen=True):
 def load_dataset(path: str | Path, signature: Signature) -> Dataset:
     """Read an npz file whose arrays are named after the model's inputs, and ``labels``.
 
-    Raises NotFound; InvalidData if the file is not an npz, lacks an input, or holds what the model cannot take.
+    Raises NotFound; InvalidData if the file is not an npz file, lacks an input, or does not fit the model.
     """
     path = local_path(path)
     try:
-        # numpy leaves a file that it opened itself open when the archive is damaged.
+        # If the archive is damaged, numpy does not close a file that it opened itself.
         with path.open("rb") as file:
             if not file.read(len(_MAGICS[0])).startswith(_MAGICS):
                 raise InvalidData(f"cannot read '{path}': it is not an npz file", _SAVE)
@@ -113,7 +115,7 @@ def load_dataset(path: str | Path, signature: Signature) -> Dataset:
 
 
 def check_dataset(arrays: Mapping[str, Array], signature: Signature) -> Dataset:
-    """The arrays that ``signature`` names, and ``labels``, as a dataset; other arrays are left out. Raises InvalidData."""
+    """A dataset of the arrays named in ``signature``, and ``labels``; other arrays are ignored. Raises InvalidData."""
     labels = arrays.get(LABELS) if LABELS not in signature.input_names else None
     missing = [name for name in signature.input_names if name not in arrays]
     if missing:
@@ -132,7 +134,7 @@ def check_dataset(arrays: Mapping[str, Array], signature: Signature) -> Dataset:
 
 
 def make_dataset(inputs: dict[str, Array], labels: Array | None) -> Dataset:
-    """A dataset of arrays that are known to fit, with its digest."""
+    """A dataset of arrays that are already checked, with its digest."""
     digest = hashlib.sha256()
     for name, array in sorted({**inputs, **({} if labels is None else {LABELS: labels})}.items()):
         digest.update(f"{name} {array.dtype} {array.shape};".encode())
@@ -159,7 +161,7 @@ def _check_array(spec: TensorSpec, array: Array) -> Array:
             f"input '{spec.name}' is a single number, with no axis for samples",
             "export the model with that input as a constant",
         )
-    # A file has no name for bfloat16: numpy reads its 16 bits back as void.
+    # npy files have no name for bfloat16; numpy reads its 16 bits as void.
     if spec.datatype is DataType.BF16 and array.dtype.str[1:] == "V2":
         array = array.view(spec.datatype.dtype)
     if not _holds(array, spec.datatype):
@@ -192,7 +194,7 @@ def _check_array(spec: TensorSpec, array: Array) -> Array:
         if bad.any():
             first = int(np.flatnonzero(bad)[0])
             raise InvalidData(
-                f"input '{spec.name}' holds NaN or infinity in {int(bad.sum())} of {len(array)} samples, first in sample {first}",
+                f"input '{spec.name}' contains NaN or infinity in {int(bad.sum())} of {len(array)} samples, first in sample {first}",
                 "clean the data",
             )
     return array.astype(spec.datatype.dtype, copy=False)
@@ -203,7 +205,7 @@ def _not_finite(rows: Array) -> Array:
 
 
 def _holds(array: Array, datatype: DataType) -> bool:
-    """Whether the elements of ``array`` are of ``datatype``, in any byte order; text counts as BYTES."""
+    """True if the elements of ``array`` are of ``datatype``, in any byte order; text counts as BYTES."""
     if datatype is DataType.BYTES:
         return array.dtype.kind in "OSU"
     return array.dtype.newbyteorder("=") == datatype.dtype

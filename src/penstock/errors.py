@@ -1,4 +1,4 @@
-"""Every error that Penstock raises on purpose.
+"""The errors that Penstock raises.
 
 The tree (one canonical code per class; transports map codes to statuses, the CLI to exit codes)::
 
@@ -52,9 +52,9 @@ class Code(enum.Enum):
 
 
 class PenstockError(Exception):
-    """Base of the tree. ``message`` says what is wrong, ``hint`` what to do about it.
+    """Base of the tree. ``message`` says what is wrong; ``hint`` says how to fix it.
 
-    ``retry_after_s`` (>= 0) is how long the caller should wait before asking again, where that is known.
+    ``retry_after_s`` (>= 0) is the time that the caller should wait before a retry, if known.
     """
 
     code: ClassVar[Code] = Code.INTERNAL
@@ -118,7 +118,7 @@ class Unavailable(PenstockError):
 
 
 class EngineUnavailable(Unavailable):
-    """An engine whose package is not installed; ``install`` is what to give to pip."""
+    """An engine whose package is not installed; ``install`` is the argument of ``pip install``."""
 
     def __init__(self, engine: str, install: str, reason: str = "") -> None:
         because = f": {reason}" if reason else ""
@@ -132,7 +132,7 @@ class Unsupported(PenstockError):
 
 
 class ContractUnmet(PenstockError):
-    """``candidates`` are the records of all that was tried, as plain data."""
+    """``candidates`` are the records of all candidates, as plain data."""
 
     code = Code.FAILED_PRECONDITION
     candidates: tuple[dict[str, Any], ...] = ()
@@ -143,7 +143,7 @@ class IntegrityError(PenstockError):
 
 
 def revive(kind: str, message: str, hint: str) -> PenstockError:
-    """An error that another process told of by the name of its class; as the class above where that takes other arguments."""
+    """An error that another process reported by class name; of its base class if the class takes other arguments."""
     found = globals().get(kind)
     return _anew(
         found if isinstance(found, type) and issubclass(found, PenstockError) else PenstockError, message, hint
@@ -151,7 +151,7 @@ def revive(kind: str, message: str, hint: str) -> PenstockError:
 
 
 def prefixed(prefix: str, error: PenstockError) -> PenstockError:
-    """``error`` as one that happened within something else, which ``prefix`` names."""
+    """A copy of ``error`` whose message starts with ``prefix``."""
     return _anew(type(error), prefix + error.message, error.hint, error.retry_after_s)
 
 

@@ -1,4 +1,4 @@
-"""The words of measuring: an estimate with its interval, a latency profile, and how quiet the machine was."""
+"""Types for measurements: an estimate with its interval, a latency profile, and the load of the machine."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class LatencyPoint(msgspec.Struct, frozen=True):
 
 
 class Conditions(msgspec.Struct, frozen=True):
-    """How quiet the machine was while measuring."""
+    """The load of the machine during a measurement."""
 
     load_before: float
     load_after: float
     steal_percent: float
     dirty: bool
-    """Whether other work took so much of the machine that the figures deserve little trust."""
+    """True if other work took so much of the machine that the measurements are unreliable."""

@@ -1,4 +1,4 @@
-"""A request for inference and its answer, in the Open Inference Protocol's words and free of any transport."""
+"""An inference request and its response, in the terms of the Open Inference Protocol, independent of the transport."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from penstock.errors import DeadlineExceeded, InvalidArgument, PenstockError
 from penstock.tensor import Array
 
 MAX_BYTES_ELEMENTS = 1 << 20
-"""Most elements of all BYTES tensors of one request: reading that many takes about a quarter of a second of the server's loop."""
+"""Maximum number of BYTES elements in a request. Reading them takes about a quarter of a second of the server's event loop."""
 
 MAX_PARAMETERS = 1024
-"""Most parameters of a request or a tensor. Each takes many times its bytes in memory, and time to look at."""
+"""Maximum number of parameters of a request or a tensor. Each takes many times its bytes in memory, and processing time."""
 
 Parameters = dict[str, Any]
 
 
 class Deadline(msgspec.Struct, frozen=True):
-    """A moment on a clock after which an answer is of no use."""
+    """A time on a clock after which a response is useless."""
 
     at: float
 
@@ -30,18 +30,18 @@ class Deadline(msgspec.Struct, frozen=True):
         return cls(clock.now() + seconds)
 
     def remaining(self, clock: Clock) -> float:
-        """Seconds left; negative once it has passed."""
+        """Seconds left; negative after the deadline."""
         return self.at - clock.now()
 
     def check(self, clock: Clock) -> None:
-        """Raise DeadlineExceeded once it has passed."""
+        """Raise DeadlineExceeded if the deadline has passed."""
         late = -self.remaining(clock)
         if late > 0:
             raise DeadlineExceeded(f"the request's deadline passed {late * 1e3:.1f} ms ago")
 
 
 class InferRequest(msgspec.Struct):
-    """One request. ``inputs`` may be read-only views of a received buffer; nobody writes to them.
+    """One request. ``inputs`` may be read-only views of a received buffer and must not be written to.
 
     ``outputs`` empty means all. ``model_version`` empty means that the server chooses. ``client`` is the name under which the
     caller is known, empty without authentication.
@@ -54,34 +54,33 @@ class InferRequest(msgspec.Struct):
     outputs: tuple[str, ...] = ()
     parameters: Parameters = {}
     deadline: Deadline | None = None
-    """When the answer stops being of use, on the system's monotonic clock."""
+    """Time after which the response is useless, on the system's monotonic clock."""
     timeout_us: int = 0
-    """Longest time in the queue that the caller asks for; 0 is the model's own."""
+    """Maximum time in the queue that the caller requests; 0: the model's default."""
     priority: int = 0
-    """Priority level, 1 the highest; 0 is the model's default."""
+    """Priority level; 1 is the highest, 0 is the model's default."""
     sequence_id: int | str = 0
-    """The sequence that the request belongs to; 0 or empty: to none."""
+    """The sequence that the request belongs to; 0 or empty: none."""
     sequence_start: bool = False
     sequence_end: bool = False
     client: str = ""
     traceparent: str = ""
-    """The caller's trace, as the headers ``traceparent`` and ``tracestate`` tell it (W3C Trace Context)."""
+    """The caller's trace, from the headers ``traceparent`` and ``tracestate`` (W3C Trace Context)."""
     tracestate: str = ""
     trace: object = None
-    """The record of this request, if one is kept; telemetry's."""
+    """The record of this request, if there is one; used by telemetry."""
     step: object = None
-    """What the request is in its sequence; the scheduler's."""
+    """The request's role in its sequence; used by the scheduler."""
     held: Mapping[tuple[str, str], Any] | None = None
-    """The models kept loaded for it, by name and version, where it is made on behalf of another; an ensemble's."""
+    """Models that stay loaded for this request of an ensemble, by name and version."""
     lease: object = None
-    """The shared memory of its inputs and outputs; the server's."""
+    """The shared memory of its inputs and outputs; used by the server."""
 
 
 class InferResponse(msgspec.Struct):
-    """The answer to one request; ``outputs`` belong to the receiver.
+    """The response to one request. The receiver owns ``outputs``.
 
-    A decoupled model gives any number of answers to one request. The last one is ``final``; it has no outputs if the model
-    had nothing more to say when it ended.
+    A decoupled model sends any number of responses to one request. The last one is ``final``; it may have no outputs.
     """
 
     model_name: str
@@ -94,11 +93,11 @@ class InferResponse(msgspec.Struct):
 
 Outcome = InferResponse | PenstockError
 Done = Callable[[Outcome], None]
-"""Receives the answer to a request: once, or, from a decoupled model, until an error or a ``final`` response."""
+"""Receives the response to a request: once or, from a decoupled model, until an error or a ``final`` response."""
 
 
 def check_bytes_elements(count: int) -> None:
-    """Raise InvalidArgument if a request may not have ``count`` elements of BYTES."""
+    """Raise InvalidArgument if ``count`` elements of BYTES exceed the limit of a request."""
     if count > MAX_BYTES_ELEMENTS:
         raise InvalidArgument(
             f"{count} BYTES elements are more than the {MAX_BYTES_ELEMENTS} that one request may have",

@@ -1,7 +1,7 @@
-"""What a machine offers and what a model takes: resources, and the facts that decide speed.
+"""Resources of machines and models, and the facts about a machine that determine speed.
 
-Core counts are those that this process may really use: the smallest of the host's cores, its CPU affinity and the
-cgroup quota (v1 and v2), because a container on a large host sees the host's count everywhere else.
+Core counts are the numbers of cores that this process may use: the minimum of the host's cores, the CPU affinity and the cgroup
+quota (v1 and v2). Other sources show the host's count even inside a container.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import msgspec
 
 
 class Resources(msgspec.Struct, frozen=True):
-    """What a model takes; as an estimate, an upper bound."""
+    """Resources of a model; in estimates, upper bounds."""
 
     memory_bytes: int
     cores: int = 1
 
 
 class MachineFacts(msgspec.Struct, frozen=True):
-    """The machine as far as it decides speed; written into every bundle beside what was measured."""
+    """The properties of a machine that determine speed, stored in every bundle with the measurements."""
 
     cpu: str
     architecture: str
@@ -39,11 +39,11 @@ class MachineFacts(msgspec.Struct, frozen=True):
 
     @property
     def has_integer_dot_product(self) -> bool:
-        """Whether one instruction accumulates INT8 products in 32 bits (VNNI, AMX, dotprod), so that they cannot saturate."""
+        """True if one instruction accumulates INT8 products in 32 bits (VNNI, AMX, dotprod), so that they cannot saturate."""
         return not _DOT_PRODUCT.isdisjoint(self.isa)
 
     def lacks(self, requires: Iterable[str]) -> list[str]:
-        """Those of ``requires`` that this machine has not, sorted: names of ``isa``, and ``INTEGER_DOT_PRODUCT``."""
+        """The entries of ``requires`` that this machine lacks, sorted: names of ``isa``, and ``INTEGER_DOT_PRODUCT``."""
         return sorted(
             name
             for name in set(requires)
@@ -97,21 +97,21 @@ def usable_cores(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int:
 
 
 class CorePlan(msgspec.Struct, frozen=True):
-    """How the instances of a model share the machine."""
+    """The threads and cores of a model's instances."""
 
     threads: int
-    """Of each instance, within an operator."""
+    """Threads of each instance, within an operator."""
     cores: tuple[tuple[int, ...], ...]
-    """For each instance the ids of its own cores."""
+    """For each instance, the ids of its cores."""
 
 
 def plan_cores(instances: int, threads: int, cores: Sequence[int], quota: float | None = None) -> CorePlan:
-    """Share ``cores``, of whose time ``quota`` cores' worth may be used, among ``instances`` (>= 1). Pure.
+    """Distribute ``cores`` among ``instances`` (>= 1). ``quota`` is the CPU quota, in cores.
 
-    Each gets a block of neighbouring ids, which mostly have caches and memory in common, and ``threads``, or as many as it
-    has cores to run on if that is 0 or more than those: ``instances`` × ``threads`` exceeds what may be used only where there
-    are more instances than cores, which then share them. No core is kept for the event loop, which needs little of one:
-    threads that do not spin leave it that.
+    Each gets a block of neighbouring ids, which mostly have caches and memory in common, and ``threads``, or as many as it has
+    cores to run on if that is 0 or more than those: ``instances`` × ``threads`` exceeds what may be used only where there are more
+    instances than cores, which then share them. No core is kept for the event loop, which needs little of one: threads that do not
+    spin leave it that.
     """
     usable = max(1, min(len(cores), math.ceil(quota))) if quota else len(cores)
     fitting = max(1, usable // instances)
@@ -122,7 +122,7 @@ def plan_cores(instances: int, threads: int, cores: Sequence[int], quota: float 
 
 
 def core_ids() -> list[int]:
-    """Of the cores on which this process may run."""
+    """The ids of the cores on which this process may run."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
@@ -153,7 +153,7 @@ def usable_memory(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int:
 
 
 def allow_open_files(count: int) -> int:
-    """Let this process, and those that it starts, have ``count`` files and sockets open, as far as it may; how many it can have."""
+    """Raise the limit on open files of this process and its children to ``count``, if permitted. Returns the resulting limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
         soft = count if hard == resource.RLIM_INFINITY else min(count, hard)
@@ -164,7 +164,7 @@ def allow_open_files(count: int) -> int:
 def _cgroup_folders(controller: str, proc: Path, sys: Path) -> list[Path]:
     """This process's cgroup folders for ``controller``, from its own up to the root, v1 and v2.
 
-    Inside a container the path in /proc may not exist below the mount; then its existing ancestors still hold the limit.
+    Inside a container, the path in /proc might not exist below the mount; then its existing ancestors have the limit.
     """
     folders: list[Path] = []
     for line in _read(proc / "self/cgroup").splitlines():

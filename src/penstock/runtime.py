@@ -1,4 +1,4 @@
-"""Runtime: open a bundle in this process and infer, with no server. What devices and other programs use."""
+"""Runtime: open a bundle in this process and run inference without a server, on devices and in other programs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Model:
         return {name: np.concatenate([np.atleast_1d(part[name]) for part in parts]) for name in parts[0]}
 
     def close(self) -> None:
-        """Give the memory back. Idempotent."""
+        """Release the memory. Idempotent."""
         self._loaded.unload()
 
     def __enter__(self) -> Self:
@@ -88,7 +88,7 @@ class Model:
 
 
 def open(path: str | Path) -> Model:
-    """Open a bundle on the engine that it was tuned for, or a model file or folder on its format's usual engine.
+    """Open a bundle on the engine of its tuned variant, or a model file or folder on its format's default engine.
 
     Raises NotFound, IntegrityError if the bundle was changed, Unavailable if no variant runs here, InvalidModel, Unsupported.
     """

@@ -1,7 +1,7 @@
-"""Tensors as the Open Inference Protocol names them: datatypes, specs, signatures, and their wire form.
+"""Tensors in the terms of the Open Inference Protocol: datatypes, specs, signatures, and their wire form.
 
-A tensor in memory is a C-ordered ``numpy.ndarray``; a BYTES tensor is one of dtype ``object`` holding ``bytes``.
-On the wire it is its elements in little-endian row-major order; a BYTES element is a 4-byte length and that many bytes.
+A tensor in memory is a C-ordered ``numpy.ndarray``; a BYTES tensor is one of dtype ``object`` holding ``bytes``. Its wire form is
+the elements in little-endian row-major order. A BYTES element is a 4-byte length followed by the bytes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DataType(enum.Enum):
     dtype: np.dtype[Any]
     """The numpy dtype of an array in memory (``object`` for BYTES)."""
     itemsize: int
-    """Bytes per element on the wire; 0 for BYTES, whose elements vary."""
+    """Bytes per element on the wire; 0 for BYTES, whose elements vary in length."""
     onnx: int
     """The ``TensorProto.DataType`` number."""
     is_float: bool
@@ -108,7 +108,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
 
     def admits(self, shape: Sequence[int]) -> bool:
-        """Whether an array of ``shape`` fits: same rank, and every fixed dimension equal."""
+        """True if an array of ``shape`` fits: same rank, and every fixed dimension equal."""
         if len(shape) != len(self.shape):
             return False
         return all(want in (-1, got) for want, got in zip(self.shape, shape, strict=True))
@@ -129,20 +129,20 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """What goes into a model and what comes out, in the model's own order."""
+    """A model's inputs and outputs, in the model's order."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
     @property
     def batchable(self) -> bool:
-        """Whether the first axis of every input and output is a free batch axis, so that requests can be merged along it."""
+        """True if the first axis of every input and output is a free batch axis, so that requests can be merged along it."""
         specs = self.inputs + self.outputs
         return bool(self.inputs) and all(spec.shape[:1] == (-1,) for spec in specs)
 
     @property
     def smallest_batch(self) -> int:
-        """The fewest rows that one call takes: the inputs' first axis where it is fixed, and 1 where it is free."""
+        """The minimum number of rows in a call: the inputs' first axis if it is fixed, and 1 if it is free."""
         return max([1, *(spec.shape[0] for spec in self.inputs if spec.shape)])
 
     def check(self, inputs: Mapping[str, Array]) -> None:
@@ -174,24 +174,24 @@ class Signature(msgspec.Struct, frozen=True):
 
 
 def element_count(shape: Sequence[int]) -> int:
-    """Number of elements of ``shape``. Raises InvalidArgument on a shape that no array can have."""
+    """Number of elements of ``shape``. Raises InvalidArgument for a shape that no array can have."""
     if len(shape) > _MAX_RANK:
         raise InvalidArgument(f"a shape of {len(shape)} dimensions is more than the {_MAX_RANK} that a tensor may have")
     if any(dim < 0 for dim in shape):
         raise InvalidArgument(f"shape {list(shape)} has a negative dimension", "every dimension must be >= 0")
-    # An empty tensor takes no memory, but numpy refuses one whose other dimensions are beyond addressing.
+    # An empty tensor takes no memory, but numpy rejects dimensions beyond the address space.
     if math.prod(dim for dim in shape if dim) > _MAX_ELEMENTS:
         raise InvalidArgument(f"shape {list(shape)} is too large")
     return math.prod(shape)
 
 
 def to_wire(array: Array) -> bytes | memoryview:
-    """The wire form of ``array``; a view of its memory where that is already contiguous and little-endian."""
+    """The wire form of ``array``; a view of its memory if that is already contiguous and little-endian."""
     if array.dtype.kind in "OSU":
         return _bytes_to_wire(array)
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
-    # bfloat16 has no buffer format of its own, so the view is taken over bytes.
+    # bfloat16 has no buffer format, so the view is of bytes.
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
@@ -234,10 +234,10 @@ def _bytes_to_wire(array: Array) -> bytes:
 
 
 def _bytes_from_wire(buffer: Buffer, count: int) -> Array:
-    # Each element takes at least its length field, so a count that lies is found before allocation.
+    # Each element takes at least its length field, so a wrong count is detected before allocation.
     if count * _LENGTH.size > len(buffer):
         raise InvalidArgument(f"{count} BYTES elements do not fit in {len(buffer)} bytes")
-    # Slices of bytes, which end where these do, looked at once after all: three times as fast as one check for each.
+    # Slices stop at the end of the bytes, so one check after all slices suffices; this is three times as fast as a check for each.
     data, end = bytes(buffer), 0
     elements: list[bytes] = []
     add, unpack, prefix = elements.append, _LENGTH.unpack_from, _LENGTH.size
@@ -257,7 +257,7 @@ def _bytes_from_wire(buffer: Buffer, count: int) -> Array:
 
 
 def _bytes_error(data: bytes, count: int) -> InvalidArgument:
-    """What is wrong with the wire form of BYTES elements."""
+    """The error in the wire form of BYTES elements."""
     offset = 0
     for index in range(count):
         left = len(data) - offset - _LENGTH.size

@@ -136,7 +136,7 @@ def test_peek_reads_the_manifest_alone(folder: bool, tmp_path: Path) -> None:
 
 
 def test_no_such_file_in_the_bundle_lists_what_there_is(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=r"no file 'x' \(it has: \['model.onnx', 'report/index.html'\]\)"):
+    with pytest.raises(NotFound, match=r"no file 'x' \(known: \['model.onnx', 'report/index.html'\]\)"):
         open_bundle(packed(tmp_path / "a.bundle")).read("x")
 
 
@@ -458,7 +458,7 @@ def test_an_entry_twice(tmp_path: Path) -> None:
             archive.writestr(name, data)
         archive.comment = b"0" * SEAL_SIZE
     (tmp_path / "a.bundle").write_bytes(_seal(buffer))
-    with pytest.raises(IntegrityError, match="holds 'model.onnx' twice"):
+    with pytest.raises(IntegrityError, match="contains 'model.onnx' twice"):
         open_bundle(tmp_path / "a.bundle")
 
 
@@ -547,5 +547,5 @@ def test_what_never_was_a_bundle_is_not_called_a_changed_one(tmp_path: Path) -> 
 def test_a_manifest_that_lists_a_file_twice(tmp_path: Path) -> None:
     entries = file_entries(FILES)
     twice = msgspec.structs.replace(manifest_for(FILES), files=(*entries, entries[0]))
-    with pytest.raises(IntegrityError, match="holds 'model.onnx' twice"):
+    with pytest.raises(IntegrityError, match="contains 'model.onnx' twice"):
         open_bundle(_forged(tmp_path / "a.bundle", twice, FILES))

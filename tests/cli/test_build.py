@@ -101,7 +101,7 @@ def test_options_reach_the_recipe(penstock, folder: Path) -> None:
         (("--evaluate", "none.npz"), 3, "no data file 'none.npz'"),
         (("--evaluate", "linear.onnx"), 2, "cannot read 'linear.onnx'"),
         (("-o", "notes.txt"), 8, "'notes.txt' exists and is not a bundle"),
-        (("--p99", "1us", "--budget", "10ms"), 4, "no candidate meets the contract; latency binds"),
+        (("--p99", "1us", "--budget", "10ms"), 4, "no candidate meets the contract; latency: the lowest p99"),
     ],
 )
 def test_mistakes_are_told_with_their_fix(

@@ -18,7 +18,7 @@ def test_shares(text: str, value: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "%", "-1%", "one", "1%%", "1e-2", "nan", "inf", "1,5%", "1 0%"])
 def test_what_is_not_a_share(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="is not a share") as raised:
+    with pytest.raises(InvalidArgument, match="is not a fraction") as raised:
         parse_share(text)
     assert "1%" in raised.value.hint
 

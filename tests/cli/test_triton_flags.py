@@ -120,8 +120,8 @@ def test_tls_is_for_grpc_alone(arguments: list[str], wanted: dict[str, str]) -> 
         ("--reuse-grpc-port=true", "PENSTOCK_SERVER_PROCESSES"),
         ("--allow-vertex-ai", "does not implement this front end"),
         ("--grpc-header-forward-pattern=x-.*", "headers are not forwarded to models"),
-        ("--grpc-use-ssl=1", "a certificate file for TLS is missing"),
-        ("--grpc-use-ssl-mutual=1 --grpc-server-cert=c", "a certificate file for TLS is missing"),
+        ("--grpc-use-ssl=1", "TLS requires a certificate file"),
+        ("--grpc-use-ssl-mutual=1 --grpc-server-cert=c", "TLS requires a certificate file"),
     ],
 )
 def test_flags_that_are_wrong(arguments: str, message: str) -> None:

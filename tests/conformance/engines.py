@@ -342,7 +342,7 @@ class OnnxConformance(EngineConformance):
     def test_a_missing_file_beside_a_model_file_is_named(self, tmp_path: Path) -> None:
         path = models.external_linear(tmp_path)
         (tmp_path / "w.bin").unlink()
-        with pytest.raises(InvalidModel, match=r"'w\.bin' is missing \(put 'w\.bin' beside the model\)"):
+        with pytest.raises(InvalidModel, match=r"'w\.bin' is missing \(put 'w\.bin' in the model's folder\)"):
             self.load(Artifact.from_file(path))
 
 

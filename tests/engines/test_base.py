@@ -69,4 +69,4 @@ def test_bad_declared_signature(options: dict[str, object], said: str) -> None:
 def test_a_model_of_several_files_must_have_a_place(format: Format) -> None:
     (finding,) = check_artifact(Artifact.from_bytes(b"main", format), frozenset({format}))
     assert finding.severity is Severity.ERROR
-    assert "it is not known where they lie" in finding.message
+    assert "their folder is not known" in finding.message

@@ -189,7 +189,7 @@ def test_pickled_records_are_refused(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     torch.save((Touch(str(tmp_path / "made")),), buffer)
     bomb = buffer.getvalue()
-    with pytest.raises(InvalidModel, match="example inputs hold more than tensors"):
+    with pytest.raises(InvalidModel, match="example inputs contain values other than tensors"):
         TorchEngine().load(forged(records={"data/sample_inputs/model.pt": bomb}), {})
     with pytest.raises(InvalidModel, match=r"holds 'data/weights/model\.pt', which may run any code"):
         TorchEngine().load(forged(added={"data/weights/model.pt": bomb}), {})

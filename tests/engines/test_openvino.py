@@ -45,7 +45,7 @@ class TestIntermediateRepresentation(EngineConformance):
 def test_an_ir_needs_its_weights_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "m.xml"
     path.write_bytes(openvino_models.linear().data)
-    with pytest.raises(InvalidModel, match=r"'m\.bin' is missing.*put it beside the model"):
+    with pytest.raises(InvalidModel, match=r"'m\.bin' is missing.*put it in the model's folder"):
         OpenVinoEngine().load(Artifact.from_file(path), {})
 
 
@@ -65,7 +65,7 @@ def test_a_file_that_is_no_ir_is_not_tried_as_something_else(tmp_path: Path, cap
 def test_integers_that_would_be_cut_off_are_refused(datatype: DataType) -> None:
     model = OpenVinoEngine().load(models.increment(datatype), {})
     np.testing.assert_array_equal(model.forward({"x": np.array([5, 2**31 - 2], datatype.dtype)})["y"], [6, 2**31 - 1])
-    with pytest.raises(InvalidArgument, match="input 'x' holds integers beyond 32 bits"):
+    with pytest.raises(InvalidArgument, match="input 'x' contains integers beyond 32 bits"):
         model.forward({"x": np.array([2**31], datatype.dtype)})
 
 

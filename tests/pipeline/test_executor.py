@@ -167,7 +167,7 @@ def test_a_step_that_cannot_be_started_ends_the_run(raised: Exception, message: 
 def test_a_step_that_does_not_give_what_it_declares_ends_the_run() -> None:
     bench = Bench(DIAMOND).begin(x=1)
     bench.jobs[0].done({})
-    assert bench.error.message == "step 'top' gave no output 'o0'"
+    assert bench.error.message == "step 'top' returned no output 'o0'"
 
 
 def test_a_run_that_is_cancelled_cancels_its_steps() -> None:

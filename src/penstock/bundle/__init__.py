@@ -1,1 +1,1 @@
-"""Bundles: the one file that the offline half writes and the online half reads."""
+"""Bundles: the file format that the offline half writes and the online half reads."""

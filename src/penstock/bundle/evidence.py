@@ -1,4 +1,4 @@
-"""Evidence: what a build measured, tried and rejected, kept in the manifest so that every decision can be checked again."""
+"""Evidence: the measurements and rejected candidates of a build, stored in the manifest so that every decision can be verified."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ Status = Literal["baseline", "chosen", "outrun", "rejected", "failed"]
 
 
 class Accuracy(msgspec.Struct, frozen=True):
-    """A candidate's accuracy against the original model, sample by sample on the same evaluation data."""
+    """A candidate's accuracy compared with the original model, sample by sample on the same evaluation data."""
 
     metric: Literal["top-1", "agreement", "fidelity"]
-    """``top-1``: share of labels hit. ``agreement``: share of samples where the arg-max is the original's.
-    ``fidelity``: 1 - mean relative error of the outputs."""
+    """``top-1``: proportion of correct labels. ``agreement``: proportion of samples with the original's arg-max. ``fidelity``: 1 -
+    mean relative error of the outputs.
+    """
     value: float
     loss: Interval
-    """The original's value minus this one, with the 95 % interval of the paired difference."""
+    """The original's value minus the candidate's, with the 95 % interval of the paired difference."""
     relative_error: float
-    """Norm of the difference from the original's output, divided by its norm; of the worst output."""
+    """Norm of the difference from the original's output, divided by the norm of that output; for the worst output."""
     samples: int
     unjudged_output: str = ""
-    """The worst of the outputs that no label judges; empty if there is none, or if the metric is fidelity."""
+    """The worst of the outputs without labels; empty if there is none, or if the metric is fidelity."""
     unjudged_error: float = 0.0
-    """Its relative error."""
+    """Relative error of ``unjudged_output``."""
 
 
 class CandidateRecord(msgspec.Struct, frozen=True):
-    """One candidate and its fate. Latencies are of one forward call of ``Evidence.rows_per_call`` rows, in milliseconds."""
+    """One candidate and its result. Latencies are for one forward call of ``Evidence.rows_per_call`` rows, in milliseconds."""
 
     name: str
     engine: str
@@ -41,43 +42,43 @@ class CandidateRecord(msgspec.Struct, frozen=True):
     calibration: str = ""
     """Calibration method and placement of an INT8 candidate."""
     compression: str = ""
-    """The steps that changed its weights or its structure; empty if it has the original's own."""
+    """The steps that changed weights or structure; empty if both are the original's."""
     size_bytes: int = 0
     stored_bytes: int = 0
-    """Its bytes as coded; 0 if it is stored as it is."""
+    """Size as a coded model; 0 if the model is stored uncoded."""
     batch: int = 1
-    """Batch of highest throughput that the contract allows; measured for finalists."""
+    """Batch size of highest throughput within the contract; measured for finalists."""
     latency_ms: float | None = None
     p99_ms: float | None = None
     calls: int = 0
-    """How many timed calls stand behind the latencies."""
+    """Number of timed calls from which the latencies come."""
     speedup: Interval | None = None
-    """Against the baseline, interleaved in the same run, with its 95 % interval."""
+    """Speed-up over the baseline, interleaved in the same run, with its 95 % interval."""
     accuracy: Accuracy | None = None
     rows_per_second: float | None = None
-    """At ``batch``."""
+    """Throughput at ``batch``."""
 
     @property
     def disk_bytes(self) -> int:
-        """What it takes in a bundle."""
+        """Size in a bundle."""
         return self.stored_bytes or self.size_bytes
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One step that a compression plan tried, and what came of it, held against the original on samples of its own."""
+    """One step of a compression plan and its result, compared with the original on held-out samples."""
 
     name: str
     parent: str
-    """The attempt that it went on from; empty for the original."""
+    """The attempt from whose model the step started; empty for the original."""
     outcome: Literal["kept", "rejected", "failed", "skipped"]
     reason: str
     accuracy: Accuracy | None = None
     speedup: Interval | None = None
     size_bytes: int = 0
     stored_bytes: int = 0
-    """As coded; 0 if it was not coded."""
+    """Size as a coded model; 0 if it was not coded."""
     digest: str = ""
-    """Of the model that it made; empty if there is none."""
+    """Digest of the resulting model; empty if there is none."""
     seconds: float = 0.0
 
 
@@ -92,21 +93,21 @@ class Evidence(msgspec.Struct, frozen=True):
     candidates: tuple[CandidateRecord, ...]
     conditions: Conditions
     baseline_latency: tuple[LatencyPoint, ...] = ()
-    """Profile of the original by batch size, measured beside the chosen variant's."""
+    """Profile of the original by batch size, interleaved with that of the chosen variant."""
     rows_per_call: int = 1
-    """Rows in the calls that candidates were timed and judged on."""
+    """Number of rows in the calls by which candidates were timed and judged."""
     attempts: tuple[Attempt, ...] = ()
-    """What a compression plan tried, in order."""
+    """The attempts of a compression plan, in order."""
     optimization: dict[str, Any] = {}
-    """The optimiser's report: every pass, nodes before and after, error measured."""
+    """The optimiser's report: every pass, nodes before and after, measured error."""
     data: dict[str, str] = {}
     """Digests of the calibration and evaluation data."""
     notes: tuple[str, ...] = ()
-    """What a reader of the figures should know."""
+    """Remarks on the measurements."""
 
     @property
     def optimized(self) -> CandidateRecord | None:
-        """The optimised graph as FP32 on the baseline's engine and threads: beside the baseline, what the passes gained."""
+        """The optimised graph in FP32 on the baseline's engine and threads. The comparison shows the gain of the passes."""
         before = self.baseline
         same = [one for one in self.candidates if (one.engine, one.threads) == (before.engine, before.threads)]
         exact = (one for one in same if one.precision == "fp32" and not one.compression)

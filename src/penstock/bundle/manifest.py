@@ -1,7 +1,7 @@
-"""The manifest of a bundle: the model's variants, how to serve them, what was measured, and where they came from.
+"""The manifest of a bundle: the model's variants, serving configuration, evidence and provenance.
 
-It is written as canonical JSON (sorted keys, no white space, UTF-8), so that equal manifests are equal bytes. It holds the digest
-of every file; its own digest, ``Bundle.digest``, therefore names the whole bundle.
+The manifest is written as canonical JSON (sorted keys, no white space, UTF-8), so that equal manifests have equal bytes. It
+contains the digest of every file. Therefore its own digest, ``Bundle.digest``, identifies the whole bundle.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.sha256"
 
 SCHEMA_VERSION = 3
-"""The newest version that can be read. It rises when a reader of the old schema would misread the new one. Version 2 added coded
-variants; version 3 added other formats than ONNX, models of several files, and pipelines."""
+"""The newest version that can be read. It increases when older versions of Penstock would misread a new manifest. Version 2 added
+coded variants; version 3 added formats other than ONNX, models of several files, and pipelines.
+"""
 _PLAIN, _CODED = 1, 2
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """One way to run the model: its files, the engine it was measured on, and the engine's options."""
+    """One way to run the model: its files, the engine on which it was measured, and the engine's options."""
 
     name: str
     file: str
@@ -47,20 +48,20 @@ class Variant(msgspec.Struct, frozen=True):
     """``fp32``, ``bf16`` or ``int8``."""
     options: dict[str, Any] = {}
     requires: tuple[str, ...] = ()
-    """Instruction sets without which the answers or the speed differ from those measured."""
+    """Instruction sets without which outputs or speed differ from the measurements."""
     coding: Literal["", "coded"] = ""
-    """``coded`` if the file is a coded model (``penstock.bundle.coded``), which is decoded when it is loaded."""
+    """``coded`` if the file is a coded model (``penstock.bundle.coded``), which is decoded on loading."""
     decoded_bytes: int = 0
     decoded_sha256: str = ""
     """Size and digest of the model that a coded file decodes to."""
     format: Format = Format.ONNX
-    """The format of the model; of the decoded one if it is coded."""
+    """The format of the model; for a coded model, the format after decoding."""
     beside: tuple[str, ...] = ()
-    """Paths of the model's other files in the bundle; they lie below the folder of ``file``."""
+    """Paths of the model's other files in the bundle, below the folder of ``file``."""
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths of all its files, the main one first."""
+        """The paths of all files of the variant, the main file first."""
         return (self.file, *self.beside)
 
 
@@ -80,24 +81,24 @@ class DeclaredStep(msgspec.Struct, frozen=True):
     run: str
     """Name of the variant or transform that the step runs."""
     inputs: dict[str, str]
-    """By the step's own name of each input, the pipeline's tensor."""
+    """The pipeline's tensor by the step's name of the input."""
     outputs: dict[str, str]
-    """By the step's own name of each output, the pipeline's tensor."""
+    """The pipeline's tensor by the step's name of the output."""
     condition: str = ""
-    """The step is skipped unless this holds, e.g. ``score >= 0.5``; empty: it always runs."""
+    """The step runs only if this condition is true, e.g. ``score >= 0.5``; empty: always."""
 
 
 class ServingConfig(msgspec.Struct, frozen=True):
-    """The settings with which the model was served best on the machine where it was built."""
+    """The best serving settings, measured on the machine of the build."""
 
     variant: str
     """Name of the chosen variant."""
     threads: int
     instances: int
     max_batch: int
-    """Largest batch to form; 1 if requests are not merged."""
+    """Maximum batch size; 1 if requests are not merged."""
     latency: tuple[LatencyPoint, ...] = ()
-    """Measured profile of the chosen variant, by rising batch size."""
+    """Measured profile of the chosen variant, by ascending batch size."""
     p99_ms: float | None = None
     """The requested latency objective."""
 
@@ -108,7 +109,7 @@ class Manifest(msgspec.Struct, frozen=True):
     name: str
     signature: Signature
     variants: tuple[Variant, ...]
-    """The chosen variant first, then those to fall back to."""
+    """The chosen variant first, then the fallback variants."""
     serving: ServingConfig
     machine: MachineFacts
     files: tuple[FileEntry, ...]
@@ -129,7 +130,7 @@ class Manifest(msgspec.Struct, frozen=True):
             if variant.name == name:
                 return variant
         raise InvalidArgument(
-            f"bundle '{self.name}' has no variant '{name}'", f"it has: {[v.name for v in self.variants]}"
+            f"bundle '{self.name}' has no variant '{name}'", f"known: {[v.name for v in self.variants]}"
         )
 
     def pipeline_graph(self) -> graph.Graph:
@@ -143,11 +144,11 @@ class Manifest(msgspec.Struct, frozen=True):
         return graph.declare(self.signature, steps)
 
     def check(self) -> None:
-        """Raise IntegrityError if the parts of the manifest contradict each other, or a path leaves the bundle."""
+        """Raise IntegrityError if the parts of the manifest contradict each other, or a path is outside the bundle."""
         check_paths([MANIFEST, MANIFEST_DIGEST, *(entry.path for entry in self.files)])
         if not _VERSION.fullmatch(self.version):
             raise IntegrityError(
-                f"the version of bundle '{self.name}' is '{self.version[:40]}', which is no whole number"
+                f"the version of bundle '{self.name}' is '{self.version[:40]}', which is not a whole number"
             )
         listed, names = {entry.path for entry in self.files}, [variant.name for variant in self.variants]
         for variant in self.variants:
@@ -175,13 +176,13 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def check_version(version: str) -> None:
-    """Raise InvalidConfig unless ``version`` can be a bundle's."""
+    """Raise InvalidConfig unless ``version`` is a valid version of a bundle."""
     if not _VERSION.fullmatch(version):
-        raise InvalidConfig(f"'{version[:40]}' is not a model version", "give a whole number from 1, e.g. 2")
+        raise InvalidConfig(f"'{version[:40]}' is not a model version", "give a whole number of at least 1, e.g. 2")
 
 
 def check_paths(paths: Sequence[str]) -> None:
-    """Raise IntegrityError unless every path stays below the bundle's folder and none collides with another, whatever the case."""
+    """Raise IntegrityError unless every path is below the bundle's folder and none collides with another, ignoring case."""
     for path in paths:
         if not is_contained(path) or _CONTROL.search(path):
             raise IntegrityError(f"path '{path}' leaves the bundle")
@@ -190,7 +191,7 @@ def check_paths(paths: Sequence[str]) -> None:
     counts = Counter(names[name] for name in (*paths, *folders))
     for name, folded in names.items():
         if counts[folded] > 1:
-            raise IntegrityError(f"the bundle holds '{name}' twice, or under names that differ only in case")
+            raise IntegrityError(f"the bundle contains '{name}' twice, or under names that differ only in case")
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -200,12 +201,13 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """Read a manifest. Raises IntegrityError if it is not one, Unsupported if a newer Penstock wrote it."""
+    """Read a manifest. Raises IntegrityError if ``data`` is not a manifest, Unsupported if a newer Penstock wrote it."""
     try:
         version = msgspec.json.decode(data, type=_Versioned).schema_version
         if version > SCHEMA_VERSION:
             raise Unsupported(
-                f"the bundle has schema version {version}, this Penstock reads up to {SCHEMA_VERSION}", "upgrade"
+                f"the bundle has schema version {version}, but this Penstock reads versions up to {SCHEMA_VERSION}",
+                "upgrade",
             )
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Open a bundle, a file or a folder; nothing in it is used before its digest has been verified."""
+"""Open a bundle, which is a file or a folder. Digests are verified before any content is used."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from penstock.bundle.pack import SEAL_SIZE
 from penstock.errors import IntegrityError, NotFound, Unavailable, Unsupported
 from penstock.resources import MachineFacts
 
-# Errors that zipfile raises on forged archives.
+# Errors that zipfile raises for forged archives.
 _ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, struct.error)
 _MAX_MANIFEST_BYTES = 64 << 20
-"""Far above the size of any build's manifest. The manifest is read before its digest can be checked."""
+"""Limit far above the size of any build's manifest, which is read before its digest can be checked."""
 
 
 class Bundle:
@@ -29,7 +29,7 @@ class Bundle:
         self.path = path
         self.manifest = manifest
         self.digest = digest
-        """SHA-256 of the manifest, and through it of everything."""
+        """SHA-256 of the manifest, which contains the digests of all files."""
         self._files = files
 
     @property
@@ -41,7 +41,7 @@ class Bundle:
         try:
             return self._files[path]
         except KeyError:
-            raise NotFound(f"bundle '{self.name}' has no file '{path}'", f"it has: {sorted(self._files)}") from None
+            raise NotFound(f"bundle '{self.name}' has no file '{path}'", f"known: {sorted(self._files)}") from None
 
     def artifact(self, variant: Variant) -> Artifact:
         """The model of ``variant`` with all its files, decoded if it is coded.
@@ -60,7 +60,7 @@ class Bundle:
         return Artifact.from_files(main.name, files, variant.format, self.manifest.provenance)
 
     def choose(self, machine: MachineFacts, has_engine: Callable[[str], bool] = lambda _: True) -> Variant:
-        """The first variant whose instruction sets ``machine`` has and for whose engine ``has_engine`` is true.
+        """The first variant whose instruction sets ``machine`` supports and for whose engine ``has_engine`` returns True.
 
         Raises Unavailable if there is none.
         """
@@ -78,7 +78,9 @@ class Bundle:
         )
 
     def differences(self, machine: MachineFacts) -> list[str]:
-        """How ``machine`` differs from the one that was measured on; the profile may not hold if there is any difference."""
+        """The differences between ``machine`` and the machine of the measurements. With any difference, the profile might not be
+        valid.
+        """
         built = self.manifest.machine
         facts = (
             ("CPU", built.cpu, machine.cpu),
@@ -91,8 +93,8 @@ class Bundle:
 def open_bundle(path: str | Path) -> Bundle:
     """Read and verify the bundle at ``path``.
 
-    Raises NotFound; IntegrityError for any difference from what was packed, e.g. a changed byte, an added or a missing file, or a
-    path that leaves the bundle; and Unsupported for a newer schema and for a pipeline.
+    Raises NotFound. Raises IntegrityError for any modification: e.g. a changed byte, an added or missing file, or a path outside
+    the bundle. Raises Unsupported for a newer schema and for a pipeline.
     """
     path = local_path(path)
     if not path.exists():
@@ -100,7 +102,7 @@ def open_bundle(path: str | Path) -> Bundle:
     try:
         if path.is_dir():
             return _verified(path, _sizes_in_folder(path), lambda name: (path / name).read_bytes())
-        if not path.is_file():  # a device or a pipe might be read for ever
+        if not path.is_file():  # reading a device or a pipe might never end
             raise IntegrityError(f"'{path}' is neither a file nor a folder, so it is not a Penstock bundle")
         return _open_file(path)
     except OSError as error:
@@ -108,7 +110,7 @@ def open_bundle(path: str | Path) -> Bundle:
 
 
 def open_model(path: str | Path) -> Bundle | Artifact:
-    """Open the bundle, model file or model folder at ``path``. Raises as ``open_bundle`` and ``Artifact.from_file``."""
+    """Open the bundle, model file or model folder at ``path``. Raises the errors of ``open_bundle`` and ``Artifact.from_file``."""
     path = local_path(path)
     if not path.exists():
         raise NotFound(f"no bundle or model '{path}'", "check the path, or make a bundle with `penstock build`")
@@ -118,7 +120,7 @@ def open_model(path: str | Path) -> Bundle | Artifact:
 
 
 def is_bundle(path: Path) -> bool:
-    """Whether ``path`` looks like a bundle: it has a manifest, unlike other archives such as npz files. Nothing is verified."""
+    """True if ``path`` has a manifest, unlike other archives such as npz files. Nothing is verified."""
     if path.is_dir():
         return (path / MANIFEST).is_file()
     if not path.is_file():
@@ -131,7 +133,7 @@ def is_bundle(path: Path) -> bool:
 
 
 def peek(path: Path) -> Manifest:
-    """The manifest of the bundle at ``path``, not verified. Raises IntegrityError, Unsupported."""
+    """The unverified manifest of the bundle at ``path``. Raises IntegrityError, Unsupported."""
     try:
         if path.is_dir():
             return decode((path / MANIFEST).read_bytes())
@@ -152,8 +154,8 @@ def _open_file(path: Path) -> Bundle:
                     f"'{path.name}' is an ONNX model, not a Penstock bundle",
                     "make a bundle of it with `penstock build`",
                 )
-            raise IntegrityError(f"'{path.name}' is not a Penstock bundle, or it was cut off")
-        # An archive holds the name of an entry twice, so one damaged byte leaves one of them.
+            raise IntegrityError(f"'{path.name}' is not a Penstock bundle, or the file is truncated")
+        # An archive contains the name of an entry twice, so one copy survives one damaged byte.
         if MANIFEST_DIGEST.encode() not in data:
             raise _no_manifest(path)
         raise _changed(path, "the archive")
@@ -172,7 +174,7 @@ def _sizes_in_archive(path: Path, archive: zipfile.ZipFile, total: int) -> dict[
             raise IntegrityError(f"entry '{info.filename}' of '{path.name}' is a link, which might leave the bundle")
         if info.compress_type != zipfile.ZIP_STORED:
             raise IntegrityError(f"entry '{info.filename}' of '{path.name}' is compressed, which no bundle's is")
-    # Stored entries that lie side by side are smaller than the file, so no archive expands beyond what was read.
+    # Stored entries that do not overlap are smaller than the file, so no archive expands beyond the bytes read.
     if sum(info.file_size for info in infos) > total:
         raise IntegrityError(f"the entries of '{path.name}' are larger than the file: they overlap")
     return {info.filename: info.file_size for info in infos}
@@ -218,7 +220,7 @@ def _check_listing(path: Path, manifest: Manifest, sizes: Mapping[str, int]) -> 
     if missing := sorted(set(listed) - there):
         raise IntegrityError(f"bundle '{path.name}' lacks {missing}", "copy it again")
     if unlisted := sorted(there - set(listed)):
-        raise IntegrityError(f"bundle '{path.name}' holds files that its manifest does not list: {unlisted}")
+        raise IntegrityError(f"bundle '{path.name}' contains files that its manifest does not list: {unlisted}")
     for name, entry in listed.items():
         if sizes[name] != entry.size_bytes:
             raise _changed(path, name)

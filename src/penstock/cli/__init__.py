@@ -1,1 +1,1 @@
-"""The command line: one file per command, each loaded only when it is asked for."""
+"""The command line: one file per command. Only the requested command is imported."""

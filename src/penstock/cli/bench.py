@@ -32,8 +32,8 @@ Row = ClosedLoopResult | OpenLoopResult
 
 _CONCURRENCIES = (1, 16, 64)
 _RANDOM_REQUESTS = 16
-_MAX_REQUESTS = 1024  # read from a file and kept in memory
-_SATURATED = 0.95  # share of a core
+_MAX_REQUESTS = 1024  # limit for requests read from a file, which are kept in memory
+_SATURATED = 0.95  # fraction of a core
 
 
 def bench(
@@ -47,7 +47,9 @@ def bench(
     ] = None,
     duration: Annotated[float, typer.Option(help="Seconds of measurement per row.")] = 5.0,
     warmup: Annotated[float, typer.Option(help="Seconds of load before the measurement.")] = 1.0,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer before it counts as an error.")] = 10.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait for a response; after that, the request counts as an error.")
+    ] = 10.0,
     inputs: Annotated[
         Path | None,
         typer.Option(
@@ -66,14 +68,12 @@ def bench(
 ) -> None:
     """Measure throughput and latency of a model behind any Open Inference Protocol server.
 
-    A closed loop (--concurrency) measures capacity: each connection sends its next
-    request when the last one is answered.
+    A closed loop (--concurrency) measures capacity: each connection sends its next request after the response to the last one.
 
-    An open loop (--rate) measures what users see at a given traffic: requests are sent
-    on schedule, even while answers are slow. Latency counts from the scheduled time, so
-    a stall counts for every request that it delays.
+    An open loop (--rate) measures latency at a given rate of requests: they are sent on schedule, even while responses are slow.
+    Latency is measured from the scheduled time, so a stall counts for every request that it delays.
 
-    The exit code is 0 if all answers were correct, 1 if there were errors.
+    The exit code is 0 if all requests succeeded, otherwise 1.
 
     [bold]Examples[/bold]
 
@@ -89,7 +89,7 @@ def bench(
     rates = _parse_rates(rate) if rate else ()
     if grpc and (rates or binary):
         raise InvalidArgument(
-            "--grpc cannot be combined with --rate or --binary", "leave those out; gRPC always sends raw tensors"
+            "--grpc cannot be combined with --rate or --binary", "remove these options; gRPC always sends raw tensors"
         )
     concurrencies = parse_counts(concurrency) if concurrency else () if rate else _CONCURRENCIES
     address = Address.parse(url)
@@ -128,7 +128,7 @@ def _measure(target: Target, window: LoadWindow, concurrencies: Sequence[int], r
     ]
     seconds = (window.duration_s or 0.0) + window.warmup_s
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    # The bar is redrawn only between rows, because a background thread would disturb the measurement.
+    # The progress bar is redrawn only between rows, because a background thread would disturb the measurement.
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as progress:
         task = progress.add_task("", total=len(loads))
         for number, (load, measure) in enumerate(loads, 1):
@@ -155,12 +155,12 @@ def _print(title: str, rows: Sequence[Row]) -> None:
 
 
 def _explain(rows: Sequence[Row]) -> None:
-    """Print on stderr the first error message of each kind, and the reason for an empty row."""
+    """Print the first error message of each kind, and the reason for an empty row, on stderr."""
     said: dict[str, str] = {}
     for row in rows:
         said = row.first_errors | said
         if not row.requests and isinstance(row, OpenLoopResult):
-            print(f"note: no request was due at {row.rate:g}/s; raise --rate or --duration", file=sys.stderr)
+            print(f"note: no request was scheduled at {row.rate:g}/s; raise --rate or --duration", file=sys.stderr)
     for kind, body in said.items():
         print(f"first {kind}: {_text(body)}", file=sys.stderr)
 
@@ -200,7 +200,9 @@ def _parse_rates(text: str) -> tuple[float, ...]:
     except ValueError:
         rates = ()
     if not rates or not all(0 < rate < math.inf for rate in rates):
-        raise InvalidArgument(f"--rate must be a list of numbers above 0, got '{text}'", "write it like 500 or 100,500")
+        raise InvalidArgument(
+            f"--rate must be a list of numbers above 0, got '{text}'", "write 500 or 100,500, for example"
+        )
     return rates
 
 

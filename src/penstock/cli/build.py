@@ -21,7 +21,7 @@ from penstock.offline.judge.contract import Contract
 from penstock.perf.report import check_report_target, write_report
 
 _BEST = "best"
-"""The calibration that chooses the range of each tensor by its effect on the outputs, equalises channels and corrects biases."""
+"""The calibration that chooses each tensor's range by its effect on the outputs, equalises channels and corrects biases."""
 
 
 def build(
@@ -36,18 +36,20 @@ def build(
     prove_accuracy: options.ProveAccuracy = False,
     objective: Annotated[
         Literal["latency", "throughput"],
-        typer.Option(help="Optimise single rows (latency) or batches of 16 (throughput)."),
+        typer.Option(help="Optimise calls of a single row (latency) or of 16 rows (throughput)."),
     ] = "latency",
     name: options.Name = "",
-    model_version: Annotated[str, typer.Option(help="Version of the served model, a whole number.")] = "1",
-    engine: Annotated[list[str] | None, typer.Option(help="Try only this engine; repeatable.")] = None,
+    model_version: Annotated[
+        str, typer.Option(help="Version of the model when served: a whole number of at least 1.")
+    ] = "1",
+    engine: Annotated[list[str] | None, typer.Option(help="Try only this engine; may be repeated.")] = None,
     threads: options.Threads = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="Try only this INT8 calibration, `best` or `none`; repeatable.")
+        list[str] | None, typer.Option(help="Try only this INT8 calibration, `best` or `none`; may be repeated.")
     ] = None,
     budget: Annotated[
         str,
-        typer.Option(help="Maximum time for measuring candidates; measuring ends earlier once their speeds are known."),
+        typer.Option(help="Maximum time for measuring candidates; measuring ends early when their speeds are known."),
     ] = "20s",
     report: options.Report = None,
     folder: Annotated[bool, typer.Option("--folder", help="Write the bundle as a folder, not as one file.")] = False,
@@ -56,8 +58,8 @@ def build(
 ) -> None:
     """Build a bundle: optimise, quantise, measure and choose under a contract.
 
-    The arrays in the npz files are named after the model's inputs, one row per sample; `labels` holds class numbers.
-    Without --calibrate, INT8 is not tried. Without --evaluate, a fifth of the calibration data is held out.
+    The arrays in the npz files are named after the model's inputs, one row per sample; `labels` contains class numbers. Without
+    --calibrate, INT8 is not tried. Without --evaluate, a fifth of the calibration data is held out.
 
     [bold]Examples[/bold]
 
@@ -154,7 +156,7 @@ def _methods(names: list[str] | None) -> tuple[RangeMethod, ...]:
     if names == ["none"]:
         return ()
     if "none" in names:
-        raise InvalidArgument("--method none excludes all other methods", "remove it, or remove the others")
+        raise InvalidArgument("--method none excludes all other methods", "remove none, or remove the others")
     known = {method.value: method for method in RangeMethod}
     for name in names:
         if name not in known and name != _BEST:

@@ -16,7 +16,7 @@ from penstock.offline.compress.planner.plan_store import remove_plan
 from penstock.offline.judge.contract import Contract
 
 _TIMING_SHARE, _MAX_TIMING_S = 0.1, 20.0
-"""Time for the final choice, in addition to the plan's budget: a share of the budget, and a maximum in seconds."""
+"""Time for the final choice, in addition to the plan's budget: a fraction of the budget, with a maximum in seconds."""
 
 
 def compress(
@@ -39,8 +39,8 @@ def compress(
     budget: Annotated[
         str,
         typer.Option(
-            help="Time in which new steps may start. A step that is still running is stopped after half the budget more, "
-            "at least 30s. Quantising before the plan and choosing after it take extra time."
+            help="Time in which new steps may start. A running step then gets extra time: half the budget, or 30s if that is "
+            "longer. Quantising before the plan and choosing after it are not included."
         ),
     ] = "10m",
     epochs: Annotated[float, typer.Option(help="Passes over the data in each training.")] = 10,
@@ -55,10 +55,10 @@ def compress(
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
-    """Compress a model under a contract: prune, factorise, quantise, share weights and train; keep the steps that pay.
+    """Compress a model under a contract: try pruning, low rank, quantisation, weight sharing and training; keep the steps that pay.
 
-    Training needs no labels: the model learns the original's outputs. Repeat the command to continue an interrupted run. Steps
-    that train need `pip install 'penstock\\[torch]'`.
+    Training needs no labels: it reproduces the original's outputs. Repeat the command to continue an interrupted run. Steps that
+    train need `pip install 'penstock\\[torch]'`.
 
     [bold]Examples[/bold]
 
@@ -74,7 +74,7 @@ def compress(
         name=name,
         threads=parse_counts(threads) if threads else (),
         objective="size" if target == "size" else "latency",
-        careful=False,  # the plan has such a step itself
+        careful=False,  # the plan itself has such a step
         compression=Compression(budget_s, epochs, seed, folder),
         budget_s=min(_MAX_TIMING_S, _TIMING_SHARE * budget_s),
         overwrite=force,

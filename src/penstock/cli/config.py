@@ -24,8 +24,8 @@ def config(
 ) -> None:
     """Show the server's settings: value, and origin (default, file, environment NAME, flag or --set).
 
-    The command takes the options of "penstock serve" and reads the same file and environment. It does not start a server.
-    Values that may hold a password are hidden.
+    The command takes the options of "penstock serve" and reads the same file and environment. It does not start a server. Values
+    that may contain a password are hidden.
 
     [bold]Examples[/bold]
 

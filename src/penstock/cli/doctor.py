@@ -22,7 +22,7 @@ _STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
 
 def doctor(
     repository: Annotated[list[Path], typer.Argument(help="Model repositories.", show_default=False)],
-    model: Annotated[list[str] | None, typer.Option(help="Check only this model; repeatable.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Check only this model; may be repeated.")] = None,
     model_config_name: Annotated[str, typer.Option(help="Check configs/NAME.pbtxt if the file exists.")] = "",
     write: Annotated[
         bool, typer.Option("--write", help="Write the corrected files; the originals are kept as .bak.")

@@ -23,17 +23,19 @@ def infer(
     bundle: Annotated[Path, typer.Argument(help="A bundle or a model file.", show_default=False)],
     inputs: Annotated[
         Path,
-        typer.Option(help="npz file of arrays named after the model's inputs, one row per sample.", show_default=False),
+        typer.Option(
+            help="npz file with arrays named after the model's inputs, one row per sample.", show_default=False
+        ),
     ],
     outputs: Annotated[Path | None, typer.Option(help="Write the outputs to this npz file.")] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Rows per call; default: the batch that the bundle was tuned for.")
+        int | None, typer.Option(min=1, help="Rows per call; default: the batch size of the bundle, else 32.")
     ] = None,
     json: options.Json = False,
 ) -> None:
     """Run a bundle or model over the rows of an npz file, in this process.
 
-    If the file contains an array named `labels`, the accuracy is reported too.
+    If the file contains an array named `labels`, the command also reports the accuracy.
 
     [bold]Examples[/bold]
 
@@ -97,7 +99,7 @@ def _check_target(outputs: Path, bundle: Path, inputs: Path) -> None:
 
 
 def _accuracy(data: Dataset, outputs: dict[str, Array]) -> tuple[float | None, str]:
-    """The share of labels that the first output with class scores predicts; otherwise None and, with labels, the reason."""
+    """The proportion of labels that the first output with class scores predicts; otherwise None and, with labels, the reason."""
     if data.labels is None:
         return None, ""
     classes = 0
@@ -108,4 +110,7 @@ def _accuracy(data: Dataset, outputs: dict[str, Array]) -> tuple[float | None, s
         classes = max(classes, array.shape[1] if is_scores else 0)
     if not classes:
         return None, "no output has one score per class"
-    return None, f"the labels go up to {data.labels.max()}, but the outputs have {classes} classes, counted from 0"
+    return (
+        None,
+        f"the largest label is {data.labels.max()}, but the outputs have {classes} classes, which are numbered from 0",
+    )

@@ -29,7 +29,7 @@ def inspect(
     bundle: Annotated[Path, typer.Argument(help="The bundle, a file or a folder.", show_default=False)],
     report: Annotated[Path | None, typer.Option(help="Also write the build's HTML report to this path.")] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Show every candidate, instead of the best of each kind.")
+        bool, typer.Option("--all", help="Show every candidate, not only the best of each kind.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the manifest as one JSON object.")] = False,
 ) -> None:
@@ -64,7 +64,7 @@ def inspect(
 
 
 def make_console() -> Console:
-    """A console on stdout; in a pipe it is wide enough for the tables."""
+    """A console on stdout. In a pipe, its width suffices for the tables."""
     console = Console()
     return console if console.is_terminal else Console(width=_PIPE_WIDTH)
 
@@ -121,7 +121,7 @@ def _special(manifest: Manifest) -> Iterator[str]:
 
 
 def _verdict(evidence: Evidence) -> str:
-    """The gains and losses of the chosen candidate with 95 % intervals."""
+    """The speed-up and the loss of the chosen candidate, with 95 % intervals."""
     before, chosen = evidence.baseline, evidence.candidate(evidence.chosen)
     parts = [f"size {_kib(before.disk_bytes)} → {_kib(chosen.disk_bytes)} KiB"]
     if chosen.speedup is not None:
@@ -137,7 +137,7 @@ def _verdict(evidence: Evidence) -> str:
 
 
 def _candidates(evidence: Evidence, everything: bool) -> Table:
-    """The original, then the candidates by speed; without ``everything`` only the best of each engine, precision and status."""
+    """The original, then the candidates by speed. Without ``everything``, only the best of each engine, precision and status."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("candidate", "p50 ms", "p99 ms", "speed", "accuracy", "loss", "KiB"):
         table.add_column(title, justify="left" if title == "candidate" else "right", no_wrap=True)

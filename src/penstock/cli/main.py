@@ -3,7 +3,7 @@
 =====  =========================================================================
 exit   meaning
 =====  =========================================================================
-0      done
+0      success
 1      a failure of Penstock or of an engine; ``bench``: some requests failed; ``doctor``: problems
 2      the caller must change the command, the file or the data
 3      no such file or model
@@ -57,7 +57,7 @@ _PANELS = {
 COMMANDS = {name: summary for panel in _PANELS.values() for name, summary in panel.items()}
 
 _REMOVED = {"demo": "run `make demo`, or python examples/digits/demo.py, in a checkout"}
-"""Commands of earlier versions, and what replaces them."""
+"""Commands of earlier versions, with their replacements."""
 
 _EXIT_CODES = {
     Code.INVALID_ARGUMENT: 2,
@@ -87,7 +87,7 @@ def run() -> None:
         traceback.print_exc()
         message = f"internal error: {type(error).__name__}: {error}"
         sys.exit(
-            fail(PenstockError(message, "this is a defect of Penstock: please report it with the lines above"), as_json)
+            fail(PenstockError(message, "this is a bug in Penstock; please report it with the lines above"), as_json)
         )
     except SystemExit as exit:
         # Typer has reported an interrupt or a wrong command line; scripts get their JSON object too.
@@ -99,9 +99,9 @@ def run() -> None:
 
 
 def make_app(command: str | None) -> typer.Typer:
-    """The application with ``command`` loaded; the other commands are only listed in ``--help``."""
+    """The application with only ``command`` imported; the other commands appear only in ``--help``."""
     app = typer.Typer(
-        help="Penstock: from a trained model to a served one, with every decision measured.",
+        help="Penstock builds bundles from trained models and serves them. Every decision is measured.",
         epilog="Every command has --help with examples, and --json for scripts.",
         no_args_is_help=True,
         add_completion=False,
@@ -161,7 +161,7 @@ def _load(name: str) -> Callable[..., Any]:
 
 @contextmanager
 def _noticing_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt even if a package with native code replaces it by an ImportError without a cause."""
+    """Raise KeyboardInterrupt even if a package with native code replaces the interrupt by an ImportError without a cause."""
     noticed = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -197,4 +197,4 @@ def _options(
         False, "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
     ),
 ) -> None:
-    """Penstock: from a trained model to a served one, with every decision measured."""
+    """Penstock builds bundles from trained models and serves them. Every decision is measured."""

@@ -1,4 +1,4 @@
-"""Progress of long work, drawn on stderr; stdout is for results."""
+"""Progress of long operations, drawn on stderr; stdout is for results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StageProgress:
             TextColumn("{task.percentage:>3.0f}%"),
             TimeElapsedColumn(),
         )
-        # Without a terminal only finished bars are printed, which keeps logs short.
+        # Without a terminal, only finished bars are printed, which keeps logs short.
         self._progress = Progress(*columns, console=Console(stderr=True))
         self._tasks: dict[str, TaskID] = {}
 

@@ -1,4 +1,4 @@
-"""Quantities as people write them on a command line: ``1%``, ``5ms``, ``1,16,64``."""
+"""Parsers of quantities on the command line: ``1%``, ``5ms``, ``1,16,64``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ def parse_share(text: str) -> float:
     """``1%`` -> 0.01, ``0.01`` -> 0.01. Raises InvalidArgument."""
     match = re.fullmatch(_NUMBER + r"(%?)\s*", text)
     if not match:
-        raise InvalidArgument(f"'{text}' is not a share", "write it like 1% or 0.01")
+        raise InvalidArgument(f"'{text}' is not a fraction", "write it like 1% or 0.01")
     value = float(match[1])
     if not match[2]:
         if value >= 1:
-            raise InvalidArgument(f"a share must be below 1 or end in %, got {text}", f"did you mean {text.strip()}%?")
+            raise InvalidArgument(
+                f"a fraction must be below 1 or end in %, got {text}", f"did you mean {text.strip()}%?"
+            )
         return value
     if value > 100:
-        raise InvalidArgument(f"a share must be at most 100%, got {text}", "write it like 1% or 0.01")
+        raise InvalidArgument(f"a fraction must be at most 100%, got {text}", "write it like 1% or 0.01")
     return value / 100
 
 
@@ -46,5 +48,5 @@ def parse_counts(text: str) -> tuple[int, ...]:
     """``1,16,64`` -> (1, 16, 64), each at least 1. Raises InvalidArgument."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) >= 1 for part in parts):
-        raise InvalidArgument(f"'{text}' is not a list of whole numbers from 1", "write it like 1,16,64")
+        raise InvalidArgument(f"'{text}' is not a list of whole numbers of at least 1", "write it like 1,16,64")
     return tuple(int(part) for part in parts)

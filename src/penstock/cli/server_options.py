@@ -1,4 +1,4 @@
-"""The server's settings as options of a command, made from the fields of ``ServerConfig``."""
+"""The server's settings as options of a command, generated from the fields of ``ServerConfig``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.online.server.config import PANELS, ServerConfig
 
 
 class ServerSettings(msgspec.Struct, frozen=True):
-    """The configuration that a user has given: the server's settings, and settings of single models by name."""
+    """The given configuration: the server's settings, and the settings of single models by name."""
 
     server: Resolved[ServerConfig]
     models: Mapping[str, Mapping[str, Any]]
@@ -34,7 +34,7 @@ def grouped_settings() -> Iterator[tuple[str, Setting]]:
 
 
 def option_name(setting: Setting) -> str:
-    """The option of a setting. The option of a list is repeatable and singular: ``--load-model`` for ``load_models``."""
+    """The option of a setting. The option of a list may be repeated and is singular: ``--load-model`` for ``load_models``."""
     name = setting.name.removesuffix("s") if get_origin(setting.kind) is tuple else setting.name
     return f"--{name.replace('_', '-')}"
 
@@ -55,7 +55,7 @@ def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
             typer.Option(
                 "--set",
                 metavar="NAME=VALUE",
-                help="Set any setting, including those without an option; repeatable. Lists are a,b or a JSON array.",
+                help="Set any setting, including those without an option; may be repeated. Lists are a,b or a JSON array.",
             ),
         ),
     ]

@@ -1,4 +1,4 @@
-"""The flags of Triton's ``tritonserver``: one table that maps each to settings of this server. Pure."""
+"""The flags of Triton's ``tritonserver``: a table that maps each flag to settings of this server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULTS: Mapping[str, Any] = {
     "max_request_bytes": 1 << 30,
     "max_json_bytes": 64 << 20,
 }
-"""Defaults that differ from ``ServerConfig``, as Triton's users expect them. Triton does not limit the size of tensors."""
+"""Triton's defaults, where they differ from ``ServerConfig``. Triton does not limit the size of tensors."""
 
 _WORDS = {"true": "1", "on": "1", "false": "0", "off": "0"}
 _PARTS = re.compile(r"(?:([^,=]+),)?([^,=]+)=(.+)", re.DOTALL)
@@ -44,7 +44,7 @@ class TritonFlag(NamedTuple):
 def translate(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
     """Settings of ``ServerConfig`` by name, and notes on flags without effect. Raises InvalidArgument.
 
-    As with Triton, a value follows after ``=`` or as the next argument, and a name may be abbreviated if it stays unambiguous.
+    As in Triton, the value follows after ``=`` or as the next argument, and a name may be abbreviated if it is unambiguous.
     """
     settings: Settings = {}
     notes: list[str] = []
@@ -89,7 +89,7 @@ def _parts(text: str) -> tuple[str, str, str]:
 
 
 def _sets(setting: str) -> TritonFlag:
-    """Set ``setting`` to the text, converted to its type; a list grows by one value."""
+    """Set ``setting`` to the text, converted to the setting's type; for a list, append the value."""
     kind, plain = _TYPES[setting], plain_type(_TYPES[setting])
 
     def apply(settings: Settings, text: str) -> None:
@@ -174,7 +174,7 @@ _TRACE = {
 }
 _CLOUD = "the server does not implement this front end"
 _REFUSED = {
-    "processes share ports only within one server; set PENSTOCK_SERVER_PROCESSES": "reuse-http-port reuse-grpc-port",
+    "only processes of one server can share ports; set PENSTOCK_SERVER_PROCESSES": "reuse-http-port reuse-grpc-port",
     "headers are not forwarded to models": "http-header-forward-pattern grpc-header-forward-pattern",
     _CLOUD: "allow-sagemaker allow-vertex-ai",
 }
@@ -225,7 +225,7 @@ def _settle(settings: Settings) -> list[str]:
     if is_used or is_mutual:
         if not certificate or (is_mutual and not root):
             raise InvalidArgument(
-                "a certificate file for TLS is missing", "add --grpc-server-cert, and --grpc-root-cert for mutual TLS"
+                "TLS requires a certificate file", "add --grpc-server-cert, and --grpc-root-cert for mutual TLS"
             )
         settings |= {"tls_certificate": certificate, "tls_key": key, "http_tls": False}
         settings["tls_client_ca"] = root if is_mutual else ""

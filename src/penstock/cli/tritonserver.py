@@ -24,8 +24,8 @@ def tritonserver(
 ) -> None:
     """Serve model repositories as Triton's tritonserver does, with its flags and its defaults.
 
-    The command accepts every flag of Triton; a line on stderr names each one without effect. Settings without a flag come from
-    the environment (PENSTOCK_SERVER_NAME). As with Triton, the exit code is 0 after SIGTERM or Ctrl-C, and 1 after any error.
+    The command accepts every flag of Triton; a line on stderr names each flag without effect. Settings without a flag come from the
+    environment (PENSTOCK_SERVER_NAME). As in Triton, the exit code is 0 after SIGTERM or Ctrl-C, and 1 after any error.
 
     [bold]Examples[/bold]
 
@@ -53,7 +53,7 @@ def tritonserver(
 
 
 def main() -> None:
-    """Entry point of the console script: the same as ``penstock tritonserver``."""
+    """Entry point of the console script; equivalent to ``penstock tritonserver``."""
     sys.argv.insert(1, "tritonserver")
     run()
 

@@ -1,1 +1,1 @@
-"""Engines: what runs a model. One file each; ``registry.py`` finds them by name."""
+"""Engines: runtimes that load and run models, one per file. ``registry.py`` finds them by name."""

@@ -1,7 +1,7 @@
-"""The engine seam: ``Engine`` judges and loads artifacts, ``LoadedModel`` runs.
+"""Interfaces of engines: ``Engine`` validates and loads artifacts; ``LoadedModel`` runs.
 
-A ``LoadedModel`` is loaded from the moment it exists, so ``forward`` can be called until ``unload``.
-``tests/conformance/engines.py`` states this contract as tests; every engine runs it.
+A ``LoadedModel`` is loaded by its constructor, so ``forward`` can be called until ``unload``. ``tests/conformance/engines.py``
+states this contract as tests; every engine runs it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.resources import MachineFacts, Resources, machine_facts
 from penstock.tensor import Array, Signature, TensorSpec
 
 Options = Mapping[str, Any]
-"""Engine options by name: what a manifest stores and a user writes. Each engine turns them into its own typed struct."""
+"""Engine options by name, as in manifests and configurations. Each engine converts them to a typed struct."""
 
 _Typed = TypeVar("_Typed", bound=msgspec.Struct)
 
@@ -32,14 +32,14 @@ _OF_SEVERAL_FILES = (Format.OPENVINO_IR, Format.SAVED_MODEL)
 
 
 class Severity(enum.Enum):
-    """WARNING: will load, but read this. ERROR: will not load."""
+    """WARNING: the model loads, but with a limitation. ERROR: the model does not load."""
 
     WARNING = "warning"
     ERROR = "error"
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something that ``validate`` noticed."""
+    """A result of ``validate``."""
 
     severity: Severity
     message: str
@@ -47,7 +47,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class LoadedModel(Protocol):
-    """A model in memory, ready to run. Subclasses inherit the cautious defaults."""
+    """A model in memory, ready to run. Subclasses inherit conservative defaults."""
 
     signature: Signature
     reentrant: bool = False
@@ -65,14 +65,14 @@ class LoadedModel(Protocol):
     """Outputs that it does not give, because they are no tensors: name and type."""
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once. ``inputs`` are borrowed and not written to; the outputs are the caller's, in signature order.
+        """Run once. ``inputs`` must not be changed or kept; the caller owns the outputs, which are in signature order.
 
         Inputs must already satisfy ``signature.check``. Raises PenstockError (INTERNAL) if the engine fails.
         """
         ...
 
     def unload(self) -> None:
-        """Give the memory back. Idempotent; ``forward`` must not be running, and raises Unavailable afterwards."""
+        """Release the memory. Idempotent. No ``forward`` may be running; later calls of ``forward`` raise Unavailable."""
         ...
 
 
@@ -80,8 +80,7 @@ Answer = Callable[[int, dict[str, Array] | PenstockError | None, bool], bool]
 """``answer(n, outcome, final)`` answers the n-th of the requests being executed.
 
 ``outcome`` holds outputs or an error; None is for a decoupled model that sends no further outputs. ``final`` or an error ends the
-request.
-Returns False once the caller wants no more answers to this request; None without ``final`` only asks for that."""
+request. Returns False if the caller wants no more answers to this request. Calling with None, without ``final``, only asks this."""
 
 
 @runtime_checkable
@@ -98,7 +97,7 @@ class RequestModel(Protocol):
 
     @property
     def decoupled(self) -> bool:
-        """True if it may send any number of answers to a request."""
+        """True if the model may send any number of answers to a request."""
         ...
 
     @property
@@ -107,15 +106,16 @@ class RequestModel(Protocol):
         ...
 
     def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
-        """Answer each of ``requests`` once before this returns. A decoupled model, given one request at a time, answers any number of
-        times, perhaps after this returned and from any thread, until one answer is final; ``answer`` may block.
+        """Answer each of ``requests`` once before returning. A decoupled model gets one request at a time. It may answer any number
+        of times, also after returning and from any thread, until one answer is final; ``answer`` may block.
 
-        Inputs are borrowed until a request has ended; outputs are the caller's. An exception fails all requests that have not ended.
+        Inputs may be used until the request has ended; the caller owns the outputs. An exception fails all requests that have not
+        ended.
         """
         ...
 
     def unload(self) -> None:
-        """As of a LoadedModel."""
+        """See ``LoadedModel.unload``."""
         ...
 
 
@@ -135,19 +135,19 @@ class Engine(Protocol):
     def formats(self) -> frozenset[Format]: ...
 
     def gpus(self) -> int:
-        """How many GPUs of this machine it can compute on as it is installed."""
+        """Number of this machine's GPUs that the installed engine can use."""
         ...
 
     def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
-        """Reasons against loading ``artifact``, found without loading it. Raises InvalidConfig on unknown options."""
+        """Check ``artifact`` without loading it. Raises InvalidConfig for unknown options."""
         ...
 
     def estimate(self, artifact: Artifact, options: Options) -> Resources:
-        """An upper bound of what one loaded copy takes, without loading it."""
+        """An upper bound of the resources of one loaded copy, without loading it."""
         ...
 
     def load(self, artifact: Artifact, options: Options) -> LoadedModel:
-        """Load. Raises InvalidModel if the engine refuses the artifact, InvalidConfig on unknown options."""
+        """Load ``artifact``. Raises InvalidModel if the engine rejects it, InvalidConfig for unknown options."""
         ...
 
 
@@ -160,12 +160,12 @@ class OptionsEngine(abc.ABC):
     options: ClassVar[type[msgspec.Struct]]
     """Struct of the options; has a field ``threads``."""
     copies: ClassVar[int]
-    """Upper bound on how many copies of its weights a loaded model holds."""
+    """Maximum number of copies of the weights in a loaded model."""
     fixed_bytes: ClassVar[int]
-    """Memory of a loaded model besides its weights."""
+    """Memory of a loaded model in addition to its weights."""
 
     def __init__(self, machine: MachineFacts | None = None) -> None:
-        """``machine`` decides the kernels for products of integers; by default it is this machine."""
+        """``machine`` determines the kernels for integer products; the default is this machine."""
         self._machine = machine or _this_machine()
 
     def gpus(self) -> int:
@@ -189,15 +189,15 @@ _this_machine = functools.cache(machine_facts)
 def check_artifact(artifact: Artifact, formats: frozenset[Format]) -> list[Finding]:
     """Findings about ``artifact`` that hold for every engine.
 
-    A model in memory must bring all its files: an engine would take a missing one from the folder in which the process was
-    started, and no digest covers that one.
+    A model in memory must include all its files. An engine would read a missing file from the working directory of the process, and
+    no digest covers such a file.
     """
     if artifact.format not in formats:
         return [Finding(Severity.ERROR, f"format '{artifact.format.value}' is not one of this engine's")]
     if artifact.path is not None:
         return []
     if artifact.format in _OF_SEVERAL_FILES and not artifact.beside:
-        message = f"a model of format '{artifact.format.value}' has several files, but it is not known where they lie"
+        message = f"a model of format '{artifact.format.value}' has several files, but their folder is not known"
         return [Finding(Severity.ERROR, message, "load it from its file")]
     return _external_data(artifact) if artifact.format is Format.ONNX else []
 
@@ -206,10 +206,10 @@ def _external_data(artifact: Artifact) -> list[Finding]:
     try:
         external = external_files(artifact.data)
     except ValueError:
-        return [Finding(Severity.ERROR, "the bytes are not an ONNX model, or are cut off", "export the model again")]
+        return [Finding(Severity.ERROR, "the bytes are not an ONNX model, or are truncated", "export the model again")]
     if not external.difference(entry.path for entry in artifact.beside):
         return []
-    message = "the model keeps weights in external files, but it is not known where they lie"
+    message = "the model has weights in external files, but their folder is not known"
     return [Finding(Severity.ERROR, message, "embed the data, or build a bundle from the model file")]
 
 
@@ -218,7 +218,7 @@ def missing_data(artifact: Artifact, path: str) -> InvalidModel:
     folder = artifact.path.parent.resolve() if artifact.path else Path()
     whole = folder / path
     file = whole.relative_to(folder) if whole.is_relative_to(folder) else whole.name
-    return InvalidModel(f"the model's external data file '{file}' is missing", f"put '{file}' beside the model")
+    return InvalidModel(f"the model's external data file '{file}' is missing", f"put '{file}' in the model's folder")
 
 
 def refuse_errors(findings: list[Finding]) -> None:
@@ -231,7 +231,7 @@ def refuse_errors(findings: list[Finding]) -> None:
 def declared_signature(options: Options) -> Signature | None:
     """The signature that the options ``inputs`` and ``outputs`` declare; None if both are absent or empty. Raises InvalidConfig.
 
-    Each is a list of ``{"name", "datatype", "shape"}``. Shapes include the batch dimension; -1 is any size.
+    Each option is a list of ``{"name", "datatype", "shape"}``. Shapes include the batch dimension; -1 means any size.
     """
     declared = {part: options.get(part) or () for part in ("inputs", "outputs")}
     if not any(declared.values()):

@@ -31,7 +31,7 @@ from penstock.protocol.onnx_scan import has_control_flow, has_external_data, unr
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
 
 _ORT_NAMES = {DataType.FP32: "float", DataType.FP64: "double", DataType.BYTES: "string"}
-"""Where they are not numpy's."""
+"""ONNX Runtime's names that differ from numpy's."""
 _BY_ORT_TYPE = {f"tensor({_ORT_NAMES.get(each, each.dtype.name)})": each for each in DataType}
 
 _MAPS = re.compile(r"seq\(map\((?:int64|string),(tensor\(\w+\))\)\)")
@@ -47,28 +47,28 @@ _GRAPH_LEVELS = {
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _CUDA = "CUDAExecutionProvider"
 _LARGE_BYTES = 1 << 20
-"""From here on parsing takes longer than requests to other models should wait, which is about half a millisecond."""
-# Errors reach the caller as exceptions; below this level ONNX Runtime would also print them.
+"""For larger models, parsing takes longer than the half millisecond that requests to other models may wait."""
+# Errors reach the caller as exceptions. At a lower level, ONNX Runtime would also print them.
 _FATAL_ONLY = 4
 
 
 class OnnxRuntimeOptions(msgspec.Struct, frozen=True):
-    """Options of a session; the defaults are ONNX Runtime's own."""
+    """Options of a session, with the defaults of ONNX Runtime."""
 
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Threads within an operator; 0: one per core."""
     inter_op_threads: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Threads across operators, used only by models with parallel branches; 0 keeps execution sequential."""
+    """Threads across operators, for models with parallel branches; 0 means sequential execution."""
     graph_level: Literal["disabled", "basic", "extended", "all"] = "all"
-    """ONNX Runtime's own graph rewrites. Anything below ``all`` loses its blocked layouts and their speed."""
+    """Level of ONNX Runtime's graph rewrites. Only ``all`` includes the blocked layouts, which are faster."""
     arena: bool = True
-    """Keep a memory arena: faster, but memory that a large batch took is kept."""
+    """Use a memory arena: faster, but the memory of a large batch is not released."""
     spinning: bool = True
-    """Let idle threads spin: lower latency, at the price of CPU time taken from neighbours."""
+    """Let idle threads spin. This lowers latency but takes CPU time from other threads."""
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     """Execution providers in order of preference."""
     gpu: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Number of the GPU that ``CUDAExecutionProvider`` computes on."""
+    """Number of the GPU for ``CUDAExecutionProvider``."""
 
 
 class OnnxRuntimeEngine(OptionsEngine):
@@ -106,7 +106,7 @@ class OnnxRuntimeEngine(OptionsEngine):
                 session = ort.InferenceSession(file, session_options, providers=providers)
         except Exception as error:
             raise _refusal(artifact, error) from error
-        if _CUDA in typed.providers and _CUDA not in session.get_providers():  # which it would pass over in silence
+        if _CUDA in typed.providers and _CUDA not in session.get_providers():  # which it would silently skip
             raise Unavailable(
                 f"ONNX Runtime cannot compute on GPU {typed.gpu}", "check the driver, and CUDA's libraries"
             )
@@ -142,7 +142,7 @@ class OnnxRuntimeModel(LoadedModel):
         if any(spec.datatype is DataType.BF16 for spec in inputs + self.signature.outputs):
             self._run = self._run_values
         self._text_inputs = [spec.name for spec in inputs if spec.datatype is DataType.BYTES]
-        self.predictable = not self._text_inputs  # texts differ in length
+        self.predictable = not self._text_inputs  # strings differ in length
         self._text_outputs = [spec.name for spec in self.signature.outputs if spec.datatype is DataType.BYTES]
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -174,7 +174,7 @@ class OnnxRuntimeModel(LoadedModel):
         return self._session.run(self._names, inputs)  # type: ignore[union-attr, no-any-return]
 
     def _run_values(self, inputs: Mapping[str, Array]) -> list[Array]:
-        # ONNX Runtime's numpy bridge does not know bfloat16, so such tensors pass as their 16 bits.
+        # ONNX Runtime's numpy interface does not support bfloat16, so such tensors are passed as 16-bit integers.
         feeds = {name: _to_value(array) for name, array in inputs.items()}
         values = self._session.run_with_ort_values(self._names, feeds)  # type: ignore[union-attr]
         return [_from_value(value) for value in values]
@@ -201,7 +201,7 @@ def _is_in_parts(data: bytes) -> bool:
     try:
         return has_external_data(data)
     except ValueError:
-        return True  # ONNX Runtime explains better what is wrong
+        return True  # ONNX Runtime's own message is more precise
 
 
 def _missing_providers(options: OnnxRuntimeOptions) -> list[Finding]:
@@ -226,7 +226,7 @@ def _session_options(options: OnnxRuntimeOptions) -> ort.SessionOptions:
         session_options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
     session_options.graph_optimization_level = _GRAPH_LEVELS[options.graph_level]
     session_options.enable_cpu_mem_arena = options.arena
-    # Otherwise ONNX Runtime detects the format, and accepts its own, which was not checked.
+    # Otherwise ONNX Runtime detects the format and also accepts its own, which was not checked.
     session_options.add_session_config_entry("session.load_model_format", "ONNX")
     session_options.add_session_config_entry("session.intra_op.allow_spinning", "1" if options.spinning else "0")
     return session_options
@@ -310,7 +310,7 @@ def _refusal(artifact: Artifact, error: Exception) -> InvalidModel:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of ``error`` without ONNX Runtime's own places: error class, source file, C++ signature."""
+    """The first line of ``error`` without ONNX Runtime's error class, source file and C++ signature."""
     line = str(error).strip().partition("\n")[0]
     line = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", line)
     line = re.sub(r"/onnxruntime_src/\S+:\d+ .*?\)(?: const)?(?: \[with .*?\])? ", "", line)

@@ -1,4 +1,4 @@
-"""OpenVINO: Intel's engine, fast on x86 CPUs; runs its own IR and ONNX, also quantised (QDQ). Extra ``penstock[openvino]``."""
+"""OpenVINO: Intel's engine, fast on x86 CPUs. It runs OpenVINO IR and ONNX, also quantised (QDQ). Extra ``penstock[openvino]``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _BY_OPENVINO_TYPE = {
 }
 
 
-# The CPU plug-in computes these in signed 32 bits and does not report values that do not fit.
+# The CPU plug-in computes these types in signed 32 bits and does not report overflow.
 _NARROWED = (DataType.INT64, DataType.UINT64, DataType.UINT32)
 _INT32 = np.iinfo(np.int32)
 _EXACT = 64
@@ -58,7 +58,7 @@ class OpenVinoOptions(msgspec.Struct, frozen=True):
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Threads; 0: all cores."""
     precision: Literal["f32", "bf16", "f16"] = "f32"
-    """Arithmetic of float operators. Always passed on, because OpenVINO would silently choose BF16 on CPUs that have it."""
+    """Arithmetic of float operators. Always set explicitly, because OpenVINO would silently choose BF16 on CPUs that support it."""
 
 
 class OpenVinoEngine(OptionsEngine):
@@ -68,7 +68,7 @@ class OpenVinoEngine(OptionsEngine):
     version: str = ov.__version__.partition("-")[0]
     formats = frozenset({Format.ONNX, Format.OPENVINO_IR})
     options = OpenVinoOptions
-    copies = 4  # the model's bytes, OpenVINO's own copy of the weights and the packed one
+    copies = 4  # the model's bytes, OpenVINO's copy of the weights, and the packed weights
     fixed_bytes = 128 << 20
 
     def validate(self, artifact: Artifact, options: Options) -> list[Finding]:
@@ -91,7 +91,7 @@ class OpenVinoEngine(OptionsEngine):
             # One request at a time, with all threads.
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": "1",
-            # Pinned threads of several models would pile up on the same cores.
+            # Pinned threads of several models would compete for the same cores.
             "ENABLE_CPU_PINNING": "NO",
         }
         if typed.threads:
@@ -119,8 +119,8 @@ class OpenVinoEngine(OptionsEngine):
 class OpenVinoModel(LoadedModel):
     """One compiled model with one inference request: one thread at a time.
 
-    The CPU plug-in computes 64-bit floats in 32 bits, and 64-bit and unsigned integers in signed 32 bits; inputs beyond
-    that range are refused with InvalidArgument, since the answer would be silently wrong.
+    The CPU plug-in computes 64-bit floats in 32 bits, and 64-bit and unsigned integers in signed 32 bits. Inputs beyond that range
+    are rejected with InvalidArgument, since the outputs would be silently wrong.
     """
 
     def __init__(self, compiled: ov.CompiledModel, signature: Signature) -> None:
@@ -137,7 +137,7 @@ class OpenVinoModel(LoadedModel):
         for name in self._narrowed:
             _check_range(name, inputs[name])
         try:
-            # share_inputs spares a copy of each input; outputs are copied out, since the next run writes over them.
+            # share_inputs avoids a copy of each input. Outputs are copied, since the next run overwrites them.
             results = request.infer(
                 {name: _feed(array) for name, array in inputs.items()}, share_inputs=True, share_outputs=False
             )
@@ -154,7 +154,7 @@ class OpenVinoModel(LoadedModel):
 
 
 def capabilities() -> set[str]:
-    """OpenVINO's names of the arithmetics that this CPU has, e.g. ``FP32 INT8 BF16``."""
+    """OpenVINO's names of the precisions that this CPU supports, e.g. ``FP32 INT8 BF16``."""
     return set(_core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
 
 
@@ -166,17 +166,19 @@ def _core() -> ov.Core:
 
 
 def _read(artifact: Artifact, path: Path | None) -> ov.Model:
-    """The model of ``artifact``, whose main file lies at ``path`` beside its others."""
+    """The model of ``artifact``, whose main file is ``path``, with its other files in the same folder."""
     if path is not None and artifact.format is Format.OPENVINO_IR:
         weights = path.with_suffix(".bin")
         if not weights.is_file():
-            raise InvalidModel(f"'{weights.name}' is missing: it holds the model's weights", "put it beside the model")
-        # Otherwise OpenVINO tries every format that it knows.
+            raise InvalidModel(
+                f"'{weights.name}' is missing; it contains the model's weights", "put it in the model's folder"
+            )
+        # Otherwise OpenVINO tries every format that it supports.
         if not artifact.data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"<?xml", b"<net")):
             raise InvalidModel(f"'{path.name}' is not an OpenVINO model", "save it with openvino.save_model")
         return _core().read_model(path)
     if path is not None and has_external_data(artifact.data):
-        return _core().read_model(path)  # OpenVINO takes the other files from the folder of this one
+        return _core().read_model(path)  # OpenVINO reads the other files from the folder of this file
     return _core().read_model(artifact.data)
 
 
@@ -203,7 +205,8 @@ def _feed(array: Array) -> Any:
 def _check_range(name: str, array: Array) -> None:
     if array.size and (array.max() > _INT32.max or array.min() < _INT32.min):
         raise InvalidArgument(
-            f"input '{name}' holds integers beyond 32 bits, which OpenVINO would cut off", "use the onnxruntime engine"
+            f"input '{name}' contains integers beyond 32 bits, which OpenVINO would truncate",
+            "use the onnxruntime engine",
         )
 
 
@@ -221,7 +224,7 @@ def _spec(port: Any) -> TensorSpec:
         )
     if datatype is DataType.BYTES:
         raise Unsupported(
-            f"'{name}' is a string tensor, which the OpenVINO engine does not take", "use the onnxruntime engine"
+            f"'{name}' is a string tensor, which the OpenVINO engine does not support", "use the onnxruntime engine"
         )
     shape = tuple(dim.get_length() if dim.is_static else -1 for dim in port.get_partial_shape())
     return TensorSpec(name, datatype, shape)

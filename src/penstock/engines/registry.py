@@ -1,4 +1,4 @@
-"""Engines by name, with the traits of each. Only ``get_engine`` imports an engine's file and the package that it wraps."""
+"""Engines by name, with their traits. Only ``get_engine`` imports an engine's file and the package that it wraps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ServedAs(msgspec.Struct, frozen=True):
     backend: str
     platform: str
     filename: str
-    """The model's file or folder in its version's folder, unless the configuration names another."""
+    """Default name of the model's file or folder in its version's folder."""
 
 
 class EngineTraits(msgspec.Struct, frozen=True):
@@ -32,19 +32,19 @@ class EngineTraits(msgspec.Struct, frozen=True):
     formats: tuple[Format, ...]
     served_as: tuple[ServedAs, ...]
     platform: str = ""
-    """The protocol's name of what runs a model that has no configuration; empty: the engine's name."""
+    """The model's platform in the protocol if it has no configuration; empty: the engine's name."""
     takes_signature: bool = False
-    """It has the options ``inputs`` and ``outputs`` of ``declared_signature``, since some of its models do not know theirs."""
+    """The engine has the options ``inputs`` and ``outputs`` of ``declared_signature``, since some of its models lack a signature."""
     keeps_threads: bool = True
-    """A loaded model keeps threads of its engine, even with the option ``threads`` at 1."""
+    """A loaded model keeps threads of its engine, even if the option ``threads`` is 1."""
     shared_options: Mapping[str, Any] = {}
     """Options for models with several threads that share their cores with a server."""
     precisions: tuple[str, ...] = ()
-    """Values of the option ``precision``, the arithmetic of float operators; empty if it has no such option."""
+    """Values of the option ``precision``, the arithmetic of float operators; empty if the engine has no such option."""
     thread_parameters: tuple[str, ...] = ()
-    """Parameters of a model's configuration that mean the option ``threads``."""
+    """Parameters of a model's configuration that set the option ``threads``."""
     gpu_options: Callable[[int], Mapping[str, Any]] | None = None
-    """Options that make a model compute on a GPU, given its number; None for an engine of CPUs only."""
+    """Returns the options for the GPU with a given number; None for an engine that only supports CPUs."""
 
 
 _ENGINES = {
@@ -56,7 +56,7 @@ _ENGINES = {
         (ServedAs("onnxruntime", "onnxruntime_onnx", "model.onnx"),),
         platform="onnxruntime_onnx",
         keeps_threads=False,
-        # Threads that spin after a call take the core that the server's event loop waits for.
+        # Threads that spin after a call occupy the core that the server's event loop waits for.
         shared_options={"spinning": False},
         thread_parameters=("intra_op_thread_count",),
         gpu_options=lambda gpu: {"providers": ("CUDAExecutionProvider", "CPUExecutionProvider"), "gpu": gpu},
@@ -120,7 +120,7 @@ def get_engine(name: str) -> Engine:
 
 
 def engines_for(format: Format) -> list[str]:
-    """Names of the engines that run models of ``format``, the usual one first. Imports none, so they may not be installed."""
+    """Names of the engines that run models of ``format``, the default first. Imports none, so some might not be installed."""
     return [name for name, known in _ENGINES.items() if format in known.formats]
 
 
@@ -130,7 +130,7 @@ def available_engines(format: Format = Format.ONNX) -> list[str]:
 
 
 def is_available(name: str) -> bool:
-    """Whether engine ``name`` is known and installed. Imports it to find out."""
+    """True if engine ``name`` is known and installed. Imports the engine to find out."""
     try:
         get_engine(name)
     except (EngineUnavailable, InvalidArgument):

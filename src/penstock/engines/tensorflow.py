@@ -1,4 +1,4 @@
-"""TensorFlow: runs SavedModels, where TensorFlow is installed. Extra ``penstock[tensorflow]``."""
+"""TensorFlow: runs SavedModels. Extra ``penstock[tensorflow]``."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ class TensorFlowOptions(msgspec.Struct, frozen=True):
     """Options of a SavedModel."""
 
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Threads within an operator; 0: one per core. TensorFlow has one pool for all models of a process: the first load decides."""
+    """Threads within an operator; 0: one per core. TensorFlow has one pool for all models of a process, whose size the first load
+    determines.
+    """
     signature: str = "serving_default"
-    """Which of the model's signatures to run."""
+    """Name of the model's signature to run."""
 
 
 class TensorFlowEngine(OptionsEngine):
@@ -32,7 +34,7 @@ class TensorFlowEngine(OptionsEngine):
     version: str = tf.__version__
     formats = frozenset({Format.SAVED_MODEL})
     options = TensorFlowOptions
-    copies = 4  # variables as restored, while they are read, and as oneDNN packs them
+    copies = 4  # variables as restored, as read from the file, and as packed by oneDNN
     fixed_bytes = 256 << 20
 
     def load(self, artifact: Artifact, options: Options) -> LoadedModel:
@@ -49,7 +51,7 @@ class TensorFlowEngine(OptionsEngine):
             raise InvalidModel(f"TensorFlow refuses the model: {_reason(error)}", "save the model again") from error
         if typed.signature not in model.signatures:
             raise InvalidConfig(
-                f"the model has no signature '{typed.signature}'", f"it has: {', '.join(model.signatures) or 'none'}"
+                f"the model has no signature '{typed.signature}'", f"known: {', '.join(model.signatures) or 'none'}"
             )
         return TensorFlowModel(model, model.signatures[typed.signature])
 
@@ -66,7 +68,7 @@ class TensorFlowModel(LoadedModel):
             tuple(_spec(name, inputs[name]) for name in sorted(inputs)),
             tuple(_spec(name, outputs[name]) for name in sorted(outputs)),
         )
-        # The function does not keep the variables of its model.
+        # The function does not keep the variables of its model alive.
         self._loaded: tuple[Any, Any] | None = (model, function)
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -87,13 +89,13 @@ class TensorFlowModel(LoadedModel):
 
 def _spec(name: str, spec: Any) -> TensorSpec:
     if spec.shape.rank is None:
-        raise Unsupported(f"'{name}' is of any rank", "save the model with shapes, None for a free dimension")
+        raise Unsupported(f"'{name}' has an unknown rank", "save the model with shapes; use None for a free dimension")
     datatype = DataType.BYTES if spec.dtype == tf.string else DataType.from_numpy(np.dtype(spec.dtype.as_numpy_dtype))
     return TensorSpec(name, datatype, tuple(-1 if dim is None else dim for dim in spec.shape))
 
 
 def _reason(error: Exception) -> str:
-    """The line that gives the reason: the first, or if that only says that the graph failed, the last that names no node."""
+    """The line with the reason: the first line or, if it only says that the graph failed, the last line that names no node."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" \t[")] or [type(error).__name__]
     told = [line for line in lines if not line.startswith("[[")]
     return (told[-1] if lines[0].startswith("Graph execution error") else lines[0])[:400]

@@ -1,4 +1,4 @@
-"""LiteRT: runs TensorFlow Lite models (``.tflite``), best at small and quantised ones. Extra ``penstock[tflite]``."""
+"""LiteRT: runs TensorFlow Lite models (``.tflite``), best for small and quantised models. Extra ``penstock[tflite]``."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class TfLiteOptions(msgspec.Struct, frozen=True):
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Threads within an operator; 0: one per core."""
     free_batch: bool = False
-    """Let the first dimension of every input be resized although the file fixes it. Some converters fix it at 1."""
+    """Treat the first dimension of every input as free, although the file fixes it. Some converters fix it at 1."""
     signature: str = ""
-    """Which of the model's signatures to run; empty: its first, or without any the whole graph under its tensors' names."""
+    """Name of the signature to run; empty: the first signature or, if there is none, the graph with its tensors' names."""
 
 
 class TfLiteEngine(OptionsEngine):
@@ -35,7 +35,7 @@ class TfLiteEngine(OptionsEngine):
     version: str = ai_edge_litert.__version__
     formats = frozenset({Format.TFLITE})
     options = TfLiteOptions
-    copies = 3  # the model's bytes, of which the interpreter uses the weights, and those that XNNPACK packs
+    copies = 3  # the model's bytes, whose weights the interpreter uses, and the weights packed by XNNPACK
     fixed_bytes = 64 << 20
 
     def load(self, artifact: Artifact, options: Options) -> LoadedModel:
@@ -53,7 +53,7 @@ class TfLiteEngine(OptionsEngine):
 
 
 class TfLiteModel(LoadedModel):
-    """One interpreter: one thread at a time. Quantised tensors go in and out as they are stored."""
+    """One interpreter: one thread at a time. Quantised tensors are passed and returned as integers."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class TfLiteModel(LoadedModel):
         self._outputs = {name: details["index"] for name, details in outputs.items()}
         self._texts = {spec.name for spec in self.signature.inputs if spec.datatype is DataType.BYTES}
         self._shapes = {name: tuple(details["shape"].tolist()) for name, details in inputs.items()}
-        """Of the inputs as the interpreter has allocated them."""
+        """Shapes of the inputs for which the interpreter has allocated memory."""
         self._interpreter: Interpreter | None = interpreter
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -98,7 +98,7 @@ class TfLiteModel(LoadedModel):
         shapes = {name: inputs[name].shape for name in self._inputs}
         if shapes == self._shapes:
             return
-        self._shapes = {}  # if this fails, the next call plans again
+        self._shapes = {}  # if this fails, the next call allocates again
         for name, index in self._inputs.items():
             interpreter.resize_tensor_input(index, shapes[name])
         interpreter.allocate_tensors()
@@ -106,10 +106,10 @@ class TfLiteModel(LoadedModel):
 
 
 def _tensors(interpreter: Interpreter, signature: str) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Details of the inputs and of the outputs by name, in the model's order."""
+    """Details of the inputs and the outputs by name, in the model's order."""
     known = list(interpreter.get_signature_list())
     if signature and signature not in known:
-        raise InvalidConfig(f"the model has no signature '{signature}'", f"it has: {', '.join(known) or 'none'}")
+        raise InvalidConfig(f"the model has no signature '{signature}'", f"known: {', '.join(known) or 'none'}")
     inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
     if not known:
         return {details["name"]: details for details in inputs}, {details["name"]: details for details in outputs}
@@ -118,10 +118,12 @@ def _tensors(interpreter: Interpreter, signature: str) -> tuple[dict[str, dict[s
 
 
 def _in_order(named: dict[str, dict[str, Any]], graph: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """``named`` of the signature as the graph lists them: the signature's own order is that of the names."""
+    """``named`` tensors of the signature in the graph's order. The signature itself orders them by name."""
     places = {details["index"]: place for place, details in enumerate(graph)}
     if any(details["index"] not in places for details in named.values()):
-        raise Unsupported("the signature does not run the model's first graph", "choose another, or convert it alone")
+        raise Unsupported(
+            "the signature does not run the model's first graph", "choose another signature, or convert it separately"
+        )
     return dict(sorted(named.items(), key=lambda item: places[item[1]["index"]]))
 
 
@@ -141,6 +143,6 @@ def _text(array: Array) -> Array:
 
 
 def _reason(error: Exception) -> str:
-    # LiteRT puts its source file before the reason and the node after it.
+    # LiteRT writes its source file before the reason and the node after it.
     line = (str(error).strip() or type(error).__name__).replace("\n", " ")
     return line[:400]

@@ -40,14 +40,14 @@ _BY_TORCH_TYPE = {getattr(torch, each.dtype.name): each for each in DataType if 
 _program_lock = threading.Lock()
 
 Program = Callable[[list[torch.Tensor]], Any]
-"""Maps inputs in signature order to outputs, nested as the author of the program nested them."""
+"""Maps inputs in signature order to outputs in the nesting of the program."""
 
 
 class TorchOptions(msgspec.Struct, frozen=True):
     """Options of a loaded program."""
 
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Threads within an operator; 0: one per core. A property of the calling thread, so each call sets it."""
+    """Threads within an operator; 0: one per core. This is a property of the calling thread, so each call sets it."""
     device: Annotated[str, msgspec.Meta(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
     """Device: ``cpu``, ``cuda`` or ``cuda:N``."""
     inputs: tuple[TensorSpec, ...] = ()
@@ -63,7 +63,7 @@ class TorchEngine(OptionsEngine):
     version: str = torch.__version__.partition("+")[0]
     formats = frozenset({Format.TORCHSCRIPT, Format.EXPORTED_PROGRAM})
     options = TorchOptions
-    copies = 3  # the weights as read from the file, as tensors, and as oneDNN packs them
+    copies = 3  # the weights as read from the file, as tensors, and as packed by oneDNN
     fixed_bytes = 128 << 20
 
     def gpus(self) -> int:
@@ -135,7 +135,7 @@ def _load_script(data: bytes, device: torch.device, declared: Signature | None) 
     if declared is None:
         raise InvalidModel(
             "a TorchScript file does not contain its inputs and outputs, and none are declared",
-            "declare name, data type and dims of each in the model's configuration, or save it with torch.export.save",
+            "declare name, data type and dims of each in the model's configuration, or save the model with torch.export.save",
         )
     script = torch.jit.load(io.BytesIO(data), map_location=device).eval()
     keeps_state = _keeps_state(script)
@@ -168,7 +168,7 @@ def _keeps_state(script: Any) -> bool:
 
 def _load_program(data: bytes, device: torch.device, declared: Signature | None) -> _Loaded:
     check_kind(record_names(data))
-    # With torch's own reader: another one may see different records in the same archive.
+    # Uses torch's own reader, because another reader may see different records in the same archive.
     archive = PT2ArchiveReader(io.BytesIO(data))
     check_program(archive.get_file_names(), archive.read_bytes, _check_pickle)
     with _program_lock:
@@ -229,7 +229,7 @@ def _node_of(result: Any) -> str | None:
 
 
 def _renamed(specs: list[TensorSpec], places: list[int], declared: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """The declared ones of ``specs``, in their original order, under their declared names."""
+    """The declared entries of ``specs``, in their original order, with their declared names."""
     names = {place: spec.name for place, spec in zip(places, declared, strict=True)}
     return [msgspec.structs.replace(specs[place], name=names[place]) for place in sorted(names)]
 
@@ -237,7 +237,7 @@ def _renamed(specs: list[TensorSpec], places: list[int], declared: Sequence[Tens
 def _match(names: Sequence[str], own: Sequence[str]) -> list[int]:
     """The position of each of ``names`` among the program's ``own`` names. Raises InvalidModel if they do not fit.
 
-    Matches by name; else by number, if all names end in ``__`` and a number; else by order.
+    Names match by name; otherwise by number, if all names end in ``__`` and a number; otherwise by order.
     """
     if set(names) <= set(own):
         return [own.index(name) for name in names]

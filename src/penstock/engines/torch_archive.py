@@ -1,8 +1,8 @@
-"""Checks of torch archives before they are loaded: their kind, and whether loading them would run code.
+"""Checks of torch archives before loading: their kind, and that loading does not run arbitrary code.
 
 torch reads parts of an exported program with Python's unrestricted unpickler, and evaluates others as Python: symbolic sizes,
-guards on inputs, names of functions. Files written by ``torch.export.save`` do not need the features that are refused here. The
-checks restrict a program to computing; they do not make models from untrusted sources safe.
+guards on inputs, names of functions. Files from ``torch.export.save`` do not need the features that are rejected here. The checks
+restrict a program to computing; they do not make models from untrusted sources safe.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def record_names(data: bytes) -> list[str]:
             records = archive.infolist()
     except zipfile.BadZipFile:
         raise InvalidModel(
-            "the file is not an archive of torch, or is cut off", "save it with torch.export.save or torch.jit.save"
+            "the file is not an archive of torch, or is truncated", "save it with torch.export.save or torch.jit.save"
         ) from None
     if sum(record.file_size for record in records) > _MAX_RATIO * len(data):
         raise InvalidModel(f"the archive unpacks to more than {_MAX_RATIO} times its size", _EXPORT)
@@ -55,7 +55,7 @@ def record_names(data: bytes) -> list[str]:
 
 
 def check_script(names: Sequence[str]) -> None:
-    """Raise InvalidModel unless an archive with records ``names`` holds TorchScript."""
+    """Raise InvalidModel unless an archive with records ``names`` contains TorchScript."""
     if "constants.pkl" in names:
         return
     if any(name.startswith("models/") for name in names):
@@ -67,9 +67,9 @@ def check_script(names: Sequence[str]) -> None:
 
 
 def check_kind(names: Sequence[str]) -> None:
-    """Raise InvalidModel unless an archive with records ``names`` holds one exported program."""
+    """Raise InvalidModel unless an archive with records ``names`` contains one exported program."""
     if any(name.startswith("data/aotinductor/") for name in names):
-        raise InvalidModel("the file holds native code of AOTInductor, which Penstock does not load", _EXPORT)
+        raise InvalidModel("the file contains native code of AOTInductor, which Penstock does not load", _EXPORT)
     if "models/model.json" not in names:
         hint = "name it '.pt'" if "constants.pkl" in names else "save it with torch.export.save"
         raise InvalidModel("the file is not an exported program", hint)
@@ -78,12 +78,12 @@ def check_kind(names: Sequence[str]) -> None:
 def check_program(names: Sequence[str], read: Read, check_pickle: Callable[[bytes], object]) -> None:
     """Raise InvalidModel unless an exported program with records ``names`` only computes.
 
-    ``check_pickle`` is given the pickled example inputs and raises if they hold anything but tensors and plain values.
+    ``check_pickle`` gets the pickled example inputs and raises if they contain anything other than tensors and plain values.
     """
     check_kind(names)
     for name in names:
         if re.fullmatch(r"data/(weights|constants)/.*\.pt", name):
-            raise InvalidModel(f"the exported program holds '{name}', which may run any code", _EXPORT)
+            raise InvalidModel(f"the exported program contains '{name}', which may run any code", _EXPORT)
         if name.startswith(("data/weights/", "data/constants/")) and name.endswith(".json"):
             _check_payloads(json.loads(read(name))["config"])
         if name.startswith("models/"):
@@ -92,7 +92,9 @@ def check_program(names: Sequence[str], read: Read, check_pickle: Callable[[byte
             try:
                 check_pickle(data)
             except Exception as error:
-                raise InvalidModel("the exported program's example inputs hold more than tensors", _EXPORT) from error
+                raise InvalidModel(
+                    "the exported program's example inputs contain values other than tensors", _EXPORT
+                ) from error
 
 
 def _check_payloads(payloads: dict[str, Any]) -> None:
@@ -112,7 +114,7 @@ def _check_graph(graph: Any) -> None:
         else:
             is_known = key not in ("name", "as_name", "forward_arg_names") or bool(_NAME.fullmatch(value))
         if not is_known:
-            raise InvalidModel(f"the exported program's {key} '{value[:200]}' is not one that only computes", _EXPORT)
+            raise InvalidModel(f"the exported program's {key} '{value[:200]}' is not a pure tensor operation", _EXPORT)
 
 
 def _texts(node: Any) -> Iterator[tuple[str, str]]:

@@ -1,1 +1,1 @@
-"""The offline half: from a trained model to a bundle."""
+"""The offline half of Penstock: it turns a trained model into a bundle."""

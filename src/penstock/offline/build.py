@@ -1,11 +1,11 @@
-"""Build: a trained model in, a bundle out. The composition root of the offline half.
+"""Build: turns a trained model into a bundle. This module connects the parts of the offline half.
 
 ::
 
     model.onnx ─ optimise ─ calibrate ─ quantise ─ (plan) ─ tune ─ pack ─ digits.bundle
 
-A compression plan is made only if the recipe asks for one. The last step writes the bundle atomically, so a build that is
-killed leaves an earlier bundle intact.
+A compression plan is made only if the recipe asks for one. The last step writes the bundle atomically, so a build that is killed
+leaves an earlier bundle intact.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class Compression(msgspec.Struct, frozen=True):
     """Options of the compression plan, which runs under the recipe's contract."""
 
     budget_s: float = 600.0
-    """Seconds in which new steps may start. A step that is still running is stopped after half the budget more, at least 30 s.
-    Optimising, quantising and tuning take extra time."""
+    """Seconds in which new steps may start. A running step then gets extra time: half the budget, or 30 s if that is longer.
+    Optimising, quantising and tuning are not included."""
     epochs: float = 10.0
-    """Passes over the calibration data of each training."""
+    """Passes over the calibration data in each training."""
     seed: int = 0
     folder: Path | None = None
     """Folder for finished steps, from which an interrupted plan continues; None stores nothing."""
@@ -84,11 +84,11 @@ class Recipe(msgspec.Struct, frozen=True):
     name: str = ""
     """Name under which the model is served; empty: the name of the bundle file without its suffix."""
     version: str = "1"
-    """Version under which the model is served: a whole number from 1."""
+    """Version under which the model is served: a whole number of at least 1."""
     engines: tuple[str, ...] = ()
     """Engines to try; empty: all installed engines."""
     threads: tuple[int, ...] = ()
-    """Thread counts to try; empty: one, all cores, and the powers of two between."""
+    """Thread counts to try; empty: 1, the number of cores, and powers of two between."""
     methods: tuple[RangeMethod, ...] = tuple(RangeMethod)
     """INT8 calibration methods to try."""
     careful: bool = True
@@ -98,7 +98,7 @@ class Recipe(msgspec.Struct, frozen=True):
     compression: Compression | None = None
     """Options of the compression plan; None makes no plan."""
     budget_s: float = 20.0
-    """Maximum seconds for timing candidates; timing ends earlier once their speeds are known precisely."""
+    """Maximum seconds for timing candidates; timing ends early when their speeds are known precisely."""
     overwrite: bool = False
     """Overwrite a target that is not a bundle. A bundle is always overwritten."""
     folder: bool = False
@@ -134,7 +134,7 @@ def build(
 
     ``calibrate`` and ``evaluate`` are npz files or mappings of arrays named after the model's inputs, one row per sample; an array
     named ``labels`` has class numbers. Without ``calibrate``, INT8 is not tried. Without ``evaluate``, a fifth of ``calibrate`` is
-    held out for it. Raises InvalidModel, InvalidData, InvalidConfig, ContractUnmet, AlreadyExists, ResourceExhausted.
+    held out for evaluation. Raises InvalidModel, InvalidData, InvalidConfig, ContractUnmet, AlreadyExists, ResourceExhausted.
     """
     with keep_models(usable_memory() // _KEPT_SHARE or _KEPT_BYTES):
         return _build(model, Path(output), calibrate, evaluate, recipe, on_progress)
@@ -206,7 +206,7 @@ def _build(
 
 
 def _check_target(output: Path, recipe: Recipe) -> None:
-    """Raise now for a target that ``pack`` would reject at the end."""
+    """Reject a target before the build if ``pack`` would reject it at the end."""
     check_version(recipe.version)
     if not output.stem or output.name == "..":
         raise InvalidArgument(f"'{output}' is not the name of a file", "name the bundle, e.g. -o model.bundle")
@@ -218,21 +218,23 @@ def _check_target(output: Path, recipe: Recipe) -> None:
             check_folder(output)
         return
     if output.is_dir() and any(output.iterdir()):
-        raise AlreadyExists(f"'{output}' is a folder that holds no bundle", "choose another name")
+        raise AlreadyExists(f"'{output}' is a folder that is not a bundle", "choose another name")
     if not recipe.overwrite and not output.is_dir():
         raise AlreadyExists(f"'{output}' exists and is not a bundle", "choose another name, or use --force")
 
 
 @contextmanager
 def _blaming(data: Data | None) -> Iterator[None]:
-    """Report an error of a running model as InvalidData: a model that loads fails only because of its inputs."""
+    """Report an error of a running model as InvalidData: if a loaded model fails, the reason is its inputs."""
     try:
         yield
     except PenstockError as error:
         if type(error) is not PenstockError:
             raise
         name = f"'{data}'" if isinstance(data, str | Path) else "the data"
-        raise InvalidData(f"{error.message}, on samples of {name}", "check that the values suit the model") from error
+        raise InvalidData(
+            f"{error.message}, on samples of {name}", "check that the values are valid inputs of the model"
+        ) from error
 
 
 def _engines(recipe: Recipe) -> tuple[str, ...]:
@@ -283,7 +285,7 @@ def _dataset(data: Data, signature: Signature) -> Dataset:
 
 
 def _caveats(recipe: Recipe, tuned: TuneResult) -> list[str]:
-    """Limits of the chosen candidate's figures, as notes."""
+    """Notes on the limits of the chosen candidate's measurements."""
     records = (tuned.baseline, *tuned.records)
     chosen = next(record for record in records if record.name == tuned.chosen.name)
     found = []
@@ -294,7 +296,7 @@ def _caveats(recipe: Recipe, tuned: TuneResult) -> list[str]:
     if chosen.accuracy is not None and (chosen.precision != "fp32" or chosen.compression):
         found += unproved(chosen.accuracy, recipe.contract.max_accuracy_loss)
     if chosen.calls < _FEW_CALLS:
-        found.append(f"the p99 is the maximum of only {chosen.calls} calls; a larger --budget measures more")
+        found.append(f"the p99 is the maximum of only {chosen.calls} calls; a larger --budget allows more calls")
     widest = max((r for r in records if r.name.startswith(ORIGINAL)), key=lambda record: record.threads)
     if widest.threads > chosen.threads and widest.latency_ms and chosen.latency_ms:
         pace = widest.latency_ms / chosen.latency_ms
@@ -340,13 +342,11 @@ def _plan_options(recipe: Recipe, threads: Sequence[int]) -> PlanOptions | None:
 
 
 def _check_plan(original: Artifact, data: Dataset | None, options: PlanOptions | None, recipe: Recipe) -> None:
-    """Raise before any work for a plan without data and for a folder that holds another plan."""
+    """Raise an error, before any work, for a plan without data or a folder that holds another plan."""
     if options is None or recipe.compression is None:
         return
     if data is None:
-        raise InvalidData(
-            "there is no data to compress the model on", "give --train FILE.npz with some hundred samples"
-        )
+        raise InvalidData("compressing the model requires data", "give --train FILE.npz with a few hundred samples")
     if recipe.compression.folder is not None:
         check_plan(recipe.compression.folder, known_key(original, data, options))
 
@@ -366,18 +366,18 @@ def _plan(
 
 
 def _disappointed(planned: CompressionPlan, tuned: TuneResult) -> tuple[str, ...]:
-    """A note if the evaluation data rejected every model that the plan kept."""
+    """A note if every model that the plan kept failed the contract on the evaluation data."""
     ours = {version.compression for version in planned.versions}
     records = [record for record in tuned.records if record.compression in ours]
     if not records or any(record.status != "rejected" for record in records):
         return ()
     return (
-        f"the plan kept {len(planned.versions)} model(s), and the evaluation data rejected them all: give more training data",
+        f"the plan kept {len(planned.versions)} model(s), but all failed the contract on the evaluation data: give more training data",
     )
 
 
 def _versions(made: Sequence[Version], recipe: Recipe) -> list[Version]:
-    """Each model once. When optimising for size, with its coded size, and without models that need a fallback variant."""
+    """The distinct models. When optimising for size, they have their coded size, and those that need a fallback are left out."""
     distinct = list({version.artifact.digest: version for version in reversed(made)}.values())[::-1]
     if recipe.objective != "size":
         return distinct
@@ -406,7 +406,7 @@ def _variants(chosen: Candidate, fp32: Artifact) -> tuple[tuple[Variant, ...], d
     files: dict[str, bytes] = {}
     variants = []
     for one in kept:
-        placed = place(one.artifact)  # the same files for variants of the same model
+        placed = place(one.artifact)  # variants of the same model share their files
         main, *beside = placed
         files |= placed
         variant = Variant(one.name, main, one.engine, one.precision, one.options, one.requires)
@@ -415,5 +415,5 @@ def _variants(chosen: Candidate, fp32: Artifact) -> tuple[tuple[Variant, ...], d
 
 
 def instances(cores: int, threads: int, call_ms: float) -> int:
-    """Copies to run in parallel: as many as the cores allow, but one if a call is shorter than handing it to a thread."""
+    """Number of instances: as many as the cores allow, but one if a call takes less time than handing it to a thread."""
     return 1 if call_ms < _SHORT_CALL_MS else max(1, cores // threads)

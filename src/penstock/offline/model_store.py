@@ -1,8 +1,8 @@
-"""Models kept while one piece of work lasts, so that each is parsed once and loaded once.
+"""Cache of parsed and loaded models for the duration of a build, so that each is parsed and loaded once.
 
-A build runs within ``keep_models``. There, ``remembered`` returns an earlier result for the same key, and ``borrowed`` a session
-that is already loaded. Elsewhere nothing is kept. The kept bytes are bounded: the least recently used go first, and all of them at
-the end of the block. Other threads do not see the store.
+A build runs within ``keep_models``. In that block, ``remembered`` returns an earlier result for the same key, and ``borrowed``
+returns a session that is already loaded. Outside it, nothing is kept. The store has a limit in bytes; it drops the least recently
+used entries first. At the end of the block it drops all entries. Other threads do not see the store.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ T = TypeVar("T")
 
 
 class ModelStore:
-    """Keeps things by kind and key, within ``limit_bytes``; things in use are kept in any case."""
+    """Keeps objects by kind and key, within ``limit_bytes``; objects in use are always kept."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.made: Counter[str] = Counter()
-        """How many things of each kind were made."""
+        """Number of objects made, by kind."""
         self._limit_bytes = limit_bytes
         self._kept: OrderedDict[tuple[str, Hashable], _Kept] = OrderedDict()
         self._bytes = 0
 
     def take(self, kind: str, key: Hashable, make: Callable[[], Any], size_bytes: int) -> _Kept:
-        """The thing of ``kind`` under ``key``, made now if it is not kept, in use until ``give_back``."""
+        """The object of ``kind`` under ``key``, made now if it is not kept. It is in use until ``give_back``."""
         kept = self._kept.get((kind, key))
         if kept is None:
             value = make()
@@ -41,7 +41,7 @@ class ModelStore:
         return kept
 
     def give_back(self, kept: _Kept) -> None:
-        """Say that a thing is no longer in use."""
+        """Mark an object as no longer in use."""
         kept.users -= 1
         for key, one in list(self._kept.items()):
             if self._bytes <= self._limit_bytes:
@@ -87,7 +87,7 @@ def keep_models(limit_bytes: int) -> Iterator[ModelStore]:
 
 
 def remembered(kind: str, key: Hashable, make: Callable[[], T], size_bytes: int) -> T:
-    """The result of ``make``, or its earlier result under the same ``key``. It is shared: callers must not change it."""
+    """The result of ``make``, or its earlier result under the same ``key``. Callers share the result and must not change it."""
     store = _current.get()
     if store is None:
         return make()
@@ -99,7 +99,7 @@ def remembered(kind: str, key: Hashable, make: Callable[[], T], size_bytes: int)
 
 @contextlib.contextmanager
 def borrowed(key: Hashable, load: Callable[[], LoadedModel], size_bytes: int) -> Iterator[LoadedModel]:
-    """The session that ``load`` gives, or gave before under ``key``; unloaded at the end of the block unless it is kept."""
+    """The session from ``load``, or the one kept under ``key``. Without a store, it is unloaded at the end of the block."""
     store = _current.get()
     if store is None:
         model = load()

@@ -1,4 +1,4 @@
-"""Models loaded into an engine for as long as they are needed; within a build they are kept and shared (``model_store.py``)."""
+"""Sessions: models loaded into an engine for a ``with`` block. Within a build they are kept and shared (``model_store.py``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AS_WRITTEN = {"graph_level": "disabled", "arena": False}
 
 @contextlib.contextmanager
 def session(artifact: Artifact, engine: str, options: Options) -> Iterator[LoadedModel]:
-    """``artifact`` in ``engine`` with exactly these options. Raises InvalidModel or EngineUnavailable if it does not load."""
+    """Load ``artifact`` into ``engine`` with exactly these options. Raises InvalidModel or EngineUnavailable."""
     runner = get_engine(engine)
     key = artifact.digest, artifact.path, engine, repr(sorted(options.items()))
     size_bytes = runner.estimate(artifact, options).memory_bytes
@@ -29,17 +29,17 @@ def session(artifact: Artifact, engine: str, options: Options) -> Iterator[Loade
 def loaded(
     artifact: Artifact, threads: int = 1, *, as_written: bool = False, engine: str = "onnxruntime"
 ) -> Iterator[LoadedModel]:
-    """``artifact`` ready to run. Raises as ``session``.
+    """``artifact`` ready to run. Raises the errors of ``session``.
 
-    With ``as_written`` ONNX Runtime rewrites nothing, so that every tensor is the graph's own, and keeps no memory that a large
-    batch took.
+    With ``as_written``, ONNX Runtime does not rewrite the graph, so that every tensor exists as in the file, and it releases memory
+    after each large batch.
     """
     with session(artifact, engine, {"threads": threads, **(_AS_WRITTEN if as_written else {})}) as model:
         yield model
 
 
 def signature_of(artifact: Artifact) -> Signature:
-    """The inputs and outputs of ``artifact``. Raises InvalidModel if ONNX Runtime refuses it."""
+    """The inputs and outputs of ``artifact``. Raises InvalidModel if ONNX Runtime cannot load it."""
 
     def read() -> Signature:
         with loaded(artifact, as_written=True) as model:
@@ -49,7 +49,7 @@ def signature_of(artifact: Artifact) -> Signature:
 
 
 class Overridden(LoadedModel):
-    """A loaded model whose optional inputs are given ``values`` in every call, with the outputs that ``signature`` has."""
+    """A loaded model that passes ``values`` for its optional inputs in every call, and returns the outputs in ``signature``."""
 
     reentrant = True
 
@@ -66,5 +66,5 @@ class Overridden(LoadedModel):
 
 
 def call_rows(signature: Signature, rows: int) -> int:
-    """Samples in a call: ``rows``, or the fixed number that the model takes."""
+    """Number of samples in a call: ``rows``, or the model's fixed batch size."""
     return rows if signature.batchable else signature.smallest_batch

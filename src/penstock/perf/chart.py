@@ -106,7 +106,7 @@ def line_chart(
     y_scale: Scale,
     marks: Sequence[tuple[str, float]] = (),
 ) -> str:
-    """A line for each of ``series`` through its points (x, y), and a dashed horizontal line for each of ``marks``.
+    """A line chart with a line through the points (x, y) of each of ``series``, and a dashed horizontal line for each of ``marks``.
 
     Points that are not finite, or not positive on a logarithmic axis, are skipped.
     """

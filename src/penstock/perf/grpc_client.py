@@ -1,7 +1,7 @@
 """A minimal gRPC client for load: unary calls of one method over HTTP/2 (RFC 9113), with messages serialised beforehand.
 
-In the load loops a ``Lane`` replaces the ``HttpConnection``: it has one call in flight. Several lanes share a connection, as threads
-or tasks of a gRPC client share a channel. A frame that a correct server does not send ends the connection.
+In the load loops a ``Lane`` replaces the ``HttpConnection``: it has one call in flight. Several lanes share a connection, as
+threads or tasks of a gRPC client share a channel. An invalid frame ends the connection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _JOINED_BYTES = 65536
 _COPIED_BYTES = 1024
-_TOP_UP = 2**29  # received bytes after which the connection's window is opened again
+_TOP_UP = 2**29  # received bytes after which the client sends a WINDOW_UPDATE for the connection
 _READY_TIMEOUT_S = 10.0
 
 OnAnswer = Callable[["Lane", AnswerHead], None]

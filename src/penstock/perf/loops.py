@@ -68,7 +68,7 @@ class LoadWindow(msgspec.Struct, frozen=True):
     warmup_s: float = 1.0
     """Duration of unmeasured load before the window."""
     timeout_s: float = 10.0
-    """Maximum time for a response, also after the window; later ones are errors."""
+    """Maximum time for a response, also after the window; later responses are errors."""
     max_requests: int | None = None
     """End after this many requests (closed loop only)."""
 
@@ -231,7 +231,7 @@ class Loop(abc.ABC):
 
 
 class ClosedLoop(Loop):
-    """Each connection sends its next request when the last one is answered."""
+    """Each connection sends its next request after the response to the last one."""
 
     _left = sys.maxsize  # requests to start; limited only within the window
     _begun = False

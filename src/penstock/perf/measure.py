@@ -69,14 +69,15 @@ def interleave(
     clock: Clock = _SYSTEM_CLOCK,
     precision: float = 0.0,
 ) -> dict[str, Timings]:
-    """Time ``runs`` against one another within about ``budget_s`` seconds, at least seven rounds each.
+    """Time ``runs``, interleaved, within about ``budget_s`` seconds and in at least seven rounds.
 
     With ``precision`` (0.01 for 1 %) timing ends early, when the ratio of every run to the first is known to this precision at 95 %
-    confidence and every run has the 300 calls that a p99 needs. The rule depends on the width of the intervals and not on the ratios,
-    so the intervals stay valid (Chow and Robbins, "On the asymptotic theory of fixed-width sequential confidence intervals", 1965).
+    confidence and every run has the 300 calls that a p99 needs. The rule depends on the width of the intervals and not on the
+    ratios, so the intervals stay valid (Chow and Robbins, "On the asymptotic theory of fixed-width sequential confidence
+    intervals", 1965).
 
-    A round has one burst of about two milliseconds for each run. The first call of a burst of several is dropped, because its caches
-    are cold. During the pause before each burst, spinning threads of the last run fall asleep.
+    A round has one burst of about two milliseconds for each run. The first call of a burst of several is dropped, because its
+    caches are cold. During the pause before each burst, spinning threads of the previous run go idle.
     """
     rng = random.Random(seed)
     bursts = {name: _burst(run, clock.now) for name, run in runs.items()}
@@ -163,7 +164,7 @@ def _is_precise(seconds: Sequence[Sequence[Sequence[float]]], precision: float) 
 
 
 def _burst(run: Run, now: Callable[[], float]) -> int:
-    """Calls per burst: one, or one more than fit into its time, to make up for the dropped call."""
+    """Number of calls per burst: one, or one more than fit into its time, to make up for the dropped call."""
     seconds = min(_time_burst(run, 1, now)[0] for _ in range(_PROBES))
     calls = int(_BURST_SECONDS / max(seconds, 1e-6))
     return min(calls + 1, _MAX_BURST) if calls > 1 else 1

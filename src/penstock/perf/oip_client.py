@@ -56,8 +56,8 @@ async def infer_all(
 ) -> list[dict[str, Array]]:
     """Send every request once, over up to ``concurrency`` connections. Returns the outputs by name, in the order of ``requests``.
 
-    The arrays may be read-only. Stops at the first failure and raises Unavailable, DeadlineExceeded, or by the server's status
-    InvalidArgument (400), NotFound (404), Unsupported (501), otherwise PenstockError.
+    The arrays may be read-only. Stops at the first failure and raises Unavailable or DeadlineExceeded. By the server's status, it
+    raises InvalidArgument (400), NotFound (404), Unsupported (501), or PenstockError otherwise.
     """
     outputs: list[dict[str, Array]] = [{} for _ in requests]
     numbers = iter(range(len(requests)))  # shared by the workers
@@ -134,7 +134,7 @@ def infer_request(
 
 
 def decode_answer(body: bytes, json_size: int | None) -> dict[str, Array]:
-    """The outputs in a response, by name. Binary ones are read-only views of ``body``. Raises PenstockError for an invalid body."""
+    """The outputs in a response, by name. Binary tensors are read-only views of ``body``. Raises PenstockError for an invalid body."""
     try:
         outputs: dict[str, Array] = {}
         offset = len(body) if json_size is None else json_size
@@ -177,7 +177,7 @@ def _json_data(name: str, array: Array) -> Any:
             raise InvalidData(f"input '{name}' is not UTF-8 text", "send it as binary (--binary)") from None
     if datatype.is_float and not np.isfinite(array).all():
         raise InvalidData(
-            f"input '{name}' holds NaN or infinity, which JSON cannot represent", "send it as binary (--binary)"
+            f"input '{name}' contains NaN or infinity, which JSON cannot represent", "send it as binary (--binary)"
         )
     return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(-1)
 
@@ -226,4 +226,4 @@ def _refusal(answer: HttpAnswer, what: str) -> PenstockError:
 
 
 def _not_oip(message: str) -> PenstockError:
-    return PenstockError(message, "check that the URL is that of a server of the Open Inference Protocol (v2)")
+    return PenstockError(message, "check that a server of the Open Inference Protocol (v2) listens at the URL")

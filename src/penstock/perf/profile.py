@@ -16,7 +16,7 @@ HAND_OVER_MS = 0.1
 """Typical overhead of a server for one call: waking the instance, merging, splitting, waking the event loop."""
 
 _ENOUGH = 0.95
-"""Share of the best throughput that is enough to prefer a smaller batch for its latency."""
+"""Fraction of the best throughput at which a smaller batch is preferred for its latency."""
 
 
 def profile(
@@ -29,8 +29,8 @@ def profile(
 ) -> dict[str, tuple[LatencyPoint, ...]]:
     """Profile ``models`` interleaved at each of ``batches``, which share ``budget_s`` evenly.
 
-    ``precision`` is that of ``interleave``. ``samples`` have rows along their first axis. Unless all models are batchable, only their
-    fixed batch is profiled. Batches whose minimum number of calls would exceed the whole budget are skipped.
+    ``precision`` is the argument of ``interleave``. ``samples`` have rows along their first axis. Unless all models are batchable,
+    only their fixed batch is profiled. Batches whose minimum number of calls would exceed the whole budget are skipped.
     """
     if not all(model.signature.batchable for model in models.values()):
         batches = (max(model.signature.smallest_batch for model in models.values()),)
@@ -55,7 +55,7 @@ def rows_per_second(point: LatencyPoint) -> float:
 
 
 def knee(points: Sequence[LatencyPoint], p99_ms: float | None = None) -> LatencyPoint:
-    """The smallest batch that serves 95 % of the best rows per second, among those whose p99 is within ``p99_ms``.
+    """The smallest batch that reaches 95 % of the best rows per second, among the batches with a p99 within ``p99_ms``.
 
     The server's overhead per call is included, because it favours larger batches of very fast models. If no batch is within
     ``p99_ms``, the result is the first point.

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-_MAX_ERROR_BYTES = 1000  # of an error's body
+_MAX_ERROR_BYTES = 1000  # limit for an error's body
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +25,7 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     mean_ms: float
     max_ms: float
     requests: int
-    """Requests started in the window, answered or failed."""
+    """Number of requests started in the window, answered or failed."""
     errors: int
     errors_by_kind: dict[str, int]
     """``HTTP <status>``, ``connection dropped``, ``no connection``, ``unreadable answer``, ``wrong answer``, ``time-out``."""
@@ -34,7 +34,7 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     """Length of the window."""
     client_cpu: float
-    """Share of one core that this process used in the window. If it is near 1, the client may be the bottleneck."""
+    """Fraction of one core that this process used in the window. If it is near 1, the client may be the bottleneck."""
 
 
 class ClosedLoopResult(LoadResult, frozen=True, kw_only=True):
@@ -49,13 +49,13 @@ class OpenLoopResult(LoadResult, frozen=True, kw_only=True):
     offered_rate: float
     """Scheduled requests per second, which vary around ``rate`` as a Poisson process."""
     connections: int
-    """Largest number of open connections."""
+    """Maximum number of open connections."""
 
 
 class Tally:
     """Latencies and errors of the requests started after ``count_from``. Times are ``time.perf_counter`` seconds.
 
-    Throughput counts all responses within the window, including those to earlier requests.
+    Throughput counts all responses within the window, including responses to earlier requests.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Tally:
             self._latencies.append(now - started)
 
     def failed(self, kind: str, started: float, body: bytes = b"") -> None:
-        """Count an error; ``body`` is that of the response, if any."""
+        """Count an error; ``body`` is the body of the response, if any."""
         if started >= self._begin:
             self._errors[kind] += 1
             if body and kind not in self._first_errors:

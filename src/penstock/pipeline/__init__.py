@@ -1,1 +1,1 @@
-"""Pipelines: steps over named tensors, declared as a graph, checked, and run as soon as their inputs are there."""
+"""Pipelines: steps over named tensors, declared as a checked graph. Each step runs as soon as its inputs are available."""

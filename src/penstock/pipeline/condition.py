@@ -20,7 +20,7 @@ _FORM = re.compile(r"\s*(not\s+)?([^\s<>=!]+)\s*(?:(<=|>=|==|!=|<|>)\s*(\S+)\s*)
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """Holds if ``tensor comparison bound``."""
+    """The condition ``tensor comparison bound``."""
 
     tensor: str
     comparison: str
@@ -40,7 +40,7 @@ class Condition(msgspec.Struct, frozen=True):
         raise InvalidConfig(f"the condition '{text[:100]}' cannot be read", hint)
 
     def holds(self, array: Array) -> bool:
-        """True if the condition holds for every element of ``array``. Raises InvalidArgument if it holds for some only."""
+        """True if the condition holds for every element of ``array``. Raises InvalidArgument if it holds only for some."""
         if array.dtype.kind == "O" or not array.size:
             has = "text" if array.size else "no element"
             raise InvalidArgument(f"the condition '{self}' needs a number, but its tensor has {has}")
@@ -51,7 +51,7 @@ class Condition(msgspec.Struct, frozen=True):
 
     def excludes(self, other: Condition) -> bool:
         """True if no request can meet both conditions."""
-        # Nothing changes between and beyond the two bounds, so these points represent all numbers.
+        # The conditions are constant between and beyond the two bounds, so these points represent all numbers.
         points = (-math.inf, self.bound, self.bound / 2 + other.bound / 2, other.bound, math.inf, math.nan)
         one, two = _COMPARISONS[self.comparison], _COMPARISONS[other.comparison]
         both = any(one(point, self.bound) and two(point, other.bound) for point in points)

@@ -1,6 +1,6 @@
-"""One pass over a graph: a step starts as soon as its inputs are available, and a tensor is released after its last reader.
+"""One run of a graph: a step starts as soon as its inputs are available, and a tensor is released after its last consumer.
 
-It uses callbacks instead of tasks: the callee of a step calls back with the outcome, possibly before it returns.
+A run uses callbacks instead of tasks: a started step calls back with its outcome, possibly before the start returns.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class PipelineRun:
         self._start = start
         self._done: Callable[[Told], None] | None = done
         self._arrays: dict[str, Array | None] = {}
-        """Settled tensors that are still needed; None if absent."""
+        """Settled tensors (their value or absence is known) that are still needed; None if absent."""
         self._uses, self._givers = dict(plan.uses), dict(plan.givers)
         self._waits = [len(step.reads) for step in plan.steps]
-        """By step, the number of its tensors that are not settled yet."""
+        """By step, the number of its input tensors that are not settled yet."""
         self._ready = deque(position for position, waits in enumerate(self._waits) if not waits)
         self._running: dict[int, Work | None] = {}
         self._is_advancing = False
@@ -60,7 +60,7 @@ class PipelineRun:
         self._end(Cancelled("the request was cancelled"))
 
     def _settle(self, tensor: str, array: Array | None) -> None:
-        """``tensor`` is ``array``; None means that one of the steps that could produce it will not."""
+        """Record that ``tensor`` is ``array``. None means that one of the steps that could produce the tensor will not do so."""
         if array is None:
             self._givers[tensor] -= 1
             if self._givers[tensor]:
@@ -105,7 +105,7 @@ class PipelineRun:
                 work.cancel()  # the run ended while the step was being started
 
     def _take(self, step: PipelineStep) -> dict[str, Array] | None:
-        """The inputs of ``step``; None if it is skipped. Releases tensors without further readers. Raises InvalidArgument."""
+        """The inputs of ``step``; None if it is skipped. Releases tensors without further consumers. Raises InvalidArgument."""
         arrays = self._arrays
         found = {own: arrays[tensor] for own, tensor in step.inputs.items()}
         inputs = {own: array for own, array in found.items() if array is not None}
@@ -129,7 +129,7 @@ class PipelineRun:
             return
         for own, tensor in step.outputs.items():
             if own not in told:
-                self._end(PenstockError(f"step '{step.name}' gave no output '{own}'"))
+                self._end(PenstockError(f"step '{step.name}' returned no output '{own}'"))
                 return
             self._settle(tensor, told[own])
         self._advance()
@@ -140,8 +140,8 @@ class PipelineRun:
         for name in found:
             if name not in outputs and name not in self._plan.optional:
                 givers = ", ".join(f"'{step.name}'" for step in self._plan.steps if name in step.outputs.values())
-                why = f"step {givers} was skipped" if givers else "it is an input that the request lacks"
-                self._end(InvalidArgument(f"output '{name}' is missing: {why}", "declare it as optional"))
+                why = f"step {givers} was skipped" if givers else "the request lacks this input"
+                self._end(InvalidArgument(f"output '{name}' is missing: {why}", "declare the output as optional"))
         self._end(outputs)
 
     def _end(self, told: Told) -> None:

@@ -1,6 +1,6 @@
-"""The declaration of a pipeline: steps that read and produce named tensors. Checked once, so that a run cannot get stuck. Pure.
+"""The declaration of a pipeline: steps that read and produce named tensors. Checked once, so that a run cannot deadlock.
 
-A step is anything with named inputs and outputs: a model, or a transform before or after one.
+A step has named inputs and outputs: it is a model, or a transform before or after a model.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ class PipelineStep(msgspec.Struct, frozen=True, eq=False):
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     condition: Condition | None = None
-    """If it does not hold, the step is skipped and its outputs are absent."""
+    """If the condition does not hold, the step is skipped and its outputs are absent."""
     optional: frozenset[str] = frozenset()
-    """Its inputs that may be absent. If any other input is absent, the step is skipped."""
+    """Inputs that may be absent. If any other input is absent, the step is skipped."""
     signature: Signature | None = None
-    """Its inputs and outputs, with the batch dimension, if known."""
+    """Inputs and outputs of the step, with the batch dimension, if known."""
     batchable: bool = False
-    """True if the first dimension of all its tensors is the batch dimension."""
+    """True if the first dimension of all the step's tensors is the batch dimension."""
 
     @property
     def reads(self) -> frozenset[str]:
-        """The tensors that must be settled before it can start."""
+        """The tensors that must be settled before the step can start."""
         read = self.inputs.values()
         return frozenset(read) if self.condition is None else frozenset((*read, self.condition.tensor))
 
@@ -52,7 +52,7 @@ class GraphPlan(msgspec.Struct, frozen=True, eq=False):
     uses: Mapping[str, int]
     """By tensor, the number of steps that read it, and one more if it is wanted."""
     givers: Mapping[str, int]
-    """By tensor, the number of steps that may produce it. It is absent when all of them have been skipped."""
+    """By tensor, the number of steps that may produce it. The tensor is absent when all of them have been skipped."""
 
 
 class Graph(msgspec.Struct, frozen=True, eq=False):
@@ -67,7 +67,7 @@ class Graph(msgspec.Struct, frozen=True, eq=False):
     """Declarations that are allowed but probably mistakes."""
 
     def plan(self, wanted: Sequence[str]) -> GraphPlan:
-        """The plan for the known outputs ``wanted``. Steps that they do not depend on are left out."""
+        """The plan for the known outputs ``wanted``, without steps on which they do not depend."""
         needed, kept = set(wanted), []
         for step in reversed(self.steps):
             if not needed.isdisjoint(step.outputs.values()):
@@ -173,7 +173,7 @@ class _End(msgspec.Struct, frozen=True):
     batchable: bool
 
     def fits(self, other: _End) -> bool:
-        """True if the types are compatible. A batch of one row and a tensor without batch dimension are."""
+        """True if the types are compatible. A batch of one row is compatible with a tensor without batch dimension."""
         if self.spec.datatype is not other.spec.datatype:
             return False
         one, two = self.spec.shape, other.spec.shape
@@ -195,7 +195,7 @@ def _check_types(signature: Signature, batchable: bool, steps: Sequence[Pipeline
             continue
         for spec in step.signature.inputs:
             if spec.name not in step.inputs and spec.name not in step.optional:
-                raise InvalidConfig(f"input '{spec.name}' of step '{step.name}' has no tensor", "map one to it")
+                raise InvalidConfig(f"input '{spec.name}' of step '{step.name}' has no tensor", "map a tensor to it")
         sinks += _ends(step, "input", step.signature.inputs, step.inputs)
         for end in _ends(step, "output", step.signature.outputs, step.outputs):
             sources[end.tensor].append(end)

@@ -1,4 +1,4 @@
-"""HTTP/2 frames (RFC 9113, sections 4, 6 and 7) and the faults of an endpoint, shared by the server and the load generator. Pure."""
+"""HTTP/2 frames (RFC 9113, sections 4, 6 and 7) and protocol errors, shared by the server and the load generator."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ErrorCode(IntEnum):
 
 
 class ConnectionFault(Exception):
-    """The connection cannot go on: it ends with GOAWAY."""
+    """An error that ends the connection, with GOAWAY."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -69,7 +69,7 @@ class ConnectionFault(Exception):
 
 
 class StreamFault(Exception):
-    """One stream cannot go on: it ends with RST_STREAM."""
+    """An error that ends one stream, with RST_STREAM."""
 
     def __init__(self, stream_id: int, code: ErrorCode) -> None:
         super().__init__(f"stream {stream_id}: {code.name}")
@@ -89,7 +89,7 @@ def settings(values: Mapping[int, int]) -> bytes:
 
 
 def ping(payload: bytes, flags: int = 0) -> bytes:
-    """PING, or with ``ACK`` its answer; ``payload`` has 8 bytes."""
+    """PING, or the response to it with ``ACK``; ``payload`` has 8 bytes."""
     return frame(PING, flags, 0, payload)
 
 
@@ -104,12 +104,12 @@ def rst_stream(stream_id: int, code: ErrorCode) -> bytes:
 
 
 def window_update(stream_id: int, increment: int) -> bytes:
-    """WINDOW_UPDATE, of the connection where ``stream_id`` is 0."""
+    """WINDOW_UPDATE; for the connection if ``stream_id`` is 0."""
     return frame(WINDOW_UPDATE, 0, stream_id, UINT32.pack(increment))
 
 
 def without_padding(payload: bytes, flags: int) -> bytes:
-    """What a whole HEADERS frame carries, without padding and priority. Raises ConnectionFault."""
+    """The header block of a HEADERS frame, without padding and priority. Raises ConnectionFault."""
     start, stop = 0, len(payload)
     if flags & PADDED:
         if not stop:
@@ -143,7 +143,7 @@ def priority_fault(stream_id: int, payload: bytes) -> ErrorCode | None:
 
 
 def parse_settings(payload: bytes) -> list[tuple[int, int]]:
-    """Identifiers and values of SETTINGS, all of them allowed ones or unknown. Raises ConnectionFault."""
+    """Identifiers and values of SETTINGS. Raises ConnectionFault for an invalid value of a known setting."""
     check(len(payload) % SETTING.size == 0, ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a broken length")
     values = list(SETTING.iter_unpack(payload))
     for name, value in values:

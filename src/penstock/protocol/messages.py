@@ -1,8 +1,8 @@
 """Protobuf classes of the Open Inference Protocol, of model configuration, and of gRPC's health check and reflection.
 
 ``make proto`` compiles ``proto/*.proto`` to the descriptor set beside this file. The classes are made from it at run time, in a
-separate descriptor pool. Generated code could refuse to load under another release of protobuf, and would clash with that of a client
-library in the same process, which registers the same names.
+separate descriptor pool. Generated code might not load with another release of protobuf. It would also clash with a client library
+in the same process, which registers the same names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Message = Any
 """An instance of one of the classes below. Type checkers cannot know their fields, because the classes are made at run time."""
 
 DESCRIPTORS = "descriptors.binpb"
-"""Serialized ``FileDescriptorSet``, each file after those that it imports."""
+"""Serialized ``FileDescriptorSet``; each file follows the files that it imports."""
 
 POOL = DescriptorPool()
 

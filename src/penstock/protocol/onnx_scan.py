@@ -1,7 +1,7 @@
-"""Facts about an ONNX model that are needed before it is loaded: which files hold its tensors, and whether it has control flow.
+"""Facts about an ONNX model that are needed before loading: the external files of its tensors, and the use of control flow.
 
 The scanner reads the protobuf wire format (tags and lengths, https://protobuf.dev/programming-guides/encoding) and enters only
-messages that can hold tensors, in one pass and constant memory. The server therefore neither imports ``onnx`` nor parses weights
+messages that can contain tensors, in one pass and constant memory. The server therefore neither imports ``onnx`` nor parses weights
 twice.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from penstock.protocol.varint import read_varint
 
-# By message of onnx.proto: the fields that lead to tensors, and the message that each field holds.
+# By message of onnx.proto: the fields that lead to tensors, and the message in each field.
 _LEADS: dict[str, dict[int, str]] = {
     "Model": {7: "Graph", 20: "TrainingInfo", 25: "Function"},
     "TrainingInfo": {1: "Graph", 2: "Graph"},
@@ -35,7 +35,7 @@ _MAX_DEPTH = 100
 
 
 def has_external_data(model: bytes) -> bool:
-    """Whether any tensor of ``model``, a serialized ModelProto, has external data.
+    """True if any tensor of ``model``, a serialized ModelProto, has external data.
 
     Raises ValueError if the bytes are not well-formed protobuf.
     """
@@ -47,7 +47,7 @@ def has_external_data(model: bytes) -> bool:
 
 
 def external_files(model: bytes) -> set[str]:
-    """The files that hold tensors of ``model``, as it names them. Raises ValueError if the bytes are not well-formed protobuf."""
+    """The external files of ``model``, by the names in it. Raises ValueError if the bytes are not well-formed protobuf."""
     if not has_external_data(model):
         return set()
     found = set()
@@ -60,7 +60,7 @@ def external_files(model: bytes) -> set[str]:
 
 
 def has_control_flow(model: bytes) -> bool:
-    """Whether any operator of ``model`` contains graphs, as If, Loop and Scan do, so that its run time depends on its inputs.
+    """True if any operator of ``model`` contains graphs, like If, Loop and Scan, so that its run time depends on its inputs.
 
     Raises ValueError if the bytes are not well-formed protobuf.
     """

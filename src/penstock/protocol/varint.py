@@ -6,7 +6,7 @@ _SMALL = [bytes((number,)) for number in range(0x80)]
 
 
 def write_varint(number: int) -> bytes:
-    """``number`` (>= 0) as protobuf encodes it."""
+    """``number`` (>= 0) in protobuf's encoding."""
     if number < 0x80:
         return _SMALL[number]
     digits = bytearray()
@@ -18,7 +18,9 @@ def write_varint(number: int) -> bytes:
 
 
 def read_varint(data: bytes | bytearray | memoryview, position: int, end: int) -> tuple[int, int]:
-    """The number at ``position``, and its end. Raises ValueError if it does not end before ``end``, or within ten bytes."""
+    """The number at ``position``, and the position after it. Raises ValueError if the number does not end before ``end``, or within
+    ten bytes.
+    """
     value = 0
     for shift in range(0, 70, 7):
         if position == end:

@@ -1,1 +1,1 @@
-"""Where files are kept: one seam for listing, reading, writing and publishing, and the one way of writing a file whole."""
+"""Storage of files: the interface for listing, reading, writing and publishing, and atomic writes."""

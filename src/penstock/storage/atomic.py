@@ -1,7 +1,7 @@
-"""Write files and folders whole or not at all.
+"""Write files and folders atomically.
 
 New content is written beside its target, under ``<target>.<random>.partial``, and renamed when it is complete. A process that is
-killed may leave such a name behind; nothing ever reads it, and it may be removed.
+killed may leave such a file or folder behind. Penstock never reads it, and it can be removed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from penstock.artifact import local_path
 from penstock.errors import AlreadyExists, InvalidArgument, ResourceExhausted
 
 PARTIAL = ".partial"
-"""Suffix of whatever is still being written."""
+"""Suffix of files and folders that are still being written."""
 _NAME_LENGTH = 60
-"""Letters of the target's name in that of its partial file, so that a long name stays within the file system's 255 bytes."""
+"""Maximum length of the target's name within a partial file's name, so that it stays within the file system's 255 bytes."""
 # From linux/fcntl.h and linux/fs.h.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _HINTS = {
@@ -38,14 +38,14 @@ _HINTS = {
 
 
 def write_whole(path: Path, *parts: bytes, what: str = "", durable: bool = False, private: bool = False) -> None:
-    """Write ``parts``, one after the other, to ``path``. Everything else is as for ``whole_file``."""
+    """Write ``parts``, one after the other, to ``path``, with the guarantees of ``whole_file``."""
     with whole_file(path, what, durable=durable, private=private) as file:
         for part in parts:
             file.write(part)
 
 
 def check_writable(path: Path, *, or_folder: bool = False) -> None:
-    """Raise InvalidArgument if ``path`` cannot be written now, so that long work does not end in vain.
+    """Raise InvalidArgument if ``path`` cannot be written now, so that an error occurs before long work and not after it.
 
     A folder at ``path`` itself is accepted only with ``or_folder``.
     """
@@ -63,11 +63,11 @@ def check_writable(path: Path, *, or_folder: bool = False) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: Path, what: str = "", *, durable: bool = False, private: bool = False) -> Iterator[BinaryIO]:
-    """A file to write; it becomes ``path`` when the block ends, and vanishes if the block raises.
+    """A file to write. It becomes ``path`` when the block ends, and is removed if the block raises.
 
-    Missing parent folders are created. A file that is replaced passes its permissions on; a new one has the usual ones, or only
-    its owner's if ``private``. With ``durable`` the content survives a power cut. Every OSError, also of the block, becomes
-    ResourceExhausted; its message names the path and ``what`` it was to hold.
+    Missing parent folders are created. A replacement keeps the permissions of the replaced file. A new file has the default
+    permissions; with ``private``, only the owner can access it. With ``durable``, the content survives a power cut. Every OSError,
+    also from the block, becomes ResourceExhausted; its message names the path and the content (``what``).
     """
     partial = path.with_name(f"{path.name[:_NAME_LENGTH]}.{secrets.token_hex(8)}{PARTIAL}")
     try:
@@ -93,10 +93,10 @@ def whole_file(path: Path, what: str = "", *, durable: bool = False, private: bo
 
 @contextlib.contextmanager
 def replacing(target: Path, *, overwrite: bool = True) -> Iterator[Path]:
-    """A free path for a new file or folder; it becomes ``target`` when the block ends, and vanishes if the block raises.
+    """A free path for a new file or folder. It becomes ``target`` when the block ends, and is removed if the block raises.
 
-    With ``overwrite`` this replaces a file or a folder with all that it holds; without, AlreadyExists is raised if another
-    writer was faster. The caller makes the content durable. Raises ResourceExhausted as ``whole_file`` does.
+    With ``overwrite``, this replaces a file, or a folder with all its content. Without it, AlreadyExists is raised if ``target``
+    exists by then. The caller makes the content durable. Raises ResourceExhausted like ``whole_file``.
     """
     try:
         local_path(target).parent.mkdir(parents=True, exist_ok=True)
@@ -131,14 +131,14 @@ def write_durable_folder(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _mode_of(path: Path) -> int | None:
-    """Permissions of the file at ``path``; None if there is none. Raises OSError if something else is there."""
+    """Permissions of the file at ``path``; None if it does not exist. Raises OSError if ``path`` is not a regular file."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
         return None
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, "it is a folder")
-    if not stat.S_ISREG(mode):  # a device would be replaced by a file
+    if not stat.S_ISREG(mode):  # otherwise a file would replace a device
         raise OSError(errno.EINVAL, "it is not a regular file")
     return stat.S_IMODE(mode)
 
@@ -149,7 +149,7 @@ def _sync(file: BinaryIO) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the names in ``folder`` survive a power cut, where the file system can."""
+    """Make the names in ``folder`` survive a power cut, if the file system supports this."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -163,8 +163,8 @@ def _replace(new: Path, target: Path) -> None:
     if not (target.exists() and (target.is_dir() or new.is_dir())):
         new.replace(target)
     elif not _exchange(new, target):
-        # A folder cannot be renamed over anything with content. A kill between these two leaves no target, but both versions
-        # complete in the partial folder, as "old" and "new".
+        # A folder cannot be renamed over anything with content. If the process is killed between these two steps, there is no
+        # target, but the partial folder has both versions, "old" and "new".
         target.rename(new.with_name("old"))
         new.rename(target)
 
@@ -180,7 +180,7 @@ def _claim(new: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step; False where the system or the file system cannot."""
+    """Swap two names in one step; False if the system or the file system does not support this."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError):  # not Linux
@@ -194,5 +194,5 @@ def _cannot_write(path: Path, what: str, error: OSError) -> ResourceExhausted:
 
 
 def _explained(error: OSError) -> tuple[str, str]:
-    """Why a path cannot be written, and what to do about it."""
+    """The reason why a path cannot be written, and a hint."""
     return error.strerror or str(error), _HINTS.get(error.errno or 0, "choose another place or name")

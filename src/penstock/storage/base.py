@@ -1,6 +1,6 @@
-"""The storage seam: files by path below one root, wherever that root is.
+"""Interface of storages: files by path below a root, which may be local or remote.
 
-``tests/conformance/storage.py`` states this contract as tests; every storage runs it. A storage is added by one file.
+``tests/conformance/storage.py`` states this contract as tests; every storage runs it. A new storage needs only one new file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class StorageEntry(msgspec.Struct, frozen=True):
     name: str
     is_folder: bool = False
     size_bytes: int = 0
-    """0 for a folder."""
+    """Size of a file; 0 for a folder."""
     stamp: str = ""
     """Changes whenever a file's content is replaced; empty for a folder, and for a link that leads nowhere."""
 
@@ -28,12 +28,12 @@ class StorageEntry(msgspec.Struct, frozen=True):
 class Storage(Protocol):
     """Files below a root. Paths are relative to it, with ``/`` between their parts, and never leave it.
 
-    Folders exist only because of the files in them. All methods block and may be called from any thread. Besides the errors named
+    A folder exists while there are files in it. All methods block and may be called from any thread. Besides the errors named
     below, every method raises InvalidArgument for a path that leaves the root.
     """
 
     def list(self, folder: str = "") -> Sequence[StorageEntry]:
-        """What ``folder`` holds, by name; files that are still being written are left out. Raises NotFound."""
+        """The entries of ``folder``, by name, without files that are still being written. Raises NotFound."""
         ...
 
     def read(self, path: str, most_bytes: int | None = None) -> bytes:
@@ -49,23 +49,24 @@ class Storage(Protocol):
         ...
 
     def publish(self, folder: str, files: Mapping[str, bytes]) -> None:
-        """Add a folder in two phases: write all ``files`` (path in the folder -> content) out of sight, then show them at once.
+        """Add a folder in two phases: write all ``files`` (path in the folder -> content) under a hidden name, then make all
+        visible together.
 
-        What was published does not change. Raises AlreadyExists if the folder is there, ResourceExhausted.
+        Published files do not change. Raises AlreadyExists if the folder exists, ResourceExhausted.
         """
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a folder with all that it holds. Does nothing if there is neither."""
+        """Remove a file, or a folder with its content. Does nothing if ``path`` does not exist."""
         ...
 
     def localize(self, path: str) -> Path:
-        """A local copy of a file or folder, or the original where that is local; not to be written to. Raises NotFound."""
+        """A local copy of a file or folder, or the original if it is local. The caller must not write to it. Raises NotFound."""
         ...
 
 
 def is_contained(path: str) -> bool:
-    """Whether ``path`` is relative, in its simplest form, and does not leave the folder that it is relative to."""
+    """True if ``path`` is relative, in its simplest form, and does not lead out of its base folder."""
     pure = PurePosixPath(path)
     is_plain = pure.as_posix() == path and path != "." and "\\" not in path and "\0" not in path
     return is_plain and not pure.is_absolute() and ".." not in pure.parts
@@ -81,10 +82,10 @@ def check_contained(path: str) -> str:
 
 
 def missing(path: str) -> NotFound:
-    """What to raise if there is nothing at ``path``."""
+    """The error for a ``path`` that does not exist."""
     return NotFound(f"the storage has no '{path}'", "check the path")
 
 
 def too_large(path: str, most_bytes: int) -> InvalidArgument:
-    """What to raise if a file is larger than the reader can take."""
+    """The error for a file that is larger than the reader's limit."""
     return InvalidArgument(f"the file '{path}' has more than {most_bytes} bytes")

@@ -16,10 +16,10 @@ from penstock.storage.base import StorageEntry, check_contained, missing, too_la
 
 
 class LocalStorage:
-    """A ``Storage`` below the folder ``root``, which need not exist before something is written.
+    """A ``Storage`` below the folder ``root``, which is created by the first write if it does not exist.
 
-    Symbolic links are followed while they stay below the root. ``follows_links`` also follows those that leave it, for a root
-    whose owner is trusted to have set them.
+    Symbolic links that stay below the root are followed. With ``follows_links``, links that leave the root are followed too; use it
+    only if the root's owner is trusted.
     """
 
     def __init__(self, root: Path, *, follows_links: bool = False) -> None:
@@ -70,7 +70,7 @@ class LocalStorage:
         else:
             with suppress(FileNotFoundError):
                 target.unlink()
-        with suppress(OSError):  # until a folder is not empty
+        with suppress(OSError):  # up to the first folder that is not empty
             for folder in list(target.relative_to(self.root).parents)[:-1]:
                 (self.root / folder).rmdir()
 
@@ -81,11 +81,11 @@ class LocalStorage:
         return found
 
     def _at(self, path: str) -> Path:
-        """Where to read ``path``."""
+        """The file system's path for reading ``path``."""
         return self._inside(self.root / check_contained(path), path)
 
     def _new(self, path: str) -> Path:
-        """Where to write ``path``. A link there is replaced itself, so only its folder must be below the root."""
+        """The file system's path for writing ``path``. A link there is replaced, so only its folder must be below the root."""
         target = self.root / check_contained(path)
         self._inside(target.parent, path)
         return target
@@ -101,7 +101,7 @@ def _entry(found: os.DirEntry[str]) -> StorageEntry:
         if found.is_dir():
             return StorageEntry(found.name, is_folder=True)
         stat = found.stat()
-    except OSError:  # a link that leads nowhere, or in a circle; a file that has just been removed
+    except OSError:  # a broken or circular link, or a file that has just been removed
         return StorageEntry(found.name)
     return StorageEntry(found.name, False, stat.st_size, f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ino}")
 

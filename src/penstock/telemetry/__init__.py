@@ -1,1 +1,1 @@
-"""Telemetry: statistics, metrics, traces and logs. It is called by the rest of the server and imports none of it."""
+"""Telemetry: statistics, metrics, traces and logs. The rest of the server calls it; it imports nothing from the rest."""

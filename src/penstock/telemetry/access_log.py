@@ -1,4 +1,4 @@
-"""One JSON line per request: client, model, sizes, status and times. It never contains tensors, headers or keys."""
+"""Access log: one JSON line per request with client, model, sizes, status and times. It never contains tensors, headers or keys."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ STDOUT = "-"
 
 
 class AccessLog:
-    """Appends to the file ``target``, or to stdout if that is ``-``. Belongs to one thread.
+    """Appends to the file ``target``, or to stdout if ``target`` is ``-``. For use by a single thread.
 
-    A file that log rotation has renamed or removed is created again. Raises OSError if it cannot be opened.
+    After log rotation has renamed or removed the file, it is created again. Raises OSError if the file cannot be opened.
     """
 
     def __init__(self, target: str) -> None:
@@ -40,7 +40,7 @@ class AccessLog:
             self._file.close()
 
     def _open(self, path: Path) -> BinaryIO:
-        # Not world-readable: it shows which client uses which model.
+        # Not world-readable, because the log shows which client uses which model.
         return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640), "wb")
 
     def _is_in_place(self, path: Path) -> bool:
@@ -51,7 +51,7 @@ class AccessLog:
 
 
 def line_of(trace: Trace, offset_ns: int) -> dict[str, Any]:
-    """``offset_ns`` is epoch time minus monotonic time. ``compute_us`` is that of the whole batch."""
+    """The line of ``trace``. ``offset_ns`` is epoch time minus monotonic time. ``compute_us`` is the time of the whole batch."""
     times = trace.times
     moment = datetime.fromtimestamp((trace.ended_ns + offset_ns) / 1e9, UTC)
     return {

@@ -25,7 +25,7 @@ class Sink(Protocol[_Written_contra]):
 
 
 class BackgroundWriter(Generic[_Record]):
-    """Passes records to a sink, in order. While ``limit`` records wait, further ones are dropped and counted.
+    """Passes records to a sink, in order. While ``limit`` records wait, further records are dropped and counted.
 
     ``put`` belongs to the event loop's thread. ``stop`` closes the sink.
     """
@@ -64,7 +64,7 @@ class BackgroundWriter(Generic[_Record]):
     def _run(self) -> None:
         while True:
             self._wake.wait()
-            self._wake.clear()  # before looking, so that later records set it again
+            self._wake.clear()  # before the queue is read, so that later records set the event again
             while self._waiting:
                 self._write([self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))])
             if self._stopping:
@@ -80,6 +80,6 @@ class BackgroundWriter(Generic[_Record]):
             self._failed = False
         except Exception as error:  # noqa: BLE001 - a full disk or a lost collector must not end the server
             self.dropped += len(records)
-            if not self._failed:  # logged once, not once a batch
+            if not self._failed:  # logged once, not once per batch
                 _log.warning("%s: records are being lost: %s", self._name, error)
             self._failed = True

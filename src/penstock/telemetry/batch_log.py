@@ -1,7 +1,8 @@
 """Recorded batches that are not yet part of the statistics.
 
-Adding a batch to the statistics takes about forty small operations. They are slow right after a batch, because the model has evicted
-the processor's caches. So a batch is only recorded here, and many are added together, at the latest when statistics are read.
+Adding a batch to the statistics takes about forty small operations. They are slow directly after a batch, because the model's data
+has replaced theirs in the processor's caches. So a batch is only recorded at first, and many batches are added together, at the
+latest when statistics are read.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from penstock.telemetry.statistics import BatchTimes, Executed, ModelStatistics,
 
 _MAX_BATCHES = 256
 _MAX_REQUESTS = 4096
-"""Limits that keep the log at a few hundred kilobytes and a digest at a millisecond."""
+"""Limits that keep the log's size at a few hundred kilobytes and the time of ``digest`` at a millisecond."""
 
 
 class BatchLog:
@@ -26,7 +27,7 @@ class BatchLog:
         self._requests = 0
 
     def executed(self, arrived_ns: Sequence[int], rows: int, reason: Reason, times: BatchTimes, done_ns: int) -> None:
-        """Record one batch, as ``ModelStatistics.executed``. The caller must not change the arguments afterwards."""
+        """Record one batch for ``ModelStatistics.executed``. The caller must not change the arguments afterwards."""
         batches = self._batches
         batches.append((arrived_ns, rows, reason, times, done_ns))
         self._requests += len(arrived_ns)

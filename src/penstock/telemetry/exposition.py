@@ -38,7 +38,7 @@ def exposition(
 def families(
     models: Iterable[ModelStatistics], server: ServerFacts | None = None, machine: MachineUsage | None = None
 ) -> Iterator[str]:
-    """The page, family by family, so that callers can do other work in between: with many models it takes milliseconds."""
+    """The page, family by family, so that callers can do other work in between: with many models, a page takes milliseconds."""
     labelled = [(_labels(model), model) for model in models]
     now_ns = time.monotonic_ns()
     for family, value_of in MODEL_VALUES:
@@ -110,13 +110,13 @@ _HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 def _labels(model: ModelStatistics) -> str:
-    """Labels of all series of a model. Tags that are not valid labels are left out: one wrong line would invalidate the page."""
+    """Labels of all series of a model. Tags that are not valid labels are left out: one invalid line breaks the page."""
     tags = {name: value for name, value in model.tags.items() if name not in _RESERVED and _LABEL_NAME.fullmatch(name)}
     return label_text({"model": model.name, "version": model.version, **tags})
 
 
 def label_text(labels: Mapping[str, str]) -> str:
-    """``labels`` as written within the braces of a series."""
+    """The text of ``labels`` between the braces of a series."""
     return ",".join(_label(name, value) for name, value in labels.items())
 
 

@@ -28,12 +28,12 @@ class LogSetting(msgspec.Struct, frozen=True):
     log_warning: bool = True
     log_error: bool = True
     log_verbose_level: int = 0
-    """0: no debug messages."""
+    """Levels above 0 log debug messages."""
     log_format: Literal["default", "ISO8601"] = "default"
 
 
 class LogSettings:
-    """Owns the handler of one logger, by default Penstock's root logger."""
+    """Manages the handler of one logger, by default Penstock's root logger."""
 
     def __init__(self, initial: LogSetting | None = None, logger: logging.Logger | None = None) -> None:
         self._setting = initial or LogSetting()
@@ -42,7 +42,7 @@ class LogSettings:
         self._before = logging.NOTSET, True
 
     def start(self) -> None:
-        """Install the handler that the settings ask for. Raises OSError if the file cannot be opened."""
+        """Install the handler for the current settings. Raises OSError if the file cannot be opened."""
         file = self._setting.log_file
         self._handler = _LogFile(file) if file else logging.StreamHandler(sys.stderr)
         self._before = self._logger.level, self._logger.propagate
@@ -66,8 +66,8 @@ class LogSettings:
         return msgspec.structs.asdict(self._setting)
 
     def update(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Change some settings and return all. If it raises InvalidArgument, nothing has changed."""
-        # Clients may send back the file that they were shown, but not change it.
+        """Change some settings and return all. After an InvalidArgument error, nothing has changed."""
+        # Clients may send the current file name, but cannot change it.
         kept = {"log_file": self._setting.log_file}.items()
         values = {name: _read(name, value) for name, value in changes.items() if (name, value) not in kept}
         self._setting = msgspec.structs.replace(self._setting, **values)
@@ -154,7 +154,7 @@ def _read(name: str, value: Any) -> Any:
                 return value
             raise InvalidArgument("log_format must be 'default' or 'ISO8601'")
         case "log_file":
-            # Otherwise any client could write to every path that the server can write to.
+            # Otherwise any client could make the server write to any path.
             raise InvalidArgument(
                 "log file location can not be updated through network protocol", "set log_file when starting the server"
             )

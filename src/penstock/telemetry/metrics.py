@@ -1,7 +1,7 @@
 """All metrics: Triton's (``nv_*``) and Penstock's (``penstock_*``), each with its name, help and value.
 
-Values are not stored: ``exposition.py`` reads them from the statistics of the loaded models. So the series of a model end when it is
-unloaded.
+Values are not stored: ``exposition.py`` reads them from the statistics of the loaded models. Therefore the series of a model end
+when the model is unloaded.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Family(msgspec.Struct, frozen=True):
 
 
 Value = Number | Mapping[Any, Number] | None
-"""A mapping yields one series per key. None yields no series."""
+"""A mapping has one series per key; None has no series."""
 
 _Source = TypeVar("_Source")
 _Declared = tuple[Family, Callable[[_Source], Value]]
@@ -73,10 +73,16 @@ def _total_us(name: str, help: str, total_ns: Callable[[ModelStatistics], int]) 
 MODEL_VALUES: _Values[ModelStatistics] = (
     _counter("nv_inference_request_success", "Requests answered, from the cache too", lambda it: it.success.count),
     _counter("nv_inference_request_failure", "Requests that failed, by reason", lambda it: it.failures, "reason"),
-    _counter("nv_inference_count", "Inferences computed, that is rows of batches", lambda it: it.inference_count),
-    _counter("nv_inference_exec_count", "Executions of the model, that is batches", lambda it: it.execution_count),
-    _total_us("nv_inference_request_duration_us", "Total duration of the requests answered", lambda it: it.success_ns),
-    _total_us("nv_inference_queue_duration_us", "Total time that the requests answered waited", lambda it: it.queue_ns),
+    _counter("nv_inference_count", "Number of inferences: the rows of all batches", lambda it: it.inference_count),
+    _counter(
+        "nv_inference_exec_count", "Number of executions of the model: the batches", lambda it: it.execution_count
+    ),
+    _total_us("nv_inference_request_duration_us", "Total duration of answered requests", lambda it: it.success_ns),
+    _total_us(
+        "nv_inference_queue_duration_us",
+        "Total time that answered requests waited in the queue",
+        lambda it: it.queue_ns,
+    ),
     _total_us(
         "nv_inference_compute_input_duration_us", "Total time of preparing inputs", lambda it: it.compute_input_ns
     ),
@@ -87,28 +93,30 @@ MODEL_VALUES: _Values[ModelStatistics] = (
         "nv_inference_compute_output_duration_us", "Total time of splitting outputs", lambda it: it.compute_output_ns
     ),
     _gauge("nv_inference_pending_request_count", "Requests accepted and not yet answered", lambda it: it.pending),
-    _counter("nv_cache_num_hits_per_model", "Answers from the cache", lambda it: it.hits.count),
+    _counter("nv_cache_num_hits_per_model", "Responses from the cache", lambda it: it.hits.count),
     _counter("nv_cache_num_misses_per_model", "Requests that the cache could not answer", lambda it: it.misses.count),
     _total_us("nv_cache_hit_duration_per_model", "Total time of cache hits", lambda it: it.hits.ns),
     _total_us("nv_cache_miss_duration_per_model", "Total time of cache misses", lambda it: it.misses.ns),
-    _gauge("nv_model_load_duration_secs", "How long loading and warming up took, in seconds", lambda it: it.load_s),
-    _counter("penstock_batches_total", "Batches by why they left the queue", lambda it: it.reasons, "reason"),
+    _gauge("nv_model_load_duration_secs", "Time of loading and warming up, in seconds", lambda it: it.load_s),
+    _counter(
+        "penstock_batches_total", "Batches, by the reason why they left the queue", lambda it: it.reasons, "reason"
+    ),
     _counter(
         "penstock_stages_total",
-        "How often each stage of a Python model ran",
+        "Number of runs of each stage of a Python model",
         lambda it: {name: stage.count for name, stage in it.stages.items()},
         "stage",
     ),
     _counter(
         "penstock_stage_seconds_total",
-        "Time that each stage of a Python model took",
+        "Total time of each stage, in seconds",
         lambda it: {name: stage.ns / 1e9 for name, stage in it.stages.items()},
         "stage",
     ),
 )
 
 Buckets = tuple[Sequence[int], Number]
-"""Count per bucket, the last without a bound, and the sum of all values in the metric's unit."""
+"""Count per bucket (the last bucket has no bound), and the sum of all values in the metric's unit."""
 
 
 def _batch_sizes(model: ModelStatistics) -> Buckets:
@@ -121,19 +129,17 @@ def _batch_sizes(model: ModelStatistics) -> Buckets:
 
 MODEL_HISTOGRAMS: tuple[tuple[Family, Sequence[Number], Callable[[ModelStatistics], Buckets | None]], ...] = (
     (
-        Family("penstock_request_duration_seconds", "histogram", "Requests answered, by duration"),
+        Family("penstock_request_duration_seconds", "histogram", "Durations of answered requests"),
         tuple(bound / 1e9 for bound in BOUNDS_NS),
         lambda model: (model.request_buckets, model.success_ns / 1e9),
     ),
     (
-        Family("penstock_queue_duration_seconds", "histogram", "Requests answered, by the time that they waited"),
+        Family("penstock_queue_duration_seconds", "histogram", "Times that answered requests waited in the queue"),
         tuple(bound / 1e9 for bound in BOUNDS_NS),
         lambda model: (model.queue_buckets, model.queue_ns / 1e9),
     ),
     (
-        Family(
-            "penstock_compute_duration_seconds", "histogram", "Requests computed, by the time that their batch took"
-        ),
+        Family("penstock_compute_duration_seconds", "histogram", "Times of the batches of the requests that ran"),
         tuple(bound / 1e9 for bound in BOUNDS_NS),
         lambda model: (
             model.compute_buckets,
@@ -141,7 +147,7 @@ MODEL_HISTOGRAMS: tuple[tuple[Family, Sequence[Number], Callable[[ModelStatistic
         ),
     ),
     (
-        Family("penstock_batch_rows", "histogram", "Batches by their rows"),
+        Family("penstock_batch_rows", "histogram", "Rows per batch"),
         BATCH_SIZES,
         _batch_sizes,
     ),
@@ -149,7 +155,7 @@ MODEL_HISTOGRAMS: tuple[tuple[Family, Sequence[Number], Callable[[ModelStatistic
         Family(
             "nv_inference_first_response_histogram_ms",
             "histogram",
-            "Requests of decoupled models by the time to the first response, in milliseconds",
+            "Times to the first response of requests to decoupled models, in milliseconds",
         ),
         tuple(bound // 1_000_000 for bound in FIRST_RESPONSE_BOUNDS_NS),
         lambda model: (model.first_response_buckets, model.first_response.ns / 1e6) if model.decoupled else None,
@@ -201,9 +207,9 @@ MODEL_SUMMARIES: tuple[tuple[Family, _SummaryOf], ...] = (
 )
 
 SERVER_VALUES: _Values[ServerFacts] = (
-    _gauge("penstock_build_info", "Always 1; the label tells the version", lambda it: {it.version: 1}, "version"),
+    _gauge("penstock_build_info", "Always 1, with the version of Penstock", lambda it: {it.version: 1}, "version"),
     _gauge(
-        "penstock_start_time_seconds", "When the server started, in seconds since the epoch", lambda it: it.started_s
+        "penstock_start_time_seconds", "Time of the server's start, in seconds since the epoch", lambda it: it.started_s
     ),
     _gauge("penstock_processes", "Processes of the server", lambda it: it.processes),
     _gauge(
@@ -215,11 +221,16 @@ SERVER_VALUES: _Values[ServerFacts] = (
     _gauge("penstock_process_open_fds", "Open files and sockets", lambda it: it.process.open_files),
     _gauge(
         "penstock_event_loop_lag_seconds",
-        "How late the event loop was at worst since the last scrape",
+        "Maximum delay of the event loop since the last scrape",
         lambda it: it.loop_lag_s,
     ),
-    _gauge("penstock_connections", "Open connections by protocol", lambda it: it.connections, "protocol"),
-    _gauge("penstock_inflight_bytes", "Bytes of the requests that are being worked on", lambda it: it.inflight_bytes),
+    _gauge(
+        "penstock_connections",
+        "Open connections by protocol, except to the metrics port",
+        lambda it: it.connections,
+        "protocol",
+    ),
+    _gauge("penstock_inflight_bytes", "Bytes of the requests in progress", lambda it: it.inflight_bytes),
     _counter(
         "penstock_records_dropped_total",
         "Traces and lines of the access log that were lost",
@@ -228,7 +239,7 @@ SERVER_VALUES: _Values[ServerFacts] = (
 )
 
 MACHINE_VALUES: _Values[MachineUsage] = (
-    _gauge("nv_cpu_utilization", "Share of the machine's processor time in use, 0 to 1", lambda it: it.cpu),
+    _gauge("nv_cpu_utilization", "Fraction of the machine's processor time in use, 0 to 1", lambda it: it.cpu),
     _gauge("nv_cpu_memory_total_bytes", "Memory of the machine", lambda it: it.memory_total_bytes),
     _gauge("nv_cpu_memory_used_bytes", "Memory of the machine that is in use", lambda it: it.memory_used_bytes),
 )

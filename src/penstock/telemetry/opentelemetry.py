@@ -1,4 +1,4 @@
-"""Traces as OpenTelemetry spans (extra ``penstock[otel]``): the request, and within it its time in the queue and in the model.
+"""Traces as OpenTelemetry spans (extra ``penstock[otel]``): a span of the request contains spans of its time in queue and model.
 
 ``tracing.py`` has already decided which requests are sampled. Spans are made afterwards from the recorded times, on the writer's
 thread, so that requests do not pay the tens of microseconds that the SDK takes per span.
@@ -29,7 +29,7 @@ class OpenTelemetry:
     """Makes spans of traces and passes them to ``exporter``. Belongs to one thread."""
 
     def __init__(self, exporter: SpanExporter, version: str, service: str = "penstock") -> None:
-        """``version`` is the server's."""
+        """``version`` is the version of the server."""
         self._ids = _GivenIds()
         self._provider = TracerProvider(
             resource=Resource.create({SERVICE_NAME: service, SERVICE_VERSION: version}),
@@ -37,14 +37,16 @@ class OpenTelemetry:
             id_generator=self._ids,
             shutdown_on_exit=False,
         )
-        # Instead of the SDK's queue, which drops undelivered spans silently: callers of ``write`` have a queue and count drops.
+        # The SDK's queue is not used, because it drops spans silently. Callers of ``write`` have a queue and count dropped records.
         self._finished = _Finished()
         self._provider.add_span_processor(self._finished)
         self._exporter = exporter
         self._tracer = self._provider.get_tracer("penstock", version)
 
     def write(self, records: Sequence[Trace]) -> None:
-        """Deliver ``records``. Blocks for some seconds if the collector does not answer. Raises OSError if it refuses them."""
+        """Deliver ``records``. Blocks for some seconds if the collector does not respond. Raises OSError if the collector rejects
+        the spans.
+        """
         offset_ns = time.time_ns() - time.monotonic_ns()
         for record in records:
             self._make_spans(record, offset_ns)
@@ -63,7 +65,7 @@ class OpenTelemetry:
             "penstock.request.id": trace.request_id,
             "penstock.status": trace.status,
         }
-        # The identity that was already passed on while the request ran.
+        # The span's identity was already passed on while the request ran.
         self._ids.next = trace.context
         request = self._tracer.start_span(
             "request",
@@ -90,7 +92,7 @@ class OpenTelemetry:
 
 
 def otlp_http(endpoint: str) -> SpanExporter:
-    """Exporter to a collector at ``endpoint``, e.g. ``http://localhost:4318/v1/traces``; if empty, ``OTEL_*`` variables apply."""
+    """Exporter to a collector at ``endpoint``, e.g. ``http://localhost:4318/v1/traces``; if empty, the ``OTEL_*`` variables apply."""
     return OTLPSpanExporter(endpoint=endpoint or None, timeout=_EXPORT_TIMEOUT_S)
 
 

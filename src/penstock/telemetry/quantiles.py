@@ -1,7 +1,7 @@
 """Quantiles over the last minute, as in Triton's summaries.
 
-A bucket is given by a duration's leading bit and the five bits after it, so that a quantile is off by at most 1.6 %, for any range.
-Buckets are grouped into slices of ten seconds of the machine's monotonic clock. Old slices are dropped, and slices of several
+A duration's leading bit and the five following bits determine its bucket, so that the error of a quantile is at most 1.6 % in any
+range. Counts are grouped into slices of ten seconds of the machine's monotonic clock. Old slices are dropped, and slices of several
 processes can be added.
 """
 
@@ -22,7 +22,7 @@ class RecentWindow(msgspec.Struct):
     """Durations of the last minute."""
 
     slices: dict[int, dict[int, int]] = {}
-    """By number of the slice, the count of each bucket."""
+    """The count of each bucket, by the number of the slice."""
 
     def add(self, ns: int, count: int, now_ns: int) -> None:
         """Add ``count`` durations of ``ns`` (>= 0) at time ``now_ns``."""
@@ -69,7 +69,7 @@ class RecentDurations(msgspec.Struct):
 
 
 def _bucket(ns: int) -> int:
-    """The position of the leading bit, followed by the next five bits; small numbers are their own bucket."""
+    """The bucket of ``ns``: the position of the leading bit and the next five bits. For small numbers, the number itself."""
     shift = ns.bit_length() - _BITS - 1
     return ns if shift <= 0 else (shift << _BITS) + (ns >> shift)
 

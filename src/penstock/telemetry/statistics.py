@@ -1,9 +1,9 @@
 """Statistics of the requests of one model version: exact counts and durations, cheap enough for every request.
 
-The numbers are Triton's (statistics extension of the Open Inference Protocol), and in addition histograms, reasons why batches left
-the queue and reasons why requests failed. One batch has a fixed cost, each of its requests costs two look-ups.
+The numbers are those of Triton (statistics extension of the Open Inference Protocol). In addition there are histograms, reasons why
+batches left the queue, and reasons why requests failed. Counting takes a fixed time per batch and two look-ups per request.
 
-A ``ModelStatistics`` is plain data: msgspec encodes it, and ``merge`` adds up those of several processes.
+A ``ModelStatistics`` is plain data: msgspec encodes it, and ``merge`` adds the statistics of several processes.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from penstock.telemetry.quantiles import RecentDurations
 
 _BOUNDS_US = (50, 100, 250, 500, 1e3, 2.5e3, 5e3, 10e3, 25e3, 50e3, 100e3, 250e3, 500e3, 1e6, 2.5e6, 5e6, 10e6, 30e6)
 BOUNDS_NS = tuple(int(microseconds * 1000) for microseconds in _BOUNDS_US)
-"""Inclusive upper bounds of the histograms' buckets. One more bucket counts durations above the last."""
+"""Inclusive upper bounds of the histograms' buckets. One more bucket counts durations above the last bound."""
 
 FIRST_RESPONSE_BOUNDS_NS = (100_000_000, 500_000_000, 2_000_000_000, 5_000_000_000)
-"""The same for the time to a first response, Triton's 100, 500, 2000 and 5000 ms."""
+"""The bounds for the time to a first response: Triton's 100, 500, 2000 and 5000 ms."""
 
 MAX_RESPONSES = 1024
-"""Per request, responses beyond this number are not counted separately."""
+"""Maximum number of responses of a request that are counted separately."""
 
 
 class Reason(enum.StrEnum):
-    """Why a batch left the queue."""
+    """The reason why a batch left the queue."""
 
     FULL = "full"
-    """No more rows fitted, or the next request would not have."""
+    """No more rows fitted, or the next request did not fit."""
     PREFERRED = "preferred"
-    """It had a preferred size."""
+    """The batch had a preferred size."""
     DELAY = "delay"
-    """Its longest-waiting request had waited for the configured delay."""
+    """The longest-waiting request of the batch had waited for the configured delay."""
     IDLE = "idle"
     """An instance was free and no delay is configured."""
     ALONE = "alone"
-    """The model's requests cannot be merged, or this one is larger than a batch, or runs again after its batch failed."""
+    """The model's requests cannot be merged, or this request is larger than a batch, or it runs again after its batch failed."""
 
 
 class Failure(enum.StrEnum):
-    """Why a request failed; Triton's words."""
+    """The reason why a request failed, in Triton's terms."""
 
     REJECTED = "REJECTED"
-    """It was refused: queue or limit full, queue timeout, deadline out of reach."""
+    """The request was rejected: a queue or limit was full, the queue timeout passed, or the deadline could not be met."""
     CANCELED = "CANCELED"
-    """Its client disconnected or cancelled it."""
+    """The client disconnected or cancelled the request."""
     BACKEND = "BACKEND"
     """The model failed."""
     OTHER = "OTHER"
 
     @classmethod
     def of(cls, error: PenstockError) -> Failure:
-        """The reason that ``error`` counts as if the caller knows no better one."""
+        """The reason for ``error``, unless the caller knows a more precise one."""
         return _FAILURES.get(error.code, cls.OTHER)
 
 
@@ -81,13 +81,13 @@ class BatchTimes(msgspec.Struct):
     """Times at which a batch passed from stage to stage: ``time.monotonic_ns`` on the instance's thread."""
 
     taken_ns: int
-    """The batch left the queue."""
+    """Time when the batch left the queue."""
     merged_ns: int
-    """Its inputs were merged."""
+    """Time when the inputs were merged."""
     ran_ns: int
-    """The model answered."""
+    """Time when the model's outputs were ready."""
     split_ns: int
-    """The outputs were split."""
+    """Time when the outputs were split."""
 
 
 Executed = tuple[Sequence[int], int, Reason, BatchTimes, int]
@@ -113,7 +113,7 @@ class OwnMetric:
     kind: Literal["counter", "gauge"]
     help: str
     values: dict[str, float] = field(default_factory=dict)
-    """By labels, as written on the metrics page."""
+    """Values by labels, in the form of the metrics page."""
 
 
 @dataclass(slots=True)
@@ -143,8 +143,8 @@ def _buckets() -> list[int]:
 class ModelStatistics:
     """Statistics of one model version; belongs to the event loop. All times are ``time.monotonic_ns``, all durations nanoseconds.
 
-    Numbers that follow from others are properties, so that they cost requests nothing. It is a dataclass because setting its
-    attributes takes half as long as those of a msgspec.Struct.
+    Numbers that follow from other numbers are properties, so that they cost requests no time. The class is a dataclass because
+    setting its attributes takes half as long as for a msgspec.Struct.
     """
 
     name: str = ""
@@ -161,20 +161,20 @@ class ModelStatistics:
     """Total of all successful requests."""
     fail: Duration = field(default_factory=Duration)
     queue_ns: int = 0
-    """Total of all successful requests. The three below exclude cache hits; each request counts its batch's whole duration."""
+    """Total of all successful requests. The next three fields exclude cache hits; each request counts its batch's whole duration."""
     compute_input_ns: int = 0
     compute_infer_ns: int = 0
     compute_output_ns: int = 0
     hits: Duration = field(default_factory=Duration)
-    """Answers from the response cache, and the time of the look-ups."""
+    """Responses from the cache, and the time of the look-ups."""
     misses: Duration = field(default_factory=Duration)
     batches: dict[int, BatchStatistics] = field(default_factory=dict)
-    """By rows of the batch."""
+    """Statistics of batches, by their rows."""
     reasons: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(Reason, 0))
-    """Batches by why they left the queue."""
+    """Batches, by the reason why they left the queue."""
     failures: dict[Failure, int] = field(default_factory=lambda: dict.fromkeys(Failure, 0))
     responses: dict[int, ResponseStatistics] = field(default_factory=dict)
-    """By the response's number within its request; decoupled models only."""
+    """Statistics of responses, by their number within the request; decoupled models only."""
     request_buckets: list[int] = field(default_factory=_buckets)
     """Successful requests by duration; see ``BOUNDS_NS``."""
     queue_buckets: list[int] = field(default_factory=_buckets)
@@ -187,11 +187,11 @@ class ModelStatistics:
     metrics: dict[str, OwnMetric] = field(default_factory=dict)
     """Metrics defined by a Python model, by name."""
     stages: dict[str, Duration] = field(default_factory=dict)
-    """Stages of a Python model by name: those of every execution, and those that the model defines."""
+    """Stages of a Python model by name: the stages of every execution, and the stages that the model defines."""
     load_s: float = 0.0
     """Duration of loading and warming up."""
     recent: RecentDurations | None = None
-    """Quantiles of the last minute; None unless enabled, because they cost every request time."""
+    """Quantiles of the last minute; None unless enabled, because they take time in every request."""
 
     def executed(self, arrived_ns: Sequence[int], rows: int, reason: Reason, times: BatchTimes, done_ns: int) -> None:
         """Count one batch of ``len(arrived_ns)`` (>= 1) requests and ``rows`` rows, answered at ``done_ns``."""
@@ -259,7 +259,7 @@ class ModelStatistics:
             self.recent.cache_hit.add(lookup_ns, 1, now_ns)
 
     def cache_miss(self, lookup_ns: int) -> None:
-        """Count one cache miss. ``lookup_ns`` includes the time to store the answer, if known."""
+        """Count one cache miss. ``lookup_ns`` includes the time to store the response, if known."""
         self.misses.add(lookup_ns)
         if self.recent is not None:
             self.recent.cache_miss.add(lookup_ns, 1, time.monotonic_ns())
@@ -267,7 +267,7 @@ class ModelStatistics:
     def responded(self, number: int, kind: ResponseKind, started_ns: int, now_ns: int, output_ns: int = 0) -> None:
         """Count the response ``number`` (from 0) to a request of a decoupled model.
 
-        The model began it at ``started_ns`` and its outputs at ``output_ns`` (0: no outputs).
+        The model began the response at ``started_ns`` and its outputs at ``output_ns`` (0: no outputs).
         """
         if number >= MAX_RESPONSES:
             return
@@ -337,8 +337,9 @@ class ModelStatistics:
 
 
 def merge(processes: Iterable[Iterable[ModelStatistics]]) -> list[ModelStatistics]:
-    """Merge the statistics of several processes, sorted by name and version. Numbers are added; for times of the last inference and
-    of loading the largest is kept. The arguments are not changed."""
+    """Merge the statistics of several processes, sorted by name and version. Numbers are added, except that the largest time of the
+    last inference and of loading is kept. The arguments are not changed.
+    """
     merged: dict[tuple[str, str], ModelStatistics] = {}
     for process in processes:
         for one in process:
@@ -358,7 +359,7 @@ _Data = TypeVar("_Data")
 
 
 def add_numbers(one: _Data, other: _Data) -> _Data:
-    """Add two values of the same structure, number by number. Of other data the first value is kept."""
+    """Add two values of the same structure, number by number. Of data that are not numbers, the first value is kept."""
     result: Any
     if isinstance(one, msgspec.Struct) or (is_dataclass(one) and not isinstance(one, type)):
         names = [each.name for each in (fields(one) if is_dataclass(one) else msgspec.structs.fields(one))]
@@ -381,7 +382,7 @@ def _observe(buckets: list[int], starts: Sequence[int], first: int, last: int, e
     """Count the durations from each of ``starts`` (earliest ``first``, latest ``last``) to ``end``."""
     bucket = bisect_left(BOUNDS_NS, end - last)
     if bucket == bisect_left(BOUNDS_NS, end - first):
-        buckets[bucket] += len(starts)  # requests of a batch arrive close together: usually all fall into one bucket
+        buckets[bucket] += len(starts)  # requests of a batch arrive close together, so usually all belong to one bucket
         return
     for start in starts:
         buckets[bisect_left(BOUNDS_NS, end - start)] += 1

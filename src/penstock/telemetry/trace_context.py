@@ -1,6 +1,6 @@
 """The W3C trace context: ``traceparent`` and ``tracestate``, as defined in https://www.w3.org/TR/trace-context/ (level 1).
 
-An invalid ``traceparent`` is ignored, so that a new trace begins. An invalid ``tracestate`` is dropped alone.
+An invalid ``traceparent`` is ignored, so that a new trace begins. For an invalid ``tracestate``, only the state is dropped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _random = random.SystemRandom()
 
 
 class TraceContext(msgspec.Struct, frozen=True):
-    """A position in a distributed trace: the trace, and the parent span of further ones."""
+    """A position in a distributed trace: the trace, and the parent span of further spans."""
 
     trace_id: str
     """32 lower-case hexadecimal digits, not all zero."""
@@ -36,7 +36,7 @@ class TraceContext(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, traceparent: str, tracestate: str = "") -> Self | None:
-        """None if ``traceparent`` is not valid."""
+        """Parse the headers; None if ``traceparent`` is not valid."""
         if len(traceparent) > _MAX_BYTES:
             return None
         found = _TRACEPARENT.fullmatch(traceparent)
@@ -59,12 +59,12 @@ class TraceContext(msgspec.Struct, frozen=True):
 
     @property
     def traceparent(self) -> str:
-        """The header that passes this position on."""
+        """The header that propagates this position."""
         return f"00-{self.trace_id}-{self.span_id}-{int(self.sampled):02x}"
 
 
 def _valid_state(text: str) -> str:
-    """``text`` if it is a list of at most 32 members with different keys, else empty."""
+    """``text`` if it is a list of at most 32 members with different keys; otherwise empty."""
     if not text or len(text) > _MAX_BYTES:
         return ""
     members = [member.strip(" \t") for member in text.split(",")]

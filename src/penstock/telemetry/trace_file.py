@@ -23,7 +23,8 @@ _END = b"\n]\n"
 
 
 class TraceFile:
-    """Writes to ``path``, or, where ``log_frequency`` of the global setting is N > 0, N traces each to ``path.0``, ``path.1`` …
+    """Writes traces to ``path``. If ``log_frequency`` of the global setting is N > 0, writes N traces each to ``path.0``,
+    ``path.1`` …
 
     Existing files are overwritten. Belongs to one thread.
     """
@@ -73,7 +74,7 @@ class TraceFile:
 
 
 def entries_of(trace: Trace) -> list[dict[str, Any]]:
-    """The two entries of a trace. A request that was not computed has no compute timestamps."""
+    """The two entries of a trace. A request that did not run has no compute timestamps."""
     version: Any = (
         int(trace.model_version)
         if trace.model_version.isascii() and trace.model_version.isdecimal()

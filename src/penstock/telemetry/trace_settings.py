@@ -13,7 +13,7 @@ _MODES = ("triton", "opentelemetry")
 _LEVELS = ("OFF", "TIMESTAMPS")
 _LARGEST = 2**31 - 1
 _FIXED = ("trace_file", "trace_mode")
-"""Clients may not change these, but may send back the current value."""
+"""Clients cannot change these settings, but may send the current value."""
 
 
 class TraceSetting(msgspec.Struct, frozen=True):
@@ -23,9 +23,9 @@ class TraceSetting(msgspec.Struct, frozen=True):
     """File that mode ``triton`` writes; empty: none."""
     trace_level: Literal["OFF", "TIMESTAMPS"] = "OFF"
     trace_rate: int = 1000
-    """One in this many requests is traced, in addition to those that the caller traces."""
+    """One in this many requests is traced, in addition to the requests that the caller traces."""
     trace_count: int = -1
-    """Limit on traced requests since the setting was changed; -1: no limit."""
+    """Maximum number of traced requests since the last change of the setting; -1: no limit."""
     log_frequency: int = 0
     """Traces per file, with numbered files; 0: one file for all."""
     trace_mode: Literal["triton", "opentelemetry"] = "triton"
@@ -35,7 +35,7 @@ class TraceSetting(msgspec.Struct, frozen=True):
         return self.trace_level != "OFF"
 
     def to_dict(self) -> dict[str, Any]:
-        """As the protocol shows them: numbers as strings, the level as a list."""
+        """The settings in the protocol's form: numbers as strings, the level as a list."""
         return {
             "trace_level": [self.trace_level],
             "trace_rate": str(self.trace_rate),
@@ -56,7 +56,7 @@ class TraceSettings:
         self._models: dict[str, dict[str, Any]] = {}
 
     def of(self, model: str) -> TraceSetting:
-        """The effective setting of ``model``; of the empty name, the global one."""
+        """The effective setting of ``model``; for an empty name, the global setting."""
         return msgspec.structs.replace(self._initial, **(self._global | self._models.get(model, {})))
 
     def has_own(self, model: str) -> bool:
@@ -68,10 +68,10 @@ class TraceSettings:
         return self.of(model).to_dict()
 
     def update(self, model: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Change the setting of ``model``, or with an empty name the global one, and return the effective setting.
+        """Change the setting of ``model`` (empty: the global setting), and return the effective setting.
 
-        None clears a value: a model then uses the global value, the global setting its initial one. If it raises InvalidArgument,
-        nothing has changed.
+        None clears a value: a model then uses the global value; the global setting returns to its initial value. After an
+        InvalidArgument error, nothing has changed.
         """
         shown = self.get(model)
         changes = {name: value for name, value in changes.items() if name not in _FIXED or value != shown[name]}
@@ -87,7 +87,7 @@ class TraceSettings:
         return self.get(model)
 
     def changes(self) -> dict[str, dict[str, Any]]:
-        """Changed settings by model, the global ones under the empty name, in the form that ``update`` takes."""
+        """Changed settings by model, in the form of the argument of ``update``. Global settings have an empty name."""
         own = {"": self._global, **self._models}
         return {
             model: {name: shown for name, shown in self.get(model).items() if name in changed}
@@ -120,7 +120,7 @@ def _read(name: str, value: Any, model: str) -> Any:
                 raise InvalidArgument("trace_mode is the same for all models", "change the global setting")
             return mode
         case "trace_file":
-            # Otherwise any client could write to every path that the server can write to.
+            # Otherwise any client could make the server write to any path.
             raise InvalidArgument(
                 "trace file location can not be updated through network protocol",
                 "set trace_file when starting the server",
@@ -131,7 +131,7 @@ def _read(name: str, value: Any, model: str) -> Any:
 
 
 def _only(name: str, value: Any) -> Any:
-    """The value, also if it is the only element of a list, as over gRPC."""
+    """The value; if it is a list of one element, as over gRPC, the element."""
     if isinstance(value, list | tuple):
         if len(value) != 1:
             raise InvalidArgument(f"{name} takes one value, not {len(value)}")
@@ -155,11 +155,11 @@ def _level(values: Any) -> str:
         raise InvalidArgument("trace_level must be a list of levels", f"known: {', '.join(_LEVELS)}")
     if "TENSORS" in values:
         raise InvalidArgument(
-            "trace_level TENSORS is not supported: contents of tensors are not recorded", "use TIMESTAMPS"
+            "trace_level TENSORS is not supported: the contents of tensors are not recorded", "use TIMESTAMPS"
         )
     for value in values:
         if value not in _LEVELS:
             raise InvalidArgument(f"trace_level {quoted(str(value))} is unknown", f"known: {', '.join(_LEVELS)}")
     if "OFF" in values and len(values) > 1:
-        raise InvalidArgument("trace_level OFF cannot be combined with other levels", "leave the others out")
+        raise InvalidArgument("trace_level OFF cannot be combined with other levels", "remove the other levels")
     return str(values[0])

@@ -30,7 +30,7 @@ _MAX_TEXT = 256
 
 
 class Trace(msgspec.Struct, eq=False):
-    """One request. Times are ``time.monotonic_ns``; 0 means that it did not reach the stage."""
+    """One request. Times are ``time.monotonic_ns``; 0 means that the request did not reach the stage."""
 
     number: int
     """Sequence number."""
@@ -58,7 +58,7 @@ class Trace(msgspec.Struct, eq=False):
 
 
 class _Sampler:
-    """Selects one in ``rate`` requests and those that their caller traces, up to ``count``."""
+    """Selects one in ``rate`` requests, and the requests that their caller traces, up to ``count``."""
 
     def __init__(self, rate: int, count: int) -> None:
         self._rate = rate
@@ -81,7 +81,7 @@ class _Sampler:
 
 
 class Tracer:
-    """Decides which requests are recorded, and passes their records to exporters and access log. Belongs to the event loop."""
+    """Decides which requests are recorded, and passes their records to exporters and access log. For use by the event loop only."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Tracer:
         exporters: Mapping[str, BackgroundWriter[Trace]] | None = None,
         access_log: BackgroundWriter[Trace] | None = None,
     ) -> None:
-        """``exporters`` are by trace mode. The caller starts and stops the writers."""
+        """``exporters`` has a writer by trace mode. The caller starts and stops the writers."""
         self.enabled = False
         """True if any request may be recorded. While tracing is off, a request costs only this test."""
         self._settings = settings
@@ -112,7 +112,7 @@ class Tracer:
         return result
 
     def changes(self) -> dict[str, dict[str, Any]]:
-        """Changed settings by model, in the form that another tracer's ``settings`` takes."""
+        """Changed settings by model, in the form of the argument of another tracer's ``settings``."""
         return self._settings.changes()
 
     def begin(self, request: InferRequest, traceparent: str = "", tracestate: str = "") -> Trace | None:
@@ -144,7 +144,7 @@ class Tracer:
                 trace.times, trace.batch_rows, trace.reason = times, rows, reason
 
     def watching(self, trace: Trace, done: Done) -> Done:
-        """A callback that records each answer and passes it on to ``done``."""
+        """A callback that records each response and passes it on to ``done``."""
 
         def watched(outcome: Outcome) -> None:
             self._answered(trace, outcome)
@@ -180,5 +180,5 @@ class Tracer:
 
 
 def _size(tensors: Mapping[str, Array]) -> int:
-    """Bytes of the tensors; strings count only their content."""
+    """Bytes of the tensors; for strings, only the content counts."""
     return sum(sum(map(len, array.flat)) if array.dtype.kind == "O" else array.nbytes for array in tensors.values())

@@ -1,4 +1,4 @@
-"""Resource usage of the process and the machine, read from ``/proc``. Without it, unknown values are left out."""
+"""Resource usage of the process and the machine, read from ``/proc``. On systems without ``/proc``, values are unknown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MachineUsage(msgspec.Struct):
     memory_total_bytes: int
     memory_used_bytes: int
     cpu: float | None = None
-    """Busy share of all cores since the last reading, 0 to 1; None at the first reading."""
+    """Fraction of the time that all cores were busy since the last reading, 0 to 1; None at the first reading."""
 
 
 def process_usage() -> ProcessUsage:
@@ -31,14 +31,14 @@ def process_usage() -> ProcessUsage:
     usage = ProcessUsage(cpu_s=time.process_time())
     try:
         usage.resident_bytes = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        usage.open_files = len(os.listdir("/proc/self/fd")) - 1  # one is the listing's own
+        usage.open_files = len(os.listdir("/proc/self/fd")) - 1  # one of the entries is the listing itself
     except OSError:
         pass
     return usage
 
 
 class MachineMeter:
-    """Reads the machine's usage. Keeps the last reading, because the kernel counts from the start of the machine."""
+    """Reads the machine's usage. It keeps the last reading, because the kernel's counters start with the machine."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc

@@ -155,7 +155,7 @@ def test_every_length_counts() -> None:
     for size in range(0, len(DATA), 31):
         with pytest.raises(IntegrityError):
             decode(DATA[:size])
-    with pytest.raises(IntegrityError, match="goes on after its end"):
+    with pytest.raises(IntegrityError, match="has data after its last block"):
         decode(DATA + b"\0")
 
 
@@ -168,11 +168,11 @@ def test_what_is_larger_than_allowed_takes_no_memory() -> None:
     large = encode(model_of(np.zeros(5_000_000, np.float32)))
     assert len(large) < 2000
     tracemalloc.start()
-    with pytest.raises(IntegrityError, match="decodes to 200000.. bytes, more than the 1000000 allowed"):
+    with pytest.raises(IntegrityError, match="decodes to 200000.. bytes, but at most 1000000 are allowed"):
         decode(large, 1_000_000)
-    with pytest.raises(IntegrityError, match="more than"):
+    with pytest.raises(IntegrityError, match="but at most"):
         decode(headed(b"", b"\0" * 3_000_000, b""), 1_000_000)
-    with pytest.raises(IntegrityError, match="more than any does"):
+    with pytest.raises(IntegrityError, match="more than the limit"):
         decode(headed(b"\0" * 3_000_000, b"", b""), 1_000_000)
     assert tracemalloc.get_traced_memory()[1] < 4_000_000  # of which 3 MB were there before
     tracemalloc.stop()

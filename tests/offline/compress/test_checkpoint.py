@@ -80,7 +80,7 @@ def test_made_up_arrays_are_refused(tmp_path: Path, packed: object) -> None:
 
 
 def test_a_file_of_another_kind_is_refused(path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="not a file of Penstock's"):
+    with pytest.raises(InvalidArgument, match="not a file of Penstock"):
         read_checkpoint(path, dict[str, int])
 
 

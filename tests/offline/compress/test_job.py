@@ -17,7 +17,7 @@ X = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
 def test_few_samples_are_a_remark() -> None:
     told: list[str] = []
     Job(PruneMethod(), MODEL, {"x": X[:2]}, tell=told.append)
-    assert told == ["warning: the data has only 2 sample(s), so the result is unreliable; some hundred are usual"]
+    assert told == ["warning: the data has only 2 sample(s), so the result is unreliable; give a few hundred"]
     Job(PruneMethod(), MODEL, {"x": X}, tell=told.append)
     assert len(told) == 1
 

@@ -60,31 +60,31 @@ def test_latency_binds() -> None:
     # The p99 of a record is one and a half times its p50.
     error = unmet(Contract(0.01, p99_ms=0.5), [record("original", 1.0), record("int8", 0.4, 0.985)])
     assert isinstance(error, ContractUnmet)
-    assert "latency binds: the quickest candidate has a p99 of 0.6 ms, 0.5 ms are allowed" in error.message
-    assert error.hint == "--p99 0.66ms would do (int8)"
+    assert "latency: the lowest p99 is 0.6 ms, but at most 0.5 ms is allowed" in error.message
+    assert error.hint == "--p99 0.66ms would suffice (int8)"
 
 
 def test_accuracy_binds() -> None:
     error = unmet(Contract(0.01), [record("a", 0.5, 0.97), record("b", 0.4, 0.95)])
-    assert "accuracy binds: the most accurate candidate loses 2.00%, 1.00% are allowed" in error.message
-    assert error.hint == "--max-accuracy-loss 2.2% would do (a)"
+    assert "accuracy: the most accurate candidate loses 2.00%, but at most 1.00% is allowed" in error.message
+    assert error.hint == "--max-accuracy-loss 2.2% would suffice (a)"
 
 
 def test_accuracy_and_latency_bind_together() -> None:
     error = unmet(Contract(0.01, p99_ms=1.0), [record("original", 1.0), record("int8", 0.4, 0.95)])
-    assert "accuracy and latency bind together" in error.message
-    assert error.hint == "--p99 1.7ms would do (original); --max-accuracy-loss 4.4% would do (int8)"
+    assert "accuracy and latency: " in error.message
+    assert error.hint == "--p99 1.7ms would suffice (original); --max-accuracy-loss 4.4% would suffice (int8)"
 
 
 def test_nothing_is_good_at_anything() -> None:
     error = unmet(Contract(0.01, p99_ms=0.1), [record("a", 1.0, 0.5)])
-    assert "no candidate is accurate or quick enough" in error.message
+    assert "every candidate is both too inaccurate and too slow" in error.message
 
 
 def test_what_meets_it_by_chance_is_named() -> None:
     error = unmet(Contract(0.01, p99_ms=1.2), [record("original", 1.0), record("int8", 0.79, 0.985)])
-    assert "only int8 is within it" in error.message
-    assert error.hint == "--p99 1.7ms would do (original)"
+    assert "only int8 is within the limit" in error.message
+    assert error.hint == "--p99 1.7ms would suffice (original)"
 
 
 def test_failed_candidates_do_not_count() -> None:

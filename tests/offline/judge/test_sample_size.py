@@ -71,7 +71,7 @@ def test_what_is_within_the_bound_but_not_proved_is_noted() -> None:
     (note,) = unproved(accuracy(0.004, 0.012), 0.01)
     assert "an estimate on 250 samples" in note
     assert "may be up to 1.20%" in note
-    assert "samples would do" in note
+    assert "samples would prove it" in note
     assert "would do" not in unproved(accuracy(0.01, 0.02), 0.01)[0]
     assert unproved(accuracy(0.004, 0.009), 0.01) == ()
     assert unproved(accuracy(0.02, 0.03), 0.01) == ()

@@ -248,8 +248,8 @@ def test_what_lost_on_size_says_by_how_much() -> None:
     explain_sizes(small, originals(), [small, large, same])
     assert (small.status, large.reason, same.reason) == (
         "chosen",
-        "2.50x the chosen one's bytes",
-        "as small but slower",
+        "2.50x the size of the chosen candidate",
+        "of the same size but slower",
     )
     assert small.reason == f"100 bytes, {MODEL.size_bytes / 100:.2f}x smaller than the original"
 

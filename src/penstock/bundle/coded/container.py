@@ -6,8 +6,8 @@ The file, all numbers little-endian::
     header, raw deflate: the description (msgpack, ``Description``), then the ONNX file without what is cut out of it
     blocks: of each tensor in the order of the file, each a CRC-32 and the block; see ``tensors`` and ``lanes``
 
-A model is cut at the raw data of its initialisers and put together again, so nothing of ONNX is parsed to decode it. The
-description holds the SHA-256 of the whole; a file that decodes to anything else is refused.
+The raw data of initialisers is cut out of the model file, and decoding puts it back, so decoding does not parse ONNX. The
+description contains the SHA-256 of the model file. A file that decodes to other bytes is rejected.
 """
 
 from __future__ import annotations
@@ -28,30 +28,32 @@ from penstock.errors import IntegrityError, InvalidArgument, InvalidModel, Resou
 from penstock.resources import usable_memory
 
 MAX_BYTES = 2 << 30
-"""ONNX files end here."""
+"""Maximum size of an ONNX file."""
 MAGIC, _VERSION = b"PSTC", 1
 HEAD = struct.Struct("<4sBIIII")
 _CRC = struct.Struct("<I")
 _BATCH_SYMBOLS = 1 << 21
-"""Decoded together: enough lanes to be fast, and a few MiB of symbols."""
+"""Number of symbols decoded together: enough lanes for speed, at a few MiB of memory."""
 _MAX_DESCRIPTION_BYTES = 16 << 20
 _SMALL_DESCRIPTION_BYTES = 64 << 10
-"""A description may take this much however small the model is."""
+"""A description may have this size even for a small model."""
 _SMALL_BYTES = 4096
-"""Below this, what Huffman codes do not shrink stays in the header, which is deflated as a whole."""
+"""Tensors below this size that Huffman codes do not shrink stay in the header, which is deflated as a whole."""
 
 
 class CodingOptions(msgspec.Struct, frozen=True):
-    """How to encode."""
+    """Options of the encoding."""
 
     max_code_bits: int = 11
-    """Longest Huffman code, 8 to 15 bits; an alphabet too large for it gets what it needs. Longer ones decode more slowly."""
+    """Maximum length of a Huffman code, 8 to 15 bits. Longer codes decode more slowly. Large alphabets get longer codes if
+    necessary.
+    """
     min_tensor_bytes: int = 64
     """Smaller tensors stay in the graph."""
 
 
 class Description(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What the header says of the model."""
+    """The header's description of the model."""
 
     model_bytes: int
     sha256: bytes
@@ -59,15 +61,17 @@ class Description(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 def encode(model: bytes, options: CodingOptions | None = None) -> bytes:
-    """The ONNX file ``model`` as a coded model; ``decode`` gives the same bytes again.
+    """The ONNX file ``model`` as a coded model; ``decode`` returns the same bytes.
 
-    Raises InvalidModel if ``model`` is no ONNX file, InvalidArgument for options out of range, Unsupported above ``MAX_BYTES``.
+    Raises InvalidModel if ``model`` is not an ONNX file, InvalidArgument for options out of range, Unsupported above ``MAX_BYTES``.
     """
     options = options or CodingOptions()
     if not 8 <= options.max_code_bits <= 15 or options.min_tensor_bytes < 0:
-        raise InvalidArgument(f"{options} cannot be", "give 8 to 15 bits a code, and no negative size")
+        raise InvalidArgument(
+            f"invalid coding options: {options}", "give codes of 8 to 15 bits, and sizes of at least 0"
+        )
     if len(model) > MAX_BYTES:
-        raise Unsupported(f"the model takes {len(model) >> 20} MiB, and ONNX files end at 2 GiB")
+        raise Unsupported(f"the model takes {len(model) >> 20} MiB, but an ONNX file can have at most 2 GiB")
     try:
         payloads = find_payloads(model)
     except ValueError as error:
@@ -88,7 +92,10 @@ def encode(model: bytes, options: CodingOptions | None = None) -> bytes:
     graph.append(model[at:])
     description = msgspec.msgpack.encode(Description(len(model), hashlib.sha256(model).digest(), tensors))
     if len(description) > min(_MAX_DESCRIPTION_BYTES, len(model) + _SMALL_DESCRIPTION_BYTES):
-        raise Unsupported("the codebooks of the model take more than can be described", "share its weights first")
+        raise Unsupported(
+            "the codebooks of the model are too large for the description",
+            "cluster the weights first, with penstock share",
+        )
     header = b"".join((description, *graph))
     packed = deflate(header)
     head = HEAD.pack(MAGIC, _VERSION, len(packed), len(header), len(description), zlib.crc32(packed))
@@ -96,18 +103,18 @@ def encode(model: bytes, options: CodingOptions | None = None) -> bytes:
 
 
 def decode(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
-    """The model file that ``encode`` was given.
+    """The model file that was encoded.
 
-    Raises IntegrityError for anything that is not exactly what was encoded, or takes more than ``max_bytes`` decoded, and
-    ResourceExhausted if there is not that much memory, both known before it is taken; Unsupported if a newer Penstock wrote it.
+    Raises IntegrityError if ``data`` was modified or decodes to more than ``max_bytes``; ResourceExhausted if memory does not
+    suffice; Unsupported if a newer Penstock wrote it. Sizes are checked before memory is allocated.
     """
     description, graph, decoders = parse(data, max_bytes)
-    # A model of zeros takes a few bytes coded, so that nothing but its size says what it needs: its tensors, and these as a file.
+    # A coded model of zeros has a few bytes, so only the declared size shows the memory needed: for its tensors and for the file.
     if 2 * description.model_bytes > (usable := usable_memory()) > 0:
         raise ResourceExhausted(
-            f"the coded model takes {description.model_bytes >> 20} MiB decoded, twice that meanwhile, "
-            f"and there are {usable >> 20} MiB of memory",
-            "open it on a machine with more",
+            f"the coded model takes {description.model_bytes >> 20} MiB decoded and twice that while decoding, "
+            f"but only {usable >> 20} MiB of memory are available",
+            "open it on a machine with more memory",
         )
     pieces: list[bytes | memoryview] = []
     at = 0
@@ -124,7 +131,7 @@ def decode(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def parse(data: bytes, max_bytes: int) -> tuple[Description, memoryview, list[Decoder]]:
-    """The description, the graph, and the tensors with their blocks; all sizes are checked against one another."""
+    """The description, the graph, and the tensors with their blocks. All sizes are checked for consistency."""
     if len(data) < HEAD.size or data[: len(MAGIC)] != MAGIC:
         raise IntegrityError("this is not a coded model")
     _, version, packed_size, header_size, description_size, crc = HEAD.unpack_from(data)
@@ -136,7 +143,9 @@ def parse(data: bytes, max_bytes: int) -> tuple[Description, memoryview, list[De
     if header_size - description_size > max_bytes:
         raise _too_large(header_size - description_size, max_bytes)
     if description_size > min(_MAX_DESCRIPTION_BYTES, max_bytes + _SMALL_DESCRIPTION_BYTES):
-        raise IntegrityError(f"the description of the coded model takes {description_size} bytes, more than any does")
+        raise IntegrityError(
+            f"the description of the coded model takes {description_size} bytes, which is more than the limit"
+        )
     packed = body[:packed_size]
     if zlib.crc32(packed) != crc:
         raise IntegrityError("the header of the coded model was changed")
@@ -151,13 +160,13 @@ def parse(data: bytes, max_bytes: int) -> tuple[Description, memoryview, list[De
 
 
 def _sizes(description: Description, graph_bytes: int, max_bytes: int) -> list[int]:
-    """The bytes of each tensor. Raises IntegrityError unless everything adds up to the model."""
+    """The bytes of each tensor. Raises IntegrityError unless the parts add up to the model."""
     if description.model_bytes > max_bytes:
         raise _too_large(description.model_bytes, max_bytes)
     sizes = []
     for tensor in description.tensors:
         if tensor.dtype not in ITEM_SIZES or any(dim < 0 for dim in tensor.shape):
-            raise IntegrityError(f"tensor '{tensor.name}' of the coded model has no such type or shape")
+            raise IntegrityError(f"tensor '{tensor.name}' of the coded model has an invalid type or shape")
         sizes.append(prod(tensor.shape) * ITEM_SIZES[tensor.dtype])
     before = [tensor.graph_bytes for tensor in description.tensors]
     if min(before, default=0) < 0 or sum(before) > graph_bytes or sum(sizes) + graph_bytes != description.model_bytes:
@@ -173,7 +182,7 @@ def _decoders(description: Description, sizes: list[int], body: memoryview) -> l
         for block_size in (size for stream in tensor.streams for size in stream.sizes):
             start = at + _CRC.size
             if block_size < 0 or start + block_size > len(body):
-                raise IntegrityError("a block of the coded model lies beyond its end")
+                raise IntegrityError("a block of the coded model extends beyond the end of the file")
             block = body[start : start + block_size]
             if zlib.crc32(block) != _CRC.unpack_from(body, at)[0]:
                 raise IntegrityError(f"a block of tensor '{tensor.name}' of the coded model was changed")
@@ -181,7 +190,7 @@ def _decoders(description: Description, sizes: list[int], body: memoryview) -> l
             at = start + block_size
         found.append(Decoder(tensor, blocks, size))
     if at != len(body):
-        raise IntegrityError("the coded model goes on after its end")
+        raise IntegrityError("the coded model has data after its last block")
     return found
 
 
@@ -198,4 +207,4 @@ def _batches(decoders: list[Decoder]) -> Iterator[list[Decoder]]:
 
 
 def _too_large(size: int, max_bytes: int) -> IntegrityError:
-    return IntegrityError(f"the coded model says that it decodes to {size} bytes, more than the {max_bytes} allowed")
+    return IntegrityError(f"the coded model decodes to {size} bytes, but at most {max_bytes} are allowed")

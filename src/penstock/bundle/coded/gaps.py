@@ -1,6 +1,6 @@
-"""Sparse positions as gaps (Han et al. 2016, §2): how many zeros lie before each value, in a few bits.
+"""Sparse positions as gaps (Han et al. 2016, §2): the number of zeros before each value, in a few bits.
 
-A gap of ``2 ** bits - 1`` or more is written as fillers, each of which stands for that many zeros and no value.
+For a gap of ``2 ** bits - 1`` or more, fillers are written. Each filler represents ``2 ** bits - 1`` zeros without a value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_BITS = 12
 
 
 def to_gaps(positions: Array, bits: int) -> Array:
-    """The gap symbols, int64, for the rising ``positions`` of the values: below the filler ``2 ** bits - 1``, or the filler."""
+    """The gap symbols, int64, for the ascending ``positions`` of the values; the filler is ``2 ** bits - 1``."""
     filler = (1 << bits) - 1
     zeros = np.diff(positions, prepend=-1) - 1
     fillers, rest = np.divmod(zeros, filler)
@@ -25,7 +25,9 @@ def to_gaps(positions: Array, bits: int) -> Array:
 
 
 def to_positions(symbols: Array, bits: int, values: int, count: int) -> Array:
-    """The positions, int64 [values], that ``symbols`` say. Raises IntegrityError unless they are ``values`` many below ``count``."""
+    """The positions, int64 [values], in ``symbols``. Raises IntegrityError unless there are ``values`` positions, all below
+    ``count``.
+    """
     filler = (1 << bits) - 1
     steps = symbols.astype(np.int64)
     is_value = steps != filler

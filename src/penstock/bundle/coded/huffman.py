@@ -1,8 +1,8 @@
-"""Canonical, length-limited Huffman codes, of which only the lengths are stored.
+"""Canonical, length-limited Huffman codes. Only the code lengths are stored.
 
-Lengths come from package-merge (Larmore and Hirschberg, "A fast algorithm for optimal length-limited Huffman codes", 1990).
-Codes are numbered by (length, symbol) and written lowest bit first, as in deflate (RFC 1951), so that a decoder looks the next
-bits up in one table.
+Lengths come from package-merge (Larmore and Hirschberg, "A fast algorithm for optimal length-limited Huffman codes", 1990). Codes
+are numbered by (length, symbol) and written lowest bit first, as in deflate (RFC 1951), so that a decoder can look up the next bits
+in one table.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from penstock.tensor import Array
 
 MAX_LENGTH = 15
 MAX_ALPHABET = 4096
-"""An entry of the decoding table is 16 bits: 12 of symbol, 4 of length."""
+"""An entry of the decoding table has 16 bits: 12 for the symbol, 4 for the length."""
 
 
 def code_lengths(counts: Array, limit: int) -> Array:
     """The lengths, uint8 [symbols], of the shortest code with no length above ``limit``, for symbols seen ``counts`` (> 0) times.
 
-    A lone symbol needs no bits: its length is 0. ``2 ** limit`` must be at least the number of symbols.
+    A single symbol needs no bits: its length is 0. ``2 ** limit`` must be at least the number of symbols.
     """
     size = len(counts)
     assert size <= 1 << limit <= 1 << MAX_LENGTH
@@ -28,7 +28,7 @@ def code_lengths(counts: Array, limit: int) -> Array:
         return np.zeros(size, np.uint8)
     order = np.argsort(counts, kind="stable")
     leaves = np.asarray(counts, np.int64)[order]
-    levels: list[Array] = []  # of each level, deepest first: which of its items, by rising weight, are leaves
+    levels: list[Array] = []  # for each level, deepest first: True for the items, by ascending weight, that are leaves
     items = leaves
     for _ in range(limit):
         packages = items[: len(items) & ~1].reshape(-1, 2).sum(axis=1) if levels else items[:0]
@@ -40,13 +40,13 @@ def code_lengths(counts: Array, limit: int) -> Array:
     taken = 2 * size - 2
     for is_leaf in reversed(levels):
         leaves_taken = int(is_leaf[:taken].sum())
-        lengths[:leaves_taken] += 1  # the lightest leaves come first on every level
+        lengths[:leaves_taken] += 1  # the leaves of least weight come first on every level
         taken = 2 * (taken - leaves_taken)
     return lengths[np.argsort(order)]
 
 
 def codes(lengths: Array) -> Array:
-    """The code of each symbol, uint16, its first bit lowest, for lengths of a complete code."""
+    """The code of each symbol, uint16, for lengths of a complete code. The first bit is the lowest."""
     order = np.argsort(lengths, kind="stable")
     spans = 1 << (MAX_LENGTH - lengths[order].astype(np.int64))
     found = np.empty(len(lengths), np.uint16)
@@ -55,13 +55,13 @@ def codes(lengths: Array) -> Array:
 
 
 def decoding_table(lengths: Array) -> Array:
-    """What the next ``log2(len(table))`` bits mean: ``symbol << 4 | length``, uint16.
+    """The meaning of the next ``log2(len(table))`` bits: ``symbol << 4 | length``, uint16.
 
-    Raises IntegrityError unless ``lengths``, uint8 of two symbols or more, are those of a complete code: over-subscribed ones
-    contradict themselves, and incomplete ones leave bits without a meaning.
+    ``lengths`` are uint8, of two symbols or more. Raises IntegrityError unless the code is complete: over-subscribed lengths are
+    contradictory, and incomplete lengths leave bits without a meaning.
     """
     if not 2 <= len(lengths) <= MAX_ALPHABET or lengths.min() < 1 or lengths.max() > MAX_LENGTH:
-        raise IntegrityError("a Huffman table of the coded model has lengths that no code has")
+        raise IntegrityError("a Huffman table of the coded model has lengths that are impossible for a code")
     width = int(lengths.max())
     order = np.argsort(lengths, kind="stable")
     spans = 1 << (width - lengths[order].astype(np.int64))

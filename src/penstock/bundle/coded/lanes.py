@@ -1,12 +1,12 @@
-"""Bit streams that numpy decodes fast: a block of up to 65,536 symbols is cut into lanes that are decoded in lock-step.
+"""Bit streams that numpy decodes fast: a block of up to 65,536 symbols is split into lanes (bit streams decoded in lock-step).
 
-Symbol ``i`` of a block lies in lane ``i % lanes``. Each lane is a bit stream of its own, so that one vectorised table look-up
-decodes a symbol of every lane of many blocks, whatever their tables: some 5 ns a symbol without a line of compiled code. (Threads
-gain nothing here: the calls are so short that they would only hand each other the interpreter's lock.)
+Symbol ``i`` of a block is in lane ``i % lanes``. Each lane is a separate bit stream, so one vectorised table look-up decodes a
+symbol of every lane of many blocks, also with different tables. This takes about 5 ns per symbol without compiled code. (Threads do
+not help: the calls are so short that threads would mainly wait for the interpreter's lock.)
 
-A block is ``least u16, width u8``, then per lane its length in bits above ``least`` in ``width`` bits, filled up to a byte, then the
-lanes without gaps, filled up to a byte. All numbers are little-endian, lowest bit first; bits that fill up are zero. The
-last step of a block is filled up with the symbol of the shortest code.
+A block is ``least u16, width u8``, then for each lane its length in bits minus ``least``, in ``width`` bits, padded to a byte, then
+the lanes without gaps, padded to a byte. All numbers are little-endian, lowest bit first; padding bits are zero. The last step of a
+block is padded with the symbol of the shortest code.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from penstock.errors import IntegrityError
 from penstock.tensor import Array
 
 BLOCK = 1 << 16
-"""Symbols of a full block."""
+"""Number of symbols in a full block."""
 _STEPS = 512
-"""Symbols of a full lane."""
+"""Number of symbols in a full lane."""
 _GROUP_LANES = 4096
-"""Lanes decoded together; more no longer fit a core's own cache."""
+"""Number of lanes decoded together; more lanes do not fit a core's cache."""
 _HEAD = struct.Struct("<HB")
 _LENGTH_BITS = 15
 _LENGTH_MASK = 15
 
 
 class Block(NamedTuple):
-    """Where a block lies, how many symbols it holds (1 … ``BLOCK``), and the table of its code."""
+    """The bytes of a block, its number of symbols (1 … ``BLOCK``), and the decoding table of its code."""
 
     data: memoryview
     symbols: int
@@ -71,9 +71,9 @@ def encode_block(symbols: Array, lengths: Array) -> bytes:
 
 
 def decode_blocks(blocks: Sequence[Block]) -> list[Array]:
-    """The symbols of each block, uint16 [symbols]. Raises IntegrityError for anything that ``encode_block`` would not have written."""
+    """The symbols of each block, uint16 [symbols]. Raises IntegrityError for bytes that ``encode_block`` does not write."""
     found: list[Array] = [np.empty(0, np.uint16)] * len(blocks)
-    # By falling number of steps, so that the lanes not yet finished are always the first.
+    # In descending order of steps, so that the unfinished lanes are always the first.
     order = sorted(range(len(blocks)), key=lambda number: -blocks[number].steps)
     for group in _groups(order, blocks):
         symbols = _decode_group([blocks[number] for number in group])
@@ -102,7 +102,7 @@ def _groups(order: Sequence[int], blocks: Sequence[Block]) -> Iterator[list[int]
 
 
 def _decode_group(blocks: Sequence[Block]) -> Array:
-    """The symbols, uint16 [steps, lanes]; rows beyond a block's steps hold anything."""
+    """The symbols, uint16 [steps, lanes]; rows after a block's last step have arbitrary values."""
     windows, starts, ends = _lay_out(blocks)
     table, width, bases = _join_tables(blocks)
     counts = [block.lanes for block in blocks]
@@ -125,16 +125,16 @@ def _decode_group(blocks: Sequence[Block]) -> Array:
 
 
 def _run_end(lanes_at: Array | None, step: int, steps: int) -> int:
-    """Up to which step the same lanes are active as in ``step``."""
+    """The end of the steps in which the same lanes are active as in ``step``."""
     if lanes_at is None:
         return steps
     return step + int((lanes_at[step:] == lanes_at[step]).sum())
 
 
 def _advance(windows: Array, table: Array, width: int, first_entry: Array, positions: Array, entries: Array) -> None:
-    """Decode ``len(entries)`` symbols of each lane from ``positions`` (bits), which move on, into ``entries``.
+    """Decode ``len(entries)`` symbols of each lane into ``entries``, and advance ``positions`` (bits).
 
-    A window of 64 bits starts on every 32nd, so after at most 31 spent bits it holds ``33 // width`` symbols.
+    A window of 64 bits starts at every 32nd bit, so after at most 31 used bits it contains ``33 // width`` symbols.
     """
     ahead = 33 // width
     index, window, entry = np.empty((3, len(positions)), np.int64)
@@ -142,9 +142,9 @@ def _advance(windows: Array, table: Array, width: int, first_entry: Array, posit
     for step, row in enumerate(entries):
         if step % ahead == 0:
             np.right_shift(positions, 5, index)
-            windows.take(index, 0, window, "clip")  # a lane that overran ends beyond its end, and is refused
+            windows.take(index, 0, window, "clip")  # a lane that overran is detected by its end position and rejected
             np.bitwise_and(positions, 31, index)
-            np.right_shift(window, index, window)  # copies of the sign come in above the bits that are looked at
+            np.right_shift(window, index, window)  # the shift adds copies of the sign above the bits that are used
         np.bitwise_and(window, mask, index)
         np.add(index, first_entry, index)
         table.take(index, 0, entry, "clip")
@@ -155,7 +155,7 @@ def _advance(windows: Array, table: Array, width: int, first_entry: Array, posit
 
 
 def _lay_out(blocks: Sequence[Block]) -> tuple[Array, Array, Array]:
-    """The 64 bits from every 32nd bit on, int64, and where in there each lane begins and ends, in bits."""
+    """The 64-bit windows at every 32nd bit, int64, and the begin and end of each lane in them, in bits."""
     starts, ends = [], []
     parts: list[bytes | memoryview] = []
     offset = 0
@@ -172,7 +172,7 @@ def _lay_out(blocks: Sequence[Block]) -> tuple[Array, Array, Array]:
 
 
 def _lane_lengths(block: Block) -> tuple[Array, memoryview]:
-    """The lengths of the lanes in bits, int64, and the bytes that hold the lanes; what fills up is checked to be zero."""
+    """The lengths of the lanes in bits, int64, and the bytes of the lanes. Checks that padding is zero."""
     if len(block.data) < _HEAD.size:
         raise _damaged()
     least, width = _HEAD.unpack_from(block.data)
@@ -190,7 +190,7 @@ def _lane_lengths(block: Block) -> tuple[Array, memoryview]:
 
 
 def _join_tables(blocks: Sequence[Block]) -> tuple[Array, int, list[int]]:
-    """The tables of all blocks one after the other, the bits that each looks at, and where each block's begins."""
+    """The tables of all blocks concatenated, the number of bits that each uses, and the start of each block's table."""
     tables = {id(block.table): block.table for block in blocks}
     size = max(len(table) for table in tables.values())
     places = {key: size * number for number, key in enumerate(tables)}

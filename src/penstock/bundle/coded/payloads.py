@@ -1,4 +1,4 @@
-"""Where in the bytes of an ONNX file the weights lie, so that they can be cut out and put back bit for bit.
+"""The positions of weights in the bytes of an ONNX file, so that they can be cut out and put back bit for bit.
 
 Reads the protobuf wire format (https://protobuf.dev/programming-guides/encoding): ``ModelProto.graph.initializer.raw_data``.
 """
@@ -16,7 +16,7 @@ _DIMS, _DATA_TYPE, _NAME, _RAW_DATA = 1, 2, 8, 9
 _VARINT, _LENGTH = 0, 2
 _FIXED = {1: 8, 5: 4}
 
-# Of onnx.TensorProto.DataType: the name, and the bytes of an element.
+# By onnx.TensorProto.DataType: name, and bytes per element.
 _TYPES = {
     1: ("float32", 4),
     2: ("uint8", 1),
@@ -82,7 +82,7 @@ def _read_tensor(model: bytes, start: int, stop: int) -> Payload | None:
 
 
 def _fields(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Each field's number with, if it has a length, where its content begins and ends, else its value and -1."""
+    """Each field's number and, if it has a length, begin and end of its content; otherwise its value and -1."""
     while position < end:
         tag, position = read_varint(data, position, end)
         kind = tag & 7

@@ -1,4 +1,4 @@
-"""Where the bytes of a coded model go."""
+"""The sizes of a coded model's parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.bundle.coded.tensors import PATTERNS, Codec, Decoder, entropy_byte
 
 
 class TensorSummary(msgspec.Struct, frozen=True):
-    """Where the bytes of one coded tensor go."""
+    """The sizes of one coded tensor's parts."""
 
     name: str
     dtype: str
@@ -22,28 +22,28 @@ class TensorSummary(msgspec.Struct, frozen=True):
     codec: Codec
     dense_bytes: int
     code_bytes: int
-    """Of the values, or of all that is stored without Huffman codes; CRCs included."""
+    """Bytes of the coded values or, without Huffman codes, of the stored data; including CRCs."""
     gap_bytes: int
     table_bytes: int
-    """Codebook and code lengths, before the header is deflated."""
+    """Bytes of codebook and code lengths, before the header is deflated."""
     values: int
-    """Elements that are stored: all, or those that are not zero."""
+    """Number of stored elements: all, or only those that are not zero."""
     zeros: int
-    """Elements that are zero, stored or not."""
+    """Number of elements that are zero, stored or not."""
     symbols: int
-    """Distinct values among these."""
+    """Number of distinct values among the stored elements."""
     gap_bits: int
     entropy_bytes: float
-    """The least that codes of single symbols could take for values and gaps."""
+    """Minimum bytes for values and gaps with codes of single symbols."""
 
     @property
     def sparsity(self) -> float:
-        """Share of elements that are zero."""
+        """Fraction of elements that are zero."""
         return self.zeros / max(1, prod(self.shape))
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """Where the bytes of a coded model go."""
+    """The sizes of a coded model's parts."""
 
     model_bytes: int
     coded_bytes: int
@@ -55,12 +55,12 @@ class Summary(msgspec.Struct, frozen=True):
 
     @property
     def ratio(self) -> float:
-        """How many times smaller the model became, everything counted."""
+        """Size of the original divided by the size of the whole coded model."""
         return self.model_bytes / self.coded_bytes
 
 
 def describe(data: bytes, max_bytes: int = MAX_BYTES) -> Summary:
-    """Where the bytes of a coded model go. Raises as ``decode``, but does not check digests."""
+    """The summary of a coded model. Raises the errors of ``decode``, but does not check digests."""
     description, graph, decoders = parse(data, max_bytes)
     tensors = tuple(map(_summarize, decoders))
     header_bytes = HEAD.unpack_from(data)[2] + HEAD.size

@@ -1,7 +1,7 @@
-"""How one tensor is coded: the smallest of verbatim, deflated, Huffman-coded, and Huffman-coded without its zeros.
+"""The coding of one tensor: verbatim, deflated, Huffman-coded, or Huffman-coded without its zeros, whichever is smallest.
 
-Tensors are seen as bit patterns (unsigned integers of the element's size), so that whatever is coded comes back bit for bit:
-``-0.0`` is not zero, and a NaN keeps its payload.
+Tensors are treated as bit patterns (unsigned integers of the element's size), so that decoding restores every bit: ``-0.0`` is not
+zero, and a NaN keeps its payload.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ Codec = Literal["verbatim", "deflate", "huffman", "sparse"]
 _GAP_BITS = (3, 4, 5, 6, 7, 8)
 PATTERNS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 _SAMPLE = 1 << 17
-"""Positions that show which size of gaps is best."""
+"""Number of positions from which the best gap size is chosen."""
 _MIN_SPARSITY = 0.1
-"""With fewer zeros than this, gaps cannot pay."""
+"""Minimum fraction of zeros at which gaps can save bytes."""
 _STREAM_BYTES = 12
-"""About what a stream costs beside its blocks and its table."""
+"""Approximate bytes of a stream in addition to its blocks and its table."""
 
 
 class SymbolStream(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A row of symbols: ``count`` of them in blocks of ``sizes`` bytes, over an alphabet of which each symbol occurs."""
+    """A sequence of ``count`` symbols in blocks of ``sizes`` bytes. Every symbol of the alphabet occurs."""
 
     count: int
     alphabet: bytes
-    """What the symbols stand for, rising, as differences modulo their size; floats halved if the tensor says so."""
+    """The values of the symbols, ascending, as differences modulo their size. Floats are FP16 if the tensor is ``half``."""
     lengths: bytes
-    """Code lengths, two to a byte, the first in the lower half; none if the alphabet has but one symbol."""
+    """Code lengths, two per byte, the first in the lower half; empty if the alphabet has only one symbol."""
     sizes: list[int]
 
 
 class CodedTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What the description says of a tensor."""
+    """A tensor in the description."""
 
     name: str
     dtype: str
     shape: list[int]
     graph_bytes: int
-    """Bytes of the graph between the tensor before and this one."""
+    """Bytes of the graph between the previous tensor and this one."""
     codec: Codec
     half: bool
     gap_bits: int
@@ -58,13 +58,13 @@ class CodedTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class Coded(NamedTuple):
-    """A tensor as coded: its streams, and their blocks in order."""
+    """A coded tensor: its streams, and their blocks in order."""
 
     codec: Codec
     streams: list[SymbolStream]
     blocks: list[bytes]
     half: bool = False
-    """Whether the alphabet of values is FP16, to be widened to the tensor's FP32."""
+    """True if the alphabet of values is FP16; decoding widens it to the tensor's FP32."""
     gap_bits: int = 0
 
     @property
@@ -74,7 +74,7 @@ class Coded(NamedTuple):
 
 
 def encode_tensor(payload: memoryview, item_size: int, limit: int) -> Coded:
-    """The cheapest coding of ``payload``, elements of ``item_size`` bytes, with codes of at most ``limit`` bits."""
+    """The smallest coding of ``payload``, elements of ``item_size`` bytes, with codes of at most ``limit`` bits."""
     choices = [_stored("verbatim", bytes(payload))]
     alphabet, index, counts = _census(np.frombuffer(payload, PATTERNS[item_size]))
     if len(alphabet):
@@ -83,7 +83,7 @@ def encode_tensor(payload: memoryview, item_size: int, limit: int) -> Coded:
             choices.append(_sparse(index, small[1:], counts[1:], limit, half))
         choices.append(Coded("huffman", *_streams([_encode(index, small, counts, limit)]), half))
     best = min(choices, key=lambda coded: coded.cost)
-    # Deflating at the highest level can take seconds a megabyte, and inflating is the slowest way to decode.
+    # Deflating at the highest level can take seconds per megabyte, and inflating is the slowest decoding.
     if len(deflate(payload, level=1)) < 1.3 * best.cost:
         best = min(best, _stored("deflate", deflate(payload)), key=lambda one: one.cost * _reluctance(one.codec))
     return best
@@ -100,14 +100,14 @@ def deflate(data: bytes | memoryview, level: int = 9) -> bytes:
 
 
 def inflate(data: bytes | memoryview, size: int) -> bytes:
-    """The ``size`` bytes that ``deflate`` was given; takes no memory for more. Raises IntegrityError for anything else."""
+    """The ``size`` bytes that were deflated. Memory use is limited to ``size``. Raises IntegrityError for invalid data."""
     unpacker = zlib.decompressobj(-15)
     try:
         found = unpacker.decompress(data, size + 1)
     except zlib.error as error:
         raise IntegrityError(f"a part of the coded model does not inflate: {error}") from None
     if len(found) != size or not unpacker.eof or unpacker.unused_data:
-        raise IntegrityError("a part of the coded model inflates to another size than it says")
+        raise IntegrityError("a part of the coded model inflates to another size than declared")
     return found
 
 
@@ -115,7 +115,7 @@ class Decoder:
     """Decodes one tensor in two steps, so that the blocks of many tensors can be decoded together."""
 
     def __init__(self, tensor: CodedTensor, data: Sequence[memoryview], size: int) -> None:
-        """``data`` are its blocks; it takes ``size`` bytes. Raises IntegrityError if these cannot fit."""
+        """``data`` has the tensor's blocks, and ``size`` is its size in bytes. Raises IntegrityError if these are inconsistent."""
         self.tensor = tensor
         self.size = size
         self._data = data
@@ -147,7 +147,7 @@ class Decoder:
         own = self._data[start : start + len(counts)]
         if counts:
             table = decoding_table(_read_lengths(stream.lengths, len(alphabet)))
-            # Every symbol takes a bit at least: what is said to come out is bounded by what came in.
+            # Every symbol takes at least a bit, so the input's size bounds the declared output.
             _require(all(count <= 8 * len(data) for count, data in zip(counts, own, strict=True)))
             self.blocks += [Block(data, count, table) for data, count in zip(own, counts, strict=True)]
         else:
@@ -158,12 +158,12 @@ class Decoder:
         return self._spelt([np.arange(MAX_ALPHABET, dtype=np.uint16)] * len(self._alphabets), decoded)
 
     def _spelt(self, alphabets: Sequence[Array], decoded: Sequence[Array]) -> list[Array]:
-        """What the symbols of each stream stand for in its one of ``alphabets``, block by block: numpy makes indices of 8 bytes."""
+        """The values of each stream's symbols in its alphabet. Works block by block, because numpy needs indices of 8 bytes."""
         found, blocks = [], iter(decoded)
         for stream, alphabet in zip(self.tensor.streams, alphabets, strict=True):
             values = np.full(stream.count, alphabet[0])
             for at in range(0, stream.count if stream.sizes else 0, BLOCK):
-                alphabet.take(next(blocks), 0, values[at : at + BLOCK], "clip")  # no symbol lies outside
+                alphabet.take(next(blocks), 0, values[at : at + BLOCK], "clip")  # no symbol is out of range
             found.append(values)
         return found
 
@@ -190,7 +190,7 @@ class Decoder:
 
 
 def entropy_bytes(symbols: Array) -> float:
-    """What no code of single symbols can go below (Shannon): bytes for ``symbols`` at the entropy of their counts."""
+    """The lower bound for codes of single symbols (Shannon): bytes for ``symbols`` at the entropy of their counts."""
     counts = np.bincount(symbols)
     share = counts[counts > 0] / max(1, len(symbols))
     return float(-(share * np.log2(share)).sum() * len(symbols) / 8)
@@ -201,7 +201,7 @@ def _stored(codec: Codec, data: bytes) -> Coded:
 
 
 def _census(patterns: Array) -> tuple[Array, Array, Array]:
-    """The distinct patterns, rising, which of them each element is, and how often each occurs; nothing if there are too many."""
+    """The distinct patterns, ascending, the index of each element's pattern, and the patterns' counts; empty if there are too many."""
     few = len(np.unique(patterns[: 4 * MAX_ALPHABET])) <= MAX_ALPHABET
     alphabet = np.unique(patterns) if few else patterns[:0]
     if len(alphabet) > MAX_ALPHABET:
@@ -211,7 +211,7 @@ def _census(patterns: Array) -> tuple[Array, Array, Array]:
 
 
 def _halved(alphabet: Array) -> tuple[Array, bool]:
-    """FP32 patterns as FP16 ones if none changes."""
+    """FP32 patterns as FP16 patterns, and True, if no value changes; otherwise the FP32 patterns, and False."""
     if alphabet.itemsize != 4:
         return alphabet, False
     with np.errstate(all="ignore"):
@@ -277,4 +277,4 @@ def _block_counts(count: int) -> list[int]:
 
 def _require(fits: bool) -> None:
     if not fits:
-        raise IntegrityError("a tensor of the coded model is described in a way that cannot be")
+        raise IntegrityError("a tensor of the coded model has a contradictory description")

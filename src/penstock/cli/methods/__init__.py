@@ -1,1 +1,1 @@
-"""The commands of the compression methods, made from their table."""
+"""The commands of the compression methods, generated from the table of methods."""

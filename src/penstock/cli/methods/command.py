@@ -1,4 +1,4 @@
-"""The commands of the compression methods: a method's fields become options, its docstrings become help."""
+"""The commands of the compression methods: a method's fields become options, and its docstrings become help texts."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class MethodCommand:
         return option_name(name, self._fields[name].default if name in self._fields else None)
 
     def _check_decode(self, given: dict[str, Any], raw: dict[str, Any]) -> None:
-        """Raise InvalidArgument if an option of the encoding was given together with ``--decode``."""
+        """Raise InvalidArgument if an option other than those of decoding was given together with ``--decode``."""
         names = [self._spell(name) for name in given if name not in self._common or name == "epochs"]
         names += [option for name, option in (("data", "--train"), ("evaluate", "--evaluate")) if raw[name]]
         if names:
@@ -108,7 +108,8 @@ def _files(method: type[Method]) -> list[inspect.Parameter]:
         help="npz file with samples for the method; an array named `labels` is used if present.",
     )
     evaluate = typer.Option(
-        help="npz file with samples to measure accuracy and speed on, unseen by the method; without it only sizes are reported."
+        help="npz file with samples to measure accuracy and speed on; the method does not see them. "
+        "Without it, only sizes are reported."
     )
     return [
         _keyword("model", Annotated[Path, model]),
@@ -126,7 +127,7 @@ def _flags(method: type[Method]) -> list[inspect.Parameter]:
 
 
 def _parameter(field: msgspec.structs.FieldInfo, usage: Usage, text: str) -> inspect.Parameter:
-    """The option of one field. The default is None, which leaves the value to the method."""
+    """The option of one field. The default is None, for which the method uses its own default."""
     name = option_name(field.name, field.default)
     if field.default is True:
         text = f"Do not {text[:1].lower()}{text[1:]}"

@@ -20,7 +20,7 @@ def decode(source: Path, output: Path, *, force: bool, json: bool) -> None:
     if not local_path(source).exists():
         raise NotFound(f"the coded file '{source}' does not exist", "check the path")
     if not source.is_file():
-        raise InvalidArgument(f"'{source}' is not a regular file", "name the coded file")
+        raise InvalidArgument(f"'{source}' is not a regular file", "give the path of a coded file")
     try:
         data = source.read_bytes()
         made = coded.decode(data)
@@ -29,7 +29,7 @@ def decode(source: Path, output: Path, *, force: bool, json: bool) -> None:
     except IntegrityError as error:
         if is_onnx(source):
             raise InvalidArgument(f"'{source}' is already an ONNX file", "it needs no decoding") from None
-        fix = error.hint or "copy it again, or write it again with penstock share --coded"
+        fix = error.hint or "copy the file again, or write it again with penstock share --coded"
         raise IntegrityError(f"'{source}': {error.message}", fix) from error
     except PenstockError as error:
         raise type(error)(f"'{source}': {error.message}", error.hint) from error

@@ -15,7 +15,7 @@ from penstock.offline.compress.outcome import Outcome, times
 
 _NOTHING_MEASURED = "speed and accuracy are not measured without --evaluate"
 _NAME_WIDTH = 44
-"""Longest name in a table; reports show the full name."""
+"""Maximum length of a name in a table; reports show the full name."""
 
 
 def show(name: str, method: Method, outcome: Outcome, output: Path | None, *, json: bool) -> None:

@@ -1,8 +1,9 @@
-"""Compression: methods that make models smaller and faster, with the measured cost in accuracy.
+"""Compression: methods that make models smaller and faster at a measured cost in accuracy.
 
-A method is one class in ``methods/`` with its options and ``run``. The table of methods (``table.py``) is read by the command line,
-by ``penstock.compress`` (``functions.py``) and by the planner. ``job.py`` runs one method on files and measures the ``outcome.py``.
-The parts of the methods are functions from an artifact to an artifact, whose provenance records the step and its measurements.
+A method is one class in ``methods/`` with its options and ``run``. The command line, ``penstock.compress`` (``functions.py``) and
+the planner read the table of methods (``table.py``). ``job.py`` runs one method on files and measures the result (``outcome.py``).
+Methods consist of functions that derive one artifact from another. The provenance of the new artifact records the step and its
+measurements.
 
 ::
 

@@ -10,9 +10,9 @@ from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.tensor import Array, Signature
 
 Data = Dataset | Mapping[str, Array] | Iterable[Mapping[str, Array]]
-"""An array for each input by name, samples along the first axis; or an iterable of such mappings, which may differ in free dimensions.
+"""An array for each input by name, samples along the first axis; or an iterable of such mappings, whose free dimensions may differ.
 
-An iterable must start again at each iteration, like a list or an object whose ``__iter__`` reads the samples.
+Each iteration over an iterable must start at the beginning, as for a list or an object whose ``__iter__`` reads the samples.
 """
 
 
@@ -42,8 +42,8 @@ class CalibrationBatches:
             self._parts = self._check(data)
         elif iter(data) is data:
             raise InvalidArgument(
-                "the calibration data are an iterator, and calibration needs several passes",
-                "give a list, or an object whose __iter__ starts again",
+                "the calibration data are an iterator, which allows only one pass; calibration needs several",
+                "give a list, or an object whose __iter__ starts at the beginning each time",
             )
         else:
             self._parts = data
@@ -68,7 +68,7 @@ class CalibrationBatches:
             if size > most:
                 most, self.largest = size, batch
         if not self.count:
-            raise InvalidData("there are no calibration batches", "give some hundred samples")
+            raise InvalidData("there are no calibration batches", "give a few hundred samples")
         self.digest = digest.hexdigest()
         """SHA-256 of names, types, shapes and values, in order."""
 

@@ -1,4 +1,4 @@
-"""Checkpoint files: a SHA-256 followed by the MessagePack that it covers, which may contain arrays.
+"""Checkpoint files: a SHA-256 digest followed by MessagePack data, which may contain arrays.
 
 They store training progress, rounds of a long run, and a teacher's outputs. A truncated or modified file is rejected.
 """
@@ -18,7 +18,7 @@ from penstock.storage.atomic import write_whole
 
 _DIGEST_BYTES = 32
 _MAX_ARRAY_BYTES = (1 << 32) - 1
-"""Limit of MessagePack."""
+"""MessagePack's limit for one value."""
 T = TypeVar("T")
 
 
@@ -36,14 +36,15 @@ class _Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 def write_checkpoint(path: Path, contents: object, what: str = "") -> None:
     """Write ``contents`` (plain data, structs, arrays of numbers) to ``path`` atomically. Missing folders are created.
 
-    Raises ResourceExhausted, whose message names the contents as ``what``.
+    Raises ResourceExhausted. Its message calls the contents ``what``.
     """
     payload = msgspec.msgpack.encode(contents, enc_hook=_pack)
     write_whole(path, hashlib.sha256(payload).digest(), payload, what=what, durable=True)
 
 
 def read_checkpoint(path: Path, kind: type[T]) -> T | None:
-    """The contents of a checkpoint, decoded as ``kind``; None if the file does not exist. Needs twice the file's size in memory.
+    """The contents of a checkpoint, decoded as ``kind``; None if the file does not exist. Reading takes twice the file's size in
+    memory.
 
     Raises InvalidArgument if the file is damaged, truncated, or of another kind.
     """
@@ -53,7 +54,7 @@ def read_checkpoint(path: Path, kind: type[T]) -> T | None:
             return msgspec.msgpack.decode(data[_DIGEST_BYTES:], type=kind, dec_hook=_unpack)
     except FileNotFoundError:
         return None
-    # msgspec, and numpy for forged types and shapes, raise ValueErrors.
+    # msgspec raises ValueErrors; so does numpy for forged types and shapes.
     except (OSError, ValueError, TypeError, MemoryError, RecursionError) as error:
         raise _damaged(path) from error
     raise _damaged(path)
@@ -71,7 +72,7 @@ def read_model(path: Path) -> Artifact | None:
 
 
 def _damaged(path: Path) -> InvalidArgument:
-    return InvalidArgument(f"'{path}' is damaged, or not a file of Penstock's", "delete it to start again")
+    return InvalidArgument(f"'{path}' is damaged, or not a file of Penstock", "delete it to start again")
 
 
 def _pack(value: object) -> _Array:

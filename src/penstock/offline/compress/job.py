@@ -32,11 +32,11 @@ Data = str | os.PathLike[str] | Mapping[str, Array]
 _log = logging.getLogger(__name__)
 
 _FEW = 16
-"""With fewer samples than this, a warning appears."""
+"""Minimum number of samples without a warning."""
 
 
 class Job:
-    """One run of ``method``. Construction checks files, model and data before ``run`` does the work."""
+    """One run of ``method``. The constructor checks files, model and data; ``run`` does the work."""
 
     def __init__(
         self,
@@ -54,7 +54,9 @@ class Job:
         Raises InvalidConfig, EngineUnavailable, InvalidArgument, AlreadyExists, NotFound, InvalidModel, Unsupported, InvalidData.
         """
         if method.threads > (cores := machine_facts().cores):
-            raise InvalidConfig(f"{method.threads} threads are more than this machine's {cores} core(s)", "give fewer")
+            raise InvalidConfig(
+                f"{method.threads} threads were requested, but this machine has {cores} core(s)", "give fewer"
+            )
         if method.trains:
             needs_torch("training.torch")
         self._method, self._tell = method, tell
@@ -78,7 +80,7 @@ class Job:
         if self._fitted is not None and self._fitted.count < _FEW:
             where = f"'{_file(data)}'" if _file(data) else "the data"
             tell(
-                f"warning: {where} has only {self._fitted.count} sample(s), so the result is unreliable; some hundred are usual"
+                f"warning: {where} has only {self._fitted.count} sample(s), so the result is unreliable; give a few hundred"
             )
 
     def run(self, on_progress: OnProgress = lambda *_: None) -> Outcome:
@@ -141,7 +143,7 @@ class Job:
         return made
 
     def _load(self, given: Data | None, running: LoadedModel, judged: bool) -> Dataset | None:
-        """The data, checked by running the model; if ``judged``, with labels that fit its outputs."""
+        """The data, checked by running the model. If ``judged``, the labels are checked against the outputs."""
         if given is None:
             return None
         path = _file(given)
@@ -152,7 +154,7 @@ class Job:
                 make_reference(outputs, data.labels)
         except PenstockError as error:
             cause = f"{error.message}, on samples of '{path}'" if path else error.message
-            raise InvalidData(cause, error.hint or "check that the values suit the model") from error
+            raise InvalidData(cause, error.hint or "check that the values are valid inputs of the model") from error
         return data
 
 

@@ -30,7 +30,7 @@ _CHECKPOINTS = "training-{}.kept"
 
 
 class StepContext(msgspec.Struct, frozen=True):
-    """The inputs of a method besides its options and the model to change."""
+    """The inputs of a method, apart from its options and the model to change."""
 
     original: Artifact
     """The model with which results are compared."""
@@ -43,7 +43,7 @@ class StepContext(msgspec.Struct, frozen=True):
     judge: Judge | None = None
     """Judges intermediate models. If None, the method holds out a fifth of ``fitted``."""
     contract: Contract | None = None
-    """The contract in a plan, which replaces the method's ``max_accuracy_loss``."""
+    """In a plan, the contract that replaces the method's ``max_accuracy_loss``."""
     scheme: IntegerScheme = msgspec.field(default_factory=lambda: integer_scheme(machine_facts()))
     folder: Path | None = None
     """Folder for progress, from which an interrupted run continues."""
@@ -54,7 +54,7 @@ class StepContext(msgspec.Struct, frozen=True):
     check_memory: Callable[[Artifact], None] = lambda _: None
     """Raises ResourceExhausted if training a model needs more memory than the machine has."""
     options: dict[str, Any] = {}
-    """Values that a plan gives to the options of these names, in all methods that have them."""
+    """Values from a plan for options of these names, in all methods that have them."""
     placements: dict[str, QdqPlacement] = {}
     """Known fastest placements, by the digest of the model."""
 
@@ -77,7 +77,8 @@ class StepContext(msgspec.Struct, frozen=True):
         return fitted, Judge(self.original, held, threads)
 
     def once(self, name: str, make: Callable[[], Artifact], *decides: object) -> Artifact:
-        """``make()``, or its stored result: it may depend on measured times, and training continues from it.
+        """``make()``, or its stored result. Results are stored because they may depend on measured times, and training continues
+        from them.
 
         ``decides`` identifies the result together with ``name``, as plain data.
         """
@@ -92,7 +93,7 @@ class StepContext(msgspec.Struct, frozen=True):
 
 
 class TrainingHooks(TypedDict, total=False):
-    """Arguments of every training."""
+    """Arguments of every training run."""
 
     checkpoint: Path
     on_progress: Progress
@@ -110,12 +111,12 @@ class Made(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     """Remarks for the user."""
     short: dict[Aim, str] = {}
-    """Aims that the method missed by its own measurements, with the reason."""
+    """Aims that the method missed according to its own measurements, with the reason."""
     files: dict[str, bytes] = {}
     """Pictures, reports and other files to write, by path."""
     heading: str = ""
     table: tuple[tuple[str, ...], ...] = ()
-    """A table below ``heading``, with the titles in the first row."""
+    """A table to print below ``heading``, with the titles in the first row."""
 
 
 class Method(Options, frozen=True, kw_only=True):
@@ -168,7 +169,7 @@ class Method(Options, frozen=True, kw_only=True):
 class TrainingMethod(Method, frozen=True, kw_only=True):
     """Base of the methods that can train."""
 
-    epochs: Annotated[Positive | None, Usage(default="the method's")] = None
+    epochs: Annotated[Positive | None, Usage(default="depends on the method")] = None
     """Passes over the training data."""
     seed: Seed = 0
     """Seed of everything random."""
@@ -176,7 +177,7 @@ class TrainingMethod(Method, frozen=True, kw_only=True):
     """Folder for checkpoints, from which the same command continues after an interruption."""
 
     def check(self, spell: Callable[[str], str] = str) -> None:
-        """Check the options as the base does. Also raises InvalidArgument if ``resume`` is a file."""
+        """Check the options as in the base class. Also raises InvalidArgument if ``resume`` is a file."""
         super().check(spell)
         if self.resume and Path(self.resume).exists() and not Path(self.resume).is_dir():
             raise InvalidArgument(
@@ -189,7 +190,7 @@ class TrainingMethod(Method, frozen=True, kw_only=True):
         return msgspec.structs.replace(defaults, epochs=epochs, seed=self.seed, threads=self.threads)
 
     def hooks(self, context: StepContext, start: Artifact, stage: str) -> TrainingHooks:
-        """A progress callback, and a checkpoint for training that starts from the model ``start``."""
+        """A progress callback and a checkpoint path, for training that starts from the model ``start``."""
         hooks: TrainingHooks = {"on_progress": context.stage(stage)}
         if context.folder:
             hooks["checkpoint"] = context.folder / _CHECKPOINTS.format(start.digest[:12])

@@ -22,7 +22,7 @@ _MAGICS = {"picture": b"<svg", "coded model": coded.MAGIC}
 def read_model_file(path: Path, role: str = "model") -> Artifact:
     """The ONNX file ``path``, checked. Raises NotFound, InvalidModel, Unsupported, with the file and its ``role`` in the message."""
     if path.is_dir():
-        raise InvalidModel(f"{role} '{path}' is a folder", "name the ONNX file")
+        raise InvalidModel(f"{role} '{path}' is a folder", "give the path of an ONNX file")
     if begins_with(path, coded.MAGIC):
         fix = f"decode it first: penstock share {path} --decode -o {path.stem}.onnx"
         raise InvalidModel(f"{role} '{path}' is a coded model, not an ONNX file", fix)
@@ -34,7 +34,7 @@ def read_model_file(path: Path, role: str = "model") -> Artifact:
 
 @contextlib.contextmanager
 def naming(path: Path | None, role: str = "model") -> Iterator[None]:
-    """Put the file's name in front of errors about its model."""
+    """Prefix errors about a model with the name of its file."""
     try:
         yield
     except (InvalidModel, Unsupported) as error:

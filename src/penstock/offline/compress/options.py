@@ -1,4 +1,4 @@
-"""Options that declare bounds, help and command-line form with their field."""
+"""Options: structs whose fields declare bounds, help and form on the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.errors import InvalidConfig
 
 
 class Usage(msgspec.Struct, frozen=True, eq=False):
-    """The behaviour of an option on the command line and with other options; part of its annotation."""
+    """The form of an option on the command line and its relation to other options; part of the field's annotation."""
 
     text: Literal["", "share", "seconds", "file"] = ""
     """The text form of the value: ``share`` for 5%, ``seconds`` for 20s, ``file`` for a path; empty for the form of its type."""
@@ -32,7 +32,7 @@ class Usage(msgspec.Struct, frozen=True, eq=False):
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1), Usage("share")]
 Part = Annotated[float, msgspec.Meta(ge=0, le=1), Usage("share")]
-"""A share that may be 0."""
+"""A fraction that may be 0."""
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -59,7 +59,7 @@ class Options(msgspec.Struct, frozen=True):
             raise InvalidConfig(message, f"change or remove {spell(name)}") from None
 
     def _wanted(self, name: str, expected: str) -> str:
-        """The requirement on ``name`` as text; ``expected`` is that of msgspec."""
+        """The requirement on ``name`` as text; ``expected`` is the text of msgspec."""
         if bound := re.search(r"([<>]=?) (\S+)$", expected):
             return f"{_BOUNDS[bound[1]]} {_shown(self, name, float(bound[2]))}"
         kind = next((plain_type(field.type) for field in msgspec.structs.fields(self) if field.name == name), None)

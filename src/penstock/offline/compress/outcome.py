@@ -1,4 +1,4 @@
-"""Outcome: the result of a method compared with its original, with the aims that it missed."""
+"""Outcome: the result of a method compared with the original model, and the aims that it missed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Outcome(msgspec.Struct, frozen=True):
     comparison: Comparison | None
     """Accuracy and speed of both; None without evaluation data."""
     coded: tuple[int, int] | None = None
-    """Sizes of original and result as coded models, if that is an aim of the method."""
+    """Sizes of original and result as coded models, if the coded size is an aim of the method."""
 
     @property
     def model(self) -> Artifact:
@@ -35,7 +35,7 @@ class Outcome(msgspec.Struct, frozen=True):
         if "size" in aims and after >= before:
             found["size"] = f"the file is not smaller than the original: {before} → {after} bytes"
         if "coded_size" in aims and self.coded and self.coded[1] >= self.coded[0]:
-            found["coded_size"] = "coded, the model is not smaller than the original coded"
+            found["coded_size"] = "the coded model is not smaller than the original as a coded model"
         speed = self.comparison.speedup if self.comparison else None
         if "speed" in aims and speed and speed.low <= 1:
             slower = "slower than" if speed.high <= 1 else "not measurably faster than"

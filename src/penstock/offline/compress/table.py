@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 Kind = Literal["structure", "sparsity", "precision", "sharing", "training", "analysis"]
-"""The part of a model that a method changes. In a plan it determines the allowed loss of accuracy."""
+"""The part of a model that a method changes. In a plan, the kind determines the allowed loss of accuracy."""
 Target = Literal["latency", "size"]
 
 
@@ -27,7 +27,7 @@ class PlannedStep(msgspec.Struct, frozen=True):
 
 
 class MethodEntry(msgspec.Struct, frozen=True):
-    """One method: its name, its line of help, and its steps in a plan."""
+    """One method: its name, a line of help, and its steps in a plan."""
 
     name: str
     kind: Kind
@@ -48,7 +48,7 @@ def _shrink(speedup: float, *targets: Target) -> PlannedStep:
 
 
 def _share(name: str, error: float, loss: float) -> PlannedStep:
-    """Bounds for one layer before training: ``error`` is relative, ``loss`` a part of the allowed loss."""
+    """Bounds for one layer before training: ``error`` is relative; ``loss`` is a fraction of the allowed loss."""
     options = {"by_sensitivity": True, "layer_error": error, "layer_loss": loss, "most_rows": 512}
     options |= {"tune": True, "tune_optional": True}
     return PlannedStep(f"share-{name}", options, ("size",))
@@ -66,7 +66,7 @@ METHODS = {
                 PlannedStep("int8-mixed", {"budget_s": 5.0, "mixed": True}),
             ),
         ),
-        # Only for accuracy: training does not change the speed of INT8.
+        # Only if accuracy is the problem: training does not change the speed of INT8.
         MethodEntry(
             "qat",
             "precision",
@@ -81,7 +81,7 @@ METHODS = {
         MethodEntry(
             "prune",
             "sparsity",
-            "Set the smallest weights to zero, at once or in steps with retraining.",
+            "Set the smallest weights to zero, in one step or in several steps with retraining.",
             (PlannedStep("prune", {"sparsity": 0.98, "iterative": True, "second_chance": 2.0}, ("size",)),),
         ),
         MethodEntry(
@@ -94,7 +94,7 @@ METHODS = {
         MethodEntry(
             "low-rank",
             "structure",
-            "Split large layers into two thinner ones, within an error bound.",
+            "Split large layers into low-rank factors, within an error bound.",
             (PlannedStep("low-rank", {"max_error": 0.1, "recover": True, "learning_rate": 1e-3}, ("latency",)),),
         ),
         MethodEntry(

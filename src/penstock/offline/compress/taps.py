@@ -1,6 +1,6 @@
-"""Read the tensors inside a model while it runs over data, for calibration, equalisation, bias correction and factorisation.
+"""Taps: read the tensors inside a model while it runs over data, for calibration, equalisation, bias correction and factorisation.
 
-Tensors come one batch at a time, so statistics of any amount of data need little memory. They are read in groups: a copy of the
+Tensors come one batch at a time, so statistics of any amount of data need little memory. Tensors are read in groups: a copy of the
 model with a group's tensors as outputs runs over all batches. The memory budget bounds the tensors of a group for one batch, so
 many tensors take several passes.
 """
@@ -25,9 +25,9 @@ Progress = Callable[[int, int], None]
 """Called with the number of finished steps and the total."""
 
 _MEMORY_SHARE = 0.5
-"""Share of the machine's memory for one batch of the largest tensor together with the tensor from which it is computed."""
+"""Fraction of the machine's memory for one batch of the largest tensor together with the tensor from which it is computed."""
 _NAMED = 5
-"""Number of samples in a message."""
+"""Maximum number of samples named in a message."""
 
 
 def no_progress(_done: int, _total: int) -> None:
@@ -35,7 +35,7 @@ def no_progress(_done: int, _total: int) -> None:
 
 
 class Taps:
-    """A model's tensors on data, by name, batch by batch. The engine runs the graph without optimising it."""
+    """Reads a model's tensors on data, by name, batch by batch. The engine runs the graph without optimising it."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Taps:
         memory_bytes: int = 256 << 20,
         signature: Signature | None = None,
     ) -> None:
-        """``memory_bytes`` bounds the tensors of a group for one batch. A larger tensor is a group alone.
+        """``memory_bytes`` bounds the tensors of a group for one batch. A larger tensor forms a group alone.
 
         ``signature`` is the model's, if known. Raises the errors of ``CalibrationBatches``.
         """
@@ -67,9 +67,9 @@ class Taps:
     ) -> Iterator[tuple[str, Array]]:
         """Yield the tensors ``names`` for every batch, group by group.
 
-        ``group``, one of ``groups``, has all names. Its model is run, so that calls for different names of a group share a session.
-        ``values`` are values of optional inputs. Raises InvalidData with tensor and samples if a value is NaN or infinite, and
-        ResourceExhausted if one batch of the largest tensor needs more than half of the memory.
+        ``group``, one of ``groups``, includes all ``names``. The model of the group is run, so that calls for different names share
+        a session. ``values`` are values of optional inputs. Raises InvalidData with tensor and samples if a value is NaN or
+        infinite, and ResourceExhausted if one batch of the largest tensor needs more than half of the memory.
         """
         passes = [list(group)] if group else self.groups(names)
         for number, shown in enumerate(passes):
@@ -83,7 +83,7 @@ class Taps:
                 progress(number * self.batches.count + done, len(passes) * self.batches.count)
 
     def groups(self, names: Sequence[str]) -> list[list[str]]:
-        """``names`` in groups that fit in memory, inputs first. Raises ResourceExhausted as ``run`` does."""
+        """``names`` in groups that fit in memory, inputs first. Raises ResourceExhausted under the same condition as ``run``."""
         given = [name for name in dict.fromkeys(names) if name in self._signature.input_names]
         groups = grouped(self.sizes(name for name in names if name not in given), self._memory_bytes)
         return [given, *groups] if given else groups
@@ -99,7 +99,7 @@ class Taps:
         }
 
     def _outputs(self, group: list[str], values: Mapping[str, Array]) -> Iterator[tuple[int, dict[str, Array]]]:
-        """The number of samples and the tensors of ``group`` for each batch. Inputs need no run."""
+        """The number of samples and the tensors of ``group`` for each batch. For inputs alone the model does not run."""
         if group[0] in self._signature.input_names:
             for batch in self.batches:
                 yield _rows(batch), {name: batch[name] for name in group}
@@ -129,7 +129,7 @@ class Taps:
         return sizes
 
     def showing(self, outputs: Sequence[str]) -> Artifact:
-        """The model with ``outputs`` instead of its own outputs. Operators that they do not depend on do not run."""
+        """The model with other ``outputs``. It does not run operators on which these do not depend."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self._proto)
         own = {value.name: value for value in proto.graph.output}

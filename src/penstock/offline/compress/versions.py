@@ -20,7 +20,7 @@ from penstock.offline.compress.ptq.scheme import integer_scheme, required_isa
 from penstock.resources import MachineFacts
 
 _CHOICE_S = 4.0
-"""Seconds for choosing the range of each tensor. After that, the range of least squared error is used."""
+"""Seconds for choosing the range methods of all tensors. After that, ranges of least squared error are used."""
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class Version(msgspec.Struct, frozen=True):
     """The steps that changed weights or structure, joined by ``+``; empty if there are none."""
     requires: tuple[str, ...] = ()
     stored_bytes: int = 0
-    """Bytes as a coded model; 0 if it is stored uncoded."""
+    """Size as a coded model; 0 if the model is stored uncoded."""
 
 
 def integer_versions(
@@ -47,7 +47,7 @@ def integer_versions(
     *,
     anywhere: bool = False,
 ) -> tuple[list[Version], tuple[str, ...]]:
-    """The different INT8 models of ``fp32``, by calibration method and placement, and notes.
+    """The distinct INT8 models of ``fp32``, by calibration method and placement, and notes.
 
     ``careful`` adds versions with equalised channels, ranges chosen for each tensor, and corrected biases. ``anywhere`` uses 7-bit
     weights, which every CPU multiplies without overflow.
@@ -69,7 +69,7 @@ def integer_versions(
     plain: dict[str, tuple[QdqPlacement, Artifact]] = {}
     for placement in QdqPlacement:
         try:
-            # Both placements make the same model of a plain chain of layers.
+            # For a plain chain of layers, both placements give the same model.
             model = quantize(fp32, by_method[RangeMethod.MIN_MAX], scheme, placement)
             plain.setdefault(model.digest, (placement, model))
         except Unsupported as error:

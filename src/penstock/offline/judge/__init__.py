@@ -1,1 +1,1 @@
-"""Judging candidates: accuracy and speed against the original, and the contract that both must meet."""
+"""Judging candidates: accuracy and speed relative to the original, and the contract on both."""

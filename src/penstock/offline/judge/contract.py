@@ -1,4 +1,4 @@
-"""The contract: a user's demands on accuracy and latency, and how a candidate is checked against them. Pure."""
+"""The contract: the user's requirements for accuracy and latency, and the check of a candidate against them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FASTER = 1.01
 
 
 class Contract(msgspec.Struct, frozen=True):
-    """Demands on accuracy and latency."""
+    """Requirements for accuracy and latency."""
 
     max_accuracy_loss: float = 0.01
-    """Loss allowed against the original, as a share (0.01 = one point of accuracy)."""
+    """Maximum loss against the original, as a fraction (0.01 is one percentage point of accuracy)."""
     p99_ms: float | None = None
-    """Largest p99 latency of a single forward call, in milliseconds; None for no demand."""
+    """Maximum p99 latency of a single forward call, in milliseconds; None for no limit."""
     prove_accuracy: bool = False
-    """Demand that the upper bound of the 95 % interval of the loss, not only its estimate, is within ``max_accuracy_loss``."""
+    """Require that the upper bound of the 95 % interval of the loss, not only its estimate, is within ``max_accuracy_loss``."""
 
     max_output_error: float = 0.1
     """Largest relative error of an output that no label judges, where the metric is not fidelity."""
@@ -80,30 +80,26 @@ def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnm
     ways = []
     if accurate:
         nearest = min(accurate, key=_p99)
-        ways.append(f"--p99 {_round_up(_p99(nearest)):g}ms would do ({nearest.name})")
+        ways.append(f"--p99 {_round_up(_p99(nearest)):g}ms would suffice ({nearest.name})")
     if quick:
         kindest = min(quick, key=lambda record: _bound(contract, record))
         ways.append(
-            f"--max-accuracy-loss {min(100.0, _round_up(100 * _bound(contract, kindest))):g}% would do ({kindest.name})"
+            f"--max-accuracy-loss {min(100.0, _round_up(100 * _bound(contract, kindest))):g}% would suffice ({kindest.name})"
         )
     if unproven:
         binding = (
-            f"latency binds: only {unproven[0].name} is within it, perhaps by chance, since it is not provably faster"
+            f"latency: only {unproven[0].name} is within the limit, perhaps by chance, since it is not provably faster"
         )
     elif accurate and not quick:
         quickest = min(_p99(record) for record in measured)
-        binding = (
-            f"latency binds: the quickest candidate has a p99 of {quickest:.3g} ms, {contract.p99_ms:g} ms are allowed"
-        )
+        binding = f"latency: the lowest p99 is {quickest:.3g} ms, but at most {contract.p99_ms:g} ms is allowed"
     elif quick and not accurate:
         least = min(_bound(contract, record) for record in measured)
-        binding = f"accuracy binds: the most accurate candidate loses {least:.2%}, {contract.max_accuracy_loss:.2%} are allowed"
+        binding = f"accuracy: the most accurate candidate loses {least:.2%}, but at most {contract.max_accuracy_loss:.2%} is allowed"
     elif accurate:
-        binding = (
-            "accuracy and latency bind together: accurate candidates are too slow, and quick ones are not accurate"
-        )
+        binding = "accuracy and latency: the accurate candidates are too slow, and the fast ones are too inaccurate"
     else:
-        binding = "no candidate is accurate or quick enough"
+        binding = "every candidate is both too inaccurate and too slow"
     return ContractUnmet(f"no candidate meets the contract; {binding}", "; ".join(ways))
 
 
@@ -123,7 +119,7 @@ def _bound(contract: Contract, record: CandidateRecord) -> float:
 
 
 def _round_up(value: float) -> float:
-    """Two significant digits, rounded up, with a tenth to spare for the next measurement's noise."""
+    """``value`` plus a tenth for the noise of the next measurement, rounded up to two significant digits."""
     if value <= 0:
         return 0.0
     value *= 1.1

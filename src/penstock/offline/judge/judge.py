@@ -1,7 +1,7 @@
-"""The one judge: candidates against the original, on samples that nothing was fitted on.
+"""The judge: compares candidates with the original, on samples that were not used for calibration or training.
 
-The original is the model that the user gave. Its answers are computed once; candidates are compared with them sample by sample,
-and timed with their calls interleaved with the original's.
+The original is the model that the user gave. Its outputs are computed once, and candidates are compared with them sample by sample.
+Timed calls of the candidates are interleaved with calls of the original.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from penstock.perf.measure import Timings, repeat_rows, speedup
 from penstock.tensor import Array
 
 ORIGINAL = "original"
-"""The original's name among the candidates of a race, and the beginning of its name in the evidence."""
+"""The original's name among the candidates of a race, and the prefix of its name in the evidence."""
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """One candidate's answers against the original's; a few bytes a sample."""
+    """One candidate's outputs compared with the original's, in a few bytes per sample."""
 
     accuracy: Accuracy
     scores: Array
-    """Per sample, see ``Reference.scores``; float32."""
+    """Per sample, float32; see ``Reference.scores``."""
     divergence: Array
-    """Per sample, see ``Reference.divergence``; float32."""
+    """Per sample, float32; see ``Reference.divergence``."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """A candidate against its original: bytes, answers and speed, each measured on this machine."""
+    """A candidate compared with its original: size, accuracy and speed, measured on this machine."""
 
     original_bytes: int
     compressed_bytes: int
     original_accuracy: float
     accuracy: Accuracy
-    """Of the candidate, with its loss against the original."""
+    """Accuracy of the candidate, with its loss against the original."""
     original_ms: float
     """Median latency of one call of ``rows`` samples."""
     compressed_ms: float
@@ -55,7 +55,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def size_ratio(self) -> float:
-        """How many times smaller the file became."""
+        """Size of the original divided by the size of the candidate."""
         return self.original_bytes / self.compressed_bytes
 
 
@@ -67,35 +67,37 @@ class Judge:
         labels fit no output; Unsupported if the outputs cannot be compared sample by sample.
         """
         if data.count == 0:
-            raise InvalidData("there are no samples to judge on", "give some that training does not see")
+            raise InvalidData("there are no samples to judge on", "give samples that are not used for training")
         self.original, self.data, self.threads = original, data, threads
         self._engine = engine
         with loaded(original, threads, engine=engine) as model:
             self.signature = model.signature
             self.reference: Reference = make_reference(answers(model, data), data.labels)
         self.baseline = self._judgement(self.reference.answers)
-        """The original judged against itself: it loses nothing."""
+        """The original compared with itself; its loss is 0."""
 
     @property
     def metric(self) -> str:
         return self.reference.metric
 
     def assess(self, candidate: Artifact) -> Judgement:
-        """``candidate`` run on all samples and compared. Raises PenstockError if it does not run or answers in other shapes."""
+        """Run ``candidate`` on all samples and compare it. Raises PenstockError if it does not run or its outputs have other
+        shapes.
+        """
         with loaded(candidate, self.threads, engine=self._engine) as model:
             return self.assess_loaded(model)
 
     def assess_loaded(self, model: LoadedModel) -> Judgement:
-        """As ``assess``, for a model that is loaded already, in any engine."""
+        """Like ``assess``, for a model that is already loaded, in any engine."""
         return self._judgement(answers(model, self.data))
 
     def race(self, candidates: Mapping[str, Artifact], budget_s: float, rows: int = 1) -> dict[str, Timings]:
-        """``candidates`` and the original, under ``ORIGINAL``, timed against one another in calls of ``rows`` samples."""
+        """Time ``candidates`` and the original (named ``ORIGINAL``) in interleaved calls of ``rows`` samples."""
         sample = repeat_rows(self.data.inputs, call_rows(self.signature, rows))
         return race({ORIGINAL: self.original, **candidates}, sample, budget_s, self.threads, self._engine)
 
     def compare(self, candidate: Artifact, *, rows: int = 1, budget_s: float = 3.0) -> Comparison:
-        """The accuracy and the speed of ``candidate``, with ``rows`` samples in a timed call, or as many as the model takes."""
+        """The accuracy and the speed of ``candidate``, timed with ``rows`` samples per call, or with the model's fixed batch size."""
         judgement = self.assess(candidate)
         timings = self.race({"candidate": candidate}, budget_s, rows)
         before, after = timings[ORIGINAL], timings["candidate"]
@@ -118,7 +120,7 @@ class Judge:
 
 
 def hold_out(artifact: Artifact, data: Dataset, share: float = 0.2) -> tuple[Dataset, Dataset]:
-    """All of ``data`` except its last ``share``, and that share, in multiples of the batch that ``artifact`` takes.
+    """Split off the last ``share`` of ``data``, in multiples of the batch size of ``artifact``: the rest, and that part.
 
     Raises InvalidData if there are too few samples.
     """

@@ -1,4 +1,4 @@
-"""What two models' answers on the same samples differ by: errors, divergence, and the intervals that a mean may lie in. Pure."""
+"""Differences between two models' outputs on the same samples: errors, divergence, and confidence intervals of means."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from penstock.measurement import Interval
 from penstock.tensor import Array
 
 Outputs = dict[str, Array]
-"""By name, with one row per sample."""
+"""Outputs by name, with one row per sample."""
 
 _Z95 = 1.959964
 _TINY, _HUGE = 1e-150, 1e150
 """Bounds of sums of squares, so that their quotients and totals are finite."""
 _NEGLIGIBLE = 1e-6
-"""An element this small counts as zero."""
+"""Smaller elements count as zero."""
 _WORST = 1e6
-"""Larger relative errors count as this."""
+"""Upper limit of a relative error."""
 _LEAST_SHARE = 1e-12
-"""Smaller probabilities count as this, so that the divergence of one sample is at most 28."""
+"""Lower limit of a probability, so that the divergence of one sample is at most 28."""
 
 
 def paired_interval(before: Array, after: Array) -> Interval:
-    """Mean of ``before - after`` (booleans per sample) with the adjusted Wald interval of Agresti and Min (2005) for
-    matched pairs, which stays honest when no pair differs."""
+    """Mean of ``before - after`` (booleans per sample) with the adjusted Wald interval for matched pairs of Agresti and Min (2005),
+    which has a width even if no pair differs.
+    """
     lost, won = float((before & ~after).sum()), float((~before & after).sum())
     return matched_pairs(len(before), lost - won, lost + won)
 
 
 def matched_pairs(count: int, total: float, squares: float) -> Interval:
-    """Of ``count`` differences with that sum and sum of squares; half a sample lost and half a one won are added."""
+    """The interval for ``count`` differences with this total and sum of squares, with half a lost and half a won sample added."""
     n = count + 2.0
     centre, spread = total / n, _Z95 * (squares + 1 - total**2 / n) ** 0.5 / n
     return Interval(total / count, centre - spread, centre + spread)
 
 
 def mean_interval(values: Array) -> Interval:
-    """The mean of ``values`` with its normal 95 % interval; of one value one that says nothing: a report can hold no infinity."""
+    """The mean of ``values`` with its normal 95 % interval. For one value, the interval is wide but finite, as reports require."""
     values = values.astype(np.float64)
     spread = _Z95 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else _WORST
     mean, spread = float(values.mean()), min(spread, _WORST)
@@ -53,10 +54,10 @@ def error_interval(values: Array) -> Interval:
 
 
 def sample_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> Array:
-    """Relative error of each sample, of its worst output: norm of the difference by norm of the reference, at most 1.
+    """Relative error of each sample's worst output: norm of the difference divided by norm of the reference, at most 1.
 
-    A sample with NaN or infinity that the reference does not have in the same place has error 1. A norm counts as at least
-    a hundredth of the output's mean, so that a sample whose reference is nearly zero is not all error.
+    A sample with NaN or infinity that the reference does not have in the same place has error 1. A norm counts as at least a
+    hundredth of the output's mean norm, so that a reference near zero does not exaggerate the error.
     """
     errors = []
     for name, want in reference.items():
@@ -66,7 +67,7 @@ def sample_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) 
 
 
 def output_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> dict[str, float]:
-    """Relative error of each output over all samples; finite always, since a manifest can hold no other number."""
+    """Relative error of each output over all samples. It is always finite, as a manifest requires."""
     errors = {}
     for name, want in reference.items():
         difference, norm = _squares(want, outputs[name])
@@ -75,7 +76,7 @@ def output_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) 
 
 
 def share_divergence(reference: Array, outputs: Array) -> Array:
-    """KL(reference‖outputs) of the class shares of each row: softmax of the scores, or the scores where they are shares already."""
+    """KL(reference‖outputs) of each row's class probabilities: softmax of the scores, or the scores if they are probabilities."""
     are_shares = _are_shares(reference)
     want, got = (_log_shares(array, are_shares) for array in (reference, outputs))
     return np.asarray((np.exp(want) * (want - got)).sum(axis=1))
@@ -84,7 +85,7 @@ def share_divergence(reference: Array, outputs: Array) -> Array:
 def _squares(want: Array, got: Array) -> tuple[Array, Array]:
     """Per sample, the sum of squared differences and the sum of squares of the reference; text differs by 0 or 1.
 
-    Where NaN and infinities are the same they count as no difference; a sample in which they are not differs by its norm.
+    Equal NaN and infinities count as no difference. A sample in which they differ has a difference equal to its norm.
     """
     rows, got = want.reshape(len(want), -1), got.reshape(len(want), -1)
     if want.dtype.kind in "OSU":
@@ -96,7 +97,7 @@ def _squares(want: Array, got: Array) -> tuple[Array, Array]:
     with np.errstate(over="ignore"):
         difference = (np.subtract(got, rows, out=np.zeros_like(rows), where=finite) ** 2).sum(axis=1)
         norm = (np.where(np.isfinite(rows), rows, 0) ** 2).sum(axis=1)
-    # Rounding beside a reference of zeros is no error.
+    # A rounding difference from a reference of zeros is not an error.
     norm = np.clip(norm, max(_TINY, _NEGLIGIBLE**2 * rows.shape[1]), _HUGE)
     return np.where(broken, np.maximum(difference, norm), difference).clip(max=_HUGE), norm
 
@@ -106,7 +107,7 @@ def _are_shares(scores: Array) -> bool:
 
 
 def _log_shares(scores: Array, are_shares: bool) -> Array:
-    """Logarithms of each row's shares, at least that of the least share; of a row with NaN or infinity, that everywhere."""
+    """Logarithms of each row's probabilities, at least that of ``_LEAST_SHARE``. A row with NaN or infinity has only this minimum."""
     scores = scores.astype(np.float64)
     broken = ~np.isfinite(scores).all(axis=1, keepdims=True)
     scores = np.where(broken, 0.0, scores)

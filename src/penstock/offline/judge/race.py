@@ -1,4 +1,4 @@
-"""Candidates timed against one another: their calls are interleaved, so that a disturbance of the machine hits all alike."""
+"""Race: times candidates with interleaved calls, so that other load on the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def race(
 def race_loaded(
     models: Mapping[_Name, LoadedModel], inputs: Mapping[str, Array], budget_s: float, precision: float = 0.0
 ) -> dict[_Name, Timings]:
-    """Time ``models`` on a call with ``inputs`` for about ``budget_s`` seconds; any two of the timings are paired by round.
+    """Time ``models`` on a call with ``inputs`` for about ``budget_s`` seconds. The timings are paired by round.
 
-    With ``precision`` the race ends once all speeds relative to the first model's are known to that share, see ``interleave``.
+    With ``precision``, the race ends when all speeds relative to the first model are known to that fraction; see ``interleave``.
     """
     runs = {str(number): feed(model, inputs) for number, model in enumerate(models.values())}
     timings = interleave(runs, budget_s, precision=precision)

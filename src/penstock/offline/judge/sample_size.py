@@ -1,4 +1,4 @@
-"""How many samples a decision about accuracy takes, and notes on decisions that had too few. Pure."""
+"""The number of samples that a decision about accuracy needs, and notes on decisions with too few."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from penstock.errors import InvalidArgument
 from penstock.offline.judge.metrics import matched_pairs
 
 _REACHABLE = 20
-"""A note asks for at most this many times the samples; a loss close to the bound would take any number."""
+"""A note suggests at most this many times the samples; a loss close to the bound would need an arbitrarily large number."""
 
 
 def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02) -> int | None:
-    """How many samples prove a loss within ``max_loss`` at 95 % confidence, by the upper bound of ``paired_interval``.
+    """The number of samples that proves a loss within ``max_loss`` at 95 % confidence, by the upper bound of ``paired_interval``.
 
-    ``loss`` is the true loss, and ``changed`` the share of samples that are right in one model only; it is at least the size of
-    the loss. All are shares. None if no number of samples does: the loss is not below what is allowed.
+    ``loss`` is the true loss. ``changed`` is the fraction of samples that only one of the two models gets right; it is at least as
+    large as the loss. All arguments are fractions. None if no number of samples suffices, because the loss is not below
+    ``max_loss``.
     """
     if not 0 < max_loss <= 1 or not -1 <= loss <= 1 or not 0 <= changed <= 1:
         raise InvalidArgument(
             f"a loss of {loss}, of {max_loss} allowed, with {changed} of the samples changed, is not possible",
-            "give shares: 0.01 for one point",
+            "give fractions: 0.01 for one percentage point",
         )
     if loss >= max_loss:
         return None
@@ -38,9 +39,10 @@ def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02) ->
 
 
 def too_few(samples: int, metric: str, max_loss: float, what: str) -> tuple[str, ...]:
-    """A note if no result on ``samples``, called ``what``, can prove a loss within ``max_loss``, with how many could. Pure.
+    """A note if no result on ``samples`` samples of the kind ``what`` can prove a loss within ``max_loss``, with a sufficient
+    number.
 
-    None for fidelity, which does not count hits, and where no loss is allowed, which no number of samples proves.
+    No note for fidelity, which does not count hits, or for a maximum loss of 0, which no number of samples can prove.
     """
     if metric == "fidelity" or max_loss <= 0:
         return ()
@@ -55,13 +57,13 @@ def too_few(samples: int, metric: str, max_loss: float, what: str) -> tuple[str,
 
 
 def unproved(accuracy: Accuracy, max_loss: float) -> tuple[str, ...]:
-    """A note if ``accuracy`` is within ``max_loss``, but that is not proved, with how many samples would do. Pure."""
+    """A note if ``accuracy`` is within ``max_loss`` without proof, with the number of samples that would prove it."""
     loss = accuracy.loss
     if accuracy.metric == "fidelity" or max_loss <= 0 or loss.high <= max_loss or loss.value > max_loss:
         return ()
     enough = samples_needed(max_loss, max(0.0, loss.value))
     is_reachable = enough is not None and enough <= _REACHABLE * accuracy.samples
-    advice = f"; about {enough} samples would do if the estimate is right" if is_reachable else ""
+    advice = f"; about {enough} samples would prove it if the estimate is right" if is_reachable else ""
     note = (
         f"that no more than {max_loss:.2%} is lost is an estimate on {accuracy.samples} samples, not proved: with 95 % "
         f"confidence it may be up to {loss.high:.2%}{advice}"

@@ -1,1 +1,1 @@
-"""Graph optimisation: passes over ``onnx_ir``, each verified by running the model. ``optimizer.py`` is the way in."""
+"""Graph optimisation: passes over ``onnx_ir``, each verified by running the model. The entry point is ``optimizer.py``."""

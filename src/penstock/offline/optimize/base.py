@@ -1,4 +1,4 @@
-"""The pass seam: ``Pass`` edits a model; ``PassRecord`` and ``OptimizeReport`` describe what the passes did."""
+"""Interface of passes: ``Pass`` edits a model; ``PassRecord`` and ``OptimizeReport`` describe the results."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from penstock.offline.optimize import graph
 class Pass(ABC):
     """One rewrite of the graph, in place.
 
-    The docstring numbers its rules, including the exceptions, and the code marks them. A pass keeps inputs and outputs with their
-    names. Every other name denotes the same tensor as before or disappears. A capture by a subgraph counts as a use. A pass is
-    deterministic.
+    The docstring of a pass numbers its rules and exceptions; comments in the code refer to them. A pass keeps the names of inputs
+    and outputs. Every other name either denotes the same tensor as before or disappears. A reference from a subgraph counts as a
+    use. A pass is deterministic.
     """
 
     name: ClassVar[str]
@@ -27,10 +27,10 @@ class Pass(ABC):
 
 
 class NodePass(Pass):
-    """A pass that rewrites nodes one by one: those of the standard domain without subgraphs, in order."""
+    """A pass that rewrites nodes one by one, in order. It visits nodes of the standard domain without subgraphs."""
 
     def call(self, model: ir.Model) -> bool:
-        """Rewrite every node that is still in the graph when its turn comes."""
+        """Rewrite the nodes; skip those that an earlier rewrite removed."""
         modified = False
         for node in graph.plain_nodes(model):
             modified |= self.rewrite(node, model)
@@ -49,18 +49,18 @@ class PassRecord(msgspec.Struct, frozen=True):
     status: Literal["applied", "unchanged", "reverted"]
     nodes_before: int
     nodes_after: int
-    """Nodes of the graph that was kept; for a reverted pass the same as before."""
+    """Number of nodes afterwards; for a reverted pass, the same as before."""
     max_relative_error: float | None
-    """Error against the original over all samples, after all passes of the round if these are right. None if nothing was run.
-    JSON writes an infinite error as null too.
+    """Error against the original over all samples. If all passes of a round agree, the error after the last one. None if nothing
+    was run. JSON writes an infinite error as null too.
     """
     seconds: float
     reason: str = ""
-    """Of a reverted pass: output, error and first divergent tensor, or why it could not be verified."""
+    """For a reverted pass: the output, its error and the first divergent tensor, or the reason why it could not be verified."""
 
 
 class OptimizeReport(msgspec.Struct, frozen=True):
-    """All passes in the order they ran, and the number of nodes before and after, subgraphs included."""
+    """All passes in the order in which they ran, and the number of nodes before and after, including those of subgraphs."""
 
     passes: tuple[PassRecord, ...]
     nodes_before: int
@@ -68,12 +68,12 @@ class OptimizeReport(msgspec.Struct, frozen=True):
 
     @property
     def applied(self) -> list[str]:
-        """Names of the passes that changed the model, each once, in order of their first success."""
+        """Names of the passes that changed the model, without duplicates, in order of their first change."""
         return list(dict.fromkeys(record.name for record in self.passes if record.status == "applied"))
 
     @property
     def reverted(self) -> dict[str, str]:
-        """Names of the passes that were undone, and why."""
+        """The reasons why passes were undone, by name."""
         return {record.name: record.reason for record in self.passes if record.status == "reverted"}
 
     @property

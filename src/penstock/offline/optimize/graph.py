@@ -1,6 +1,6 @@
 """Queries and edits of a graph that several passes share.
 
-The edits keep one invariant: a name denotes the same tensor before and after. So graph outputs keep their names, and
+The edits keep one invariant: a name denotes the same tensor before and after. Therefore graph outputs keep their names, and
 ``verify.py`` can compare intermediate tensors of the original and the optimised model by name.
 """
 
@@ -24,13 +24,13 @@ NON_DETERMINISTIC = frozenset(
         "RandomUniformLike",
     }
 )
-"""Operators that may answer differently to the same inputs."""
+"""Operators whose outputs may differ for the same inputs."""
 
 FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
 
 def plain_nodes(model: ir.Model) -> Iterator[ir.Node]:
-    """The top graph's nodes of the standard domain without subgraphs, in order; the graph may be edited meanwhile."""
+    """The main graph's nodes of the standard domain without subgraphs, in order. The graph may be edited during the iteration."""
     for node in list(model.graph):
         if node.graph is not None and node.domain == "" and not has_subgraph(node):
             yield node
@@ -47,7 +47,7 @@ def opset(model: ir.Model) -> int:
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Whether ``value`` is an initialiser that callers cannot override."""
+    """True if ``value`` is an initialiser that callers cannot override."""
     return value is not None and value.is_initializer() and value.const_value is not None and not value.is_graph_input()
 
 
@@ -59,17 +59,17 @@ def constant(value: ir.Value | None) -> Array | None:
 
 
 def input_of(node: ir.Node, index: int) -> ir.Value | None:
-    """Input ``index`` of ``node``; None if it is left out."""
+    """Input ``index`` of ``node``; None if that optional input is absent."""
     return node.inputs[index] if index < len(node.inputs) else None
 
 
 def is_used(value: ir.Value) -> bool:
-    """Whether a node, of a subgraph included, or the caller reads ``value``."""
+    """True if a node, including those of subgraphs, or the caller reads ``value``."""
     return bool(value.uses()) or value.is_graph_output()
 
 
 def sole_consumer(value: ir.Value) -> ir.Node | None:
-    """The only node that reads ``value``, once and in the same graph; None if there are other readers or it is a graph output."""
+    """The only consumer of ``value``, in the same graph; None if ``value`` has other consumers or is a graph output."""
     uses = value.uses()
     if len(uses) != 1 or value.is_graph_output():
         return None
@@ -103,8 +103,8 @@ def float_attribute(node: ir.Node, name: str, default: float) -> float:
 
 
 def add_constant(graph: ir.Graph, array: Array, like: str) -> ir.Value:
-    """A new initialiser of ``graph`` holding ``array``, with a free name made from ``like``."""
-    # Subgraphs share one name space with their graph.
+    """A new initialiser of ``graph`` with the value ``array`` and an unused name derived from ``like``."""
+    # Subgraphs share the namespace of their graph.
     taken: set[str | None] = set()
     for scope in (graph, *graph.subgraphs()):
         taken.update(scope.initializers, (value.name for value in scope.inputs))
@@ -129,10 +129,10 @@ def replace_by_constant(node: ir.Node, array: Array | ir.TensorProtocol) -> None
 
 
 def replace_by_input(node: ir.Node, source: ir.Value) -> bool:
-    """Remove ``node``, whose first output equals ``source`` and whose others are unused; False if it cannot be removed.
+    """Remove ``node``, whose first output equals ``source`` and whose other outputs are unused; False if that is impossible.
 
-    A graph output keeps its name, since the producer of ``source`` then writes it. So ``source`` needs a producer in the same
-    graph and must not be a graph output itself.
+    If the output of ``node`` is a graph output, the producer of ``source`` writes it under the same name. Then ``source`` must have
+    a producer in the same graph and must not be a graph output itself.
     """
     graph, output = node.graph, node.outputs[0]
     assert isinstance(graph, ir.Graph)

@@ -1,8 +1,8 @@
-"""Linear layers: how Conv, ConvTranspose, Gemm and MatMul multiply, and how a following scale and shift folds into them.
+"""Linear layers: the axes of Conv, ConvTranspose, Gemm and MatMul weights, and the folding of a following scale and shift.
 
-All of them compute ``y = W x + b`` for each output channel. A following ``s y + t`` per channel folds into the weights:
-``W' = s W``, ``b' = s b + t`` (Jacob et al., "Quantization and Training of Neural Networks for Efficient
-Integer-Arithmetic-Only Inference", 2018, §3.2).
+These operators compute ``y = W x + b`` for each output channel. A following ``s y + t`` per channel folds into the weights: ``W' =
+s W``, ``b' = s b + t`` (Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+Inference", 2018, §3.2).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from penstock.tensor import Array
 
 
 class LinearForm(NamedTuple):
-    """How a node multiplies by its weight, which is its second input."""
+    """The product that a node computes with its weight, which is its second input."""
 
     inputs: int
     """The axis of the weight that is summed over."""
     outputs: int
-    """The axis of the weight that holds the output channels, of one group in a ConvTranspose."""
+    """The axis of the weight's output channels; in a ConvTranspose, those of one group."""
     groups: int = 1
     transposes_input: bool = False
     alpha: float = 1.0
@@ -33,14 +33,14 @@ class LinearForm(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the node computes ``W x + b`` with all channels in one group, and nothing else."""
+        """True if the node computes exactly ``W x + b``, with all channels in one group."""
         return not self.transposes_input and self.groups == 1 and self.alpha == self.beta == 1
 
 
 def linear_form(op_type: str, attribute: Callable[[str, Any], Any]) -> LinearForm | None:
     """The form of a linear operator, by its attributes: ``attribute(name, default)``. None for other operators.
 
-    The axes of a MatMul are those of a matrix on its right.
+    For a MatMul, the axes are those of a weight on the right.
     """
     match op_type:
         case "Conv":
@@ -91,13 +91,13 @@ class Linear(NamedTuple):
         return np.broadcast_to(array.astype(np.float64).reshape(-1), self.channels)
 
     def fold(self, follower: ir.Node, scale: Array, shift: Array) -> bool:
-        """Replace the node and ``follower``, its sole consumer, by one that computes ``scale * y + shift`` (FP64, per channel).
+        """Replace the node and ``follower``, its sole consumer, by one node for ``scale * y + shift`` (FP64, per channel).
 
-        Computes in FP64 and rounds once to the weight's type. Other nodes that share the weights keep the old ones. Returns False,
-        and changes nothing, if a folded weight is not finite.
+        The folding computes in FP64 and rounds once to the weight's type. Other nodes that share the weights keep the old ones.
+        Returns False, without a change, if a folded weight is not finite.
         """
         scaled = self.weight.reshape(self.channel_view).astype(np.float64) * scale.reshape(self.scale_view)
-        with np.errstate(over="ignore"):  # out of range for FP16: looked for below
+        with np.errstate(over="ignore"):  # values out of range for FP16 are rejected below
             weight = scaled.reshape(self.weight.shape).astype(self.weight.dtype)
             bias = (self.bias * scale + shift).astype(self.weight.dtype)
         if not (_finite(weight) and _finite(bias)):
@@ -116,7 +116,7 @@ class Linear(NamedTuple):
 
 
 def read_linear(node: ir.Node | None) -> Linear | None:
-    """``node`` as a Linear; None if it is another operator, or its weight or bias is not constant."""
+    """``node`` as a Linear; None for any other operator, or if the weight or bias is not constant."""
     form = None if node is None or node.op_type == "MatMul" else form_of(node)
     if node is None or form is None:
         return None
@@ -128,7 +128,7 @@ def read_linear(node: ir.Node | None) -> Linear | None:
     bias = np.zeros(channels)
     if bias_input is not None:
         array = graph.constant(bias_input)
-        # Gemm may be given one bias per row; that is not one per channel.
+        # The bias of a Gemm may have one value per row, which is not one per channel.
         if array is None or (array.size != 1 and (array.size != channels or array.shape[-1] != channels)):
             return None
         bias = np.broadcast_to(array.astype(np.float64).reshape(-1) * form.beta, channels)
@@ -138,7 +138,7 @@ def read_linear(node: ir.Node | None) -> Linear | None:
 def _views(op_type: str, form: LinearForm, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """``channel_view`` and ``scale_view`` of a weight."""
     if op_type == "ConvTranspose":
-        # The weight is [inputs, channels / groups, ...], so the channels of all groups lie along two axes.
+        # The weight is [inputs, channels / groups, ...], so the channels of all groups extend over two axes.
         view = (form.groups, shape[0] // form.groups, *shape[1:])
         return view, (form.groups, 1, shape[1], *(1 for _ in shape[2:]))
     return shape, tuple(size if axis == form.outputs else 1 for axis, size in enumerate(shape))

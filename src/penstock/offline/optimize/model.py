@@ -20,19 +20,19 @@ _EXPORT_AGAIN = "export the model again, or fetch it again if it was downloaded"
 
 
 def load_model(artifact: Artifact) -> ir.Model:
-    """The model of ``artifact`` with its external data, which lies beside ``artifact.path``, read in.
+    """The model of ``artifact``, including its external data from the folder of ``artifact.path``.
 
-    Before IR version 4 a model had to list initialisers as inputs; they become plain initialisers.
-    Raises InvalidModel if the bytes are corrupt, ``onnx.checker`` refuses them, or external data is missing or outside
-    the model's folder; Unsupported for models over 2 GiB and for sparse initialisers.
+    Before IR version 4 a model had to list initialisers as inputs; they become plain initialisers. Raises InvalidModel if the bytes
+    are corrupt, ``onnx.checker`` rejects the model, or external data is missing or outside the model's folder. Raises Unsupported
+    for models over 2 GiB and for sparse initialisers.
     """
     return _from_proto(read_proto(artifact))
 
 
 def read_proto(artifact: Artifact) -> onnx.ModelProto:
-    """The checked protobuf of ``artifact`` with external data read in, as a copy that the caller may change.
+    """The checked protobuf of ``artifact`` with its external data, as a copy that the caller may change.
 
-    Raises as ``load_model``.
+    Raises the errors of ``load_model``.
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(remembered("parse", (artifact.digest, artifact.path), lambda: _parse(artifact), artifact.size_bytes))
@@ -54,7 +54,7 @@ def _parse(artifact: Artifact) -> onnx.ModelProto:
     try:
         onnx.checker.check_model(proto)
     except Exception as error:  # the checker raises ValidationError and, on bad fields, ValueError
-        raise InvalidModel(f"onnx.checker refuses the model: {_first_line(error)}", _EXPORT_AGAIN) from error
+        raise InvalidModel(f"onnx.checker rejects the model: {_first_line(error)}", _EXPORT_AGAIN) from error
     if proto.ir_version < 4:
         _drop_initializers_from_inputs(proto.graph)
         proto.ir_version = 4
@@ -62,7 +62,7 @@ def _parse(artifact: Artifact) -> onnx.ModelProto:
 
 
 def infer_shapes(proto: onnx.ModelProto) -> ir.Model:
-    """The model with the types and shapes that ONNX shape inference finds, or as it is if inference fails."""
+    """The model with the types and shapes that ONNX shape inference finds; unchanged if inference fails."""
     # Shapes are optional: a rule that needs one skips the node where it is unknown.
     with contextlib.suppress(Exception):
         proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
@@ -70,7 +70,7 @@ def infer_shapes(proto: onnx.ModelProto) -> ir.Model:
 
 
 def self_contained(artifact: Artifact) -> Artifact:
-    """``artifact`` with the weights of its external files inside. Raises as ``read_proto``."""
+    """``artifact`` as one file that includes its external weights. Raises the errors of ``read_proto``."""
     proto = read_proto(artifact)
     if not has_external_data(artifact.data):
         return artifact
@@ -78,12 +78,12 @@ def self_contained(artifact: Artifact) -> Artifact:
 
 
 def to_bytes(model: ir.Model) -> bytes:
-    """``model`` as ``to_proto`` writes it; the same model gives the same bytes."""
+    """The serialised protobuf of ``to_proto``; the same model gives the same bytes."""
     return bytes(to_proto(model).SerializeToString(deterministic=True))
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """The protobuf of ``model``. Types and shapes of initialisers, which the tensors themselves hold, are left out."""
+    """The protobuf of ``model``, without types and shapes of initialisers: the tensors themselves have them."""
     proto: onnx.ModelProto = ir.to_proto(model)
     infos = [value for value in proto.graph.value_info if value.name not in model.graph.initializers]
     del proto.graph.value_info[:]
@@ -106,7 +106,7 @@ def _embed_external_data(proto: onnx.ModelProto, path: Path | None) -> None:
     if path is None:
         raise InvalidModel(
             "the model has weights in external files, but its own path is not known",
-            "load it from its file, or save it with the weights inside",
+            "load it from its file, or save it with the weights in the same file",
         )
     folder = path.parent.resolve()
     size = proto.ByteSize()
@@ -116,12 +116,12 @@ def _embed_external_data(proto: onnx.ModelProto, path: Path | None) -> None:
         file = (folder / location).resolve()
         if not location or not file.is_relative_to(folder):
             raise InvalidModel(
-                f"external data of '{tensor.name}' lies outside the model's folder: '{location}'",
-                "save the weights beside the model",
+                f"external data of '{tensor.name}' is outside the model's folder: '{location}'",
+                "save the weights in the model's folder",
             )
         if not file.is_file():
             raise InvalidModel(
-                f"external data file '{location}' of '{tensor.name}' is missing", "put it beside the model"
+                f"external data file '{location}' of '{tensor.name}' is missing", "put it in the model's folder"
             )
         length = entries.get("length", "")
         size += int(length) if length.isdigit() else file.stat().st_size
@@ -157,7 +157,7 @@ def _drop_initializers_from_inputs(graph: onnx.GraphProto) -> None:
 
 def _too_large(size_bytes: int) -> Unsupported:
     return Unsupported(
-        f"the model has {size_bytes / (1 << 30):.1f} GiB, but an ONNX file holds at most 2 GiB",
+        f"the model has {size_bytes / (1 << 30):.1f} GiB, but an ONNX file can hold at most 2 GiB",
         "export it in FP16 or in parts",
     )
 

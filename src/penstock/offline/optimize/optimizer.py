@@ -1,4 +1,4 @@
-"""``optimize``: run passes over a model, verify them, and undo those that change the answers.
+"""``optimize``: run passes over a model, verify them, and undo those that change the outputs.
 
 artifact ─ load, infer shapes ─▶ all passes ─ modified? ─ verify ─┬ agrees: keep ──▶ next round … until one changes nothing
                                                                   └ differs: undo, then verify pass by pass; a pass
@@ -30,12 +30,12 @@ MAX_ROUNDS = 8
 def optimize(
     artifact: Artifact, samples: Sequence[Mapping[str, Array]] = (), passes: Sequence[Pass] | None = None
 ) -> tuple[Artifact, OptimizeReport]:
-    """A self-contained artifact that gives the same answers with fewer nodes, and the report of every pass.
+    """A self-contained artifact with the same outputs and fewer nodes, and the report of every pass.
 
-    ``samples`` are real inputs on which the answers are compared, in addition to generated ones; the first 8 are used. ``passes``
-    replaces the default passes. A pass that changes the answers is undone, and its record gives the reason. The same bytes give
-    the same bytes, and a self-contained model without a change keeps its own.
-    Raises InvalidModel or Unsupported for a model that cannot be read, InvalidArgument for a sample that does not fit.
+    ``samples`` are real inputs on which the outputs are compared, in addition to generated inputs; the first 8 are used. ``passes``
+    replaces the default passes. A pass that changes the outputs is undone, and its record gives the reason. The result is
+    deterministic, and a self-contained model that no pass changes keeps its bytes. Raises InvalidModel or Unsupported for a model
+    that cannot be read, InvalidArgument for a sample that does not fit.
     """
     active = default_passes() if passes is None else list(passes)
     options = {"passes": [current.name for current in active]}
@@ -70,11 +70,11 @@ class _Build:
         self._verifier = verifier
 
     def round(self, passes: Sequence[Pass], number: int) -> list[PassRecord]:
-        """Run ``passes`` and verify the result. If it is wrong, go back and verify them one by one. Then infer shapes again."""
+        """Run ``passes`` and verify the result. If it is wrong, undo all and verify them one by one. Then infer shapes again."""
         start = self._proto
         records = [self._run(current, number) for current in passes]
         if any(record.status != "unchanged" for record in records):
-            # Folded constants make more shapes known.
+            # Shape inference finds more shapes after constants are folded.
             self._go_back(self._proto, infer=True)
             verdict = self._verifier.check(_bytes(self._proto))
             if verdict.failure or any(record.status == "reverted" for record in records):
@@ -87,11 +87,11 @@ class _Build:
         return records
 
     def node_count(self) -> int:
-        """The number of nodes, subgraphs included."""
+        """The number of nodes, including those of subgraphs."""
         return sum(1 for _ in self.model.graph.all_nodes())
 
     def _run(self, current: Pass, number: int, verify: bool = False) -> PassRecord:
-        """Run one pass. Undo it if it fails or, with ``verify``, changes the answers."""
+        """Run one pass. Undo it if it fails or, with ``verify``, if it changes the outputs."""
         start, before = time.perf_counter(), self.node_count()
         status: Literal["applied", "unchanged", "reverted"] = "unchanged"
         error, reason, proto = None, "", self._proto

@@ -1,4 +1,4 @@
-"""Inputs on which two models are compared: generated from a signature, seeded, and deliberately awkward."""
+"""Inputs for comparing two models, generated from a signature with a seed. They include extreme values on purpose."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SEED = 20_111
 _FREE_SIZES = (8, 32, 64, 224)
 _CASES = (("normal", 1), ("normal", 3), ("zeros", 1), ("large", 1), ("negative", 1))
 
-# The largest FP16 number is 65504, which a few layers can reach from inputs of 100.
+# The largest FP16 number is 65504, which inputs of 100 can reach after a few layers.
 _LARGE = {DataType.FP16: 8.0, DataType.BF16: 32.0}
 
 
@@ -25,10 +25,10 @@ class LabelledInputs(dict[str, Array]):
 
 
 def generate(signature: Signature, free_size: int) -> Iterator[LabelledInputs]:
-    """The same samples every time: normal values at batch 1 and 3; zeros, large and negative values at batch 1.
+    """Generate deterministic samples: normal values at batch 1 and 3; zeros, large and negative values at batch 1.
 
     A free first axis is the batch, and every other free dimension has size ``free_size``. Integers are 0 or 1, so that they are
-    valid indices, except that ``large`` goes up to 99. The model may refuse some samples.
+    valid indices; those of ``large`` are at most 99. The model may reject some samples.
     """
     seen = set()
     for kind, batch in _CASES:
@@ -44,7 +44,7 @@ def generate(signature: Signature, free_size: int) -> Iterator[LabelledInputs]:
 
 
 def free_sizes(signature: Signature) -> tuple[int, ...]:
-    """Sizes to try for free dimensions beyond the first axis, smallest first; one where there are none."""
+    """Sizes to try for free dimensions after the first axis, smallest first; a single size if there are none."""
     is_free = any(-1 in spec.shape[1:] for spec in signature.inputs)
     return _FREE_SIZES if is_free else _FREE_SIZES[:1]
 

@@ -1,6 +1,6 @@
-"""Verify that a change keeps a model's answers: run both models in ONNX Runtime on the same inputs and compare.
+"""Verify that a change keeps a model's outputs: run both models in ONNX Runtime on the same inputs and compare.
 
-ONNX Runtime runs without optimisations and on one thread, so that a difference comes from the change alone.
+ONNX Runtime runs without optimisations and on one thread, so that the change is the only cause of a difference.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ _TOLERANCES = {
     ir.DataType.DOUBLE: 1e-6,
 }
 
-# Values below this share of an output's largest magnitude over all samples are mostly rounding.
+# Values below this fraction of an output's largest magnitude over all samples are mostly rounding error.
 _NEGLIGIBLE = 1e-3
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The result of a comparison. ``failure`` says where and by how much the answers differ; it is empty if they agree."""
+    """The result of a comparison. ``failure`` says where and by how much the outputs differ; it is empty if they agree."""
 
     max_relative_error: float | None
     failure: str = ""
 
 
 class Verifier:
-    """Holds the original's answers, and compares changed models with them.
+    """Holds the original's outputs, and compares changed models with them.
 
-    The inputs are generated samples (``samples.py``) that the original accepts, and up to 8 of ``samples``.
-    Answers agree if shapes and datatypes are the same, NaN and infinities are in the same places, integers, booleans and
-    text are equal, and for floats ``max |new - old| / max |old|`` is at most ``tolerance``. Its default follows from the
-    narrowest float type among the model's tensors: 1e-4 for FP32, 1e-2 for FP16, 5e-2 for BF16, 1e-6 for FP64.
+    The inputs are generated samples (``samples.py``) that the original accepts, and up to 8 of ``samples``. Outputs agree if shapes
+    and datatypes are the same, NaN and infinities are in the same places, integers, booleans and text are equal, and for floats
+    ``max |new - old| / max |old|`` is at most ``tolerance``. The default tolerance follows from the narrowest float type among the
+    model's tensors: 1e-4 for FP32, 1e-2 for FP16, 5e-2 for BF16, 1e-6 for FP64.
 
-    ``obstacle`` says why nothing can be compared; it is empty otherwise. Raises InvalidArgument if one of ``samples`` does not
+    ``obstacle`` is the reason why no comparison is possible, otherwise empty. Raises InvalidArgument if one of ``samples`` does not
     fit the model's signature.
     """
 
@@ -78,7 +78,7 @@ class Verifier:
                     self._magnitudes[name] = max(self._magnitudes.get(name, 0.0), largest)
 
     def check(self, data: bytes) -> Verdict:
-        """Compare the changed model ``data`` with the original on every sample. Stops at the first that disagrees."""
+        """Compare the changed model ``data`` with the original on every sample, up to the first difference."""
         if self.obstacle:
             return Verdict(None, f"unverifiable: {self.obstacle}")
         largest = 0.0
@@ -137,7 +137,7 @@ def compare(old: Array, new: Array | None, magnitude: float = 0.0) -> tuple[floa
 
 
 def _exact_difference(old: Array, new: Array | None) -> str:
-    """The difference in what must be equal: datatype, shape, values other than floats, and places of NaN and infinities."""
+    """The first difference in datatype, shape, values other than floats, or places of NaN and infinities; empty if none."""
     if new is None:
         return "is missing"
     if old.dtype != new.dtype:
@@ -156,7 +156,7 @@ def _exact_difference(old: Array, new: Array | None) -> str:
 def first_divergence(original: Artifact, data: bytes, sample: LabelledInputs, tolerance: float) -> str:
     """The first tensor of both models that differs, in the changed model's order; empty if none is found.
 
-    It is given with the operator that writes it: ``'h3' (Conv)``.
+    The text includes the operator that writes the tensor: ``'h3' (Conv)``.
     """
     old, new = read_proto(original), onnx.load_model_from_string(data)
     known = {name for node in old.graph.node for name in node.output}

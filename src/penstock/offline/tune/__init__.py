@@ -1,1 +1,1 @@
-"""Tuning: the space of candidates, the tuner that measures them, and the rules that choose one."""
+"""Tuning: the candidates, the tuner that measures them, and the rules that choose one."""

@@ -1,4 +1,4 @@
-"""The choice among measured trials: the finalists and the winner. Pure."""
+"""The choice of the finalists and the winner among measured trials."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from penstock.perf.measure import Timings
 from penstock.perf.profile import knee, rows_per_second
 
 FINALISTS = 4
-"""Number of candidates that are measured again, for longer. The best exact ones are added."""
+"""Number of candidates that are measured again, for longer, in addition to the best exact candidates."""
 
 CLOSE_CALL = 1.05
-"""Within this ratio of the lowest cost, the candidate with fewer threads wins, then the more accurate one."""
+"""Among candidates within this ratio of the lowest cost, the one with the fewest threads wins, then the most accurate one."""
 
 CLOSE_SIZE = 1.01
-"""Within this ratio of the smallest size, the faster one wins."""
+"""Among candidates within this ratio of the smallest size, the fastest one wins."""
 
 Compare = Callable[["Trial", "Trial"], Interval]
 """The speed-up of the second trial over the first."""
@@ -38,7 +38,7 @@ class Trial(msgspec.Struct, eq=False):
     speedup: Interval | None = None
     """Speed-up over the original with the same number of threads."""
     pace: float = 0.0
-    """Speed relative to the original with the fewest threads, from one run; comparable between runs."""
+    """Speed relative to the original with the fewest threads, both from one run. It can be compared between runs."""
     status: Status = "outrun"
     reason: str = ""
     latency: tuple[LatencyPoint, ...] = ()
@@ -53,7 +53,7 @@ class Trial(msgspec.Struct, eq=False):
 
     @property
     def cost(self) -> float:
-        """Latency relative to the original, times the square root of the threads. The candidate of lowest cost is chosen.
+        """Latency relative to the original, times the square root of the number of threads. The lowest cost wins.
 
         Twice the threads must make a call 1.4 times as fast; otherwise the cores are better used for more instances.
         """
@@ -64,14 +64,14 @@ class Trial(msgspec.Struct, eq=False):
 
 
 def running(trials: Sequence[Trial]) -> list[Trial]:
-    """The timed trials that are neither failed nor rejected."""
+    """The timed trials that neither failed nor were rejected."""
     return [trial for trial in trials if trial.status == "outrun" and trial.timings is not None]
 
 
 def finalists(trials: Sequence[Trial], smallest: bool = False) -> list[Trial]:
     """The best running trials by cost (with ``smallest`` by size), and the fastest exact trial for each of their thread counts.
 
-    Only their p99 is checked, because in the short screening it depends more on other load than on the model.
+    The p99 is checked only for finalists: in the short screening it depends more on other load than on the model.
     """
     ranked = sorted(running(trials), key=lambda trial: (_disk_bytes(trial) if smallest else 0, trial.cost))
     chosen = ranked[:FINALISTS]
@@ -83,10 +83,10 @@ def finalists(trials: Sequence[Trial], smallest: bool = False) -> list[Trial]:
 
 
 def choose(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract, compare: Compare) -> Trial | None:
-    """The winner; one of ``bases`` (the original by threads) if no candidate is provably faster; None if the contract is unmet.
+    """The winner, or None if no trial meets the contract. ``bases`` are the original with each number of threads.
 
     1. An exact candidate must beat the original with the same number of threads.
-    2. An inexact candidate must beat the original and the fastest exact one with the same number of threads.
+    2. An inexact candidate must beat the original and the fastest exact candidate with the same number of threads.
     3. Among these and unbeaten originals, the lowest cost wins. In a close call, fewer threads win, then accuracy.
     4. If none of them meets the required latency, the fastest exact candidate that meets it wins.
     """
@@ -103,7 +103,7 @@ def choose(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract, 
 
 
 def choose_smallest(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract) -> Trial | None:
-    """The trial of the smallest size on disk; in a close call, of the lowest cost; None if the contract is unmet."""
+    """The smallest trial on disk or, among trials of nearly equal size, the one of lowest cost. None if none meets the contract."""
     field = [trial for trial in (*running(trials), *bases) if not contract.latency_objection(trial.p99_ms)]
     least = min((_disk_bytes(trial) for trial in field), default=0)
     close = [trial for trial in field if _disk_bytes(trial) <= CLOSE_SIZE * least]
@@ -111,11 +111,13 @@ def choose_smallest(bases: Sequence[Trial], trials: Sequence[Trial], contract: C
 
 
 def explain_sizes(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]) -> None:
-    """Set the reason of every trial when the smallest one won."""
+    """Set the reason of every trial after a choice by size."""
     least = _disk_bytes(winner)
     for trial in (*bases, *running(trials)):
         larger = _disk_bytes(trial) / least
-        trial.reason = f"{larger:.2f}x the chosen one's bytes" if larger > CLOSE_SIZE else "as small but slower"
+        trial.reason = (
+            f"{larger:.2f}x the size of the chosen candidate" if larger > CLOSE_SIZE else "of the same size but slower"
+        )
     winner.status = "chosen"
     winner.reason = f"{least:,d} bytes, {_disk_bytes(bases[0]) / least:.2f}x smaller than the original"
 

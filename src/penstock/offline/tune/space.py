@@ -1,4 +1,4 @@
-"""The space of candidates: version × engine × threads. Pure: nothing is loaded or measured here."""
+"""The candidates: all combinations of version, engine and number of threads. This module loads and measures nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Candidate(Version, frozen=True, kw_only=True):
 
     @property
     def exact(self) -> bool:
-        """True if it computes with the original's precision and weights."""
+        """True if the candidate computes with the original's precision and weights."""
         return self.precision == "fp32" and not self.compression
 
     @property
@@ -76,7 +76,7 @@ def fallback(fp32: Artifact, threads: int) -> Candidate:
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:
-    """Thread counts worth trying: one, all, and the powers of two between."""
+    """Thread counts worth trying: 1, the number of cores, and powers of two between."""
     return tuple(sorted({*(1 << bit for bit in range(cores.bit_length())), cores}))
 
 

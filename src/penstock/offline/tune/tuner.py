@@ -1,4 +1,4 @@
-"""Tuner: measures every candidate on this machine and chooses one under the contract.
+"""Tuner: measures the candidates on this machine and chooses one that meets the contract.
 
 ::
 
@@ -6,9 +6,9 @@
      │        │       (all, interleaved)   (few, interleaved, longer)
     failed  rejected
 
-All versions are screened with the fewest threads, and only the best of them with more. Speeds are measured and never estimated: a
-candidate beats the original only if the lower bound of its speed-up is above 1. A candidate that changes the arithmetic must also
-beat the best exact candidate in this way.
+All versions are screened with the fewest threads. Only the best of them are screened with more threads. Speeds are measured and
+never estimated: a candidate beats the original only if the lower bound of its speed-up is above 1. A candidate that changes the
+arithmetic must also beat the best exact candidate in this way.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SCREEN_SHARE, _CONFIRM_SHARE, _PROFILE_SHARE = 0.4, 0.35, 0.25
 _SCREEN_PRECISION, _PRECISION = 0.03, 0.01
 """Relative precision of the speeds at which a stage ends early: coarse for the screening, fine for the final choice."""
 _MEMORY_SHARE = 0.5
-"""Share of the machine's memory for candidates that are loaded together."""
+"""Fraction of the machine's memory for candidates that are loaded together."""
 
 
 class TuningLimits(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class TuningLimits(msgspec.Struct, frozen=True):
     memory_bytes: int
     """The machine's memory; candidates are timed in groups that fit into half of it."""
     budget_s: float = 20.0
-    """Maximum seconds for timing. Loading and measuring accuracy take extra time."""
+    """Maximum seconds for timing. Loading and measuring accuracy are not included."""
     rows: int = 1
     """Samples in a timed call."""
     smallest: bool = False
@@ -65,7 +65,7 @@ class TuningLimits(msgspec.Struct, frozen=True):
 
 
 class TuneResult(msgspec.Struct, frozen=True):
-    """The chosen candidate, with the measurements of all."""
+    """The chosen candidate, and the measurements of all candidates."""
 
     chosen: Candidate
     baseline: CandidateRecord
@@ -79,7 +79,7 @@ class TuneResult(msgspec.Struct, frozen=True):
 
 
 class Tuner:
-    """One tuning run. ``originals`` has one candidate per thread count; all are judged on ``data`` under ``contract``."""
+    """One tuning run, with ``data`` and ``contract``. ``originals`` has the original once for each number of threads."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Tuner:
         )
 
     def _promising(self, threads: int) -> list[Trial]:
-        """The trials with ``threads`` threads to time: all with the fewest threads, then those of the best versions so far."""
+        """The trials with ``threads`` threads to time: all for the fewest threads, otherwise those of the best versions so far."""
         trials = [trial for trial in self._trials if trial.candidate.threads == threads]
         if threads == min(self._bases) or len(trials) <= FINALISTS:
             return trials
@@ -208,7 +208,9 @@ class Tuner:
             trial.latency = found[name]
 
     def _time(self, trials: Sequence[Trial], budget_s: float, precision: float) -> None:
-        """Time ``trials`` and the originals interleaved. All timings are replaced, because only timings of one run can be compared."""
+        """Time ``trials`` and the originals, interleaved. This replaces all timings, because only timings of one run can be
+        compared.
+        """
         bases = list(self._bases.values())
         timed = {trial.candidate.name: trial for trial in (*bases, *trials)}
         sample = repeat_rows(self._data.inputs, self._limits.rows)
@@ -220,7 +222,7 @@ class Tuner:
             trial.speedup = _compare(self._bases[trial.candidate.threads], trial)
 
     def _groups(self, trials: Sequence[Trial]) -> list[list[Trial]]:
-        """``trials`` in groups that fit into memory together with the originals, by their engines' estimates."""
+        """``trials`` in groups that, by their engines' estimates, fit into memory together with the originals."""
         limit = _MEMORY_SHARE * (self._limits.memory_bytes or float("inf"))
         groups: list[list[Trial]] = []
         originals = used = sum(_memory(base) for base in self._bases.values())

@@ -52,7 +52,7 @@ def test_trained_afterwards_it_is_nearer(penstock, wide: Path) -> None:
     [
         ((), "all layers that can be split take"),
         ((), "give a lower --min-ms"),
-        (("--rank", "127"), "makes no product cheaper"),
+        (("--rank", "127"), "makes no matrix product cheaper"),
         (("--rank", "8", "--max-error", "5%"), "--max-error cannot be combined with --rank"),
         (("--rank", "0"), "--rank must be at least 1, got 0"),
         (("--resume", "kept"), "--resume requires --recover"),

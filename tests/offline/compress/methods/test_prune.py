@@ -84,7 +84,7 @@ def test_a_contract_that_no_level_meets(penstock, folder: Path) -> None:
         (("--n-m", "2:4", "--sparsity", "50%"), "--n-m cannot be combined with --sparsity"),
         (("--iterative", "--per-layer", "--train", "data.npz"), "--iterative cannot be combined with --per-layer"),
         (("--per-layer",), "needs data"),
-        (("--sparsity", "5"), "a share must be below 1 or end in %, got 5"),
+        (("--sparsity", "5"), "a fraction must be below 1 or end in %, got 5"),
         (("--skip", "none"), "no prunable weight(s) ['none']"),
     ],
 )

@@ -54,7 +54,7 @@ def test_in_turn_until_it_is_fast_enough(penstock, digits: Path) -> None:
         (("--width", "0%"), "--width must be greater than 0%, got 0%"),
         (("--recover", "--speedup", "2", "--width", "50%", "--train", "data.npz"), "--width cannot be combined"),
         ((), "no channels of the model can be cut"),
-        ((), "cut channels that only inner layers read"),
+        ((), "give a model with inner layers whose channels can be cut"),
     ],
 )
 def test_options_that_make_no_sense(penstock, folder: Path, options: tuple[str, ...], cause: str) -> None:

@@ -23,4 +23,4 @@ def test_trained_integers_and_a_checkpoint(penstock, digits: Path) -> None:
     assert (digits / "again.onnx").read_bytes() == (digits / "int8.onnx").read_bytes()
     other = penstock(*arguments[:-1], "--seed", "1", "-o", "other.onnx")
     assert other.code == 2
-    assert "of a run with other options" in other.err
+    assert "belongs to a run with other options" in other.err

@@ -82,7 +82,7 @@ def test_mixed_keeps_the_contract_on_data_held_out(penstock, digits: Path) -> No
     assert step["name"] == "mixed_precision"
     assert step["facts"]["accuracy"]["loss"]["value"] <= 0.02
     assert step["options"]["float_groups"] == done.json["float_groups"]
-    assert any("groups stay float" in note for note in done.json["notes"])
+    assert any("groups stay in float" in note for note in done.json["notes"])
 
 
 def wide_product(folder: Path) -> None:

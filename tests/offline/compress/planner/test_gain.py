@@ -23,7 +23,7 @@ def test_a_step_must_gain_provably() -> None:
     assert not gain_objection(measured(1.02), "original", 0)
     assert "not provably faster than 'original': 1.10x" in gain_objection(measured(1.0), "original", 0)
     assert not gain_objection(measured(0.5, 990), "original", 1000)
-    assert gain_objection(measured(2.0, 991), "prune", 1000) == "991 bytes coded, 'prune' has 1,000"
+    assert gain_objection(measured(2.0, 991), "prune", 1000) == "991 bytes as a coded model, 'prune' has 1,000"
 
 
 def test_the_original_loses_nothing_and_gains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def test_descend_until_one_is_not_kept(original: Artifact, data: Dataset) -> Non
     assert kept.accuracy is not None
     assert kept.accuracy.samples == 40
     assert kept.stored_bytes > 0
-    assert "bytes coded; 0.00% spent of 20.00%" in kept.reason
+    assert "bytes as a coded model; 0.00% spent of 20.00%" in kept.reason
     assert " left" in kept.reason
     assert "agreement" in rejected.reason
     assert [version.compression for version in found.versions] == ["good"]
@@ -177,12 +177,12 @@ def test_out_of_time(original: Artifact, data: Dataset, tmp_path: Path) -> None:
         ("original", "better", "skipped"),
         ("original", "better", "kept"),
     ]
-    assert found.attempts[1].reason == "out of time: 60% of the budget of 100 s is spent"
-    assert "1 step(s) of the plan were not tried, because the time was over" in found.notes[-1]
+    assert found.attempts[1].reason == "out of time: 60% of the budget of 100 s is used up"
+    assert "1 step(s) of the plan were not tried, because the budget was used up" in found.notes[-1]
     more = PlanOptions(contract=Contract(0.2), target="size", budget_s=1000, epochs=1)
     again = plan(original, data, more, route=route, clock=clock, folder=tmp_path)
     assert [name for _, name, outcome in told(again) if outcome == "kept"] == ["slow", "better", "best", "better"]
-    assert not any("the time was over" in note for note in again.notes)
+    assert not any("the budget was used up" in note for note in again.notes)
 
 
 def test_a_step_that_takes_far_too_long_is_broken_off_and_goes_on(

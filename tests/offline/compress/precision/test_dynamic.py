@@ -115,7 +115,7 @@ def test_weights_have_7_bits_unless_all_8_are_asked_for() -> None:
 
 def test_convolutions_are_never_dynamic() -> None:
     data = make_dataset({"x": networks.images(4)}, None)
-    with pytest.raises(Unsupported, match="smaller products and convolutions, calibrate"):
+    with pytest.raises(Unsupported, match="smaller products and convolutions, use calibrated INT8"):
         quantize_dynamic(networks.cnn(32), data)
     graph = onnx.load_model_from_string(quantize_dynamic(networks.cnn(32), data, ALL).data).graph
     assert sum(node.op_type == "Conv" for node in graph.node) == 3

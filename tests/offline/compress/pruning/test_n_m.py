@@ -79,5 +79,5 @@ def test_a_weight_with_two_axes_to_sum_over_is_left_alone() -> None:
 
 
 def test_n_is_below_m() -> None:
-    with pytest.raises(InvalidConfig, match="4 of 4"):
+    with pytest.raises(InvalidConfig, match="n is 4 and m is 4"):
         prune_n_m(mlp(), NMOptions(n=4, m=4))

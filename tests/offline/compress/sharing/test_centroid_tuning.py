@@ -61,5 +61,5 @@ def test_it_recovers_what_sharing_lost_and_keeps_what_sharing_made() -> None:
 
 
 def test_a_model_that_shares_nothing() -> None:
-    with pytest.raises(Unsupported, match="share the weights first"):
+    with pytest.raises(Unsupported, match="run penstock share"):
         tune_centroids(mlp(), mlp(), DATA, CentroidOptions(max_centroids=10))

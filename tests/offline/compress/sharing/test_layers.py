@@ -61,5 +61,5 @@ def test_a_model_without_weights_and_one_that_is_not_finite_are_refused() -> Non
     broken = numpy_helper.to_array(model.graph.initializer[0]).copy()
     broken[0, 0] = np.nan
     model.graph.initializer[0].CopyFrom(numpy_helper.from_array(broken, "w0"))
-    with pytest.raises(InvalidModel, match="'w0' holds NaN or infinity"):
+    with pytest.raises(InvalidModel, match="'w0' contains NaN or infinity"):
         kinds(Artifact.from_bytes(model.SerializeToString()))

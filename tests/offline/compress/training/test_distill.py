@@ -141,7 +141,7 @@ def test_outputs_that_are_no_floats_are_left_out() -> None:
     both = chosen(["y", "class"])
     assert DistillationLoss(both, Teacher(both, data()), None, DistillOptions()).kinds.keys() == {"y"}
     only = chosen(["class"])
-    with pytest.raises(Unsupported, match="no output of the model is a float"):
+    with pytest.raises(Unsupported, match="the model has no float output"):
         DistillationLoss(only, Teacher(only, data()), None, DistillOptions())
 
 

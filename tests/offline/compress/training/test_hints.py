@@ -61,5 +61,5 @@ def test_tensors_that_cannot_be_paired_are_refused(data: Dataset) -> None:
         Hints(TrainableModel(mlp()), data, Teacher(mlp(), data), {"hidden": "hidden"}, 0)
     images = make_dataset({"x": np.random.default_rng(0).normal(size=(20, 3, 12, 12)).astype(np.float32)}, None)
     teacher = Teacher(cnn(), images, also=["stem"])
-    with pytest.raises(InvalidArgument, match="hint 'y' has shape .* differ in the number of channels only"):
+    with pytest.raises(InvalidArgument, match="hint 'y' has shape .* differ only in the number of channels"):
         Hints(TrainableModel(cnn()), images, teacher, {"y": "stem"}, 0)

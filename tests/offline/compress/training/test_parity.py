@@ -86,7 +86,7 @@ def test_nothing_is_trained_that_torch_computes_otherwise(monkeypatch: pytest.Mo
     model = TrainableModel(networks.mlp())
     wrong = OPERATORS["", "Relu"]._replace(run=lambda _node, x: x.abs())
     monkeypatch.setitem(OPERATORS, ("", "Relu"), wrong)
-    with pytest.raises(InvalidModel, match=r"otherwise in torch.*\(Relu\)"):
+    with pytest.raises(InvalidModel, match=r"outputs in torch differ.*\(Relu\)"):
         recover(model, _data(8, 16), networks.mlp(), FitOptions(epochs=1))
 
 

@@ -1,1 +1,1 @@
-"""Low rank: split layers into thinner ones."""
+"""Low rank: replace layers by products of low-rank factors."""

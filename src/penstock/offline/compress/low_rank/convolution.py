@@ -1,4 +1,4 @@
-"""Decompose convolutions into two or three thinner ones. Weights are (outputs, inputs, *kernel).
+"""Decompose convolutions into two or three smaller ones. Weights have the shape (outputs, inputs, *kernel).
 
 CHANNEL  the whole kernel to r channels, then 1×1: the principal components of the results (Zhang et al. 2015, §3.1)
 SPATIAL  a column of the kernel to r channels, then a row (M. Jaderberg et al., "Speeding up Convolutional Neural Networks with
@@ -23,7 +23,7 @@ _RANKS = 8
 
 
 class SplitForm(enum.Enum):
-    """How a layer is split. Matrix products only support CHANNEL."""
+    """The form of a split. Matrix products only support CHANNEL."""
 
     CHANNEL = "channel"
     SPATIAL = "spatial"
@@ -31,12 +31,12 @@ class SplitForm(enum.Enum):
 
 
 Way = tuple[SplitForm | None, tuple[int, ...]]
-"""How to run a layer: form and ranks. (None, ()) runs it whole."""
+"""A way to run a layer: form and ranks. (None, ()) leaves the layer unsplit."""
 WHOLE: Way = (None, ())
 
 
 def forms(kernel: tuple[int, ...]) -> tuple[SplitForm, ...]:
-    """The ways to split a layer with that kernel; () is a matrix product."""
+    """The forms of split for a layer with this kernel; () is a matrix product."""
     if math.prod(kernel) == 1:
         return (SplitForm.CHANNEL,)
     return tuple(SplitForm) if len(kernel) == 2 and min(kernel) > 1 else (SplitForm.CHANNEL, SplitForm.TUCKER)
@@ -58,12 +58,12 @@ def factor_shapes(shape: tuple[int, ...], form: SplitForm | None, ranks: tuple[i
 
 
 def products(shape: tuple[int, ...], form: SplitForm | None, ranks: tuple[int, ...] = ()) -> int:
-    """Multiplications per position of the result at stride 1, which is the number of weights. ``form`` None: unsplit."""
+    """Multiplications per position of the result at stride 1, which equals the number of weights. ``form`` None: unsplit."""
     return sum(math.prod(factor) for factor in factor_shapes(shape, form, ranks))
 
 
 def rank_choices(shape: tuple[int, ...], form: SplitForm) -> list[tuple[int, ...]]:
-    """Up to 8 ranks that need fewer multiplications than the whole layer, ascending, in multiples of 16 or, if narrow, 8."""
+    """Up to 8 ranks, ascending, with fewer multiplications than the unsplit layer: multiples of 16, or of 8 for narrow layers."""
     outputs, inputs, *_ = shape
     dense = products(shape, None)
     found: list[tuple[int, ...]]
@@ -79,7 +79,7 @@ def rank_choices(shape: tuple[int, ...], form: SplitForm) -> list[tuple[int, ...
 def spatial(weight: Array, inputs: Moments | None) -> Decomposition:
     """Decompose a weight (outputs, inputs, height, width) into columns and rows of its kernel, for ``spatial_split``.
 
-    Errors are errors of the weights, weighted by the second moments of the input channels.
+    The errors are those of the weights, weighted by the second moments of the input channels.
     """
     outputs, channels, height, width = weight.shape
     matrix = weight.astype(np.float64).transpose(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""Split the heavy layers of a model into thinner ones, within a bound on the error of the outputs."""
+"""Split the expensive layers of a model into low-rank factors, within a bound on the error of the outputs."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ Accept = Callable[[Artifact], bool]
 
 _MODEL_SECONDS = 1.0
 _ROWS = 4096
-"""Rows per batch of a tensor that enter its moments, evenly spaced. Neighbouring pixels are nearly redundant."""
+"""Number of rows per batch, evenly spaced, that enter a tensor's moments. Neighbouring pixels are nearly redundant."""
 
 
 class FactorizeOptions(Options, frozen=True):
-    """How to split layers."""
+    """Options of the split."""
 
     max_error: Part = 0.05
-    """Largest mean relative error of the outputs on the data."""
+    """Maximum mean relative error of the outputs on the data."""
     target_speedup: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """Stop once the layers' times promise this speed-up of the whole model."""
+    """Stop when the layers' times predict this speed-up of the whole model."""
     rank: int | None = None
-    """Use this rank for every matrix product, without timing. Layers that it would not make cheaper stay whole."""
+    """Use this rank for every matrix product, without timing. Layers that it would not make cheaper stay unsplit."""
     forms: tuple[str, ...] = ("channel", "spatial", "tucker")
-    """The ways to split a convolution that may be chosen. Matrix products are always split by "channel"."""
+    """Forms of split to consider for convolutions. Matrix products are always split by "channel"."""
     aware: bool = True
     """Minimise the change of the layers' results on the data. False: the change of the weights."""
     min_ms: NotNegative = 0.05
-    """Leave layers alone that take less time, since a second call costs as much as it saves."""
+    """Skip layers that take less time, since a second operator costs as much as the split saves."""
     rows: Count = 1
-    """Samples in one call, as the model will be served."""
+    """Samples in one call, as in serving."""
     samples: Count = 64
-    """Number of samples, the last of the data, that measure the error. The others give the moments, if there are enough."""
+    """Number of samples at the end of the data that measure the error. If there are enough others, those give the moments."""
     batch_size: Count = 32
     threads: Count = 1
 
@@ -66,11 +66,11 @@ def factorize(
     accept: Accept | None = None,
     progress: Progress = no_progress,
 ) -> Artifact:
-    """Split Gemm, MatMul and Conv of ``artifact`` (FP32) wherever that saves measured time within ``max_error``.
+    """Split Gemm, MatMul and Conv layers of ``artifact`` (FP32) where that saves measured time, within ``max_error``.
 
-    ``accept`` replaces the test of ``max_error``. The result depends on times measured here, which the facts hold; with ``rank`` it is
-    deterministic. ``training.distill.recover`` wins back accuracy afterwards. Raises Unsupported if no layer can be split or none
-    becomes faster, InvalidArgument for a ``rank`` from which no layer gains, InvalidData if the data do not fit.
+    ``accept`` replaces the test of ``max_error``. The result depends on measured times, which the facts contain; with ``rank``, it
+    is deterministic. ``training.distill.recover`` can restore accuracy afterwards. Raises Unsupported if no layer can be split or
+    none becomes faster; InvalidArgument for a ``rank`` that makes no layer cheaper; InvalidData if the data do not fit.
     """
     options.check()
     known = {form.value for form in SplitForm}
@@ -98,7 +98,7 @@ class _Factory:
         if not self.layers:
             if any(node.op_type == "DequantizeLinear" for node in self._proto.graph.node):
                 raise Unsupported("the model is already quantised", "give the float model, and quantise afterwards")
-            needs = "low rank needs Gemm, MatMul or Conv with constant FP32 weights"
+            needs = "low-rank factorisation needs Gemm, MatMul or Conv with constant FP32 weights"
             raise Unsupported("the model has no layer to split", needs)
         self._artifact = artifact
         self._taps = Taps(artifact, data, batch_size=options.batch_size, threads=options.threads)
@@ -109,15 +109,17 @@ class _Factory:
             self.splitter.observe(Taps(artifact, fit, batch_size=options.batch_size, threads=options.threads), progress)
 
     def at_rank(self, rank: int) -> dict[str, Way]:
-        """Every matrix product that ``rank`` makes cheaper, split."""
+        """The split of every matrix product that ``rank`` makes cheaper."""
         limits = {name: break_even(layer.weight.shape) for name, layer in self.layers.items() if not layer.kernel}
         if not any(0 < rank < limit for limit in limits.values()):
             shown = {name: round(limit, 1) for name, limit in limits.items()}
-            raise InvalidArgument(f"rank {rank} makes no product cheaper", f"give less than mn / (m + n): {shown}")
+            raise InvalidArgument(
+                f"rank {rank} makes no matrix product cheaper", f"give less than mn / (m + n): {shown}"
+            )
         return {name: (SplitForm.CHANNEL, (rank,)) for name, limit in limits.items() if 0 < rank < limit}
 
     def choose(self, accept: Accept | None) -> tuple[dict[str, Way], dict[str, Any]]:
-        """The last accepted stop on the path of cheapest steps, and the facts about it."""
+        """The last accepted point on the path of cheapest steps, and the facts about it."""
         times, whole_ms = self._times()
         frontiers = {name: rank_choice.frontier(self._choices(name, times[name])) for name in times}
         if all(len(choices) == 1 for choices in frontiers.values()):
@@ -170,7 +172,7 @@ class _Factory:
         return float(sample_errors(self._reference, self._answers(found)).mean())
 
     def _choices(self, name: str, times: Mapping[Way, float]) -> list[RankChoice]:
-        """All timed ways with their errors. One trial model per form relates the layer's error to that of the outputs."""
+        """All timed ways with their errors. One trial model per form relates the layer's error to the error of the outputs."""
         found = [RankChoice(times[WHOLE], 0.0)]
         for form in dict.fromkeys(form for form, _ in times if form is not None):
             ways = [way for way in times if way[0] is form and times[way] < times[WHOLE]]
@@ -183,7 +185,7 @@ class _Factory:
         return found
 
     def _times(self) -> tuple[dict[str, dict[Way, float]], float]:
-        """Milliseconds of every way to run each slow layer, and of the whole model. Layers of one shape are timed once."""
+        """Milliseconds of every way to run each slow layer, and of the whole model. Layers of equal shape are timed once."""
         shapes = self._taps.shapes([layer.source for layer in self.layers.values()], self._options.rows)
         known: dict[tuple[Any, ...], dict[Way, float]] = {}
         found: dict[str, dict[Way, float]] = {}
@@ -222,8 +224,8 @@ class _Factory:
 class Splitter:
     """Splits layers by the moments that ``observe`` collected, or by their weights alone.
 
-    Takes 8 · min(outputs, inputs)² bytes a layer for moments (convolutions: the sum of both squares), and 16 bytes a weight for
-    cached decompositions.
+    Memory: 8 · min(outputs, inputs)² bytes per layer for moments (convolutions: the sum of both squares), and 16 bytes per weight
+    for cached decompositions.
     """
 
     def __init__(self, layers: Mapping[str, SplittableLayer]) -> None:
@@ -234,7 +236,7 @@ class Splitter:
         self._errors: dict[tuple[str, Way], float] = {}
 
     def observe(self, taps: Taps, progress: Progress) -> None:
-        """Collect the moments of each layer's results or, if it has fewer channels, of its input; for convolutions of both."""
+        """Collect the moments of each layer's output or input, whichever has fewer channels; for convolutions, of both."""
         wanted: dict[str, list[tuple[Moments, int, Array | None]]] = {}
         for layer in self._layers.values():
             outputs, inputs, *kernel = layer.weight.shape
@@ -304,7 +306,7 @@ def break_even(shape: tuple[int, ...]) -> float:
 
 
 def _parts(data: Dataset, samples: int, multiple: int) -> tuple[Dataset, Dataset]:
-    """Samples for the moments, and the last ``samples`` to judge on. The two overlap if there are too few for both."""
+    """Samples for the moments, and the last ``samples`` samples for judging. The parts overlap if there are too few samples."""
     held_out = max(multiple, samples - samples % multiple)
     if data.count < 2 * held_out:
         return data, make_dataset(data.rows(0, min(data.count, held_out)), None)

@@ -1,4 +1,4 @@
-"""Find the layers of a graph that can be split, replace them, and time them alone."""
+"""Find the layers of a graph that can be split, replace them, and time them in isolation."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SplittableLayer(NamedTuple):
 def layers(model: ir.Model) -> list[SplittableLayer]:
     """The layers that can be split, in graph order.
 
-    Grouped convolutions, 1×1 convolutions on few channels, and weights of a single row or column are left out.
+    Excludes grouped convolutions, 1×1 convolutions on few channels, and weights with a single row or column.
     """
     found = (_read_layer(node) for node in graph.plain_nodes(model))
     return [layer for layer in found if layer is not None]
@@ -95,7 +95,7 @@ def replace(layer: SplittableLayer, form: SplitForm, split: Split) -> None:
 
 
 def alone(layer: SplittableLayer, form: SplitForm | None, factors: Sequence[Array], shape: Sequence[int]) -> Artifact:
-    """A model that consists of ``layer``, split into ``factors`` or whole: x of ``shape`` to y."""
+    """A model that consists of ``layer``, split into ``factors`` or unsplit, from x of ``shape`` to y."""
     rank = len(layer.weight.shape) if layer.kernel else len(shape)
     source = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(list(shape)))
     owner = ir.Graph([source], [], nodes=[], opset_imports={"": _OPSET}, name="layer")
@@ -108,7 +108,7 @@ def alone(layer: SplittableLayer, form: SplitForm | None, factors: Sequence[Arra
 
 
 def measure(layer: SplittableLayer, shape: Sequence[int], ways: Sequence[Way], threads: int) -> dict[Way, float]:
-    """Median milliseconds of every way to run ``layer`` alone on an input of ``shape``, interleaved.
+    """Median milliseconds of every way to run ``layer`` in isolation on an input of ``shape``, interleaved.
 
     Weights are random, since time does not depend on the values.
     """
@@ -144,7 +144,7 @@ def _chain(
 
 
 def _owned(form: SplitForm | None, kernel: tuple[int, ...]) -> list[frozenset[int]]:
-    """For each factor, the kernel axes whose strides, pads and dilations it takes over."""
+    """For each factor, the kernel axes for which it has the strides, pads and dilations."""
     everything, nothing = frozenset(range(len(kernel))), frozenset[int]()
     return {
         None: [everything],

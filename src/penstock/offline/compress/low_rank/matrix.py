@@ -1,10 +1,10 @@
-"""Approximate a matrix by the product of two thin ones, with the least change of its results.
+"""Approximate a matrix by the product of two low-rank factors, with the least change of the layer's results.
 
-The factors of W (outputs × inputs) of rank r that minimise E‖(W - Ŵ)x‖² over the data come from the singular value
-decomposition of W C^½, with C = E[xxᵀ] + λI. With its left singular vectors U, Ŵ = U_r U_rᵀ W. U are also the eigenvectors of
-W C Wᵀ = E[(Wx)(Wx)ᵀ] + λ W Wᵀ, the principal components of the layer's results (X. Zhang et al., "Accelerating Very Deep
-Convolutional Networks for Classification and Detection", 2015, §3.1). So moments are taken on the side with fewer channels. If the
-layer has a bias, it takes up the mean, and x and Wx are centred first.
+The factors of W (outputs × inputs) of rank r that minimise E‖(W - Ŵ)x‖² over the data come from the singular value decomposition of
+W C^½, with C = E[xxᵀ] + λI. With its left singular vectors U, Ŵ = U_r U_rᵀ W. U are also the eigenvectors of W C Wᵀ = E[(Wx)(Wx)ᵀ]
++ λ W Wᵀ, the principal components of the layer's results (X. Zhang et al., "Accelerating Very Deep Convolutional Networks for
+Classification and Detection", 2015, §3.1). So moments are collected on the side with fewer channels. If the layer has a bias, the
+bias absorbs the mean, and x and Wx are centred first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from penstock.tensor import Array
 
 _RIDGE = 1e-4
-"""λ is chosen so that it adds this share to the results' variance. Directions that no sample took then still count."""
+"""λ is chosen so that it adds this fraction to the results' variance. It gives weight to directions that no sample has."""
 
 
 class Moments:
@@ -54,7 +54,7 @@ class Split(NamedTuple):
     factors: tuple[Array, ...]
     """In the order of application, each (outputs, inputs, *kernel)."""
     shift: Array | None = None
-    """To be added to the bias of the last factor."""
+    """Addend for the bias of the last factor."""
 
 
 class Decomposition(NamedTuple):
@@ -65,14 +65,14 @@ class Decomposition(NamedTuple):
     carried: Array
     """The part of E‖Wx‖² in each column, at least 0."""
     mean: Array | None
-    """E[Wx], if a bias takes it up."""
+    """E[Wx], if a bias absorbs it."""
     projected: Array | None
     """E[right x]."""
 
     def at(self, rank: int, kernel: tuple[int, ...] = ()) -> Split:
         """The factors of ``rank``, of shapes (rank, inputs / prod(kernel), *kernel) and (outputs, rank, 1, …)."""
         left, right = self.left[:, :rank], self.right[:rank]
-        # Balance the ranges of both factors, for a later quantisation.
+        # Balance the ranges of both factors for a later quantisation.
         norms = np.linalg.norm(left, axis=0), np.linalg.norm(right, axis=1)
         balance = np.sqrt(np.where(norms[1] > 0, norms[0] / np.maximum(norms[1], 1e-150), 1.0))
         balance[balance == 0] = 1.0
@@ -83,14 +83,14 @@ class Decomposition(NamedTuple):
         return Split((first, second), self.mean - left @ self.projected[:rank])
 
     def error(self, rank: int) -> float:
-        """Relative error of the results at ``rank``: the root of the share that the remaining columns carry."""
+        """Relative error of the results at ``rank``: the square root of the fraction that the remaining columns carry."""
         return float(np.sqrt(self.carried[rank:].sum() / max(self.carried.sum(), 1e-300)))
 
 
 def decompose(weight: Array, moments: Moments | None, *, of_results: bool, centred: bool) -> Decomposition:
     """Decompose ``weight`` (outputs, inputs). ``moments`` are those of Wx if ``of_results``, else of x; None: a plain SVD.
 
-    ``centred`` says that the layer has a bias, which takes up the mean.
+    ``centred`` is true if the layer has a bias, which absorbs the mean.
     """
     weight = weight.astype(np.float64)
     energy = float((weight * weight).sum())

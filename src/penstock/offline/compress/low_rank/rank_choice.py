@@ -42,9 +42,9 @@ def price(slower: RankChoice, faster: RankChoice) -> float:
 
 
 def path(options: Sequence[Sequence[RankChoice]]) -> list[tuple[int, ...]]:
-    """The stops on the way from all layers whole to all at their fastest, always taking the cheapest step next.
+    """The points on the path from all layers unsplit to all at their fastest. Each step is the cheapest one available.
 
-    ``options`` holds each layer's frontier; a stop is one index into each.
+    ``options`` has each layer's frontier; a point has one index into each.
     """
     at = [0] * len(options)
     stops = [tuple(at)]
@@ -61,13 +61,13 @@ def path(options: Sequence[Sequence[RankChoice]]) -> list[tuple[int, ...]]:
 
 
 def furthest(count: int, accept: Callable[[int], bool]) -> int:
-    """The last of ``count`` stops that ``accept`` takes, found by bisection with about log2(count) calls.
+    """The last of ``count`` points that ``accept`` accepts, found by bisection with about log2(count) calls.
 
-    Stop 0 is always accepted. If acceptance is not monotone, the result is an accepted stop before a rejected one.
+    Point 0 is always accepted. If acceptance is not monotone, the result is an accepted point before a rejected one.
     """
     good, bad = 0, count
     while bad - good > 1:
-        # Try the last stop first, which is often accepted.
+        # Try the last point first, which is often accepted.
         middle = count - 1 if bad == count and good == 0 else (good + bad) // 2
         if accept(middle):
             good = middle

@@ -33,7 +33,7 @@ class DistillMethod(TrainingMethod, frozen=True, kw_only=True):
     temperature: Positive = 4.0
     """Weight of the teacher's small probabilities, usually 2 to 8."""
     teacher_share: Annotated[Part | None, Usage(default="70%, without labels 100%")] = None
-    """Share of the teacher in the loss; the rest is that of the labels."""
+    """Weight of the teacher in the loss; the labels have the rest."""
 
     @property
     def trains(self) -> bool:

@@ -1,4 +1,4 @@
-"""``low-rank``: split large layers into thinner ones."""
+"""``low-rank``: split large layers into low-rank factors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _RECOVER = Usage(needs={"recover": ()})
 
 
 class LowRankMethod(TrainingMethod, frozen=True, kw_only=True):
-    """Split matrix products and convolutions into thinner ones where that saves time, within an error bound.
+    """Split matrix products and convolutions into low-rank factors where that saves measured time, within an error bound.
 
-    Needs data without labels. --recover needs `pip install 'penstock[torch]'` and allows a larger --max-error. Only large layers
-    become faster; if none does, the command fails and writes nothing.
+    Needs data; labels are not needed. --recover needs `pip install 'penstock[torch]'` and allows a larger --max-error. Only large
+    layers become faster; if none does, the command fails and writes nothing.
     """
 
     examples: ClassVar[tuple[str, ...]] = (

@@ -21,10 +21,11 @@ _Sparsity = Annotated[float, msgspec.Meta(ge=0, le=LAYER_CAP), Usage("share")]
 
 
 class PruneMethod(TrainingMethod, frozen=True, kw_only=True):
-    """Set the smallest weights of a model to zero. The ONNX file keeps its size; the coded model becomes small (see penstock share).
+    """Set the smallest weights of a model to zero. The ONNX file keeps its size; the coded model becomes small (see penstock
+    share).
 
     --iterative needs --train and `pip install 'penstock[torch]'`. It measures accuracy on a fifth of the data, and stops before the
-    loss exceeds --max-accuracy-loss. --chart draws accuracy by sparsity, for each layer alone or, with --iterative, for the levels.
+    loss exceeds --max-accuracy-loss. --chart draws accuracy by sparsity: for each layer alone or, with --iterative, for the levels.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -33,7 +34,7 @@ class PruneMethod(TrainingMethod, frozen=True, kw_only=True):
     )
 
     sparsity: _Sparsity = 0.9
-    """Share of weights to set to zero."""
+    """Fraction of weights to set to zero."""
     per_layer: bool = False
     """Choose the sparsity of each layer by its sensitivity, measured on --train."""
     n_m: Annotated[str | None, Usage(excludes=("iterative", "per_layer", "sparsity"))] = None
@@ -45,7 +46,7 @@ class PruneMethod(TrainingMethod, frozen=True, kw_only=True):
     max_accuracy_loss: Annotated[Part, _ITERATIVE] = 0.005
     """Maximum loss of accuracy against the original, e.g. 0.5%."""
     skip: tuple[str, ...] = ()
-    """Name of a weight to skip; repeatable."""
+    """Name of a weight to skip; may be repeated."""
     chart: Annotated[str | None, Usage("file", writes="picture")] = None
     """Also write a chart to this SVG file."""
     epochs: Annotated[Positive | None, Usage(default="the method's"), _ITERATIVE] = None
@@ -80,7 +81,7 @@ class PruneMethod(TrainingMethod, frozen=True, kw_only=True):
         facts = made.provenance[-1].facts
         notes = [f"{facts['sparsity']:.2%} of {facts['weights']} weights are zero, {facts['fewer']:g}x fewer are left"]
         if pattern:
-            notes.append("only engines with support for the pattern are faster; CPUs are not")
+            notes.append("only engines with support for the pattern become faster; CPUs do not")
         return Made(
             made,
             ("coded_size",),
@@ -99,7 +100,7 @@ class PruneMethod(TrainingMethod, frozen=True, kw_only=True):
         match = re.fullmatch(r"(\d{1,2}):(\d{1,2})", self.n_m.strip())
         if match is None or not 1 <= int(match[1]) < int(match[2]) <= 64:
             raise InvalidArgument(
-                f"'{self.n_m}' is not a pattern N:M", "write it like 2:4, with N below M and M at most 64"
+                f"'{self.n_m}' is not a pattern N:M", "give two numbers, such as 2:4, with N below M and M at most 64"
             )
         return NMOptions(int(match[1]), int(match[2]), skip=self.skip)
 

@@ -30,17 +30,17 @@ class PruneChannelsMethod(TrainingMethod, frozen=True, kw_only=True):
     )
 
     width: Annotated[Share | None, Usage(default="75%, with --speedup 100%")] = None
-    """Share of units to keep in each group."""
+    """Fraction of units to keep in each group; with --speedup the maximum fraction."""
     speedup: Annotated[float, msgspec.Meta(gt=1)] | None = None
     """Required speed-up, e.g. 1.5; groups then have different widths."""
     importance: Literal["norm", "batch-norm", "activation", "taylor"] = "norm"
-    """Measure of importance; activation and taylor need --train, taylor also torch."""
+    """Measure of importance. activation and taylor need --train; taylor also needs torch."""
     recover: bool = False
     """Train the remaining weights to reproduce the original's outputs."""
     max_accuracy_loss: Annotated[Part, Usage(needs={"recover": (), "speedup": ()})] = 0.01
     """Maximum loss of accuracy against the original, e.g. 0.5%."""
     block: Count = 16
-    """Widths are multiples of this."""
+    """Widths are multiples of this number."""
     heads: bool = True
     """Remove attention heads as well as channels."""
     epochs: Annotated[Positive | None, Usage(default="the method's"), _RECOVER] = None
@@ -54,7 +54,7 @@ class PruneChannelsMethod(TrainingMethod, frozen=True, kw_only=True):
 
     @property
     def folds(self) -> bool:
-        # Folding would remove the scales that the batch-norm importance reads.
+        # Folding would remove the scales, which the batch-norm importance reads.
         return self.importance != "batch-norm"
 
     def reason_for_data(self) -> str:
@@ -76,7 +76,7 @@ class PruneChannelsMethod(TrainingMethod, frozen=True, kw_only=True):
             facts = made.provenance[-1].facts
             if not facts["reached"]:
                 found = facts["rounds"][facts["chosen"]]["speedup"]
-                why = facts["rounds"][-1]["objection"] or "nothing is left to cut"
+                why = facts["rounds"][-1]["objection"] or "no more channels can be cut"
                 short["speed"] = f"the run measured a speed-up of {found:.2f}x instead of {self.speedup:g}x: {why}"
         else:
             made = self._narrow(model, context)

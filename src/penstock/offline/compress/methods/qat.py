@@ -36,7 +36,7 @@ class QatMethod(TrainingMethod, frozen=True, kw_only=True):
     method: MethodName = "best"
     """Calibration method for the initial ranges."""
     placement: PlacementName = "fastest"
-    """Operators to quantise; fastest measures both choices."""
+    """Operators to quantise: linear, wide, or fastest, which measures both."""
     equalize: bool = True
     """Equalise the ranges of channels first."""
 

@@ -48,17 +48,17 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
     data_options: ClassVar[tuple[str, ...]] = ("--calibrate",)
 
     precision: Literal["int8", "int8-dynamic", "int8-weights", "int4-weights", "fp16-weights", "bf16-weights"] = "int8"
-    """int8 calibrates ranges; int8-dynamic computes them at run time; the others only store weights in fewer bits."""
+    """int8 calibrates ranges; int8-dynamic computes ranges at run time; the others only store weights in fewer bits."""
     method: MethodName = "best"
     """Calibration method of int8; best chooses one for each tensor."""
     placement: PlacementName = "fastest"
-    """Operators to quantise; fastest measures both choices."""
+    """Operators to quantise: linear, wide, or fastest, which measures both."""
     equalize: Annotated[bool, _INT8] = True
     """Equalise the ranges of channels first."""
     bias_correction: bool = True
     """Correct biases for the errors of rounding."""
     mixed: Annotated[bool, _INT8] = False
-    """Keep groups of operators float that lose too much accuracy."""
+    """Keep groups of operators in float that would lose too much accuracy."""
     max_accuracy_loss: Annotated[Part, Usage(needs={"mixed": ()})] = 0.01
     """Maximum loss of accuracy against the original, e.g. 0.5%."""
     block: Annotated[Literal[16, 32, 64, 128, 256], Usage(needs={"precision": ("int8-weights", "int4-weights")})] = 32
@@ -66,9 +66,9 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
     chart: Annotated[str | None, Usage("file", writes="picture"), _INT8] = None
     """Also write a chart to this SVG file."""
     chart_tensor: Annotated[
-        str | None, Usage(needs={"chart": ()}, default="the one on which the methods differ most")
+        str | None, Usage(needs={"chart": ()}, default="the tensor on which the methods differ most")
     ] = None
-    """The tensor to draw."""
+    """Tensor of the chart."""
     choice_s: Annotated[Positive | None, Usage("seconds", hidden=True)] = None
     """Maximum time for ``method="best"``; None for no limit."""
 
@@ -110,7 +110,7 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
             made = quantize_with(recipe, start, context.data, context.scheme, context.stage("int8"))
             return Made(made, ("size", "speed"), facts, files=files)
         made, floats, groups = self._mixed(start, placement, context)
-        note = f"{len(floats)} of {groups} groups stay float{': ' if floats else ''}{', '.join(floats)}"
+        note = f"{len(floats)} of {groups} groups stay in float{': ' if floats else ''}{', '.join(floats)}"
         return Made(made, ("size", "speed"), facts | {"float_groups": floats}, (note,), files=files)
 
     def _mixed(self, model: Artifact, placement: QdqPlacement, context: StepContext) -> tuple[Artifact, list[str], int]:

@@ -30,12 +30,12 @@ _TITLES = ("group", "operators", "part", "±", "alone", "won back", "divergence"
 
 
 class SensitivityMethod(Method, frozen=True, kw_only=True):
-    """Rank the groups of operators of an INT8 model by the accuracy that they lose, with the time that they save.
+    """Rank groups of operators by the accuracy that each loses in INT8, and show the time that each saves.
 
-    The command writes no model; penstock quantize --mixed applies such a ranking. Without --evaluate, a fifth of the calibration data
-    is held out. `part` is the share of a group in the loss, `±` half its 95% interval; `alone` is the loss with only this group in
-    INT8; `won back` is the gain with only this group float; `ms saved` is the time saved in one call. A group with a large `part` and
-    a small `ms saved` should stay float.
+    The command writes no model; penstock quantize --mixed applies such a ranking. Without --evaluate, a fifth of the calibration
+    data is held out. `part` is the group's part in the loss, and `±` is half its 95% interval; `alone` is the loss with only this
+    group in INT8; `won back` is the gain with only this group in float; `ms saved` is the time saved in one call. A group with a
+    large `part` and a small `ms saved` should stay in float.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -46,7 +46,7 @@ class SensitivityMethod(Method, frozen=True, kw_only=True):
     writes_model: ClassVar[bool] = False
 
     placement: Literal["linear", "wide"] = "linear"
-    """Operators to quantise."""
+    """Operators to quantise: linear or wide."""
     method: Literal["min-max", "percentile", "mse", "entropy"] = "mse"
     """Calibration method."""
     equalize: bool = True

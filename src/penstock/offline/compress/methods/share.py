@@ -19,9 +19,9 @@ from penstock.offline.compress.sharing.share import MAX_BITS, ShareOptions, shar
 from penstock.offline.sessions import signature_of
 
 _LZMA_BYTES = 64 << 20
-"""Limit of the comparison with lzma, which takes a second per MiB."""
+"""Maximum size for the comparison with lzma, which takes a second per MiB."""
 _MIN_ROWS, _MAX_VALUES = 32, 1 << 22
-"""Bounds for ``most_rows``: the minimum number of samples, and the maximum number of values in more samples than these."""
+"""Bounds for ``most_rows``: a minimum number of samples, and the maximum number of values above that minimum."""
 
 _Bits = Annotated[int, msgspec.Meta(ge=0, le=MAX_BITS)]
 
@@ -29,8 +29,8 @@ _Bits = Annotated[int, msgspec.Meta(ge=0, le=MAX_BITS)]
 class ShareMethod(TrainingMethod, frozen=True, kw_only=True):
     """Cluster the weights of each layer onto a few shared values, so that the coded model becomes small.
 
-    The ONNX file keeps its size. --coded writes codebooks and Huffman codes, which --decode turns back into the same ONNX file. Prune
-    first: zeros take almost no space. --tune needs --train and `pip install 'penstock[torch]'`.
+    The ONNX file keeps its size. --coded also writes a coded model of codebooks and Huffman codes, which --decode turns back into
+    the same ONNX file. Prune first: zeros take almost no space. --tune needs --train and `pip install 'penstock[torch]'`.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -53,7 +53,7 @@ class ShareMethod(TrainingMethod, frozen=True, kw_only=True):
     layer_error: Annotated[Part, Usage(hidden=True)] = 0.02
     """With ``by_sensitivity``: maximum relative error of an output due to one layer."""
     layer_loss: Annotated[Part, Usage(hidden=True)] = 0.1
-    """With ``by_sensitivity``: maximum part of ``max_accuracy_loss`` for one layer."""
+    """With ``by_sensitivity``: maximum fraction of ``max_accuracy_loss`` for one layer."""
     max_accuracy_loss: Annotated[Part, Usage(hidden=True)] = 0.01
     """Maximum loss of accuracy against the original."""
     most_rows: Annotated[Count | None, Usage(hidden=True)] = None
@@ -79,7 +79,7 @@ class ShareMethod(TrainingMethod, frozen=True, kw_only=True):
         if self.tune:
             made = self._tuned(made, context)
         facts: dict[str, Any] = {"bits": options.bits, "coded": self.coded}
-        if context.contract is not None:  # a plan measures sizes itself
+        if context.contract is not None:  # a plan measures the sizes itself
             return Made(made, ("coded_size",), facts)
         sizes = _sizes({"original": context.teacher, "optimised": model, "shared": made})
         return Made(

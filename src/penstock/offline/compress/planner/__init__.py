@@ -2,9 +2,9 @@
 
 ::
 
-    budget.py         the accuracy and the time that each kind of step may use
+    budget.py         the loss of accuracy and the time that each kind of step may use
     route.py          the steps in order, made from the table of methods
     plan_store.py     the attempts on disk, from which an interrupted plan continues
     gain.py           the measurement of one step
-    plan.py           the search: a step is kept if its gain is worth its cost
+    plan.py           the search, which keeps the steps that pay
 """

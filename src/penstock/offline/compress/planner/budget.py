@@ -1,4 +1,4 @@
-"""The accuracy and the time that a plan may spend, and their distribution over kinds of steps. Pure."""
+"""The budget of a plan: the loss of accuracy and the time, distributed over kinds of steps."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.sample_size import samples_needed
 
 _SHARES: dict[Kind, float] = {"structure": 0.6, "sparsity": 0.75, "precision": 0.9}
-"""Share of the allowed loss that may be used up after a step of this kind; all of it after other kinds."""
+"""Fraction of the allowed loss that a model may have after a step of this kind. After steps of other kinds, it may have all."""
 
 _GRACE, _MIN_GRACE_S = 0.5, 30.0
-"""Time beyond the budget after which a running step is stopped: a share of the budget, and at least this many seconds."""
+"""Extra time for a running step when the budget is used up: this fraction of the budget, but at least these seconds."""
 
 
 class Spending(msgspec.Struct, frozen=True):
@@ -22,13 +22,13 @@ class Spending(msgspec.Struct, frozen=True):
     contract: Contract
     budget_s: float
     samples: int = 0
-    """Number of held-out samples, if accuracy is a share of them; 0 if accuracy is continuous."""
+    """Number of held-out samples if accuracy is a proportion of them; 0 if accuracy is continuous."""
 
     def allowance(self, kind: Kind) -> Contract:
         """The contract for a model after a step of ``kind`` and all steps before it.
 
-        If any loss is allowed, one sample may be lost, because a smaller loss cannot be measured. Proof is required only if the
-        samples suffice to prove it for a model that changes no answer.
+        If any loss is allowed, the loss of one sample is, because a smaller loss cannot be measured. Proof is required only if
+        there are enough samples to prove it for a model whose outputs do not change.
         """
         asked = self.contract
         loss = _SHARES.get(kind, 1.0) * asked.max_accuracy_loss
@@ -40,7 +40,7 @@ class Spending(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(asked, max_accuracy_loss=loss, prove_accuracy=asked.prove_accuracy and provable)
 
     def account(self, accuracy: Accuracy) -> str:
-        """A sentence on the part of the allowed loss that a model has used, and the rest."""
+        """A sentence with the used and the remaining part of the allowed loss."""
         allowed, loss = self.contract.max_accuracy_loss, accuracy.loss.value
         spent = max(0.0, loss)
         account = f"{spent:.2%} spent of {allowed:.2%}"
@@ -49,7 +49,7 @@ class Spending(msgspec.Struct, frozen=True):
         return f"{account}, {max(0.0, allowed - spent):.2%} left" + (f"; {-loss:.2%} gained" if loss < 0 else "")
 
     def is_over(self, elapsed_s: float, share: float = 1.0) -> bool:
-        """True if ``share`` of the time is used, so that no new step may start."""
+        """True if the fraction ``share`` of the time is used up, so that no new step may start."""
         return elapsed_s >= share * self.budget_s
 
     def is_exceeded(self, elapsed_s: float) -> bool:

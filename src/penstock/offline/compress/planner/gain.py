@@ -19,13 +19,13 @@ _SMALLER = 0.99
 
 
 class StepGain(msgspec.Struct, frozen=True):
-    """The accuracy, speed and size of the model that a step made."""
+    """The accuracy, speed and size of a step's result."""
 
     accuracy: Accuracy
     speedup: Interval
-    """Over the original."""
+    """Speed-up over the original."""
     gain: Interval
-    """Over the parent."""
+    """Speed-up over the parent."""
     stored_bytes: int
     """Size as a coded model; 0 when optimising for latency."""
 
@@ -49,9 +49,9 @@ def stored_bytes(model: Artifact, target: Target) -> int:
 
 
 def gain_objection(measured: StepGain, parent: str, parent_bytes: int) -> str:
-    """The reason why a model is no improvement on its parent; empty if it is one. Pure."""
+    """The reason why a model is not an improvement on its parent; empty if it is."""
     if not measured.stored_bytes:
         return "" if is_faster(measured.gain) else f"not provably faster than '{parent}': {measured.gain.value:.2f}x"
     if measured.stored_bytes <= _SMALLER * parent_bytes:
         return ""
-    return f"{measured.stored_bytes:,d} bytes coded, '{parent}' has {parent_bytes:,d}"
+    return f"{measured.stored_bytes:,d} bytes as a coded model, '{parent}' has {parent_bytes:,d}"

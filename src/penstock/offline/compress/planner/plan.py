@@ -1,8 +1,9 @@
 """Planner: combines the methods under one accuracy contract, within a time budget.
 
-A step starts from a kept model, its parent. Its result is kept if the loss of accuracy against the original is within the allowance
-for its kind of step (``budget.py``), measured on samples held out from training, and if it is provably faster than its parent or,
-coded, smaller. Every attempt is recorded with the reason. The tuner judges the kept models again on data that no step has seen.
+A step starts from a kept model, its parent. The result is kept under two conditions. Its loss of accuracy against the original,
+measured on samples held out from training, is within the allowance for the kind of step (``budget.py``). It is also provably faster
+than its parent or, when optimising for size, smaller as a coded model. Every attempt is recorded with the reason. The tuner judges
+the kept models again on data that no step has seen.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _OPTIMISED = "optimised"
 _BATCH = 32
 """Batch size for the memory estimate of training."""
 _VERSIONS = 6
-"""Maximum number of models that the tuner gets."""
+"""Maximum number of models passed to the tuner."""
 
 
 class PlanOptions(msgspec.Struct, frozen=True):
@@ -73,7 +74,7 @@ class PlanOptions(msgspec.Struct, frozen=True):
     target: Target = "latency"
     """Minimise the latency of a single row, or the size as a coded model."""
     budget_s: float = 600.0
-    """Seconds in which new steps may start. A step that is still running is stopped after half the budget more, at least 30 s."""
+    """Seconds in which new steps may start. A running step then gets extra time: half the budget, or 30 s if that is longer."""
     epochs: float = 10.0
     """Passes over the data in each recovery."""
     threads: int = 1
@@ -109,12 +110,12 @@ def plan(  # noqa: PLR0913 - collaborators are handed in by keyword
     clock: Clock | None = None,
     route: tuple[Stage, ...] | None = None,
 ) -> CompressionPlan:
-    """Compress ``model`` and judge the results against ``original``, by default ``model`` itself.
+    """Compress ``model`` and judge the results against ``original``, which defaults to ``model``.
 
-    Steps train on three quarters of ``data``, with or without labels; decisions rest on the other quarter. ``folder`` stores every
-    attempt, so that the same plan can continue after an interruption or with a larger budget. ``route`` defaults to all steps for the
-    target. Without torch, steps that train are skipped. Raises InvalidConfig; InvalidData if the data do not fit the model or are too
-    few to hold out a quarter; InvalidArgument if ``folder`` holds another plan.
+    Steps train on three quarters of ``data``, with or without labels; decisions are based on the other quarter. ``folder`` stores
+    every attempt, so that the same plan can continue after an interruption or with a larger budget. ``route`` defaults to all steps
+    for the target. Without torch, steps that train are skipped. Raises InvalidConfig; InvalidData if the data do not fit the model
+    or are too few to hold out a quarter; InvalidArgument if ``folder`` holds another plan.
     """
     options.check()
     route = stages(options.target) if route is None else route
@@ -145,7 +146,7 @@ class _Search:
         self._spending = Spending(options.contract, options.budget_s, samples)
         machine = machine_facts()
         scheme = integer_scheme(machine)
-        if options.target == "size":  # 7-bit weights run on any CPU, so the bundle needs no fallback variant
+        if options.target == "size":  # 7-bit weights are exact on any CPU, so the bundle needs no fallback variant
             scheme = msgspec.structs.replace(scheme, reduce_range=True)
         self._requires = required_isa(scheme, machine)
         self._context = StepContext(
@@ -164,7 +165,7 @@ class _Search:
         self._found: list[KeptModel] = []
         self._seen: list[Attempt] = []
         self._useless: set[str] = set()
-        """Steps of precision without gain on the original; they gain even less on smaller models."""
+        """Precision steps without gain on the original; they gain even less on smaller models."""
 
     def run(self, route: tuple[Stage, ...]) -> CompressionPlan:
         for stage in route:
@@ -173,7 +174,7 @@ class _Search:
         return CompressionPlan(tuple(map(self._version, best)), tuple(self._seen), self._notes())
 
     def _walk(self, stage: Stage, start: KeptModel) -> None:
-        """Take the steps of ``stage`` from ``start``, and the following stages from each kept model."""
+        """Run the steps of ``stage`` from ``start``, and the following stages from each kept model."""
         done: list[tuple[str, Result]] = []
         scratch = self._store.scratch(f"{start.model.digest} {stage.moves[0].name}")
         is_whole = True
@@ -200,7 +201,7 @@ class _Search:
     def _take(
         self, stage: Stage, move: Move, parent: KeptModel, scratch: Path
     ) -> tuple[Result, KeptModel | None, bool] | None:
-        """The result of one step, the model if it was kept, and True if the step was not cut short; None if the time is over.
+        """The result of one step, the model if it was kept, and True if the step ran to its end; None if the time is over.
 
         A step in the store is not repeated.
         """
@@ -208,11 +209,11 @@ class _Search:
         if attempt is None:
             if self._is_over(stage.until):
                 share = f"{stage.until:.0%} of " if stage.until < 1 else ""
-                reason = f"out of time: {share}the budget of {self._options.budget_s:g} s is spent"
+                reason = f"out of time: {share}the budget of {self._options.budget_s:g} s is used up"
                 self._seen.append(Attempt(move.name, parent.name, "skipped", reason))
                 return None
             ends: list[bool] = []
-            """The values that ``is_over`` returned to the step. If one is True, the step would continue with more time."""
+            """The values that ``is_over`` returned to the step. If any is True, the step could continue with more time."""
 
             def is_over() -> bool:
                 ends.append(self._is_over(stage.until))
@@ -234,7 +235,7 @@ class _Search:
     def _try(
         self, move: Move, parent: KeptModel, scratch: Path, is_over: Callable[[], bool]
     ) -> tuple[Attempt, Artifact | None]:
-        """Make, measure and judge the model of one step. An error ends the step but not the plan."""
+        """Run one step, and measure and judge its model. An error ends the step but not the plan."""
         began = self._clock.now()
         attempt = Attempt(move.name, parent.name, "failed", "")
         progress = self._reporter(f"{parent.name} → {move.name}")
@@ -267,7 +268,7 @@ class _Search:
         objection = objection or (f"the same model as '{twin}'" if twin else "")
         objection = objection or gain_objection(measured, parent.name, parent.attempt.stored_bytes)
         gain = (
-            f"{measured.stored_bytes:,d} bytes coded"
+            f"{measured.stored_bytes:,d} bytes as a coded model"
             if measured.stored_bytes
             else f"{measured.speedup.value:.2f}x the original's speed"
         )
@@ -318,11 +319,15 @@ class _Search:
         few = too_few(self._judge.data.count, self._judge.metric, self._options.contract.max_accuracy_loss, "held-out")
         late = sum("out of time" in attempt.reason for attempt in self._seen if attempt.outcome == "skipped")
         want = (
-            (f"{late} step(s) of the plan were not tried, because the time was over: give a larger budget",)
+            (f"{late} step(s) of the plan were not tried, because the budget was used up: give a larger one",)
             if late
             else ()
         )
-        return (f"the plan decided on {self._judge.data.count} samples held out from its training data", *few, *want)
+        return (
+            f"the plan judged models on {self._judge.data.count} samples held out from its training data",
+            *few,
+            *want,
+        )
 
 
 def _made(move: Move, model: Artifact, context: StepContext) -> Artifact:
@@ -332,15 +337,15 @@ def _made(move: Move, model: Artifact, context: StepContext) -> Artifact:
     except InvalidArgument:
         if not is_resumed or context.folder is None:
             raise
-        # The stored progress may be damaged or come from another library version, so the step starts again without it.
+        # The stored progress may be damaged or from another library version, so the step starts again without it.
         shutil.rmtree(context.folder, ignore_errors=True)
         return move.make(model, context)
 
 
 def known_key(model: Artifact, data: Dataset, options: PlanOptions) -> dict[str, str]:
-    """The identity of a plan, by name, without the optimised model, so that it is known before optimising.
+    """The part of a plan's identity that is known before optimising, by name.
 
-    The machine is part of it; the budget is not.
+    The identity includes the machine but not the budget.
     """
     machine = machine_facts()
     asked = {

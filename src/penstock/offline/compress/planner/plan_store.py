@@ -1,7 +1,8 @@
 """The attempts of one plan in a folder, from which an interrupted plan continues with the same decisions.
 
-``plan.ledger`` holds the identity of the plan and the attempts, ``<digest>.model`` the kept models with their provenance, and each
-folder ``<digest>.steps`` the progress of unfinished steps. Every file is written atomically, a model before its attempt.
+``plan.ledger`` holds the identity of the plan and the attempts. ``<digest>.model`` files hold the kept models with their
+provenance. Folders ``<digest>.steps`` hold the progress of unfinished steps. Every write is atomic. A model is written before the
+entry of its attempt.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from penstock.offline.compress.checkpoint import read_checkpoint, read_model, wr
 
 _FILE, _MODEL, _STEPS = "plan.ledger", ".model", ".steps"
 _LONGEST_SHOWN = 24
-"""Longest value in a message. For longer ones, such as digests, the message says only that they differ."""
+"""Maximum length of a value in a message. For longer values, such as digests, the message says only that they differ."""
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -74,7 +75,7 @@ class PlanStore:
 
 
 def check_plan(folder: Path, known: Mapping[str, str]) -> None:
-    """Raise InvalidArgument if ``folder`` holds another plan, by the part of the identity that is already ``known``."""
+    """Raise InvalidArgument if ``folder`` holds another plan, judged by the ``known`` part of the identity."""
     pages = _read(folder)
     if pages is not None:
         _refuse_other(folder, {name: value for name, value in pages.plan.items() if name in known}, known)

@@ -1,4 +1,4 @@
-"""The steps of a plan in order, made from the table of methods, and the choice of results for the tuner. Pure."""
+"""The steps of a plan in order, from the table of methods, and the choice of results for the tuner."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class Move(msgspec.Struct, frozen=True):
 
 
 Result = Literal["kept", "inaccurate", "useless", "failed"]
-"""The end of a step: ``inaccurate`` and ``useless`` results were rejected; ``failed`` steps made no model."""
+"""The result of a step: ``inaccurate`` and ``useless`` models were rejected; ``failed`` steps produced no model."""
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Steps from one model, tried in order: ``descend`` until one is not kept, ``first`` until one is kept."""
+    """Steps from one model, tried in order. The order ``descend`` ends when a step is not kept, ``first`` when one is kept."""
 
     moves: tuple[Move, ...]
     order: Literal["descend", "first"]
     then: tuple[Stage, ...] = ()
-    """Stages that continue at once from each kept model, so that the result is complete when time runs out."""
+    """Stages that continue from each kept model immediately, so that there is a complete result when time runs out."""
     until: float = 1.0
-    """Share of the time in which steps of this stage may start, which leaves the rest to later stages."""
+    """Fraction of the time in which steps of this stage may start. The rest remains for later stages."""
 
 
 def stages(target: Target) -> tuple[Stage, ...]:
@@ -105,7 +105,7 @@ T = TypeVar("T")
 def worthwhile(found: Sequence[T], rank: Callable[[T], float], error: Callable[[T], float], most: int) -> list[T]:
     """At most ``most`` of ``found``, sorted by ``rank``: half have the lowest rank, the others the lowest ``error`` of the rest.
 
-    The second half remains if the evaluation data reject the first.
+    If the evaluation data reject the first half, the second half remains.
     """
     ranked = sorted(found, key=rank)
     if len(ranked) <= most:

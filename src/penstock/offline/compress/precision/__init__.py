@@ -1,1 +1,1 @@
-"""The precision of each part of a model: dynamic and weight-only integers, half floats, sensitivity and mixed precision."""
+"""Precisions other than calibrated INT8: dynamic and weight-only integers, 16-bit floats, sensitivity and mixed precision."""

@@ -1,8 +1,8 @@
 """INT8 without calibration: the range of each activation is computed at run time, over the whole batch.
 
 Only products with constant weights (MatMul, Gemm) become integer. ONNX Runtime has a fused kernel for them, but none for Conv,
-which would become several times slower than FP32. Since the range is that of the batch, a sample's answer depends on the samples
-that it is batched with, even in a server that merges requests. The facts give the size of that effect.
+which would become several times slower than FP32. Since the range is computed over the batch, the outputs for a sample depend on
+the other samples in its batch, also in a server that merges requests. The facts give the size of this effect.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from penstock.offline.sessions import loaded
 from penstock.tensor import DataType
 
 _SAME = 1e-3
-"""Relative error up to which two answers count as equal. A value near a rounding border can be rounded either way."""
+"""Relative error up to which outputs count as equal. A value near a rounding border can be rounded either way."""
 
 _ROWS = 8
-"""Samples that are batched to test whether answers depend on one another."""
+"""Number of samples in the batch that tests whether outputs depend on the batch."""
 
 
 class DynamicOptions(msgspec.Struct, frozen=True):
-    """How ``quantize_dynamic`` quantises."""
+    """Options of ``quantize_dynamic``."""
 
     least_weights: int = 4096
     """Products with fewer weights stay float, since finding the range costs more than it saves."""
     reduce_range: bool = True
-    """Weights use 7 of their 8 bits, with which every CPU and engine multiplies exactly, as in ``IntegerScheme``."""
+    """Weights use 7 of their 8 bits, so that every CPU and engine multiplies exactly; see ``IntegerScheme``."""
 
 
 def quantize_dynamic(artifact: Artifact, data: Dataset, options: DynamicOptions | None = None) -> Artifact:
-    """``artifact`` with its large products in INT8, and one scale an output channel for weights.
+    """``artifact`` with its large products in INT8. Weights have one scale per output channel.
 
-    The fact ``batch_invariant`` is true if answers on ``data`` are the same alone and in a batch (``batch_dependence``).
-    Raises Unsupported if there is no product to quantise, and as ``FloatModel``.
+    The fact ``batch_invariant`` is true if outputs on ``data`` are the same alone and in a batch (``batch_dependence``). Raises
+    Unsupported if there is no product to quantise, and the errors of ``FloatModel``.
     """
     options = options or DynamicOptions()
     model = ProductModel(artifact, options.least_weights)
-    # Queries, keys and values read the same tensor, which is rounded once.
+    # Queries, keys and values have the same input, which is rounded once.
     rounded: dict[ir.Value, ir.Node] = {}
     for product in model.products:
         first = product.input not in rounded
@@ -62,14 +62,14 @@ def quantize_dynamic(artifact: Artifact, data: Dataset, options: DynamicOptions 
 
 
 def is_batch_invariant(artifact: Artifact, data: Dataset) -> bool:
-    """Whether answers on ``data`` do not depend on the rest of the batch (``batch_dependence``)."""
+    """True if outputs on ``data`` do not depend on the rest of the batch (``batch_dependence``)."""
     return batch_dependence(artifact, data) <= _SAME
 
 
 def batch_dependence(artifact: Artifact, data: Dataset) -> float:
-    """Largest relative error between a sample's answer alone and in a batch of 8 samples, evenly spaced in ``data``.
+    """Largest relative error between the outputs for a sample alone and in a batch of 8 samples, evenly spaced in ``data``.
 
-    It is 0 for a model without a free batch size.
+    The result is 0 for a model with a fixed batch size.
     """
     with loaded(artifact) as model:
         if not model.signature.batchable:

@@ -1,11 +1,11 @@
-"""Groups of operators that become float or integer together, and the INT8 model with any of them left float.
+"""Groups of operators that become float or integer together, and INT8 models with some groups left in float.
 
-Switching a single operator would add conversions that the INT8 model does not have: between a convolution and its Relu, on
-one side of an addition, on one of the three projections of an attention. Two rules on the graph form the groups:
+Switching a single operator would add conversions that the INT8 model does not have: between a convolution and its Relu, on one side
+of an addition, or on one of the three projections of an attention. Two rules form the groups:
 
-1. An operator that is not a product with weights joins those of its producers whose result no other operator reads. If others read
-   all of them, it joins the last one. So the addition of a residual block joins the block's last convolution, not the one before
-   the block. Without a producer it joins its first reader.
+1. An operator that is not a product with weights joins the producers of which it is the only consumer. If all its producers have
+   other consumers, it joins the last producer. So the addition of a residual block joins the block's last convolution, not the
+   convolution before the block. Without a producer, the operator joins its first consumer.
 2. The projections that feed a product of two activations are one group: query, key and value of an attention.
 """
 
@@ -44,7 +44,7 @@ class OperatorGroup(msgspec.Struct, frozen=True):
     name: str
     """The first tensor that the group computes."""
     nodes: tuple[str, ...]
-    """In the order of the graph, by their names in a ``FloatModel``."""
+    """Names of the nodes in a ``FloatModel``, in the order of the graph."""
     operators: tuple[str, ...]
 
 
@@ -54,9 +54,9 @@ def find_groups(model: FloatModel, nodes: Sequence[onnx.NodeProto]) -> tuple[Ope
 
 
 class MixedModel:
-    """A float model with the ranges of its INT8 version, any groups of which can stay float.
+    """A float model with the ranges of its INT8 version, in which any groups can stay float.
 
-    The same groups give the same bytes. Raises Unsupported if no operator can become integer, and as ``FloatModel``.
+    The same groups give the same bytes. Raises Unsupported if no operator can become integer, and the errors of ``FloatModel``.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class MixedModel:
         return [node for group in self.groups if group.name in names for node in group.nodes]
 
     def others(self, name: str) -> frozenset[str]:
-        """All groups but this one."""
+        """All groups except this one."""
         return self._names - {name}
 
     def is_integer(self, floats: Collection[str]) -> bool:
-        """Whether any operator becomes integer if these groups stay float."""
+        """True if any operator becomes integer when these groups stay float."""
         return bool(self.model.integer_nodes(self.placement, self.nodes(floats)))
 
     def with_float(self, floats: Collection[str] = ()) -> Artifact:
@@ -101,7 +101,7 @@ class MixedModel:
 
 
 class _Grouping:
-    """Disjoint sets of ``nodes``, each known by its smallest index."""
+    """Disjoint sets of ``nodes``, each identified by its smallest index."""
 
     def __init__(self, model: FloatModel, nodes: Sequence[onnx.NodeProto]) -> None:
         self._model, self._nodes = model, nodes

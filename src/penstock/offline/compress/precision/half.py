@@ -1,7 +1,7 @@
-"""Weights stored in 16 bits and converted to 32 on load: half the bytes on disk and on the wire, at the speed of the original.
+"""Weights stored in 16 bits and converted to 32 bits on load. This halves the size of the file at the speed of the original.
 
 A Cast to FP32 follows each weight. Engines run it once, when they load the model. Arithmetic stays in 32 bits: ONNX Runtime has no
-x86 kernels for 16 bits, and OpenVINO computes in BF16 on CPUs that support it, whatever the type in the file.
+x86 kernels for 16 bits, and OpenVINO computes in BF16 on CPUs that support it, for any type in the file.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _CAST_OPSET = {"fp16": 9, "bf16": 13}
 
 
 class HalfOptions(msgspec.Struct, frozen=True):
-    """How ``halve_weights`` stores weights."""
+    """Options of ``halve_weights``."""
 
     kind: Literal["fp16", "bf16"] = "fp16"
-    """FP16: 11 significant bits, up to 65504. BF16: 8 significant bits, the range of FP32."""
+    """FP16 has 11 significant bits and values up to 65504. BF16 has 8 significant bits and the range of FP32."""
     least_weights: int = 256
     """Tensors with fewer elements stay FP32, since the Cast takes more bytes than it saves."""
     max_weight_error: float = 0.01
@@ -64,7 +64,7 @@ def halve_weights(artifact: Artifact, options: HalfOptions | None = None) -> Art
     if not casts:
         raise Unsupported(
             f"no weight of the model can be stored as {options.kind.upper()}",
-            f"these are too large or too small for it: {', '.join(kept[:5])}"
+            f"these are too large or too small for the type: {', '.join(kept[:5])}"
             if kept
             else "it has no large FP32 weights",
         )

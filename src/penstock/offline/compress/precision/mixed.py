@@ -1,9 +1,10 @@
-"""Mixed precision: find the fewest groups that must stay float so that an INT8 model keeps its contract.
+"""Mixed precision: find the fewest groups that must stay float so that an INT8 model meets its contract.
 
-Groups whose integers save no time become float first. The rest are sorted by accuracy gained per millisecond lost, and bisection
-finds how many of the first must be float, with log2(n) versions. Bisection assumes that more float groups are never worse. If the
-measurements contradict that, or bisection needs many groups, groups are also added one by one, and the rest is ranked again every
-few steps. Groups that turn out unnecessary become integer again. Every decision is based on a version that was run.
+Groups whose integers save no time become float first. The others are sorted by accuracy gained per millisecond lost. Bisection,
+with log2(n) versions, finds the number of groups at the front that must be float. It assumes that more float groups are never
+worse. If the measurements contradict this assumption, or bisection needs many groups, groups are also added one by one, and the
+remaining groups are ranked again every few steps. Unnecessary groups become integer again. Every decision is based on a version
+that was run.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ class MixedOptions(msgspec.Struct, frozen=True):
     """Limits of the search."""
 
     max_versions: int = 100
-    """Maximum number of versions to run beyond those of the sensitivity report. The result is the best found by then."""
+    """Maximum number of versions to run in addition to those of the sensitivity report. The result is the best of them."""
     refresh: int = 4
-    """Groups to add one by one before the rest is ranked again. If bisection needs more groups, adding one by one is tried too."""
+    """Number of groups to add one by one before the others are ranked again. Groups are also added one by one if bisection needs
+    more than this number.
+    """
 
 
 Precision = Literal["float", "integer"]
@@ -47,37 +50,37 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class MixedResult(msgspec.Struct, frozen=True):
-    """A model that keeps the contract's accuracy, and the decisions that led to it."""
+    """A model within the contract's accuracy, and the decisions that led to it."""
 
     artifact: Artifact
     """The original if every group had to stay float."""
     float_groups: tuple[str, ...]
     float_nodes: tuple[str, ...]
-    """By their names in a ``FloatModel``, for ``quantize(keep_float=...)``."""
+    """Names of the float nodes in a ``FloatModel``, for ``quantize(keep_float=...)``."""
     accuracy: Accuracy
     trail: tuple[Decision, ...]
     versions: int
-    """Versions run beyond those of the report."""
+    """Number of versions run in addition to those of the report."""
 
 
 def choose(
     trials: Trials, report: SensitivityReport, contract: Contract, options: MixedOptions | None = None
 ) -> MixedResult:
-    """Search as described above. With all groups float the contract is always kept. The same arguments give the same result."""
+    """Search as described above. A model with all groups float always meets the contract. The search is deterministic."""
     return _Search(trials, report, contract, options or MixedOptions()).run()
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """The accuracy and divergence that the first groups of a report recover when float, as shares of the loss by INT8."""
+    """The accuracy and divergence that the first groups of a report recover in float, as fractions of the loss in INT8."""
 
     groups: int
     accuracy: float | None
-    """None if INT8 loses none."""
+    """None if INT8 loses no accuracy."""
     divergence: float | None
 
 
 def recovery(trials: Trials, report: SensitivityReport, share: float = 0.1) -> Recovery:
-    """With the first ``share`` of the groups float, rounded up."""
+    """The recovery with the first fraction ``share`` of the groups float, rounded up."""
     count = math.ceil(share * len(report.groups))
     found = trials.outcome([one.group.name for one in report.groups[:count]])
     lost = report.int8.loss.value
@@ -105,7 +108,7 @@ class _Search:
         self._before = trials.count
 
     def run(self) -> MixedResult:
-        """Try the ways described above. Return the result of the one that loses the least time."""
+        """Try the searches described above. Return the result that loses the least time."""
         start = _Way(frozenset())
         if self._unpaying:
             start = self._step(start, "float", self._unpaying, "their integers save no time")
@@ -118,7 +121,9 @@ class _Search:
         return self._result(min(map(self._trim, ways), key=self._given_up))
 
     def _bisect(self, start: _Way) -> tuple[_Way, bool]:
-        """The fewest first groups that keep the contract; whether they are few, and more groups were never provably worse."""
+        """The fewest groups at the front that meet the contract; and True if they are few and more groups were never provably
+        worse.
+        """
         rest = self._sorted([rank for name, rank in self._ranks.items() if name not in start.floats])
         fails, keeps = 0, len(rest)
         tried = {fails, keeps}
@@ -131,11 +136,11 @@ class _Search:
                 fails = middle
         prefixes = [start.floats | set(rest[:count]) for count in sorted(tried)]
         is_monotone = all(self._trials.gain(few, more).high >= 0 for few, more in pairwise(prefixes))
-        way = self._step(start, "float", rest[:keeps], "the fewest of the first by accuracy per millisecond")
+        way = self._step(start, "float", rest[:keeps], "the fewest groups, in order of accuracy per millisecond")
         return way, is_monotone and keeps <= self._options.refresh
 
     def _one_by_one(self, way: _Way) -> list[_Way]:
-        """Groups added one at a time until the contract is kept; empty if that takes too many versions."""
+        """Groups added one at a time until the contract is met; empty if that takes too many versions."""
         rest = {name: rank for name, rank in self._ranks.items() if name not in way.floats}
         queue: list[str] = []
         while not self._keeps(way.floats):
@@ -145,15 +150,15 @@ class _Search:
                 ranks = rank_again(self._trials, way.floats, rest.values(), self._with_alone)
                 queue = self._sorted(ranks)[: self._options.refresh]
             del rest[queue[0]]
-            way = self._step(way, "float", [queue.pop(0)], "most accuracy per millisecond of those left")
+            way = self._step(way, "float", [queue.pop(0)], "most accuracy per millisecond among the remaining groups")
         return [way]
 
     def _trim(self, way: _Way) -> _Way:
-        """Remove the groups that the contract does not need, starting with those of least effect."""
+        """Remove the groups that the contract does not need, starting with the groups of least effect."""
         added = sorted(way.floats - set(self._unpaying), key=lambda name: (self._ranks[name].expected, name))
         for name in added:
             if self._may_run and self._keeps(way.floats - {name}):
-                way = self._step(way, "integer", [name], "the contract is kept without it")
+                way = self._step(way, "integer", [name], "the contract is met without the group")
         return way
 
     def _step(self, way: _Way, precision: Precision, groups: Sequence[str], reason: str) -> _Way:
@@ -179,9 +184,9 @@ class _Search:
         return [rank.name for rank in (*timed, *(rank for rank in ranks if not self._savings[rank.name]))]
 
     def _given_up(self, way: _Way) -> tuple[float, int, int]:
-        """The milliseconds lost, and the numbers of groups and steps, so that the shorter of two ways to one result wins."""
+        """The milliseconds lost, and the numbers of groups and steps. Of two searches with the same result, the shorter one wins."""
         savings = [saving for name in way.floats if (saving := self._savings[name])]
-        # The floats are a set, and a plain sum would depend on their order.
+        # The float groups are a set, and a plain sum would depend on their order.
         return math.fsum(max(0.0, saving.value) for saving in savings), len(way.floats), len(way.trail)
 
     def _keeps(self, floats: frozenset[str]) -> bool:

@@ -28,7 +28,7 @@ class Product(NamedTuple):
     weight: Array
     """[K, N], FP32, with the transposition and scaling of a Gemm applied."""
     weight_name: str
-    """Equal for equal weights, so that a weight used twice is written once."""
+    """The same name for equal weights, so that a weight used twice is written once."""
 
     @property
     def input(self) -> ir.Value:
@@ -46,7 +46,7 @@ class ProductModel:
     """An FP32 model whose large products are replaced one by one."""
 
     def __init__(self, artifact: Artifact, least_weights: int) -> None:
-        """Raises as ``FloatModel``; Unsupported if no product has at least ``least_weights`` constant weights."""
+        """Raises the errors of ``FloatModel``, and Unsupported if no product has at least ``least_weights`` constant weights."""
         self._model: ir.Model = ir.from_proto(FloatModel(artifact).proto)
         found = (_product(node, least_weights) for node in graph.plain_nodes(self._model))
         self.products = [product for product in found if product is not None]
@@ -54,12 +54,12 @@ class ProductModel:
         if not self.products:
             raise Unsupported(
                 f"the model has no MatMul or Gemm with at least {least_weights} constant FP32 weights",
-                "to quantise smaller products and convolutions, calibrate INT8: penstock quantize --calibrate",
+                "to quantise smaller products and convolutions, use calibrated INT8: penstock quantize --calibrate",
             )
         self._constants: dict[str, ir.Value] = {}
 
     def constant(self, array: Array, name: str) -> ir.Value:
-        """An initialiser that holds ``array``. Calls with the same ``name`` return the same one."""
+        """An initialiser with the value ``array``. Calls with the same ``name`` return the same initialiser."""
         if name not in self._constants:
             self._constants[name] = graph.add_constant(self._model.graph, array, name)
         return self._constants[name]
@@ -70,7 +70,7 @@ class ProductModel:
         graph.replace_by_nodes(product.node, [*nodes, *bias])
 
     def write(self, *domains: str) -> bytes:
-        """The model without unused weights, importing ``domains``. The same calls give the same bytes."""
+        """The model without unused weights, with imports of ``domains``. The same calls give the same bytes."""
         DeadCode().call(self._model)
         for domain in domains:
             self._model.opset_imports.setdefault(domain, 1)

@@ -1,16 +1,16 @@
 """The order in which groups should become float again.
 
 If two neighbours round the same tensor, leaving one of them float recovers nothing, since the other still rounds it; yet either one
-causes the loss. So a group's part in the loss is the mean of two measurements: the loss if it is the only integer group (Δ), and the
-accuracy recovered if it is the only float group (Δ'). These are the first and the last term of its Shapley value. Their mean is
-that value if groups interact in pairs only, and then the parts add up to the whole loss.
-(L. Shapley, "A value for n-person games", 1953; M. Grabisch, "k-order additive discrete fuzzy measures", 1997.)
-Errors can also hide one another, so the first places are decided one after another, each with the groups before it float.
+causes the loss. So a group's part in the loss is the mean of two measurements: the loss if it is the only integer group (Δ), and
+the accuracy recovered if it is the only float group (Δ'). These are the first and the last term of the group's Shapley value. If
+groups interact in pairs only, the mean equals the Shapley value, and the parts add up to the whole loss. (L. Shapley, "A value for
+n-person games", 1953; M. Grabisch, "k-order additive discrete fuzzy measures", 1997.) Errors can also hide one another, so the
+first places are decided one after another. For each place, the groups before it are float.
 
-Accuracy on a few hundred samples moves in steps, and most groups move it by none or one. So the leader, the group of the largest
-part, is compared with each other group, paired sample by sample. Groups that do not differ significantly from it form a tier with
-it. Within a tier, groups are sorted by their part in the divergence from the original's answers, which moves smoothly. The same
-is then done with the rest.
+Accuracy on a few hundred samples changes in steps, and most groups change it by at most one step. So the leader, the group with the
+largest part, is compared with each other group, sample by sample. The leader and the groups that do not differ significantly from
+it form a tier. Within a tier, groups are sorted by their part in the divergence from the original's outputs, which is continuous.
+The remaining groups form further tiers in the same way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.offline.judge.metrics import mean_interval
 from penstock.tensor import Array
 
 _CANDIDATES = 8
-"""Groups measured again for one place."""
+"""Number of groups that are measured again for one place."""
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -42,13 +42,13 @@ class Rank(msgspec.Struct, frozen=True):
     recovered: Interval
     """Δ': accuracy recovered when this group becomes float too."""
     divergence: Interval
-    """Its part in the divergence from the original's answers."""
+    """Part in the divergence from the original's outputs."""
     by: Literal["accuracy", "divergence"]
-    """The value that decided the place. Divergence if the accuracy does not differ significantly from that of the tier's leader."""
+    """The value that decided the place: divergence, if the accuracy does not differ significantly from the tier leader's."""
     expected: float
-    """Its estimated part in the loss: the tier's loss, at least half a sample, distributed by ``divergence``."""
+    """Estimated part in the loss: the tier's loss, at least half a sample, distributed by ``divergence``."""
     most: float
-    """The larger of the two divergences whose mean is ``divergence``. It bounds the group's effect once its neighbours are float."""
+    """The larger of the two divergences whose mean is ``divergence``. It bounds the group's effect when its neighbours are float."""
 
 
 def rank_groups(trials: Trials, floats: Collection[str], names: Sequence[str], with_alone: bool = True) -> list[Rank]:
@@ -81,7 +81,7 @@ def rank_again(trials: Trials, floats: Collection[str], ranks: Iterable[Rank], w
 def first_ranked(trials: Trials, ranks: Sequence[Rank], count: int, with_alone: bool = True) -> list[Rank]:
     """``ranks`` with the first ``count`` places decided one after another.
 
-    Their ``by`` and ``expected`` are measured with all groups before them float. The other fields do not change.
+    ``by`` and ``expected`` of these ranks are measured with all earlier groups float. The other fields do not change.
     """
     rest = {rank.name: rank for rank in ranks}
     first: list[Rank] = []
@@ -92,7 +92,7 @@ def first_ranked(trials: Trials, ranks: Sequence[Rank], count: int, with_alone: 
 
 
 def tiers(names: Sequence[str], gains: Mapping[str, float], is_behind: Callable[[str, str], bool]) -> list[list[str]]:
-    """``names`` in tiers. The first has the largest gain, with all that are not behind it. The same is done with the rest."""
+    """``names`` in tiers. A tier has the name with the largest gain of those left, and all names that are not behind it."""
     rest, found = list(names), []
     while rest:
         leader = max(rest, key=lambda name: gains[name])

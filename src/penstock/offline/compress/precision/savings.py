@@ -1,4 +1,4 @@
-"""Measure the time that the integers of each group save, in calls that interleave with those of the INT8 model."""
+"""Measure the time that the integers of each group save, in calls interleaved with calls of the INT8 model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.offline.compress.precision.trials import Trials
 from penstock.perf.measure import Timings, speedup
 
 _INT8 = ""
-"""The INT8 model's name in a race. Other versions are named after groups."""
+"""Name of the INT8 model in a race. Other versions are named after groups."""
 _MOST_TOGETHER = 12
 """Versions timed in one block: enough to share the timing of the INT8 model, few enough to run under the same conditions."""
 
@@ -26,15 +26,15 @@ class Savings(msgspec.Struct, frozen=True):
     int8_ms: float | None
     """Median latency of one call of the INT8 model; None if nothing was timed."""
     saving_ms: dict[str, Interval]
-    """By group, latency with it float less that of the INT8 model, with the 95 % interval of the paired rounds."""
+    """By group: latency with the group float minus latency of the INT8 model, with the 95 % interval of the paired rounds."""
     unpaying: tuple[str, ...]
-    """Groups that are significantly no slower in float, each alone and all together."""
+    """Groups whose integers provably save no time, each alone and all together."""
 
 
 def measure_savings(trials: Trials, names: Sequence[str], rows: int, budget_s: float, memory_bytes: int) -> Savings:
-    """Time the groups ``names`` in this order for about ``budget_s`` seconds. When the time is over, the rest stays untimed.
+    """Time the groups ``names`` in this order for about ``budget_s`` seconds. Groups that do not fit into this time stay untimed.
 
-    Loads as many versions at a time as fit ``memory_bytes`` by the engine's estimate, at least two.
+    Loads as many versions at a time as fit into ``memory_bytes`` by the engine's estimate, but at least two.
     """
     size = get_engine("onnxruntime").estimate(trials.mixed.artifact, {"threads": trials.judge.threads}).memory_bytes
     together = min(_MOST_TOGETHER, max(1, memory_bytes // size - 1))
@@ -47,7 +47,7 @@ def measure_savings(trials: Trials, names: Sequence[str], rows: int, budget_s: f
     saving_ms = {name: saving for one in rounds for name, saving in one.saving_ms.items()}
     unpaying = [name for name, saving in saving_ms.items() if saving.high <= 0]
     if len(unpaying) > 1:
-        # Float neighbours share conversions, so savings do not add up.
+        # Neighbouring float groups share conversions, so savings do not add up.
         rounds.append(_time(trials, [unpaying], rows, 0.0))
         if rounds[-1].saving_ms[unpaying[0]].high > 0:
             unpaying = [min(unpaying, key=lambda name: saving_ms[name].value)]

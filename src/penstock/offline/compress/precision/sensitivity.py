@@ -1,8 +1,8 @@
 """Measure the accuracy that each group of an INT8 model costs and the time that it saves.
 
-For a group g, Δ is the loss with only g integer, and Δ' the accuracy recovered with only g float; ``ranking.py`` sorts groups by the
-two. τ = latency(all but g integer) - latency(all integer) is the time that its integers save. Conversions at a group's borders
-undo fusions, so τ must be measured, and is often negative.
+For a group g, Δ is the loss with only g integer, and Δ' is the accuracy recovered with only g float. ``ranking.py`` sorts groups by
+both. τ = latency(all but g integer) - latency(all integer) is the time that the integers of g save. Conversions at a group's
+borders prevent fusions, so τ must be measured, and it is often negative.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from penstock.perf.chart import Scale, bar_chart
 
 
 class SensitivityOptions(msgspec.Struct, frozen=True):
-    """How much to measure."""
+    """Extent of the measurements."""
 
     alone: bool = True
     """Also measure Δ of every group, which doubles the number of versions."""
     refined: float = 0.1
-    """Share of the groups, rounded up, that are ranked one after another, with eight more versions each."""
+    """Fraction of the groups, rounded up, that are ranked one after another, with eight more versions each."""
     rows: int = 1
     """Samples in a timed call, if the batch size is free."""
     budget_s: float = 20.0
-    """Seconds for all latencies. When they are over, the groups of least effect stay untimed. 0 disables timing."""
+    """Seconds for all latencies. If they do not suffice, the groups of least effect stay untimed. 0 disables timing."""
     memory_bytes: int = 1 << 30
     """Memory for the versions timed together, by the engine's estimate. At least two are loaded."""
 
@@ -42,7 +42,7 @@ class SensitivityOptions(msgspec.Struct, frozen=True):
         if self.rows < 1 or not 0 <= self.budget_s < math.inf or not 0 <= self.refined <= 1:
             raise InvalidConfig(
                 f"invalid sensitivity options: rows={self.rows}, budget_s={self.budget_s}, refined={self.refined}",
-                "give at least 1 row, a finite budget of 0 or more seconds, and a share between 0 and 1",
+                "give at least 1 row, a finite budget of 0 or more seconds, and a fraction refined between 0 and 1",
             )
 
 
@@ -53,11 +53,11 @@ class GroupSensitivity(msgspec.Struct, frozen=True):
     rank: Rank
     """With Δ and Δ'."""
     saving_ms: Interval | None
-    """τ: milliseconds that its integers save in one call; None if not measured."""
+    """τ: milliseconds that the group's integers save in one call; None if not measured."""
     activation: TensorNoise | None
-    """Its calibrated activation of lowest SQNR."""
+    """The group's calibrated activation with the lowest SQNR."""
     weight: TensorNoise | None
-    """Its weight of lowest SQNR."""
+    """The group's weight with the lowest SQNR."""
 
 
 class SensitivityReport(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class SensitivityReport(msgspec.Struct, frozen=True):
     """Median latency of one call; None if nothing was timed."""
     groups: tuple[GroupSensitivity, ...]
     unpaying: tuple[str, ...]
-    """As ``Savings.unpaying``."""
+    """See ``Savings.unpaying``."""
 
     @property
     def untimed(self) -> tuple[str, ...]:
@@ -90,8 +90,8 @@ def measure_sensitivity(
 ) -> SensitivityReport:
     """Measure every group of ``trials``. Raises the errors of loading and running a version.
 
-    Without latencies the same arguments give the same report. Memory: the versions timed together, and a few bytes for each
-    sample and version.
+    Without latencies, the report is deterministic. Memory: the versions timed together, and a few bytes for each sample and
+    version.
     """
     options = options or SensitivityOptions()
     _run(trials, options.alone, on_progress)
@@ -118,9 +118,9 @@ def measure_sensitivity(
 
 
 def score(rank: Rank, saving_ms: Interval | None) -> float:
-    """Expected accuracy per millisecond lost. A saving counts as at least half the width of its interval, and at least a microsecond.
+    """Expected accuracy per millisecond lost.
 
-    A saving that was not measured counts as one millisecond.
+    A saving counts as at least half the width of its interval, and at least a microsecond; without a measurement, as a millisecond.
     """
     if saving_ms is None:
         return rank.expected
@@ -140,7 +140,7 @@ def sensitivity_chart(report: SensitivityReport) -> str:
     ]
     return bar_chart(
         rows,
-        "What each group costs in accuracy and saves in time",
+        "Accuracy lost and time saved by each group",
         Scale(f"part in the {report.metric} lost", "{:.1%}"),
         Scale(f"part in the {report.proxy}", "{:.2g}"),
         Scale("ms saved by integers", "{:.2g}"),

@@ -1,7 +1,7 @@
 """Signal-to-quantisation-noise ratio of tensors, by the source of the noise: clipping or rounding.
 
-SQNR = 10·log10(Σ x² / Σ (x - x̂)²). For activations the sums are integrals over the histogram of calibration, with the values of
-a bin spread evenly over it. The quantisation error is piecewise linear, so the integrals are exact: the squared rounding error
+SQNR = 10·log10(Σ x² / Σ (x - x̂)²). For activations, the sums are integrals over the calibration histogram, with the values spread
+evenly within each bin. The quantisation error is piecewise linear, so the integrals are exact: the squared rounding error
 integrates to Δ³/12 over one step Δ, and the squared excess x² beyond the last integer to x³/3.
 """
 
@@ -21,7 +21,7 @@ from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import Array
 
 _MOST_DB = 200.0
-"""The largest ratio reported, since a report in JSON cannot hold infinity."""
+"""The largest ratio reported, since JSON has no infinity."""
 
 
 class Noise(msgspec.Struct, frozen=True):
@@ -29,12 +29,12 @@ class Noise(msgspec.Struct, frozen=True):
 
     signal: float
     clipping: float
-    """Noise of values beyond the largest and smallest integer."""
+    """Noise from values beyond the largest and smallest integer."""
     rounding: float
 
     @property
     def sqnr_db(self) -> float:
-        """The ratio in decibels, at most 200. It is 6 for each bit if a tensor fills its range evenly."""
+        """The ratio in decibels, at most 200. A tensor that fills its range evenly has about 6 dB per bit."""
         noise = self.clipping + self.rounding
         if noise <= self.signal * 10 ** (-_MOST_DB / 10):
             return _MOST_DB
@@ -42,7 +42,7 @@ class Noise(msgspec.Struct, frozen=True):
 
     @property
     def clipping_share(self) -> float:
-        """The share of the noise that comes from clipping."""
+        """The fraction of the noise that comes from clipping."""
         noise = self.clipping + self.rounding
         return self.clipping / noise if noise > 0 else 0.0
 
@@ -53,7 +53,7 @@ class TensorNoise(msgspec.Struct, frozen=True):
     tensor: str
     sqnr_db: float
     clipping_share: float
-    """As ``Noise.clipping_share``."""
+    """See ``Noise.clipping_share``."""
 
 
 def noisiest(noises: Mapping[str, Noise]) -> TensorNoise | None:
@@ -67,7 +67,7 @@ def noisiest(noises: Mapping[str, Noise]) -> TensorNoise | None:
 def activation_noise(
     statistics: Mapping[str, TensorStatistics], ranges: Mapping[str, Range], scheme: IntegerScheme
 ) -> dict[str, Noise]:
-    """The noise of every tensor that has a range and a histogram with values. Fixed ranges have none."""
+    """The noise of every tensor that has a range and a histogram with values, which tensors of fixed range do not have."""
     return {
         name: histogram_noise(known.histogram, ranges[name], scheme)
         for name, known in statistics.items()
@@ -115,7 +115,7 @@ def weight_noise(model: FloatModel, nodes: Iterable[onnx.NodeProto], scheme: Int
 
 
 def channel_noise(weight: Array, axis: int, scheme: IntegerScheme) -> Noise:
-    """The noise of symmetric signed bytes with a scale for each index along ``axis``."""
+    """The noise of rounding to symmetric signed bytes with a scale for each index along ``axis``."""
     channels = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1).astype(np.float64)
     steps = np.abs(channels).max(axis=1, keepdims=True, initial=0.0) / (64 if scheme.reduce_range else 127)
     steps[steps == 0] = 1.0

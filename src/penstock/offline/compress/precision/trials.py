@@ -1,4 +1,4 @@
-"""Judge versions of one INT8 model with some groups of operators left float, on the same samples."""
+"""Judge versions of one INT8 model, with different groups of operators left float, on the same samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.offline.judge.judge import Judge, Judgement
 
 
 class Trials:
-    """Judges versions of ``mixed``, each once, and remembers the judgements. The data of ``judge`` must not be calibration data."""
+    """Judges each version of ``mixed`` once and stores the judgement. The data of ``judge`` must not be calibration data."""
 
     def __init__(self, mixed: MixedModel, judge: Judge) -> None:
         self.mixed, self.judge = mixed, judge
@@ -18,7 +18,7 @@ class Trials:
 
     @property
     def count(self) -> int:
-        """Versions run so far."""
+        """Number of versions run so far."""
         return len(self._known)
 
     def outcome(self, floats: Collection[str] = ()) -> Judgement:

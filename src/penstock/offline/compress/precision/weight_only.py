@@ -1,8 +1,9 @@
-"""Weights of large products in INT8 or INT4 with one scale a block, and FP32 activations, for products bound by memory.
+"""Weight-only quantisation: weights of large products in INT8 or INT4 with one scale per block, and FP32 activations.
 
-The products become ONNX Runtime's MatMulNBits, which multiplies without unpacking the weights first. A block is a run of weights
-along the summed axis. Integers are unsigned with their zero in the middle. The weight of largest magnitude becomes the integer
--2^(bits-1), so that all levels are used; the scale therefore has the opposite sign of that weight, as in the Q4_0 format of llama.cpp.
+This suits memory-bound products. They become ONNX Runtime's MatMulNBits, which multiplies without unpacking the weights first. A
+block is a run of weights along the summed axis. Integers are unsigned with zero in the middle of their range. The weight of largest
+magnitude becomes the integer -2^(bits-1), so that all levels are used; the scale therefore has the opposite sign of that weight, as
+in the Q4_0 format of llama.cpp.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from penstock.offline.judge.metrics import output_errors
 from penstock.tensor import Array
 
 _SHARES = np.linspace(1.0, 0.5, 21)
-"""Factors of the largest-weight scale that the search by squared error tries."""
+"""Factors that the search by squared error applies to the scale of the largest weight."""
 _INTEGERS, _FLOATS = 4, 1
-"""ONNX Runtime's ``accuracy_level``: activations rounded to INT8 a block and row, or kept."""
+"""ONNX Runtime's ``accuracy_level``: activations are rounded to INT8 by block and row, or stay FP32."""
 
 
 class WeightOnlyOptions(msgspec.Struct, frozen=True):
-    """How ``quantize_weights`` quantises."""
+    """Options of ``quantize_weights``."""
 
     bits: Literal[4, 8] = 8
-    """Bits of a weight."""
+    """Bits per weight."""
     block_size: Literal[16, 32, 64, 128, 256] = 32
-    """Weights that share an FP32 scale. Smaller blocks are more accurate but take more space."""
+    """Number of weights that share an FP32 scale. Smaller blocks are more accurate but take more space."""
     search: bool = False
     """Choose the scale of each block by least squared error instead of by its largest weight."""
     integer_products: bool = True
-    """Let the kernel round activations to INT8, each row and block separately, so that answers do not depend on the batch.
-    Otherwise, ONNX Runtime 1.31 on x86 is far slower than FP32 for 8 bits.
+    """Let the kernel round activations to INT8. Each row and block is rounded separately, so outputs do not depend on the batch. If
+    False, ONNX Runtime 1.31 on x86 is far slower with 8 bits than with FP32.
     """
     least_weights: Annotated[int, msgspec.Meta(ge=1)] = 1 << 16
     """Products with fewer weights stay float."""
@@ -46,10 +47,10 @@ class WeightOnlyOptions(msgspec.Struct, frozen=True):
 def quantize_weights(
     artifact: Artifact, data: Dataset | None = None, options: WeightOnlyOptions | None = None
 ) -> Artifact:
-    """``artifact`` with the weights of its large products in blocks of integers, to run on ONNX Runtime only.
+    """``artifact`` with the weights of its large products in blocks of integers. Only ONNX Runtime can run the result.
 
-    Facts: ``weight_error``, the relative error of the weights, and with ``data`` ``output_error``, that of the worst output.
-    Raises Unsupported if no product is large enough, and as ``FloatModel``.
+    The fact ``weight_error`` is the relative error of the weights. With ``data``, the fact ``output_error`` is the relative error
+    of the worst output. Raises Unsupported if no product is large enough, and the errors of ``FloatModel``.
     """
     options = options or WeightOnlyOptions()
     model = ProductModel(artifact, options.least_weights)
@@ -107,7 +108,7 @@ def _rounded(values: Array, scales: Array, middle: int) -> Array:
 def _block_product(
     model: ProductModel, product: Product, integers: Array, scales: Array, options: WeightOnlyOptions
 ) -> ir.Node:
-    # Two integers share a byte, the first in its low half.
+    # Two integers share a byte; the first one is in the low half.
     packed = integers if options.bits == 8 else integers[..., ::2] | (integers[..., 1::2] << 4)
     name = f"{product.weight_name}_int{options.bits}"
     attributes = {

@@ -1,1 +1,1 @@
-"""Pruning: weights set to zero (magnitude, N:M, iteratively with retraining); neurons, channels and heads taken out."""
+"""Pruning: set weights to zero (by magnitude, N:M, or iteratively with retraining), or remove channels and attention heads."""

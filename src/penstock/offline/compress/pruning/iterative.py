@@ -1,9 +1,9 @@
-"""Iterative pruning: prune a little, retrain, and repeat while a contract is met.
+"""Iterative pruning: alternate pruning and retraining while a contract is met.
 
-Han, Pool, Tran, Dally, "Learning both Weights and Connections for Efficient Neural Networks", 2015, with the cubic schedule of
-Zhu and Gupta, "To prune, or not to prune", 2017, §3: level t of T reaches the share ``1 - (1 - t/T)³`` of the goal, in large
-steps first and in small ones at the end. The model is already trained, so the paper's first phase is skipped. Surviving weights
-keep their values and are trained on; pruned weights stay zero.
+Han, Pool, Tran, Dally, "Learning both Weights and Connections for Efficient Neural Networks", 2015, with the cubic schedule of Zhu
+and Gupta, "To prune, or not to prune", 2017, §3: level t of T reaches the fraction ``1 - (1 - t/T)³`` of the goal, so the first
+steps are large and the last ones small. The model is already trained, so the first phase of Han et al. is skipped. Surviving
+weights keep their values, and training continues from them; pruned weights stay zero.
 
 Each level starts from the stored file of an earlier one, so an interrupted run continues to the same result.
 """
@@ -40,26 +40,28 @@ class IterativeOptions(Options, frozen=True):
     goal: PruneOptions = PruneOptions()
     """The sparsity to reach, and the weights to leave unpruned."""
     levels: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8
-    """How often to prune and retrain on the way to the goal."""
+    """Number of rounds of pruning and retraining up to the goal."""
     contract: Contract = Contract(max_accuracy_loss=0.005)
     """The contract that every level must meet on the held-out data; its latency is ignored."""
     retrain: FitOptions = FitOptions(epochs=10, learning_rate=3e-3)
-    """Training of each level; ``weight_decay`` is the L2 penalty. The paper retrains by SGD on labels, at a tenth of the original
-    learning rate or less. Distillation with AdamW tolerates a higher rate, and profits from it."""
+    """Training of each level; ``weight_decay`` is the L2 penalty. Han et al. retrain by SGD on labels, at a tenth of the original
+    learning rate or less. Distillation with AdamW tolerates and benefits from a higher rate.
+    """
     second_chance: NotNegative = 3.0
-    """Retrain a level that fails the contract for this many times ``retrain.epochs`` more; 0 disables this."""
+    """Retrain a level that fails the contract for additional epochs: this multiple of ``retrain.epochs``; 0 disables this."""
     retries: Annotated[int, msgspec.Meta(ge=0, le=20)] = 2
-    """Number of intermediate levels to try after a failure, each halfway back to the last good one."""
+    """Number of intermediate levels to try after a failure, each halfway between the failed level and the last good level."""
     l1: NotNegative = 0.0
-    """L1 penalty of prunable weights: each step moves them towards zero by this times the learning rate. The paper finds L2 better
-    where the survivors are retrained."""
+    """L1 penalty of prunable weights: each step moves them towards zero by this value times the learning rate. Han et al. find L2
+    better if the remaining weights are retrained.
+    """
 
 
 class PruningLevel(RoundEntry, frozen=True, kw_only=True):
     """One judged level."""
 
     factor: float
-    """Share of the goal, from 0 to 1."""
+    """Fraction of the goal, from 0 to 1."""
     epochs: float
     sparsity: float = 0.0
 
@@ -74,18 +76,18 @@ def prune_iteratively(
     on_progress: Progress = no_progress,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Artifact:
-    """Return the sparsest model of the run that meets the contract on ``held_out``, by default the last fifth of ``data``.
+    """Return the sparsest model of the run that meets the contract on ``held_out``, which defaults to the last fifth of ``data``.
 
-    Retraining distils from ``artifact`` and uses labels if ``data`` has them. ``folder`` keeps every level, so that a later call
-    with the same arguments continues there. The run ends before the next level once ``is_over()`` is true. The facts hold the
+    Retraining distils from ``artifact`` and uses labels if ``data`` has them. ``folder`` stores every level, so that a later call
+    with the same arguments continues from it. The run ends before the next level when ``is_over()`` is true. The facts contain the
     sparsity by layer, every level in order, and the accuracy of the original pruned to the same sparsities without retraining.
 
-    Raises ContractUnmet, with the levels as candidates, if no level meets the contract; InvalidArgument if ``folder`` holds
-    another run; Unsupported for weights that cannot be trained; and the errors of ``magnitude.prune``, ``Judge`` and ``fit``.
+    Raises ContractUnmet, with the levels as candidates, if no level meets the contract; InvalidArgument if ``folder`` holds another
+    run; Unsupported for weights that cannot be trained; and the errors of ``magnitude.prune``, ``Judge`` and ``fit``.
     """
     options = options or IterativeOptions()
     options.check()
-    # Fail now, not at the last level, if the rule cannot reach the goal.
+    # Fail before the first level if the rule cannot reach the goal.
     options.goal.rule.masks(prunable_weights(load_model(artifact), options.goal))
     if held_out is None:
         data, held_out = hold_out(artifact, data)
@@ -106,7 +108,7 @@ def prune_iteratively(
         levels.take(lambda checkpoint, step=step: retrain(step, checkpoint))  # type: ignore[misc]
         on_progress(min(len(levels.entries), options.levels - 1), options.levels)
     on_progress(options.levels, options.levels)
-    why = levels.entries[-1].objection if levels.entries else "there was no time for one"
+    why = levels.entries[-1].objection if levels.entries else "there was no time for a level"
     model, facts = levels.result(
         f"no level of pruning meets the contract: {why}",
         "allow a larger loss, more epochs, more levels, or more data",
@@ -116,7 +118,7 @@ def prune_iteratively(
 
 
 def next_step(levels: Sequence[PruningLevel], options: IterativeOptions) -> PruningLevel | None:
-    """The next level: its factor, start and epochs. None at the goal, or when no tries are left."""
+    """The next level: its factor, start and epochs. None at the goal, or when no more attempts are allowed."""
     good = max((n for n, level in enumerate(levels) if not level.objection), key=lambda n: levels[n].factor, default=-1)
     reached = levels[good].factor if good >= 0 else 0.0
     epochs = options.retrain.epochs
@@ -135,7 +137,7 @@ def next_step(levels: Sequence[PruningLevel], options: IterativeOptions) -> Prun
 
 
 def _one_shot(original: Artifact, levels: Rounds[PruningLevel], goal: PruneOptions) -> list[tuple[float, float]]:
-    """(sparsity, accuracy) of the original pruned to each level's sparsity without retraining."""
+    """Sparsity and accuracy of the original, pruned to each level's sparsity without retraining."""
     points = {}
     for factor in sorted({level.factor for level in levels.entries}):
         pruned = prune(original, _towards(goal, factor))
@@ -157,10 +159,10 @@ def retrain_pruned(
     l1: float = 0.0,
     **hooks: Any,
 ) -> Artifact:
-    """Prune ``artifact`` by ``options``, and train it to answer as ``teacher``: one level.
+    """One level: prune ``artifact`` by ``options``, and train it to reproduce the outputs of ``teacher``.
 
-    ``hooks`` are those of ``recover`` except ``before_step`` and ``after_step``. Raises Unsupported if a prunable weight cannot be
-    trained, and the errors of ``prune`` and ``recover``.
+    ``hooks`` are the hooks of ``recover`` except ``before_step`` and ``after_step``. Raises Unsupported if a prunable weight cannot
+    be trained, and the errors of ``prune`` and ``recover``.
     """
     weights = prunable_weights(load_model(artifact), options)
     model = TrainableModel(artifact)

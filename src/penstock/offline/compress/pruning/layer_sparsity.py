@@ -1,7 +1,7 @@
-"""Measure the sparsity that each layer tolerates, and choose sparsities that reach a total at the least predicted loss.
+"""Measure the loss of each layer by sparsity, and choose sparsities that reach a total with the least predicted loss.
 
-Each layer is pruned alone to several sparsities, which gives a curve per layer (Han et al., 2015, §3.2, "sensitivity"). The loss
-can only grow with sparsity, so an isotonic fit removes the noise of few samples. Losses of layers are assumed to add up.
+Each layer is pruned alone to several sparsities, which gives a curve per layer (Han et al., 2015, §3.2, "sensitivity"). The true
+loss only grows with sparsity, so an isotonic fit reduces the noise of few samples. Losses of layers are assumed to add up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LayerCurve(msgspec.Struct, frozen=True):
     sparsities: tuple[float, ...]
     accuracies: tuple[float, ...]
     divergences: tuple[float, ...]
-    """Mean divergence from the original's answers: KL of the class shares, or relative error if the metric is fidelity."""
+    """Mean divergence from the original's outputs: KL of the class probabilities, or relative error if the metric is fidelity."""
 
     def fitted(self) -> Array:
         """The isotonic least-squares fit of the divergences; 0 without pruning."""
@@ -59,7 +59,7 @@ class LayerSensitivity(msgspec.Struct, frozen=True):
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """Sparsities by weight that reach a total, and their predicted cost."""
+    """Sparsities by weight name that together reach a total, and their predicted divergence."""
 
     sparsities: dict[str, Part]
     predicted: float
@@ -82,8 +82,8 @@ def measure_layers(
 ) -> LayerSensitivity:
     """Measure the curve of every prunable weight of ``artifact`` on held-out ``data``. The rule in ``options`` is ignored.
 
-    Takes one run over the data per layer and point. Raises InvalidConfig for a grid that is not between 0 and 1, and the errors
-    of ``magnitude.prune`` and ``Judge``.
+    This takes one run over the data per layer and point. Raises InvalidConfig for a grid that is not between 0 and 1, and the
+    errors of ``magnitude.prune`` and ``Judge``.
     """
     options = options or PruneOptions()
     points = sorted({float(point) for point in grid} - {0.0})
@@ -117,8 +117,8 @@ def measure_layers(
 def allocate(curves: Sequence[LayerCurve], sparsity: float) -> Allocation:
     """Choose the sparsities of layers that together reach ``sparsity`` at the least predicted divergence.
 
-    Steps along the lower convex hulls of the fitted curves are taken in order of divergence per weight, the last one in part. That
-    is optimal for the hulls (Shoham and Gersho, "Efficient bit allocation for an arbitrary set of quantizers", 1988).
+    Steps along the lower convex hulls of the fitted curves are taken in order of divergence per weight; the last step may be
+    partial. This is optimal for the hulls (Shoham and Gersho, "Efficient bit allocation for an arbitrary set of quantizers", 1988).
     Raises InvalidConfig if the curves end at a lower sparsity.
     """
     total = max(1, sum(curve.size for curve in curves))
@@ -133,7 +133,8 @@ def allocate(curves: Sequence[LayerCurve], sparsity: float) -> Allocation:
     if removed < goal * (1 - 1e-9):
         reach = sum(curve.size * curve.sparsities[-1] for curve in curves) / total
         raise InvalidConfig(
-            f"a sparsity of {sparsity:g} is beyond the measured {reach:.4g}", "measure the layers at higher sparsities"
+            f"a sparsity of {sparsity:g} is beyond the measured maximum, {reach:.4g}",
+            "measure the layers at higher sparsities",
         )
     return Allocation({name: min(1.0, value) for name, value in chosen.items()}, predicted, removed / total)
 

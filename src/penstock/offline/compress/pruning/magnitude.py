@@ -1,6 +1,6 @@
-"""Magnitude pruning: the smallest weights become zero.
+"""Magnitude pruning: set the smallest weights to zero.
 
-A rule selects them: the smallest of the whole model, a given share of each layer, or all below a multiple of the layer's
+A rule selects the weights: the smallest of the whole model, a given fraction of each layer, or all below a multiple of the layer's
 standard deviation (Han et al., "Learning both Weights and Connections for Efficient Neural Networks", 2015, §3.2). On a tie, the
 weight that comes first in the file is pruned, so the result is deterministic.
 """
@@ -23,10 +23,10 @@ from penstock.offline.optimize.model import load_model, to_bytes
 from penstock.tensor import Array
 
 Masks = dict[str, Array]
-"""Boolean arrays by weight name, of the weight's shape; true for the elements that are kept."""
+"""Boolean arrays by weight name, with the weight's shape; True for the elements that are kept."""
 
 LAYER_CAP = 0.99
-"""Largest share of its weights that one layer may lose. A layer without weights would pass no signal on."""
+"""Maximum sparsity of one layer. A layer without weights would not pass a signal on."""
 
 _WEIGHT_INPUTS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (1,), "MatMul": (0, 1)}
 
@@ -35,12 +35,12 @@ class GlobalRule(msgspec.Struct, frozen=True, tag="global"):
     """Prune the smallest magnitudes of all prunable weights together."""
 
     sparsity: Part = 0.9
-    """Share of all prunable weights that become zero."""
+    """Fraction of all prunable weights that become zero."""
     layer_cap: Part = LAYER_CAP
-    """Largest share of its weights that one layer may lose."""
+    """Maximum sparsity of one layer."""
 
     def scaled(self, factor: float) -> GlobalRule:
-        """This rule at ``factor`` (0 to 1) of its goal."""
+        """This rule with ``factor`` (0 to 1) times its goal."""
         return msgspec.structs.replace(self, sparsity=self.sparsity * factor)
 
     def masks(self, weights: Mapping[str, Array]) -> Masks:
@@ -51,7 +51,7 @@ class GlobalRule(msgspec.Struct, frozen=True, tag="global"):
         count, most = int(self.sparsity * together.size), int(np.isfinite(together).sum())
         if count > most:
             raise InvalidConfig(
-                f"a sparsity of {self.sparsity:g} cannot be reached while no layer may lose more than {self.layer_cap:g}",
+                f"a sparsity of {self.sparsity:g} cannot be reached with a maximum of {self.layer_cap:g} for each layer",
                 f"ask for at most {math.floor(1e4 * most / together.size) / 1e4:.2%}, or, in Python, raise layer_cap",
             )
         parts = np.split(~smallest(together, count), np.cumsum([score.size for score in scores])[:-1])
@@ -59,7 +59,7 @@ class GlobalRule(msgspec.Struct, frozen=True, tag="global"):
 
 
 class LayerRule(msgspec.Struct, frozen=True, tag="layers"):
-    """Prune the smallest magnitudes of each layer, up to a share given per layer."""
+    """Prune the smallest magnitudes of each layer to a sparsity given per layer."""
 
     sparsities: dict[str, Part]
     """Sparsity by weight name. Other weights stay dense."""
@@ -75,7 +75,7 @@ class LayerRule(msgspec.Struct, frozen=True, tag="layers"):
 
 
 class DeviationRule(msgspec.Struct, frozen=True, tag="deviations"):
-    """Prune weights below ``quality`` times the standard deviation of their layer, as in the paper."""
+    """Prune weights below ``quality`` times the standard deviation of their layer, as in Han et al., 2015."""
 
     quality: Annotated[float, msgspec.Meta(ge=0)] = 1.0
     """The largest weight of a layer always stays."""
@@ -96,11 +96,11 @@ Rule = GlobalRule | LayerRule | DeviationRule
 
 
 class PruneOptions(msgspec.Struct, frozen=True):
-    """How much to prune, and which weights to leave unpruned."""
+    """The rule of pruning, and the weights to leave unpruned."""
 
     rule: Rule = GlobalRule()
     embeddings: bool = False
-    """Also prune embedding tables, which Gather reads."""
+    """Also prune embedding tables (weights of Gather)."""
     skip: tuple[str, ...] = ()
     """Names of weights to leave unpruned."""
 
@@ -122,8 +122,8 @@ def prune(artifact: Artifact, options: PruneOptions | None = None) -> Artifact:
 def prunable_weights(model: ir.Model, options: PruneOptions | None = None) -> dict[str, Array]:
     """The constant float weights of Conv, ConvTranspose, Gemm and MatMul, in file order. The arrays are read-only.
 
-    A weight that several nodes share appears once. It is excluded if any of them reads it in another role, such as an
-    embedding that is also the output layer. Raises the errors of ``prune``.
+    A weight that several nodes share appears once. It is excluded if any node uses it in another role, such as an embedding that is
+    also the output layer. Raises the errors of ``prune``.
     """
     options = options or PruneOptions()
     found = {
@@ -141,12 +141,12 @@ def prunable_weights(model: ir.Model, options: PruneOptions | None = None) -> di
         )
     for name, array in found.items():
         if not np.isfinite(array.astype(np.float32) if array.dtype.itemsize < 4 else array).all():
-            raise InvalidModel(f"weight '{name}' holds NaN or infinity", "train or export the model again")
+            raise InvalidModel(f"weight '{name}' contains NaN or infinity", "train or export the model again")
     return found
 
 
 def masked(array: Array, mask: Array) -> Array:
-    """A copy of ``array`` that holds +0 where ``mask`` is false."""
+    """A copy of ``array`` with +0 where ``mask`` is False."""
     return np.asarray(np.where(mask, array, np.zeros((), array.dtype)))
 
 
@@ -159,7 +159,7 @@ def write_weights(model: ir.Model, arrays: Mapping[str, Array]) -> None:
 
 
 def sparsity_facts(weights: Mapping[str, Array]) -> dict[str, Any]:
-    """Counts of weights and nonzero weights, by layer and in total. ``fewer`` is the ratio of the two totals."""
+    """Numbers of weights and of nonzero weights, by layer and in total. ``fewer`` is the ratio of the two totals."""
 
     def counts(weights: int, nonzero: int) -> dict[str, Any]:
         return {"weights": weights, "nonzero": nonzero, "sparsity": round(1 - nonzero / max(1, weights), 6)}

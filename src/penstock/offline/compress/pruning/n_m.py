@@ -1,7 +1,7 @@
-"""N:M sparsity: every output keeps the N largest of each M neighbouring input channels, at each kernel position.
+"""N:M sparsity: for every output and kernel position, keep the N largest weights of each M neighbouring input channels.
 
-Engines with sparse kernels multiply such matrices faster, for example 2:4 on NVIDIA GPUs since Ampere. ONNX Runtime's CPU
-kernels do not.
+Engines with sparse kernels multiply such matrices faster, for example 2:4 on NVIDIA GPUs since Ampere. ONNX Runtime's CPU kernels
+do not support this.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class NMOptions(Options, frozen=True):
     """The pattern, and the weights to leave unpruned."""
 
     n: Annotated[int, msgspec.Meta(ge=1)] = 2
-    """Weights kept in each group."""
+    """Number of weights kept in each group."""
     m: Annotated[int, msgspec.Meta(ge=2, le=64)] = 4
-    """Input channels in a group. A layer whose number of input channels is not a multiple of it is left unpruned."""
+    """Input channels in a group. A layer is left unpruned if its number of input channels is not a multiple of ``m``."""
     skip: tuple[str, ...] = ()
     """Names of weights to leave unpruned."""
 
@@ -42,13 +42,13 @@ class NMOptions(Options, frozen=True):
 def prune_n_m(artifact: Artifact, options: NMOptions | None = None) -> Artifact:
     """Return ``artifact`` with N of M weights kept. On a tie, the first weight is kept.
 
-    The fact ``pattern`` gives each layer's share of the magnitude that was kept, or why the layer was left unpruned.
+    The fact ``pattern`` has, for each layer, the fraction of the magnitude that was kept, or the reason why it was left unpruned.
     Raises InvalidConfig for numbers out of range, or if N is not below M, and the errors of ``magnitude.prune``.
     """
     options = options or NMOptions()
     options.check()
     if options.n >= options.m:
-        raise InvalidConfig(f"{options.n} of {options.m} weights kept leaves nothing to prune", "choose n below m")
+        raise InvalidConfig(f"nothing to prune: n is {options.n} and m is {options.m}", "choose n below m")
     model = infer_shapes(read_proto(artifact))
     weights = prunable_weights(model, PruneOptions(skip=options.skip))
     pattern = {}
@@ -63,7 +63,7 @@ def _prune_layer(weight: ir.Value, array: Array, options: NMOptions) -> tuple[Ar
     """The pruned array, and the facts about it."""
     axis = _input_axis(weight)
     if axis is None:
-        return array, {"left_alone": "its readers sum over different axes"}
+        return array, {"left_alone": "its consumers sum over different axes"}
     if array.shape[axis] % options.m:
         return array, {"left_alone": f"{options.m} does not divide its {array.shape[axis]} input channels"}
     mask = np.moveaxis(n_m_mask(np.moveaxis(array, axis, -1), options.n, options.m), -1, axis)
@@ -73,7 +73,7 @@ def _prune_layer(weight: ir.Value, array: Array, options: NMOptions) -> tuple[Ar
 
 
 def n_m_mask(rows: Array, n: int, m: int) -> Array:
-    """True for the ``n`` largest magnitudes of every ``m`` neighbours along the last axis, whose length ``m`` divides."""
+    """True for the ``n`` largest magnitudes of every ``m`` neighbours along the last axis, whose length is a multiple of ``m``."""
     groups = np.abs(rows).reshape(*rows.shape[:-1], -1, m)
     order = np.argsort(-groups, axis=-1, kind="stable")
     mask = np.zeros(groups.shape, bool)
@@ -82,12 +82,14 @@ def n_m_mask(rows: Array, n: int, m: int) -> Array:
 
 
 def _input_axis(weight: ir.Value) -> int | None:
-    """The axis over which a weight's products are summed, or None if its readers sum over different axes."""
+    """The axis over which a weight's products are summed, or None if its consumers sum over different axes."""
     axes = set()
     rank = graph.rank(weight) or 2
     for use in weight.uses():
         form = form_of(use.node)
-        if form is None or use.node.op_type == "MatMul":  # a MatMul may read the weight on either side, or as a stack
+        if (
+            form is None or use.node.op_type == "MatMul"
+        ):  # a MatMul may have the weight on either side, or as a stack of matrices
             axes.add(rank - 2 if use.idx == 1 else rank - 1)
         else:
             axes.add(form.inputs)

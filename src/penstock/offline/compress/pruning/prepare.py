@@ -30,7 +30,7 @@ def prepare(artifact: Artifact) -> ir.Model:
 def _one_transpose(last: ir.Node) -> None:
     """Replace Reshape to [-1, a, b], Transpose, Reshape to […, b, a] by one Transpose of the last two axes.
 
-    Exporters write the keys of attention like that where the batch is free.
+    Exporters write attention keys in this form if the batch size is free.
     """
     middle = _before(last, "Reshape")
     first = _before(middle, "Transpose")
@@ -46,7 +46,7 @@ def _one_transpose(last: ir.Node) -> None:
 
 
 def _before(node: ir.Node | None, op_type: str) -> ir.Node | None:
-    """The producer of ``node``'s input, if ``node`` is an ``op_type`` and the only reader."""
+    """The producer of ``node``'s input, if ``node`` is an ``op_type`` and the only consumer."""
     source = node.inputs[0] if node is not None and node.op_type == op_type and node.domain == "" else None
     if source is None or graph.sole_consumer(source) is None:
         return None

@@ -1,4 +1,4 @@
-"""Pruning in rounds: each starts from an earlier one, is judged against a contract on held-out data, and is kept in a folder.
+"""Pruning in rounds: each round starts from an earlier one, is judged by a contract on held-out data, and is stored in a folder.
 
 A later run of the same model, data and options reads its first rounds from that folder.
 """
@@ -22,12 +22,12 @@ class RoundEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One judged round."""
 
     start: int
-    """The round that this one started from; -1 is the original."""
+    """The number of the round that this one started from; -1 is the original."""
     accuracy: float = 0.0
     loss: float = 0.0
     """Loss of accuracy on held-out samples, against the original."""
     objection: str = ""
-    """Why the round does not meet the contract; empty if it does."""
+    """The reason why the round does not meet the contract; empty if it does."""
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -57,9 +57,11 @@ class Rounds(Generic[E]):
         folder: Path | None,
         *decides: object,
     ) -> None:
-        """The best round is the first of highest ``rank`` that meets ``contract``, whose latency bound is ignored.
+        """The best round is the one of highest ``rank`` that meets ``contract``; on a tie, the first. The contract's latency is
+        ignored.
 
-        ``folder`` keeps every round. Two runs are the same if the original, the held-out data and ``decides`` (plain data) are.
+        ``folder`` stores every round. Two runs are the same if the original, the held-out data and ``decides`` (plain data) are the
+        same.
         """
         self.entries: list[E] = []
         self.models = {-1: judge.original}
@@ -75,7 +77,7 @@ class Rounds(Generic[E]):
         return max(good, key=lambda number: self._rank(self.entries[number]), default=-1)
 
     def take(self, make: Callable[[Path | None], tuple[Artifact, E] | None]) -> bool:
-        """Read the next round from the folder, or ``make`` its model and entry. False if ``make`` returns None.
+        """Read the next round from the folder, or call ``make`` for its model and entry. False if ``make`` returns None.
 
         ``make`` receives a path for a checkpoint. Raises InvalidArgument if the folder holds another run or a damaged file.
         """
@@ -91,7 +93,7 @@ class Rounds(Generic[E]):
             if path and checkpoint:
                 write_checkpoint(path, _Kept(self._origin, msgspec.to_builtins(found[1]), found[0].data))
                 checkpoint.unlink(missing_ok=True)
-                # A stored later round continued from a different model than this one.
+                # Stored later rounds continue from a different model than this one.
                 path.with_name(f"{self._name}-{number + 1:03}.kept").unlink(missing_ok=True)
         self.models[number], entry = found
         self.entries.append(entry)

@@ -1,8 +1,8 @@
-"""Bias correction: rounding weights and activations shifts the mean of a layer's results; a new bias shifts it back.
+"""Bias correction: rounding weights and activations shifts the mean of a layer's results; a new bias restores the mean.
 
-M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019, §4.2, in the empirical
-form of its appendix D: b -= E[Wq x̂ - W x] for each output channel, layer by layer in the graph's order, where x̂ comes from the
-layers that are already corrected. Both models run over the data, and only means are kept.
+M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019, §4.2, in the empirical form of
+its appendix D: b -= E[Wq x̂ - W x] for each output channel, layer by layer in the graph's order, where x̂ is computed with the
+previous layers already corrected. Both models run over the data, and only means are kept.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from penstock.offline.sessions import Overridden, loaded, signature_of
 from penstock.tensor import Array, Signature
 
 _HELD_OUT = 0.25
-"""Share of the samples on which the outputs' error is measured; the means come from the others."""
+"""Fraction of the samples on which the outputs' error is measured. The others give the means."""
 _SAMPLES = 256
-"""Only the first samples are used, at most this many. About 50 are enough for means."""
+"""Maximum number of samples, from the beginning of the data. About 50 are enough for means."""
 _BATCH = 32
 _INT32 = np.iinfo(np.int32)
 
 Corrections = dict[str, Array]
-"""By layer, the correction to subtract from its bias, one number per channel."""
+"""The correction to subtract from each layer's bias, one number per channel."""
 
 
 def correct_biases(original: Artifact, quantised: Artifact, data: Dataset) -> Artifact:
-    """``quantised``, made by ``quantize`` from ``original``, with biases that restore the layers' means.
+    """Correct the biases of ``quantised``, which ``quantize`` made from ``original``, so that they restore the layers' means.
 
-    Corrects all layers if that lowers the mean relative error of the outputs on samples held out. Otherwise corrects only those
-    layers that lower it one by one. INT32 biases keep their scale. A Conv or Gemm without a bias gets one, which its integer kernel
-    adds at no cost. A MatMul is corrected in the constant that the Add after it adds.
-    Raises Unsupported if no quantised layer of ``original`` is found in ``quantised``; InvalidData if the data do not fit or are fewer
-    than two samples.
+    All layers are corrected if that lowers the mean relative error of the outputs on held-out samples. Otherwise layers are tried
+    one by one, and only corrections that lower the error are kept. INT32 biases keep their scale. A Conv or Gemm without a bias
+    gets one, which its integer kernel adds at no cost. For a MatMul, the correction changes the constant of the following Add.
+    Raises Unsupported if no quantised layer of ``original`` is found in ``quantised``; InvalidData if the data do not fit or are
+    fewer than two samples.
     """
     rows = min(_SAMPLES, data.count)
     if rows < 2:
-        raise InvalidData(f"bias correction needs at least 2 samples, got {rows}", "give at least 2")
+        raise InvalidData(f"bias correction needs at least 2 samples, got {rows}", "give at least 2 samples")
     known = float_model(original)
     layers, plain = _layers(quantised, known), known.artifact()
     signature = signature_of(original)
@@ -78,13 +78,13 @@ class _Layer(NamedTuple):
     """A layer of both models."""
 
     name: str
-    """The node's name in both."""
+    """The node's name in both models."""
     wanted: str
     """The tensor of the float model."""
     found: str
     """The tensor of the quantised model, before rounding."""
     axis: int
-    """The axis of its channels."""
+    """The axis of the channels."""
 
 
 def _layers(quantised: Artifact, original: FloatModel) -> list[_Layer]:
@@ -121,7 +121,7 @@ class _Probe:
         nodes = {f"{node.name}": node for node in model.graph}
         self.biases: dict[str, _Bias] = {}
         self.refusals: dict[str, str] = {}
-        """The layers whose biases cannot be corrected, and why."""
+        """The reasons why biases cannot be corrected, by layer."""
         for layer in layers:
             try:
                 self.biases[layer.name] = _own_bias(nodes[layer.name])
@@ -139,7 +139,7 @@ class _Probe:
         return _means(self._taps, {layer.found: layer.axis}, group, self._values(corrections))[layer.found]
 
     def error(self, corrections: Corrections) -> float:
-        """The mean relative error of the outputs on the samples held out, with ``corrections``."""
+        """The mean relative error of the outputs on the held-out samples, with ``corrections``."""
         with loaded(self._taps.showing(self._whole), as_written=True) as model:
             corrected = Overridden(model, self._values(corrections), self._signature)
             outputs = answers(corrected, self._held_out, _BATCH)
@@ -152,7 +152,7 @@ class _Probe:
 def _correct(
     probe: _Probe, layers: Sequence[_Layer], wanted: Mapping[str, Array], one_by_one: bool
 ) -> tuple[Corrections, dict[str, str]]:
-    """The corrections by layer, and the reasons for the layers left. With ``one_by_one`` each must lower the error."""
+    """The corrections by layer, and the reasons for uncorrected layers. With ``one_by_one``, each correction must lower the error."""
     best = probe.error({}) if one_by_one else 0.0
     corrections: Corrections = {}
     left: dict[str, str] = {}
@@ -166,7 +166,7 @@ def _correct(
             if one_by_one:
                 after = probe.error(tried)
                 if after >= best:
-                    raise Unsupported("the outputs' error does not fall")
+                    raise Unsupported("the correction does not lower the outputs' error")
                 best = after
             corrections = tried
         except Unsupported as refusal:
@@ -185,15 +185,15 @@ def _corrected(quantised: Artifact, corrections: Corrections) -> bytes:
 
 
 class _Bias(NamedTuple):
-    """A layer's bias, a constant that only this layer reads."""
+    """A layer's bias: a constant that only this layer uses."""
 
     value: ir.Value
     start: Array
     scale: Array | None
-    """Of INT32 biases; None for FP32."""
+    """The scale of an INT32 bias; None for FP32."""
 
     def lowered(self, by: Array) -> Array:
-        """The bias less ``by``, one number a channel. Raises Unsupported if it does not fit its type."""
+        """The bias minus ``by``, one number per channel. Raises Unsupported if the result does not fit the bias's type."""
         if self.scale is None:
             return np.asarray(self.start - by.reshape(self.start.shape), np.float32)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -204,29 +204,29 @@ class _Bias(NamedTuple):
 
 
 def _own_bias(node: ir.Node) -> _Bias:
-    """Give ``node`` a bias that only it reads. Raises Unsupported if its bias cannot be corrected."""
+    """Give ``node`` a bias that no other node uses. Raises Unsupported if the bias cannot be corrected."""
     if node.op_type == "MatMul":
         reader = graph.sole_consumer(node.outputs[0])
         if reader is None or reader.op_type != "Add":
-            raise Unsupported("the output of the MatMul is not read by a single Add")
+            raise Unsupported("the only consumer of the MatMul's output must be one Add")
         return _own_float(reader, int(reader.inputs[0] is node.outputs[0]), node)
     form = form_of(node)
     if form is None or form.alpha != 1 or form.beta != 1:
-        raise Unsupported("a Gemm that scales its product or its bias")
+        raise Unsupported("the Gemm scales its product or its bias")
     bias = graph.input_of(node, 2)
     source = None if bias is None else bias.producer()
     if bias is None:
-        # Integer kernels demand that the scale of a bias is that of the input times that of the weight.
+        # In integer kernels, the scale of a bias must be the input's scale times the weight's scale.
         scales = [_constant_input(value.producer(), 1) for value in node.inputs[:2] if value is not None]
         if len(scales) < 2 or scales[0] is None or scales[1] is None:
-            raise Unsupported("its scales are not constant")
+            raise Unsupported("the scales are not constant")
         scale = np.asarray(scales[0] * scales[1], np.float32)
         return _own_integers(node, np.zeros(_channels(node), np.int32), scale)
     if source is None:
         return _own_float(node, 2, node)
     integers, known_scale = _constant_input(source, 0), _constant_input(source, 1)
     if source.op_type != "DequantizeLinear" or integers is None or known_scale is None or integers.dtype != np.int32:
-        raise Unsupported("a bias that is not constant")
+        raise Unsupported("the bias is not constant")
     return _own_integers(node, integers, known_scale)
 
 
@@ -255,7 +255,7 @@ def _own_float(node: ir.Node, index: int, layer: ir.Node) -> _Bias:
     channels = _channels(layer)
     is_bias = bias is not None and bias.dtype == np.float32 and (bias.size, *bias.shape[-1:]) == (channels, channels)
     if value is None or bias is None or not is_bias:
-        raise Unsupported("no FP32 constant with one number a channel is added to it")
+        raise Unsupported("the Add has no FP32 constant with one number per channel")
     own = graph.add_constant(owner, bias, f"{value.name}")
     node.replace_input_with(index, own)
     return _Bias(own, bias, None)
@@ -279,7 +279,7 @@ def _means(
 ) -> dict[str, Array]:
     """The FP64 mean of every channel of the tensors in ``axes``, which maps each to the axis of its channels.
 
-    ``group`` and ``values`` as in ``Taps.run``.
+    ``group`` and ``values`` are the arguments of ``Taps.run``.
     """
     sums: dict[str, Array] = {}
     counts = dict.fromkeys(axes, 0)

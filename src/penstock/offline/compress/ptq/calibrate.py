@@ -26,18 +26,18 @@ def collect(
     progress: Progress = no_progress,
     memory_bytes: int = 256 << 20,
 ) -> dict[str, TensorStatistics]:
-    """Statistics of ``tensors``, by default of all that an integer version of the model may need a range for.
+    """Statistics of ``tensors``, by default of all tensors for which an integer version of the model may need a range.
 
-    ``data`` holds an array for each input by name, samples along the first axis, or is an iterable of such mappings, whose
-    shapes may differ (``batches.py``). Batches have at most ``batch_size`` samples; a model with a fixed first axis of k
-    gets k at a time. Batching changes the histograms only if it changes the engine's results.
-    Within a build, statistics of the same model on the same ``Dataset`` are collected once.
-    Memory: one histogram a tensor, and up to ``memory_bytes`` for the outputs of one batch, or the size of the largest.
+    ``data`` holds an array for each input by name, samples along the first axis, or is an iterable of such mappings, whose shapes
+    may differ (``batches.py``). Batches have at most ``batch_size`` samples, or the model's fixed batch size. The batch size
+    changes the histograms only if it changes the engine's results. Within a build, statistics of the same model on the same
+    ``Dataset`` are collected once. Memory: one histogram per tensor, and up to ``memory_bytes`` (or the largest tensor, if that is
+    larger) for one batch.
 
-    A tensor that is always empty keeps an empty histogram. ``ranges`` gives it no range, so that its operators stay float.
+    A tensor that is always empty has an empty histogram. ``ranges`` gives it no range, so that its operators stay float.
 
-    Raises as ``Taps`` if the data do not fit the model or the memory, or make a tensor NaN or infinite; Unsupported if the
-    model has nothing to quantise; InvalidArgument if ``tensors`` names one that is not FP32.
+    Raises the errors of ``Taps`` if the data do not fit the model or the memory, or if a tensor becomes NaN or infinite;
+    Unsupported if the model has nothing to quantise; InvalidArgument if ``tensors`` names a tensor that is not FP32.
     """
     model = float_model(artifact)
     names = _checked(model, tensors)
@@ -53,7 +53,7 @@ def collect(
         taps = Taps(model.artifact(), data, batch_size=batch_size, memory_bytes=memory_bytes, signature=signature)
         for name, array in taps.run([name for name in missing if name not in fixed], progress):
             found[name].histogram.update(array)
-            del array  # frees it before the next batch runs
+            del array  # frees the array before the next batch runs
         known |= found
     return {name: known[name] for name in names}
 

@@ -1,9 +1,10 @@
-"""Detect calibration data that are unlike the data that a model is judged on, and so give the wrong ranges.
+"""Detect calibration data that differ from the evaluation data and therefore give wrong ranges.
 
-The population stability index compares each tensor's histograms on both, over tenths of the calibration values:
-PSI = Σ (e - c)·ln(e / c), where c and e are the shares of a bin. By convention 0.1 is a change and 0.25 a shift. Two samples of
-one population have a PSI of about (bins - 1)(1/n + 1/m) [Yurdakul, "Statistical Properties of Population Stability Index", 2018].
-Values within a sample are not independent, so n and m are the numbers of samples. A finding must exceed that PSI by a factor.
+The population stability index compares each tensor's histograms on both data sets, with one bin per tenth of the calibration
+values: PSI = Σ (e - c)·ln(e / c), where c and e are a bin's fractions of calibration and evaluation values. By convention, 0.1 is a
+change and 0.25 a shift. The expected PSI of two samples of one population is about (bins - 1)(1/n + 1/m) [Yurdakul, "Statistical
+Properties of Population Stability Index", 2018]. Values within a sample are not independent, so n and m are the numbers of samples.
+A finding must exceed the expected PSI by a factor.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from penstock.tensor import Array
 
 _SHIFT = 0.25
 _NOISE_FACTOR = 3.0
-"""How many times the expected PSI of equal populations a finding must exceed."""
+"""A finding must exceed the expected PSI of equal populations by this factor."""
 _TENTHS = 10
 _ROWS, _BYTES = 512, 64 << 20
-"""Maximum number of samples of each data set that are compared, and of their bytes."""
+"""Maximum number of samples, and of their bytes, that are compared from each data set."""
 _BEYOND = 0.001
-"""Share of values beyond the calibrated extremes that is reported, given enough samples."""
+"""Minimum fraction of values beyond the calibrated extremes to report, given enough samples."""
 _PSEUDO_COUNT = 0.5
-"""Added to each bin, in samples, so that an empty one has a finite logarithm."""
+"""Number of samples added to each bin, so that an empty bin has a finite logarithm."""
 
 
 class Drift(msgspec.Struct, frozen=True):
@@ -47,9 +48,9 @@ class Drift(msgspec.Struct, frozen=True):
     calibration_median: float
     evaluation_median: float
     beyond: float
-    """Share of evaluation values below the least or above the largest calibration value, to the width of a bin of 1/2048."""
+    """Fraction of evaluation values beyond the calibration values' extremes, with a resolution of 1/2048 of the histogram's range."""
     bearable: float = _BEYOND
-    """The largest share of values beyond that can be chance, for this number of samples."""
+    """The largest fraction of values beyond the extremes that can be chance, for this number of samples."""
 
     @property
     def is_shifted(self) -> bool:
@@ -65,32 +66,32 @@ class Drift(msgspec.Struct, frozen=True):
                 f"the median is {self.calibration_median:.3g} in calibration and {self.evaluation_median:.3g} in evaluation"
             )
         if self.beyond > self.bearable:
-            parts.append(f"{self.beyond:.1%} of its evaluation values lie beyond the extremes seen in calibration")
+            parts.append(f"{self.beyond:.1%} of its evaluation values are beyond the extremes seen in calibration")
         return f"tensor '{self.tensor}': {'; '.join(parts) or f'alike (PSI {self.psi:.2f})'}"
 
 
 def find_drift(artifact: Artifact, calibration: Dataset, evaluation: Dataset) -> list[Drift]:
     """The drift of every FP32 input and first-layer result of ``artifact``, in the model's order.
 
-    Raises as ``collect``; InvalidData if there is no such tensor, as in a model of integers only.
+    Raises the errors of ``collect``, and InvalidData if there is no such tensor, as in a model of integers only.
     """
     model = float_model(artifact)
     tensors = [name for name in model.input_names if model.is_float(name)] + _first_layer(model)
     if not tensors:
-        raise InvalidData("the model has no FP32 input or first layer to compare data by")
+        raise InvalidData("the model has no FP32 input or first layer on which to compare the data")
     before, after = (collect(artifact, data, list(dict.fromkeys(tensors))) for data in (calibration, evaluation))
     counts = calibration.count, evaluation.count
     return [compare_histograms(name, before[name].histogram, after[name].histogram, counts) for name in before]
 
 
 def compare_histograms(tensor: str, calibration: Histogram, evaluation: Histogram, samples: tuple[int, int]) -> Drift:
-    """The drift between two histograms, made of ``samples`` independent samples. Raises InvalidData if one is empty."""
+    """The drift between two histograms of ``samples`` independent samples each. Raises InvalidData if a histogram is empty."""
     if not (calibration.count and evaluation.count):
         raise InvalidData(f"tensor '{tensor}' is empty and cannot be compared")
     exponent = max(calibration.exponent, evaluation.exponent)
     old, new = _shares(calibration, exponent), _shares(evaluation, exponent)
     tenth = np.floor(_TENTHS * (np.cumsum(old) - old / 2)).clip(0, _TENTHS - 1).astype(np.intp)
-    # A bin cannot be split, so it belongs to the tenth of its middle. Zero alone is often a tenth or more.
+    # A histogram bin cannot be split, so it belongs to the tenth of its middle. Often more than a tenth of the values are zero.
     groups = np.unique(tenth, return_inverse=True)[1]
     bins = int(groups.max()) + 1
     shares = []
@@ -107,22 +108,22 @@ def compare_histograms(tensor: str, calibration: Histogram, evaluation: Histogra
         _median(old, exponent),
         _median(new, exponent),
         float(new[: filled[0]].sum() + new[filled[-1] + 1 :].sum()),
-        # The next value of a population lies beyond n others with probability 2 / (n + 1).
+        # The next value of a population is beyond n others with probability 2 / (n + 1).
         max(_BEYOND, _NOISE_FACTOR * 2 / (samples[0] + 1)),
     )
 
 
 def shift_warnings(found: list[Drift]) -> list[str]:
-    """Warnings about shifted tensors; empty if the data are alike."""
-    return [f"calibration data are unlike the evaluation data: {one.text}" for one in found if one.is_shifted]
+    """Warnings about shifted tensors; empty if the data are similar."""
+    return [f"the calibration data differ from the evaluation data: {one.text}" for one in found if one.is_shifted]
 
 
 def about(
     artifact: Artifact, fitted: Dataset | None, judged: Dataset, max_loss: float, multiple: int = 1
 ) -> tuple[str, ...]:
-    """Notes on the data before a build: too few samples ``judged``, or samples that are unlike those ``fitted``.
+    """Notes on the data before a build: too few ``judged`` samples, or ``judged`` samples that differ from the ``fitted`` samples.
 
-    ``artifact`` is the FP32 model, which takes ``multiple`` samples at a time. Empty if it does not run on the data.
+    ``artifact`` is the FP32 model; its batches are multiples of ``multiple``. No notes if it does not run on the data.
     """
     try:
         with loaded(artifact) as model:
@@ -137,7 +138,7 @@ def about(
 
 
 def _first_layer(model: FloatModel) -> list[str]:
-    """Results of the linear operators that no other linear operator precedes."""
+    """Outputs of the linear operators that no other linear operator precedes."""
     reached = set(model.input_names)
     found = []
     for node in model.nodes:
@@ -151,7 +152,7 @@ def _first_layer(model: FloatModel) -> list[str]:
 
 
 def _shares(histogram: Histogram, exponent: int) -> Array:
-    """Shares of the 4096 bins for R = 2^exponent, with that of zero between the halves: shape (4097,)."""
+    """Fractions of the 4096 bins for R = 2^exponent, with the fraction of zeros between the halves: shape (4097,)."""
     return np.insert(histogram.counts_for(exponent).astype(np.float64), BINS, histogram.zeros) / histogram.count
 
 

@@ -1,10 +1,10 @@
-"""Cross-layer equalisation: give the channels of a tensor between two products like ranges, so that one scale suits them all.
+"""Cross-layer equalisation: give all channels of a tensor between two layers similar ranges, so that one scale suits all.
 
-M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019, §4.1: channel i of the
-tensor between weights W1 and W2 is divided by s_i = sqrt(r1_i / r2_i), where r is the largest magnitude of the rows of W1 and the
-columns of W2. Sweeps over all pairs repeat until no scale moves; for pointwise, depthwise, pointwise that is the paper's formula
-for three layers. Weights have a scale for each output channel and no longer need this, but an activation has only one.
-So with data r1_i is the largest magnitude of the activation's channel.
+M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019, §4.1: channel i of the tensor
+between weights W1 and W2 is divided by s_i = sqrt(r1_i / r2_i), where r is the largest magnitude of the rows of W1 and the columns
+of W2. Sweeps over all pairs repeat until no scale changes. For pointwise, depthwise, pointwise this gives the formula of Nagel et
+al. for three layers. Today weights have a scale for each output channel and need no equalisation, but an activation has only one
+scale. So, if there are data, r1_i is the largest magnitude of the activation's channel.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from penstock.tensor import Array
 
 _LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _ALPHA = 0.5
-"""Share of a tensor's uneven ranges that move into its readers' weights."""
+"""Fraction of a tensor's uneven ranges that moves into the weights of its consumers."""
 _LIMIT = 1e4
-"""Largest factor by which a channel is scaled, up or down."""
+"""Maximum factor by which a channel is scaled, up or down."""
 _DEAD = 1e-6
-"""A channel below this share of the largest counts as this large, since it has nothing to equalise."""
+"""Smaller channels, relative to the largest, count as this size: there is nothing to equalise in them."""
 _MAX_SWEEPS = 50
 _CHECKED_ROWS = 64
 _TOLERANCE = 1e-5
-"""Scales that are not powers of two round each weight once more, by some units of 6e-8 a layer."""
+"""Scales that are not powers of two round each weight once more, which causes an error of a few 6e-8 per layer."""
 
 
 def equalize(artifact: Artifact, data: Dataset | None = None, exact: bool = True) -> Artifact:
-    """The same function with channels of like ranges. ``artifact`` is FP32, with BatchNormalization folded.
+    """The same function with channels of similar ranges. ``artifact`` is FP32, with BatchNormalization folded.
 
-    Uses the ranges of activations on ``data``, or those of weights without data. ``exact`` rounds scales to powers of two, so that
-    every product in the model keeps its bits. A Clip from 0 (ReLU6) is passed only if no value of the data exceeds its bound, and
-    becomes a Relu. A tensor that anything but products reads stays unchanged.
-    Raises InvalidModel or Unsupported if the model cannot be read or holds BatchNormalization; InvalidData if the data do not fit.
+    The ranges are those of activations on ``data`` or, without data, of weights. ``exact`` rounds scales to powers of two, so that
+    every product in the model keeps its bits. A path may contain a Clip from 0 (ReLU6) only if no value of the data exceeds its
+    bound; the Clip becomes a Relu. A tensor with consumers other than products stays unchanged. Raises InvalidModel or Unsupported
+    if the model cannot be read or holds BatchNormalization; InvalidData if the data do not fit.
     """
     model = infer_shapes(read_proto(artifact))
     if any(node.op_type == "BatchNormalization" for node in model.graph):
@@ -75,7 +75,7 @@ def equalize(artifact: Artifact, data: Dataset | None = None, exact: bool = True
 
 
 def _observe(artifact: Artifact, links: list[Link], data: Dataset | None) -> tuple[dict[str, Array], dict[str, float]]:
-    """The largest magnitude of each link's channels, and the share of values above the bound of each Clip."""
+    """The largest magnitude of each link's channels, and the fraction of values above the bound of each Clip."""
     clips = {_bounded(clip): top for link in links for clip, top in link.clips}
     if data is None:
         return {}, dict.fromkeys(clips, 1.0)
@@ -96,7 +96,7 @@ def _observe(artifact: Artifact, links: list[Link], data: Dataset | None) -> tup
 
 
 def _settle(links: list[Link], reached: dict[str, Array]) -> tuple[dict[str, Array], int]:
-    """The final divisors of each link, and the number of sweeps until none moved by a thousandth."""
+    """The final divisors of each link, and the number of sweeps until none changed by a thousandth."""
     totals = {link.name: np.ones(link.channels) for link in links}
     for sweep in itertools.count(1):
         moved = 0.0
@@ -129,7 +129,7 @@ def _to_relu(clip: ir.Node) -> str:
 
 
 def verify(original: Artifact, changed: bytes, data: Dataset | None, clipped: bool = False) -> float | None:
-    """The largest relative error of an output. Raises Unsupported if it exceeds that of rounding.
+    """The largest relative error of an output. Raises Unsupported if it exceeds the error of rounding.
 
     If a Clip was replaced (``clipped``), the functions are equal on ``data`` only, so only their outputs on ``data`` are compared.
     """
@@ -161,7 +161,7 @@ def _bounded(clip: ir.Node) -> str:
 
 
 def _describe(link: Link, total: Array, reached: Array | None) -> dict[str, object]:
-    """The facts of a link. ``spread``: the largest channel's range by the median of the used ones, before and after."""
+    """The facts of a link. ``spread``: the range of the largest channel divided by the median, before and after."""
     found: dict[str, object] = {
         "readers": [f"{read.node.outputs[0].name}" for read in link.reads],
         "channels": link.channels,

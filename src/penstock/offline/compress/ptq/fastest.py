@@ -37,7 +37,7 @@ class TimedPlacement(msgspec.Struct, frozen=True):
 def candidate_schemes(machine: MachineFacts) -> list[IntegerScheme]:
     """The scheme that ``integer_scheme`` gives for ``machine``, and the one with the other sign of activations.
 
-    Excludes schemes whose products saturate there: they are fast, but silently wrong.
+    Excludes schemes whose products saturate on ``machine``: they are fast but silently wrong.
     """
     ruled = integer_scheme(machine)
     other = DataType.INT8 if ruled.activation is DataType.UINT8 else DataType.UINT8
@@ -55,11 +55,11 @@ def fastest_placement(
     threads: int = 1,
     budget_s: float = 5.0,
 ) -> list[TimedPlacement]:
-    """Every placement with every one of ``schemes``, the fastest first.
+    """Time every placement with each of ``schemes``; the fastest first.
 
-    ``budget_s`` is the time in seconds for all of them. Calls interleave with those of the float model. If two placements write
-    the same model, only the first is timed. INT8 pays on this machine if the interval of a speedup lies above 1.
-    Raises as ``quantize``.
+    ``budget_s`` is the total time in seconds. Calls are interleaved with calls of the float model. If two placements write the same
+    model, only the first is timed. INT8 is faster on this machine if the interval of a speedup is above 1. Raises the errors of
+    ``quantize``.
     """
     if not schemes:
         raise InvalidArgument("there are no integer schemes to time", "give candidate_schemes(machine_facts())")

@@ -4,7 +4,7 @@ Three rules hold in every placement:
 
 1. An operator becomes integer only if its weights are constant FP32 and every tensor it touches is known to be FP32.
 2. The operators between the last matrix product and a Softmax (scaling, masks) stay in float, and that product's result is never
-   clipped: a mask of -10000 would take the whole range, and the order of the largest scores is the answer.
+   clipped: a mask of -10000 would take the whole range, and the order of the largest scores decides the result.
 3. Outputs of the model are never clipped. Outputs of Softmax and Sigmoid have the range 0 to 1 by definition.
 """
 
@@ -30,7 +30,7 @@ LINEAR_OPS = frozenset({"Conv", "Gemm", "MatMul"})
 """Operators that integers make faster even on their own."""
 
 _ACTIVATIONS = frozenset({"Relu", "Clip"})
-"""Operators that the integer range of the operator before them absorbs."""
+"""Activation functions that the integer range of the preceding operator absorbs."""
 
 _WIDE_OPS = frozenset(
     {"Add", "Mul", "LeakyRelu", "Sigmoid", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool"}
@@ -39,7 +39,7 @@ _WIDE_OPS = frozenset(
 """Operators that can work on integers, so that a tensor between two linear operators stays integer."""
 
 _OPSET = 13
-"""The first opset whose DequantizeLinear accepts one scale a channel."""
+"""The first opset whose DequantizeLinear accepts one scale per channel."""
 
 _SCORE_OPS = frozenset(
     {"Add", "Sub", "Mul", "Div", "Where", "Reshape", "Transpose", "Identity", "Squeeze", "Unsqueeze"}
@@ -65,8 +65,8 @@ class FloatModel:
     """An FP32 model prepared for quantisation: its nodes have unique names, and its constants are initialisers."""
 
     def __init__(self, artifact: Artifact) -> None:
-        """Raises as ``read_proto``; Unsupported also for a model that is already quantised, or of an old opset that cannot be
-        converted.
+        """Raises the errors of ``read_proto``. Raises Unsupported also for a model that is already quantised, or has an old opset
+        that cannot be converted.
         """
         proto = _at_opset(read_proto(artifact))
         if any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in proto.graph.node):
@@ -93,21 +93,21 @@ class FloatModel:
         return Artifact.from_bytes(self.proto.SerializeToString(deterministic=True))
 
     def is_float(self, tensor: str) -> bool:
-        """Whether ``tensor`` is known to be FP32."""
+        """True if ``tensor`` is known to be FP32."""
         if tensor in self.weights:
             return bool(self.weights[tensor].data_type == DataType.FP32.onnx)
         return tensor in self.values and bool(self.values[tensor].type.tensor_type.elem_type == DataType.FP32.onnx)
 
     def integer_nodes(self, placement: QdqPlacement, keep_float: Collection[str] = ()) -> list[onnx.NodeProto]:
-        """The nodes that ``placement`` makes integer, in order; none if there is no linear one.
+        """The nodes that ``placement`` makes integer, in order; none if there is no linear operator among them.
 
-        Nodes named in ``keep_float`` stay float, and so does an activation function that follows one of them.
-        Raises InvalidArgument for an unknown name.
+        Nodes named in ``keep_float`` stay float, and so does an activation function that follows one of them. Raises
+        InvalidArgument for an unknown name.
         """
         unknown = set(keep_float) - {node.name for node in self.nodes}
         if unknown:
             raise InvalidArgument(
-                f"no node of the model is called {sorted(unknown)}", "names are an operator and its place, e.g. Conv_3"
+                f"no node of the model is called {sorted(unknown)}", "a name has the form OPERATOR_NUMBER, e.g. Conv_3"
             )
         chosen: dict[str, onnx.NodeProto] = {}
         excluded = self._scores()[0] | set(keep_float)
@@ -117,7 +117,7 @@ class FloatModel:
         return list(chosen.values()) if any(node.op_type in LINEAR_OPS for node in chosen.values()) else []
 
     def activations(self, nodes: Iterable[onnx.NodeProto]) -> list[str]:
-        """The FP32 tensors that ``nodes`` read and write, without weights, in order."""
+        """The FP32 inputs and outputs of ``nodes``, without weights, in order."""
         names = [name for node in nodes for name in (*node.input, *node.output)]
         return [name for name in dict.fromkeys(names) if name and name not in self.weights and self.is_float(name)]
 
@@ -168,7 +168,7 @@ class FloatModel:
         return self._fits_bias(node, factor)
 
     def _fits_bias(self, node: onnx.NodeProto, factor: onnx.TensorProto) -> bool:
-        """Whether the bias is constant with one value a channel. It becomes INT32 with a scale for each output channel."""
+        """True if the bias is constant with one value per channel. It becomes INT32 with a scale for each output channel."""
         if len(node.input) < 3 or not node.input[2]:
             return True
         channels = factor.dims[output_axis(node)]
@@ -176,7 +176,7 @@ class FloatModel:
         return bias is not None and self.is_float(node.input[2]) and list(bias.dims) == [channels]
 
     def _keeps_zero(self, node: onnx.NodeProto) -> bool:
-        """Whether the activation keeps zero. Otherwise an integer range, which always contains zero, cannot replace it."""
+        """True if the activation maps zero to zero. Otherwise an integer range, which always contains zero, cannot replace it."""
         if node.op_type == "Relu":
             return True
         bounds = {attribute.name: attribute.f for attribute in node.attribute}
@@ -190,13 +190,13 @@ class FloatModel:
 
 
 def float_model(artifact: Artifact) -> FloatModel:
-    """``FloatModel(artifact)``, made once within a build. Raises as ``FloatModel``."""
+    """``FloatModel(artifact)``, made once within a build. Raises the errors of ``FloatModel``."""
     key = artifact.digest, artifact.path
     return remembered("float model", key, lambda: FloatModel(artifact), 2 * artifact.size_bytes)
 
 
 def output_axis(node: onnx.NodeProto) -> int:
-    """The axis of a product's weight along which its output channels lie."""
+    """The axis of the output channels in a product's weight."""
     attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
     form = linear_form(node.op_type, attributes.get)
     assert form is not None
@@ -211,7 +211,7 @@ def nothing_to_quantise() -> Unsupported:
 
 
 def reads(node: onnx.NodeProto) -> set[str]:
-    """The tensors that ``node`` reads, and those that its subgraphs read, outer tensors and their own."""
+    """The inputs of ``node`` and of all nodes in its subgraphs, both outer tensors and tensors of the subgraphs."""
     graphs = [
         graph
         for attribute in node.attribute
@@ -235,7 +235,7 @@ def _at_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _constants_to_initializers(graph: onnx.GraphProto) -> None:
-    """Replace Constant nodes by initialisers, since ONNX Runtime's quantiser reads weights only from these.
+    """Replace Constant nodes by initialisers, since ONNX Runtime's quantiser reads weights only from initialisers.
 
     ``onnx.checker`` has made sure that names are unique.
     """

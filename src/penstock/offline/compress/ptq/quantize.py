@@ -1,6 +1,6 @@
 """Post-training quantisation: write the INT8 version of an FP32 model, given the ranges of its tensors.
 
-Activations have one scale and zero point a tensor. Weights have one scale an output channel, by their largest magnitude. Biases
+Activations have one scale and zero point per tensor. Weights have one scale per output channel, from the largest magnitude. Biases
 are INT32. The model is in QDQ form (QuantizeLinear, DequantizeLinear around float operators), which ONNX Runtime and OpenVINO turn
 into integer kernels. ONNX Runtime's writer places the pairs.
 """
@@ -42,13 +42,12 @@ def quantize(
     placement: QdqPlacement = QdqPlacement.LINEAR,
     keep_float: Collection[str] = (),
 ) -> Artifact:
-    """The INT8 version of ``artifact``, with the same FP32 inputs and outputs and the same dynamic axes, about a quarter of the size.
+    """The INT8 version of ``artifact``: the same FP32 inputs and outputs, the same dynamic axes, and about a quarter of the size.
 
-    An operator that reads or writes a tensor without a range stays float. So do the nodes in ``keep_float``, given by
-    their names in a ``FloatModel`` of ``artifact``. A tensor that only a Relu or Clip reads takes the range of that operator's
-    result. Fold BatchNormalization first. The same arguments give the same bytes.
-    Raises Unsupported if no operator can become integer, InvalidModel if the model cannot be read, InvalidArgument for an
-    unknown name in ``keep_float``.
+    An operator that reads or writes a tensor without a range stays float. So do the nodes in ``keep_float``, given by their names
+    in a ``FloatModel`` of ``artifact``. If the only consumer of a tensor is a Relu or Clip, the tensor gets the range of that
+    operator's output. Fold BatchNormalization first. The same arguments give the same bytes. Raises Unsupported if no operator can
+    become integer, InvalidModel if the model cannot be read, InvalidArgument for an unknown name in ``keep_float``.
     """
     model = float_model(artifact)
     nodes = [node for node in model.integer_nodes(placement, keep_float) if _has_ranges(model, node, ranges, placement)]
@@ -121,7 +120,7 @@ def _tensor_data(range: Range) -> TensorData:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Suppress the writer's messages. It logs them to the root logger, and adds a handler if that has none."""
+    """Suppress the writer's messages, which it logs to the root logger. It also adds a handler if the root logger has none."""
 
     def is_ours(record: logging.LogRecord) -> bool:
         return "onnxruntime" not in record.pathname

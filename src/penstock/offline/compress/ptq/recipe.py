@@ -27,23 +27,23 @@ from penstock.offline.sessions import signature_of
 MethodName = Literal["best", "min-max", "percentile", "mse", "entropy"]
 PlacementName = Literal["fastest", "linear", "wide"]
 RANGE_METHODS = {method.value: method for method in RangeMethod}
-"""Range methods by name. ``best``, which tries all of them tensor by tensor, is not included."""
+"""Range methods by name, without ``best``, which tries all methods for each tensor."""
 _ROWS = 32
-"""Samples that give the ranges of the placements to time."""
+"""Number of samples that give the ranges of the placements to time."""
 
 
 class PtqRecipe(msgspec.Struct, frozen=True):
     """The steps of a quantisation to INT8. The defaults are the most accurate choices."""
 
     method: RangeMethod | None = None
-    """How ranges are chosen. None: by the method that harms the answers least, tensor by tensor."""
+    """The method that chooses ranges. None: for each tensor, the method with the least error of the outputs."""
     placement: QdqPlacement = QdqPlacement.LINEAR
     equalize: bool = True
-    """Give channels like ranges first, between layers and after normalisations that feed matrix products."""
+    """First give channels similar ranges, between layers and after normalisations that feed matrix products."""
     correct_biases: bool = True
     """Correct the shift of means that rounding causes."""
     choice: RangeChoiceOptions = RangeChoiceOptions()
-    """Limits on the cost of choosing ranges tensor by tensor."""
+    """Limits on the cost of choosing a method for each tensor."""
 
 
 def quantize_with(
@@ -73,7 +73,7 @@ def quantize_with(
 
 
 def equalized(artifact: Artifact, data: Dataset) -> Artifact:
-    """A model of the same function with channels of like ranges, by every method that applies to it."""
+    """A model of the same function with channels of similar ranges, by every method that applies to it."""
     key = artifact.digest, artifact.path, data.digest
     return remembered("equalized", key, lambda: _equalized(artifact, data), artifact.size_bytes)
 
@@ -83,7 +83,7 @@ def _equalized(artifact: Artifact, data: Dataset) -> Artifact:
         try:
             artifact = method(artifact, data)
         except (Unsupported, InvalidData):
-            continue  # without it INT8 is only less accurate
+            continue  # without equalisation INT8 still works, with less accuracy
     return artifact
 
 
@@ -94,7 +94,7 @@ def check_float(model: Artifact) -> None:
 
 
 def prepared(model: Artifact, context: StepContext, equalize: bool) -> Artifact:
-    """``model``, with channels of like ranges if ``equalize`` is true."""
+    """``model``, with channels of similar ranges if ``equalize`` is true."""
     if not equalize:
         return model
     progress = context.stage("equalise")
@@ -104,7 +104,7 @@ def prepared(model: Artifact, context: StepContext, equalize: bool) -> Artifact:
 
 
 def placed(model: Artifact, context: StepContext, name: PlacementName, threads: int, budget_s: float) -> QdqPlacement:
-    """The placement called ``name``; for "fastest", the one that this machine runs fastest."""
+    """The placement called ``name``; for "fastest", the placement that is fastest on this machine."""
     if name != "fastest":
         return QdqPlacement(name)
     known = context.placements

@@ -1,8 +1,8 @@
 """Rescale channels of a tensor inside a model without changing the model's function.
 
-A tensor x can be divided by positive numbers s, one a channel, if its writer can be divided by s, all its readers multiply s
-back into their weights, and every operator in between is positively homogeneous in each channel, f(s x) = s f(x).
-Cross-layer equalisation and SmoothQuant rescale with different s.
+A tensor x can be divided by positive numbers s, one per channel, under three conditions: its producer can be divided by s, the
+weights of all its consumers can be multiplied by s, and every operator in between is positively homogeneous in each channel, f(s x)
+= s f(x). Cross-layer equalisation and SmoothQuant rescale with different s.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WRITERS = _CONVOLUTIONS | {"Gemm", "MatMul", "Mul", "LayerNormalization"}
 
 
 class Operand:
-    """A constant FP32 input of a node, held in FP64 for rescaling."""
+    """A constant FP32 input of a node, kept in FP64 for rescaling."""
 
     def __init__(self, node: ir.Node, index: int, array: Array) -> None:
         self.node = node
@@ -35,7 +35,7 @@ class Operand:
         self.array = self.original.copy()
 
     def write(self) -> None:
-        """Round the array once and put it into the graph. Other readers of the initialiser keep the old one."""
+        """Round the array once and put it into the graph. Other consumers of the initialiser keep the old values."""
         if np.array_equal(self.array, self.original):
             return
         value, owner = self.node.inputs[self.index], self.node.graph
@@ -45,7 +45,8 @@ class Operand:
             array = self.array.astype(np.float32)
         if not np.isfinite(array).all():
             raise PenstockError(
-                f"rescaling takes '{value.name}' out of the range of FP32", "quantise the model without equalisation"
+                f"after rescaling, values of '{value.name}' are out of the range of FP32",
+                "quantise the model without equalisation",
             )
         if len(value.uses()) == 1:
             value.const_value = ir.Tensor(array, name=value.name)
@@ -54,7 +55,7 @@ class Operand:
 
 
 class Side(NamedTuple):
-    """An operand that holds a link's channels. ``view`` gives the channels separate axes, and ``scale`` broadcasts over it."""
+    """An operand with a link's channels. ``view`` gives the channels separate axes, and ``scale`` broadcasts over it."""
 
     operand: Operand
     view: tuple[int, ...]
@@ -79,20 +80,20 @@ class Read(NamedTuple):
     axis: int
     """1 or -1."""
     block: int
-    """Consecutive elements along the axis that one channel takes; more than 1 after Flatten."""
+    """Number of consecutive elements of one channel along the axis; more than 1 after Flatten."""
 
 
 class Link:
-    """The paths from the node that writes a tensor's channels to all products that read them."""
+    """The paths from the node that computes a tensor's channels to all products that consume them."""
 
     def __init__(self, writer: ir.Node, channels: int) -> None:
         self.writer = writer
         self.channels = channels
         self.written: list[Side] = []
-        """The operands to divide by s. The first is the writer's weight."""
+        """The operands to divide by s. The first one is the producer's weight."""
         self.reads: list[Read] = []
         self.clips: list[tuple[ir.Node, float]] = []
-        """Every Clip from 0, with its upper bound. It is homogeneous only if no value reaches the bound."""
+        """Every Clip from 0, with its upper bound. A Clip is homogeneous only if no value reaches the bound."""
 
     def rescale(self, s: Array) -> None:
         """Divide the tensor by ``s``, shape (channels,), FP64, positive."""
@@ -102,7 +103,7 @@ class Link:
             read.side.multiply(s)
 
     def read_ranges(self) -> Array:
-        """The largest magnitude of each channel in the weights of all readers."""
+        """The largest magnitude of each channel in the weights of all consumers."""
         return np.asarray(np.max([read.side.ranges() for read in self.reads], axis=0))
 
     def reduce(self, array: Array, read: Read) -> Array:
@@ -116,7 +117,7 @@ class Link:
 
 
 class Rescaling:
-    """All links of a model, in the order of their writers. Links can share operands."""
+    """All links of a model, in the order of their producers. Links can share operands."""
 
     def __init__(self, model: ir.Model) -> None:
         self._operands: dict[tuple[int, int], Operand] = {}
@@ -148,7 +149,7 @@ class Rescaling:
         return self._operands.setdefault((id(node), index), Operand(node, index, array))
 
     def _start(self, node: ir.Node) -> tuple[Link, int] | None:
-        """A link that ``node`` may write, and the axis of its channels; None if it cannot be one."""
+        """A link that may start at ``node``, and the axis of its channels; None if no link can start there."""
         place = 0 if node.op_type == "Mul" and graph.is_constant(node.inputs[0]) else 1
         weight = self._operand(node, place) if node.op_type in _WRITERS else None
         if weight is None or any(graph.is_used(output) for output in node.outputs[1:]):
@@ -170,7 +171,7 @@ class Rescaling:
         return (link, 1 if node.op_type in _CONVOLUTIONS else -1) if self._bias(node, link) else None
 
     def _bias(self, node: ir.Node, link: Link) -> bool:
-        """Add the bias, if there is one, to ``link.written``; False if it is not one number a channel."""
+        """Add the bias, if there is one, to ``link.written``; False if it does not have one number per channel."""
         if graph.input_of(node, 2) is None:
             return True
         bias = self._operand(node, 2)
@@ -180,7 +181,7 @@ class Rescaling:
         return True
 
     def _follow(self, value: ir.Value, axis: int, block: int, link: Link) -> bool:
-        """Whether every path from ``value`` ends in a product that can take s. Adds the products to ``link.reads``."""
+        """True if every path from ``value`` ends in a product that can absorb s. Adds the products to ``link.reads``."""
         uses = value.uses()
         if value.is_graph_output() or not uses:
             return False
@@ -193,7 +194,7 @@ class Rescaling:
         )
 
     def _pass(self, node: ir.Node, value: ir.Value, axis: int, block: int, link: Link) -> bool:
-        """Whether ``node`` is homogeneous in each channel, and every path from its output ends in a product."""
+        """True if ``node`` is homogeneous in each channel, and every path from its output ends in a product."""
         if any(graph.is_used(other) for other in node.outputs[1:]):
             return False
         if (
@@ -208,7 +209,7 @@ class Rescaling:
         return size is not None and self._follow(node.outputs[0], -1, size, link)
 
     def _shift(self, node: ir.Node, axis: int, link: Link) -> bool:
-        """Whether ``node`` adds one constant a channel. Adds the constant to ``link.written``."""
+        """True if ``node`` adds one constant per channel. Adds the constant to ``link.written``."""
         place = next((index for index in (0, 1) if graph.is_constant(node.inputs[index])), None)
         operand = None if place is None else self._operand(node, place)
         if operand is None or operand.array.size != link.channels:
@@ -259,7 +260,7 @@ def _product_side(weight: Operand, channels: int, block: int, axis: int) -> Side
 
 
 def _limit(node: ir.Node, link: Link) -> bool:
-    """Whether a Clip has constant bounds from 0. Adds it to ``link.clips``."""
+    """True if a Clip has constant bounds that start at 0. Adds the Clip to ``link.clips``."""
     low, high = (graph.constant(graph.input_of(node, place)) for place in (1, 2))
     bottom = graph.float_attribute(node, "min", -np.inf) if low is None else float(low.reshape(()))
     top = graph.float_attribute(node, "max", np.inf) if high is None else float(high.reshape(()))
@@ -271,7 +272,7 @@ def _limit(node: ir.Node, link: Link) -> bool:
 
 
 def _keeps_last(node: ir.Node, value: ir.Value) -> bool:
-    """Whether ``node`` leaves the last axis unchanged and works on others only."""
+    """True if ``node`` works only on axes other than the last one."""
     rank, output = graph.rank(value), node.outputs[0]
     if rank is None or value is not graph.input_of(node, 0):
         return False
@@ -298,7 +299,7 @@ def _axes(node: ir.Node) -> list[int] | None:
 
 
 def _flattened(node: ir.Node, value: ir.Value, axis: int) -> int | None:
-    """Elements that one channel takes along the last axis of the output; None if ``node`` does not flatten."""
+    """Number of elements of one channel along the last axis of the output; None if ``node`` does not flatten."""
     output, rank = node.outputs[0], graph.rank(value)
     if axis != 1 or value.shape is None or rank is None or rank < 3:
         return None

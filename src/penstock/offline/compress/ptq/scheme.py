@@ -1,4 +1,4 @@
-"""The integer types of a quantised model: those that the CPU multiplies fast and without saturation."""
+"""The integer types of a quantised model: the types that the CPU multiplies fast and without saturation."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _ARM = {"aarch64", "arm64"}
 
 
 class IntegerScheme(msgspec.Struct, frozen=True):
-    """Integer types of activations (one scale and zero point a tensor) and weights (one scale an output channel, symmetric).
+    """Integer types of activations (one scale and zero point per tensor) and weights (symmetric, one scale per output channel).
 
-    Activations have a zero point, so that the values of a ReLU use every integer and the ReLU itself becomes the clipping at
-    the smallest. Only then do engines compute it in integers.
+    Activations have a zero point, so that the values of a ReLU use every integer, and clipping at the smallest integer replaces the
+    ReLU. Only then do engines compute the ReLU in integers.
     """
 
     activation: DataType
@@ -27,7 +27,7 @@ class IntegerScheme(msgspec.Struct, frozen=True):
 
     @property
     def activation_limits(self) -> tuple[int, int]:
-        """The smallest and largest integer of an activation: where QuantizeLinear clips."""
+        """The smallest and largest integer of an activation, at which QuantizeLinear clips."""
         return (0, 255) if self.activation is DataType.UINT8 else (-128, 127)
 
     def parameters(self, low: Array, high: Array) -> tuple[Array, Array]:
@@ -38,7 +38,7 @@ class IntegerScheme(msgspec.Struct, frozen=True):
 
 
 def integer_scheme(machine: MachineFacts) -> IntegerScheme:
-    """The scheme that multiplies exactly on ``machine``. Measure whether it is faster than FP32."""
+    """The scheme that multiplies exactly on ``machine``. It is not always faster than FP32."""
     architecture = machine.architecture.lower()
     if architecture in _ARM:
         kernels = "dot-product instructions" if machine.has_integer_dot_product else "NEON kernels"

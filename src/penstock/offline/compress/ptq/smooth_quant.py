@@ -1,9 +1,9 @@
-"""SmoothQuant: move outlier channels of the activations that feed matrix products into the weights, exactly in float.
+"""SmoothQuant: move outliers in the channels of activations that feed matrix products into the weights, exactly in float.
 
-G. Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models", ICML 2023, §4:
-s_j = max|X_j|^α / max|W_j|^(1-α). The LayerNormalization, Mul or product that writes X is divided by s. The weights of all
-products that read it (queries, keys and values together) are multiplied by s. Each tensor takes the α with the lowest error of
-the quantised products on data, and stays unchanged if no α lowers the error.
+G. Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models", ICML 2023, §4: s_j =
+max|X_j|^α / max|W_j|^(1-α). The LayerNormalization, Mul or product that writes X is divided by s. The weights of all products that
+read it (queries, keys and values together) are multiplied by s. Each tensor gets the α with the lowest error of the quantised
+products on data. It stays unchanged if no α lowers the error.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from penstock.tensor import Array
 
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
 _ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-"""Shares of the activations' uneven ranges that move into the weights."""
+"""Fractions of the activations' uneven ranges that move into the weights."""
 _LIMIT = 1e3
-"""Largest factor by which a channel is scaled, up or down."""
+"""Maximum factor by which a channel is scaled, up or down."""
 _ROWS = 256
-"""Rows of each tensor on which the error is measured. They are held in memory."""
+"""Number of rows of each tensor on which the error is measured. The rows are kept in memory."""
 _WORTH_IT = 0.99
-"""The error must fall by this factor; a smaller gain is noise."""
+"""Maximum error relative to the error before; a smaller gain is noise."""
 
 
 class _Seen(NamedTuple):
     """A link's tensor on data."""
 
     low: Array
-    """The smallest value of each channel, FP64; at most 0, as in a quantised range."""
+    """The smallest value of each channel, FP64; at most 0, as in every quantised range."""
     high: Array
     rows: Array
     """Some rows, shape (rows, channels), FP64."""
 
 
 def smooth_quant(artifact: Artifact, data: Dataset) -> Artifact:
-    """The same function, its matrix products ready for INT8 with one scale an activation. ``artifact`` is FP32.
+    """The same function, with matrix products ready for INT8 with one scale per activation. ``artifact`` is FP32.
 
     Raises InvalidModel or Unsupported if the model cannot be read, InvalidData if the data do not fit.
     """
@@ -58,7 +58,7 @@ def smooth_quant(artifact: Artifact, data: Dataset) -> Artifact:
 
 
 def _is_smoothable(link: Link) -> bool:
-    """Whether only matrix products read the link, all of them one tensor of several channels."""
+    """True if only matrix products consume the link, and all have the same input tensor, with several channels."""
     return (
         not link.clips
         and link.channels > 1
@@ -83,7 +83,7 @@ def _observe(artifact: Artifact, links: list[Link], data: Dataset) -> dict[str, 
 
 
 def _smooth(link: Link, seen: _Seen) -> dict[str, object]:
-    """Rescale ``link`` by the best α, if one lowers the error enough. Returns its facts."""
+    """Rescale ``link`` by the best α if that lowers the error enough. Returns the facts of the link."""
     reached, read = np.maximum(-seen.low, seen.high), link.read_ranges()
     scales = np.ones(link.channels)
     before = best = quantized_error(link, *seen, scales)
@@ -105,8 +105,8 @@ def _smooth(link: Link, seen: _Seen) -> dict[str, object]:
 def quantized_error(link: Link, low: Array, high: Array, rows: Array, s: Array) -> float:
     """Relative error of the link's products in INT8 if the link is divided by ``s``.
 
-    It is the root of the mean over readers of squared error by squared result. Activations take 256 steps from the smallest to the
-    largest value of all channels; weights take 127 steps either way for each output.
+    The result is the root of the mean, over consumers, of squared error divided by squared result. Activations have 256 steps from
+    the smallest to the largest value of all channels; weights have 127 steps in each direction for each output.
     """
     bottom, top = float((low / s).min()), float((high / s).max())
     scale = (top - bottom) / 255 or 1.0
@@ -124,7 +124,7 @@ def quantized_error(link: Link, low: Array, high: Array, rows: Array, s: Array) 
 
 
 def _rounded(weights: Array) -> Array:
-    """``weights``, shape (inputs, outputs), rounded to INT8 with one scale an output."""
+    """``weights``, shape (inputs, outputs), rounded to INT8 with one scale per output."""
     scale = np.abs(weights).max(axis=0) / 127
     scale[scale == 0] = 1.0
     return np.asarray(np.round(weights / scale) * scale)

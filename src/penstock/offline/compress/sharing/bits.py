@@ -1,4 +1,4 @@
-"""Choose bits per layer by sensitivity: the fewest that keep the model's answers within bounds with all other layers unchanged."""
+"""Choose bits per layer by sensitivity: the fewest bits that keep the outputs within bounds while other layers are unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BitsOptions(Options, frozen=True):
     max_relative_error: NotNegative = 0.02
     """Relative error of the worst output. The squared errors of independent layers add up."""
     max_accuracy_loss: NotNegative = 0.001
-    """Loss of the metric that the data allow."""
+    """Maximum loss of the metric that the data allow."""
     least: _Bits = 2
     most: _Bits = 8
     threads: Count = 1
@@ -38,7 +38,7 @@ def choose_bits(
     share_options: ShareOptions | None = None,
     on_progress: Progress = no_progress,
 ) -> ShareOptions:
-    """Return ``share_options`` with the fewest bits of each weight that keep the bounds on ``data``, or ``most`` if none do.
+    """Return ``share_options`` with the fewest bits of each weight that keep the bounds on ``data``, or ``most`` bits.
 
     Bisection takes about three runs over ``data`` per layer. Raises InvalidData if labels fit no output, and the errors of
     ``share``.
@@ -66,5 +66,5 @@ def choose_bits(
 
 
 def only(name: str, bits: int) -> ShareOptions:
-    """Options that share one tensor and leave all others unchanged."""
+    """Options that cluster one tensor and leave all others unchanged."""
     return ShareOptions(conv_bits=0, fc_bits=0, bias_bits=0, bits={name: bits})

@@ -1,4 +1,4 @@
-"""Train centroids after sharing: the gradient of a centroid is the sum of the gradients of its members (Han et al. 2016, §3.3).
+"""Train centroids after clustering: a centroid's gradient is the sum of its members' gradients (Han et al. 2016, §3.3).
 
 The assignment of weights to centroids does not change, and zeros stay zero.
 """
@@ -24,14 +24,14 @@ from penstock.tensor import Array
 
 
 class CentroidOptions(msgspec.Struct, frozen=True):
-    """How to train centroids."""
+    """Options of the training."""
 
     fit: FitOptions = FitOptions(epochs=20, learning_rate=1e-4)
-    """The paper uses a hundredth of the learning rate of the weights."""
+    """Han et al. use a hundredth of the learning rate of the weights."""
     half_codebooks: bool = True
     """Keep FP16 centroids in FP16, training through the rounding."""
     max_centroids: int = 4096
-    """Tensors with more distinct values do not count as shared, and stay unchanged."""
+    """Tensors with more distinct values do not count as clustered, and stay unchanged."""
 
 
 class SharedWeight:
@@ -62,7 +62,7 @@ def tune_centroids(
     options: CentroidOptions | None = None,
     on_progress: Progress = no_progress,
 ) -> Artifact:
-    """Train the centroids of ``artifact``, a result of ``share``, to answer as ``teacher``, the model before sharing.
+    """Train the centroids of ``artifact``, a result of ``share``, to reproduce the outputs of ``teacher``, the unclustered model.
 
     Raises Unsupported if no FP32 weight is shared or the model cannot be trained, and the errors of ``recover``.
     """
@@ -83,5 +83,5 @@ def _shared_weights(artifact: Artifact, model: TrainableModel, options: Centroid
         if name in model.weights and 1 < distinct <= min(options.max_centroids, layer.array.size // 2):
             found[name] = SharedWeight(layer.array, options.half_codebooks)
     if not found:
-        raise Unsupported("no FP32 weight of the model has shared values", "share the weights first")
+        raise Unsupported("no FP32 weight of the model has shared values", "run penstock share (in Python share) first")
     return found

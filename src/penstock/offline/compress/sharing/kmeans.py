@@ -1,9 +1,9 @@
 """Optimal k-means of numbers.
 
 In one dimension, clusters are intervals of the sorted values, so dynamic programming finds the optimum (Wang and Song,
-"Ckmeans.1d.dp", 2011). The best start of an interval moves right with its end, so each row of the table takes
-O(n log n) by divide and conquer, all midpoints of one level at once (Grønlund et al., "Fast exact k-means, k-medians and
-Bregman divergence clustering in 1D", 2017).
+"Ckmeans.1d.dp", 2011). The best start of an interval moves right with its end, so divide and conquer computes each row of the table
+in O(n log n), all midpoints of one level together (Grønlund et al., "Fast exact k-means, k-medians and Bregman divergence
+clustering in 1D", 2017).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from penstock.tensor import Array
 
 _EXACT_CELLS = 1 << 20
-"""Largest table, in distinct values times clusters: about a second of work."""
+"""Maximum size of the table, in distinct values times clusters; it takes about a second."""
 _MAX_ROUNDS = 200
 
 
 class Clusters(NamedTuple):
-    """The centroids, FP64 ascending, and whether they are optimal."""
+    """The centroids, FP64 ascending, and True if they are optimal."""
 
     centroids: Array
     exact: bool
@@ -29,8 +29,8 @@ class Clusters(NamedTuple):
 def kmeans(values: Array, weights: Array, count: int, *, grid: bool = False) -> Clusters:
     """At most ``count`` centroids that minimise the weighted squared distance to ``values``: FP64 [n], ascending, distinct, n >= 1.
 
-    ``grid`` restricts centroids to integers. More than 2^20 / ``count`` values are first put into that many bins of equal width.
-    Lloyd's algorithm then improves the optimum of the bins on the values themselves, so the result is not exact.
+    ``grid`` restricts centroids to integers. If there are more than 2^20 / ``count`` values, they are first put into that many bins
+    of equal width. Lloyd's algorithm then improves the optimum of the bins on the values themselves, so the result is not exact.
     """
     if len(values) <= count:
         return Clusters(values.copy(), True)
@@ -58,7 +58,7 @@ def lloyd(values: Array, weights: Array, centroids: Array, *, grid: bool = False
 
 
 def nearest(values: Array, centroids: Array) -> Array:
-    """The index of the centroid nearest to each value. On a tie, the lower one."""
+    """The index of the centroid nearest to each value. On a tie, the lower index."""
     return np.asarray(np.searchsorted((centroids[1:] + centroids[:-1]) / 2, values))
 
 
@@ -104,7 +104,7 @@ def _optimum(values: Array, weights: Array, count: int, grid: bool) -> Array:
 
 
 def _next_row(costs: Array, sums: _Sums, clusters: int) -> tuple[Array, Array]:
-    """Least costs with one more cluster, ``clusters`` in all, and the best starts of the last one."""
+    """Least costs with one more cluster, ``clusters`` in total, and the best starts of the last cluster."""
     size = len(costs) - 1
     found = np.full(size + 1, np.inf)
     starts = np.full(size + 1, clusters - 1, np.int32)

@@ -1,4 +1,4 @@
-"""Find the tensors of a model that can share values, and the kind of layer that each belongs to."""
+"""Find the tensors of a model that can be clustered, and the kind of layer that each belongs to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MIN_BIAS = 16
 
 
 class SharedTensor(NamedTuple):
-    """A constant tensor whose values may be shared."""
+    """A constant tensor that can be clustered."""
 
     kind: Kind
     array: Array
@@ -36,8 +36,8 @@ class SharedTensor(NamedTuple):
 def find_layers(model: ir.Model, named: frozenset[str] = frozenset()) -> dict[str, SharedTensor]:
     """Weights and biases of Conv, ConvTranspose, Gemm and MatMul, float or behind DequantizeLinear, and the tensors ``named``.
 
-    A tensor that several nodes read appears once, as "conv" if any of them is a convolution. Raises Unsupported if there is no
-    weight, InvalidConfig if a named tensor is missing, InvalidModel if one is not finite.
+    A tensor that several nodes read appears once, as "conv" if any of these nodes is a convolution. Raises Unsupported if there is
+    no weight, InvalidConfig if a named tensor is missing, InvalidModel if one is not finite.
     """
     found = {}
     for name, value in model.graph.initializers.items():
@@ -48,10 +48,10 @@ def find_layers(model: ir.Model, named: frozenset[str] = frozenset()) -> dict[st
         if array is None or array.dtype not in (np.float32, np.float16, np.int8, np.uint8) or not array.size:
             continue
         if not np.isfinite(array).all():
-            raise InvalidModel(f"weight '{name}' holds NaN or infinity", "train or export the model again")
+            raise InvalidModel(f"weight '{name}' contains NaN or infinity", "train or export the model again")
         found[name] = SharedTensor(kind or "other", array, zero)
     if unknown := sorted(named - found.keys()):
-        raise InvalidConfig(f"no tensors that can share values are called {unknown}", f"choose from {sorted(found)}")
+        raise InvalidConfig(f"no tensors that can be clustered are called {unknown}", f"choose from {sorted(found)}")
     if not any(layer.kind != "bias" for layer in found.values()):
         raise Unsupported(
             "the model has no Conv, Gemm or MatMul with constant weights, so there is nothing to share",
@@ -61,7 +61,7 @@ def find_layers(model: ir.Model, named: frozenset[str] = frozenset()) -> dict[st
 
 
 def _kind(value: ir.Value) -> tuple[Kind | None, int]:
-    """The role of ``value`` in the nodes that read it, or None if it is no weight; and its zero point."""
+    """The role of ``value`` in the nodes that read it, or None if it is not a weight; and its zero point."""
     kinds: set[Kind] = set()
     zero = 0
     for node, index in value.uses():

@@ -28,7 +28,7 @@ _Bits = Annotated[int, msgspec.Meta(ge=0, le=MAX_BITS)]
 
 
 class ShareOptions(Options, frozen=True):
-    """How many values the layers may have besides zero: 2 ** bits each. 0 bits leave a layer unchanged."""
+    """Number of values of each layer besides zero: 2 ** bits. 0 bits leave a layer unchanged."""
 
     conv_bits: _Bits = 8
     fc_bits: _Bits = 5
@@ -37,7 +37,7 @@ class ShareOptions(Options, frozen=True):
     bits: dict[str, _Bits] = {}
     """Bits by tensor name; takes precedence. May name any float or 8-bit tensor, including tables that Gather reads."""
     half_codebooks: bool = True
-    """Round centroids to FP16 if that moves none by more than 2^-10 of its value, which halves the codebooks."""
+    """Round centroids to FP16 if that changes none by more than 2^-10 of its value, which halves the size of codebooks."""
 
     def bits_of(self, name: str, layer: SharedTensor) -> int:
         """Bits of the tensor ``name``; 0 leaves it unchanged."""
@@ -50,7 +50,7 @@ def share(
     options: ShareOptions | None = None,
     on_progress: Progress = no_progress,
 ) -> Artifact:
-    """Return ``artifact`` with at most 2 ** bits values besides zero in each layer, those of least squared error.
+    """Return ``artifact`` with at most 2 ** bits values besides zero in each layer, chosen for least squared error.
 
     Integers behind DequantizeLinear stay integers and keep their zero point. Raises InvalidModel if the model cannot be read or a
     weight is not finite, Unsupported if it has no weights, InvalidConfig for an unknown name or bits out of range.

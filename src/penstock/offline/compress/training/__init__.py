@@ -1,1 +1,1 @@
-"""Training on the ONNX graph itself, with torch; everything here needs the extra ``torch``, and nothing outside imports torch."""
+"""Training on the ONNX graph, with torch. This package needs the extra ``torch``; no other part of ``compress`` imports torch."""

@@ -1,4 +1,4 @@
-"""Convert samples of a data set to tensors, and run a model over them in batches of the size that it takes."""
+"""Convert samples of a data set to tensors, and run a model over them in batches of a permitted size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.tensor import Array
 
 
 class TrainingBatches:
-    """Rows of ``data`` for ``model``, whose batch may be fixed."""
+    """Rows of ``data`` for ``model``, whose batch size may be fixed."""
 
     def __init__(self, model: TrainableModel, data: Dataset) -> None:
         """Raises InvalidData if the data lack an input, or are not a multiple of the model's fixed batch."""
@@ -24,7 +24,7 @@ class TrainingBatches:
         self.model = model
         self.count = data.count
         self.unit = model.fixed_rows or 1
-        """Samples come in multiples of this."""
+        """Batches are multiples of this number of samples."""
         if self.count % self.unit:
             raise InvalidData(
                 f"the model takes exactly {self.unit} samples at a time, but the data has {self.count}",
@@ -56,7 +56,7 @@ class TrainingBatches:
         return {**inputs, **{name: _join([part[name] for part in parts], self.unit) for name in parts[0]}}
 
     def split(self, held_out: float, seed: int) -> tuple[Array, Array]:
-        """Row numbers to train on and to validate on, drawn by ``seed``. The second array is empty if ``held_out`` is 0."""
+        """Row numbers for training and for validation, drawn with ``seed``. The second array is empty if ``held_out`` is 0."""
         if not held_out:
             return np.arange(self.count), np.arange(0)
         groups = self.count // self.unit
@@ -83,6 +83,6 @@ def _join(parts: list[Tensor], count: int) -> Tensor:
     if count == 1:
         return torch.stack(parts)
     raise Unsupported(
-        f"a result for {count} samples has shape {list(parts[0].shape)}, so its first axis does not count them",
+        f"a result for {count} samples has shape {list(parts[0].shape)}, so its first axis is not the number of samples",
         "export the model with a batch axis on every output",
     )

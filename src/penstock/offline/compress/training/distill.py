@@ -1,13 +1,13 @@
-"""Distillation: a student learns to answer as a teacher does (Hinton, Vinyals, Dean 2015), with or without labels.
+"""Distillation: train a student to reproduce a teacher's outputs (Hinton, Vinyals, Dean 2015), with or without labels.
 
 Each output has a term in the loss:
 
 - Class scores, [n, classes], of a model with labels: ``(1 - share) CE(labels) + share T² KL(teacher ‖ student)``, both softened by
-  the temperature T. T² keeps the size of the gradient. Probabilities are softened as their logarithms.
-- Values: the squared error over the teacher's variance.
-- Rows of numbers that may be either, without labels: both terms, which have the same optimum.
+  the temperature T. T² keeps the size of the gradient. If an output has probabilities, their logarithms are softened.
+- Values: the squared error divided by the teacher's variance.
+- Rows of numbers that may be either, if there are no labels: both terms, which have the same optimum.
 
-Hints (Romero et al. 2015, FitNets) add squared errors between tensors inside the graphs, over 1×1 adaptors.
+Hints (Romero et al. 2015, FitNets) add squared errors between tensors inside the graphs, through 1×1 adaptors.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ from penstock.tensor import Array, Signature
 
 _TINY = 1e-12
 _PARITY = 1e-4
-"""Largest relative error of a float graph in torch against ONNX Runtime. Above it, training is refused.
+"""Maximum relative error of a float graph in torch against ONNX Runtime; with a larger error, training fails.
 
-A different order of sums causes about 1e-6, a wrong operator far more. INT8 graphs are not checked: rounding may move their integers.
+A different order of sums causes errors of about 1e-6; a wrong operator causes far more. INT8 graphs are not checked, because
+rounding may change their integers.
 """
 
 
 class DistillOptions(Options, frozen=True):
-    """How to distil."""
+    """Options of distillation."""
 
     fit: FitOptions = FitOptions(epochs=100)
     temperature: Positive = 4.0
-    """T: how much the teacher's small probabilities count, usually 2 to 8."""
+    """T: weight of the teacher's small probabilities, usually 2 to 8."""
     teacher_share: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    """The teacher's share of the loss; the labels have the rest. By default 0.7, and 1 without labels."""
+    """Weight of the teacher in the loss; the labels have the rest. By default 0.7; 1 without labels."""
     hints: dict[str, str] = {}
     """Tensors of the student by name, each with the teacher's tensor to resemble."""
     hint_weight: NotNegative = 1.0
@@ -67,7 +68,7 @@ class OutputKind(enum.Enum):
 
 
 class DistillationLoss:
-    """The loss of a student against ``teacher``, and against ``labels`` (int [samples]) if given."""
+    """The loss of a student relative to ``teacher`` and, if given, to ``labels`` (int [samples])."""
 
     def __init__(self, student: Artifact, teacher: Teacher, labels: Array | None, options: DistillOptions) -> None:
         """Raises InvalidData if the labels fit no output, Unsupported if no output is of a float type."""
@@ -76,7 +77,7 @@ class DistillationLoss:
         answers = {name: known[name] for name in outputs if name in known and known[name].dtype.kind == "f"}
         if not answers:
             raise Unsupported(
-                "no output of the model is a float, so a student cannot learn from it",
+                "the model has no float output from which a student can learn",
                 "give a model with a float output",
             )
         self.teacher, self.temperature = teacher, options.temperature
@@ -132,10 +133,10 @@ def soft_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Ten
 def recover(
     model: TrainableModel, data: Dataset, teacher: Artifact | Teacher, options: FitOptions, **hooks: Unpack[Hooks]
 ) -> FitReport:
-    """Train ``model`` in place to answer as ``teacher``, the model before compression. Labels are used if present.
+    """Train ``model`` in place to reproduce the outputs of ``teacher``, the model before compression. Labels are used if present.
 
-    Raises the errors of ``fit``; InvalidData if labels fit no output or an answer of the teacher is not finite; InvalidModel if
-    torch and ONNX Runtime compute different answers.
+    Raises the errors of ``fit``; InvalidData if labels fit no output or an output of the teacher is not finite; InvalidModel if
+    torch and ONNX Runtime compute different outputs.
     """
     return _distill(model, data, teacher, DistillOptions(fit=options), hooks)
 
@@ -143,7 +144,7 @@ def recover(
 def distill(
     student: Artifact, teacher: Artifact, data: Dataset, options: DistillOptions | None = None, **hooks: Unpack[Hooks]
 ) -> Artifact:
-    """Train ``student``, of any architecture, to answer as ``teacher``. Both need the same inputs and outputs.
+    """Train ``student``, of any architecture, to reproduce the outputs of ``teacher``. Both need the same inputs and outputs.
 
     Raises InvalidArgument if inputs or outputs differ, Unsupported if the student has an operator that cannot be trained, and the
     errors of ``recover``.
@@ -195,7 +196,7 @@ def _kind(answer: Array, labelled: bool) -> OutputKind:
 
 
 def _variance(answer: Array) -> float:
-    """The variance of an output over samples, averaged over its elements. Constant outputs: their square, or 1 for zeros."""
+    """The variance of an output over samples, averaged over its elements. For constant outputs, their mean square, or 1 for zeros."""
     spread = float(answer.astype(np.float64).var(axis=0).mean())
     square = float((answer.astype(np.float64) ** 2).mean())
     return spread if spread > 1e-9 * square else square or 1.0

@@ -1,4 +1,4 @@
-"""Make the integers of a quantised graph trainable: float masters replace its initialisers, logarithms its scales.
+"""Make a quantised graph trainable: float masters replace its integer initialisers, and logarithms replace its scales.
 
 The graph is the one that ONNX Runtime runs, and its QuantizeLinear and DequantizeLinear have straight-through gradients, so
 placement, ranges and rounding are identical. Its constants become functions of the trained parameters:
@@ -40,14 +40,14 @@ class _Constant(NamedTuple):
 
 
 class FakeQuantization:
-    """Hooks on the constants of ``model``, an INT8 graph in QDQ form, that initially give exactly their values."""
+    """Hooks on the constants of ``model``, an INT8 graph in QDQ form. Initially they return exactly the constants' values."""
 
     def __init__(
         self, model: TrainableModel, floats: Mapping[str, Array], data: Dataset, scale_rate: float = 100.0
     ) -> None:
         """``floats`` are the original FP32 weights, by the name of the integers with or without ``_quantized``. A weight that is
-        missing, or does not round to its integers, starts from the integers. ``scale_rate`` is how many times faster than a weight
-        the logarithm of a scale learns.
+        missing, or does not round to its integers, starts from the integers. ``scale_rate`` is the learning rate of the logarithms
+        of scales, relative to that of weights.
 
         Raises Unsupported if the model has no integer weights.
         """

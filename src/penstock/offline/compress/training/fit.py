@@ -29,12 +29,13 @@ from penstock.tensor import Array
 __all__ = ["FitOptions", "FitReport", "Hooks", "Loss", "fit", "reproducible"]
 
 _CHECKPOINT_S = 5.0
-"""Shortest time between two checkpoints, in seconds."""
+"""Minimum time between two checkpoints, in seconds."""
 _LOWEST = -sys.float_info.max
 
 
 def fit(model: TrainableModel, data: Dataset, loss: Loss, options: FitOptions, **hooks: Unpack[Hooks]) -> FitReport:
-    """Train ``model`` in place. Also on errors, the model ends in its best validated state, or that after the last full epoch.
+    """Train ``model`` in place. Afterwards, also after an error, it has its best validated state, or the state after the last full
+    epoch.
 
     Raises InvalidConfig if the options are invalid; InvalidData if the data do not fit, or if the loss or the weights become NaN or
     infinite; InvalidArgument for a damaged checkpoint or one of another run; Unsupported if there is nothing to train.
@@ -92,7 +93,7 @@ class _Run:
         self.report = FitReport()
         self.kept = self._snapshot()
         self.origin = {
-            # A run with more time may continue one that ran out of time.
+            # A run with more time may continue a run that ran out of time.
             "options": msgspec.to_builtins(msgspec.structs.replace(options, time_s=None)),
             "model": model.artifact.digest,
             "data": data.digest,
@@ -120,7 +121,7 @@ class _Run:
         return self.report
 
     def _advance(self) -> None:
-        """Run one step and what follows it, or end the run if time is up."""
+        """Run one step, and the end of the epoch after its last step; or end the run if time is up."""
         report = self.report
         if self.options.time_s is not None and self._seconds() >= self.options.time_s:
             # Saved before the end of the epoch is processed, so that a run with more time can continue.
@@ -233,7 +234,8 @@ class _Run:
             return
         if found.origin != msgspec.json.decode(msgspec.json.encode(self.origin)):
             raise InvalidArgument(
-                f"the checkpoint '{path}' is of a run with other options, data or model", "delete it to start again"
+                f"the checkpoint '{path}' belongs to a run with other options, data or model",
+                "delete it to start again",
             )
         self.report = found.report
         self.started -= self.report.seconds

@@ -16,7 +16,7 @@ from penstock.offline.compress.training.trainable import TrainableModel
 
 
 class Hints:
-    """The mean over ``pairs`` (student tensor to teacher tensor) of the squared error over the teacher's variance."""
+    """The mean over ``pairs`` (student tensor to teacher tensor) of the squared error divided by the teacher's variance."""
 
     def __init__(
         self, model: TrainableModel, data: Dataset, teacher: Teacher, pairs: Mapping[str, str], seed: int
@@ -64,5 +64,5 @@ def _channel_axis(name: str, student: tuple[int, ...], teacher: tuple[int, ...])
             return axis
     raise InvalidArgument(
         f"hint '{name}' has shape {list(student)} per sample, but the teacher's tensor has {list(teacher)}",
-        "pair tensors that differ in the number of channels only",
+        "pair tensors that differ only in the number of channels",
     )

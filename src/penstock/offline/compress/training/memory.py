@@ -14,7 +14,7 @@ from penstock.offline.optimize.model import infer_shapes, read_proto
 from penstock.tensor import DataType
 
 _COPIES = 6
-"""Copies of the weights: themselves, gradients, the optimiser's two moments, the best so far, the model's bytes."""
+"""Copies of the weights: the weights, gradients, the optimiser's two moments, the best state so far, the model's bytes."""
 _PASSES = 2
 """The backward pass needs every result and its gradient."""
 
@@ -48,6 +48,6 @@ def check_training(artifact: Artifact, data: Dataset, batch: int, memory_bytes: 
     needed = training_bytes(artifact, data, batch)
     if memory_bytes and needed > memory_bytes:
         raise ResourceExhausted(
-            f"training would need about {needed / (1 << 30):.1f} GiB of memory, but {memory_bytes / (1 << 30):.1f} are available",
+            f"training would need about {needed / (1 << 30):.1f} GiB of memory, but {memory_bytes / (1 << 30):.1f} GiB are available",
             "compress on a machine with more memory, or give smaller samples",
         )

@@ -16,14 +16,14 @@ from penstock.offline.compress.training.torch import Tensor
 from penstock.tensor import Array
 
 Loss = Callable[[Mapping[str, Tensor], Tensor], Tensor]
-"""Called with inputs, outputs and further tensors by name, and the batch's row numbers (int64 [n]). Returns the mean loss."""
+"""Called with inputs, outputs and further tensors by name, and with the batch's row numbers (int64 [n]). Returns the mean loss."""
 
 _WARM_UP = 0.05
-"""Share of the steps in which the learning rate rises to its peak."""
+"""Fraction of the steps in which the learning rate rises to its peak."""
 
 
 class FitOptions(Options, frozen=True):
-    """How to train."""
+    """Options of a training run."""
 
     epochs: Positive = 20
     """Passes over the rows; may be a fraction."""
@@ -39,7 +39,7 @@ class FitOptions(Options, frozen=True):
     clip_norm: Positive | None = None
     """Clip the gradient of all parameters together to this norm."""
     held_out: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
-    """Share of the rows, drawn by ``seed``, that validate the loss instead of training, unless a ``validate`` hook is given."""
+    """Fraction of the rows, drawn with ``seed``, for validation instead of training. Unused if a ``validate`` hook is given."""
     patience: Count | None = None
     """Stop after this many validations without a new best."""
     time_s: NotNegative | None = None
@@ -53,17 +53,17 @@ class FitReport(msgspec.Struct):
     """The course of a training so far."""
 
     losses: list[tuple[int, float]] = []
-    """(steps done, mean loss since the previous entry), once per epoch."""
+    """Pairs (steps done, mean loss since the previous entry), once per epoch."""
     scores: list[tuple[int, float]] = []
-    """(steps done, validation score), before the first step and once per epoch; empty without validation."""
+    """Pairs (steps done, validation score), before the first step and once per epoch; empty without validation."""
     steps: int = 0
     best_step: int = 0
-    """The step whose parameters were kept: that of the highest score, or the last one without validation."""
+    """The step whose parameters were kept: the step with the highest score or, without validation, the last one."""
     stopped: Literal["", "finished", "patience", "time"] = ""
     """Why the training ended; empty while it runs."""
     seconds: float = 0.0
     waited: int = 0
-    """Validations since the best."""
+    """Number of validations since the best one."""
     running: list[float] = []
     """Losses of the steps since the last entry of ``losses``."""
 
@@ -95,9 +95,9 @@ class Hooks(TypedDict, total=False):
     augment: Callable[[dict[str, Array], np.random.Generator], dict[str, Array]]
     """Changes a batch of inputs. The loss must then depend on the inputs it receives, not on the row numbers."""
     checkpoint: Path | None
-    """A file from which an interrupted run continues. A finished run returns its result at once."""
+    """A file from which an interrupted run continues. A finished run returns its result immediately."""
     depends_on: str
-    """Identifies further inputs of the run, such as a teacher. A checkpoint with another value is refused."""
+    """Identifies further inputs of the run, such as a teacher. A checkpoint with another value is rejected."""
     on_progress: Callable[[int, int], None]
     """Called with (steps done, all steps)."""
     clock: Clock

@@ -1,4 +1,4 @@
-"""Check, before training, that the torch module gives the answers of ONNX Runtime."""
+"""Check, before training, that the torch module and ONNX Runtime compute the same outputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_parity(model: TrainableModel, data: Dataset, rows: int = 64, tolerance
         return error
     where = _first_divergence(model, data, tolerance)
     raise InvalidModel(
-        f"the model computes otherwise in torch than in ONNX Runtime: relative error {error:.2g}, tolerance {tolerance:.2g}"
+        f"the model's outputs in torch differ from those in ONNX Runtime: relative error {error:.2g}, tolerance {tolerance:.2g}"
         + (f"; first divergent tensor: {where}" if where else ""),
         "use a compression method without training, and report the operator",
     )
@@ -74,7 +74,7 @@ def _first_divergence(model: TrainableModel, data: Dataset, tolerance: float) ->
 def _errors(
     model: TrainableModel, artifact: Artifact, data: Dataset, rows: int, also: tuple[str, ...] = ()
 ) -> dict[str, float]:
-    """Relative errors of the float outputs of ``artifact``. Integers are skipped, since a tie may flip one."""
+    """Relative errors of the float outputs of ``artifact``. Integer outputs are skipped, since a tie may change them."""
     sample = data.rows(0, rows)
     with loaded(artifact, as_written=True) as engine:
         theirs = engine.forward(sample)

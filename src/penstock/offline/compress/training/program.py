@@ -19,12 +19,12 @@ from penstock.tensor import Array
 
 _OLDEST_OPSET = 9
 _MASK = 1e4
-"""Attention masks hold -1e4, the lowest float or minus infinity. No weight is as large."""
+"""Attention masks contain -1e4, the lowest float or minus infinity. No weight is as large."""
 _TRAINED = (np.float32, np.float64)
 _DOMAINS = {"ai.onnx": ""}
 _STILL_WORKS = (
-    "post-training quantisation, other precisions, pruning, low rank and weight sharing work without training; "
-    "or export the model without these operators"
+    "use a method that works without training (post-training quantisation, other precisions, pruning, low rank, "
+    "weight sharing), or export the model without these operators"
 )
 
 
@@ -58,7 +58,7 @@ def read_program(proto: onnx.ModelProto, frozen: Collection[str], trained: Colle
     """Read a checked model. Local functions are inlined.
 
     Raises Unsupported, naming all operators that cannot be computed, also for sequences, old opsets and other types;
-    InvalidArgument if ``frozen`` or ``trained`` names no constant, or ``trained`` one that is not FP32.
+    InvalidArgument if a name in ``frozen`` or ``trained`` is not a constant, or a name in ``trained`` is not FP32.
     """
     if proto.functions:
         proto = inliner.inline_local_functions(proto)
@@ -95,8 +95,8 @@ def constant_tensors(graph: onnx.GraphProto) -> dict[str, TensorProto]:
 def _weights(constants: dict[str, Array], nodes: Iterable[tuple[Node, Operator]]) -> set[str]:
     """FP32 (or FP64) constants that training may change.
 
-    Weight operands of operators count, and other differentiable operands of more than one element that do not look like a
-    mask. Constants that an operator needs fixed do not.
+    These are the weight operands of operators, and other differentiable operands of more than one element that do not look like a
+    mask. Constants that an operator requires to be fixed are excluded.
     """
     found, barred = set[str](), set[str]()
     for node, operator in nodes:
@@ -116,7 +116,7 @@ def _opset(proto: onnx.ModelProto) -> int:
     if 0 < opset < _OLDEST_OPSET:
         raise Unsupported(
             f"the model has opset {opset}, but training needs {_OLDEST_OPSET} or newer",
-            "convert it with onnx.version_converter",
+            "convert the model with onnx.version_converter",
         )
     return int(opset)
 
@@ -140,14 +140,14 @@ def _array(tensor: TensorProto) -> Array:
         raise Unsupported(f"'{tensor.name}' is of type {kind}, which training does not support", _STILL_WORKS)
     try:
         return np.asarray(numpy_helper.to_array(tensor))
-    except Exception as error:  # numpy and protobuf raise various types for a payload that does not fit the shape
+    except Exception as error:  # numpy and protobuf raise various exceptions for a payload that does not fit the shape
         raise InvalidModel(
             f"the payload of '{tensor.name}' does not fit its shape", "export the model again"
         ) from error
 
 
 def _plain_constants(graph: onnx.GraphProto) -> dict[str, Array]:
-    """The values of Constant nodes that hold numbers instead of a tensor."""
+    """The values of Constant nodes with numbers instead of a tensor."""
     dtypes = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
     found = {}
     for node in graph.node:
@@ -191,7 +191,7 @@ def _last_uses(nodes: list[Node], outputs: Collection[str]) -> list[tuple[str, .
     seen = set(outputs)
     freed: list[tuple[str, ...]] = []
     for node in reversed(nodes):
-        # An output that no node reads is freed at once.
+        # An output that no node reads is freed immediately.
         fresh = [name for name in dict.fromkeys((*node.inputs, *node.outputs)) if name and name not in seen]
         seen.update(fresh)
         freed.append(tuple(fresh))
@@ -202,4 +202,6 @@ def _check_names(constants: dict[str, Array], frozen: Collection[str], trained: 
     if unknown := sorted({*frozen, *trained} - constants.keys()):
         raise InvalidArgument(f"no constants of the model are called {unknown}", "give the names of initialisers")
     if wrong := sorted(name for name in trained if constants[name].dtype not in _TRAINED):
-        raise InvalidArgument(f"{wrong} are not FP32 and cannot be trained", "train the scales of integers instead")
+        raise InvalidArgument(
+            f"{wrong} are not FP32 and cannot be trained", "name FP32 constants, such as the scales of integers"
+        )

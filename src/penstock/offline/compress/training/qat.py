@@ -33,13 +33,13 @@ _STEPS = 255
 
 
 class QatOptions(Options, frozen=True):
-    """How to train a quantised model."""
+    """Options of quantisation-aware training."""
 
     fit: FitOptions = FitOptions(learning_rate=5e-4, held_out=0.2)
     scale_rate: NotNegative = 100.0
-    """How many times faster than a weight the logarithm of a scale learns."""
+    """Learning rate of the logarithms of scales, relative to that of weights."""
     frozen_after: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.8
-    """Share of the steps after which the scales stay fixed while the weights train on."""
+    """Fraction of the steps after which scales are fixed, while weights continue to train."""
 
 
 def train_quantized(
@@ -51,10 +51,10 @@ def train_quantized(
     teacher: Artifact | Teacher | None = None,
     **hooks: Unpack[Hooks],
 ) -> Artifact:
-    """Train the integers and scales of ``quantized`` to answer as ``teacher``, by default ``original``, its float model.
+    """Train the integers and scales of ``quantized`` to reproduce ``teacher``, which defaults to ``original``, its float model.
 
-    Graph, types and zero points stay the same. The best parameters on held-out rows are kept. If they are not better than
-    ``quantized`` there in ONNX Runtime, the result has the bytes of ``quantized``, and the fact ``kept`` is "start". Raises
+    Graph, types and zero points stay the same. The best parameters on held-out rows are kept. If they are not better on these rows
+    in ONNX Runtime than ``quantized``, the result has the bytes of ``quantized``, and the fact ``kept`` is "start". Raises
     Unsupported if there are no integer weights, and the errors of ``recover``.
     """
     options = options or QatOptions()
@@ -95,10 +95,10 @@ def train_quantized(
 def agreement(
     model: TrainableModel, artifact: Artifact, data: Dataset, *, as_written: bool = False
 ) -> dict[str, float]:
-    """Compare the answers of ``model`` with those of ``artifact`` in ONNX Runtime, fused or ``as_written``.
+    """Compare the outputs of ``model`` with those of ``artifact`` in ONNX Runtime, fused or ``as_written``.
 
-    Differences are in steps: the scale of a quantised output, or 1/255 of the range of a float output. The result has the share of
-    samples ``within_one_step`` everywhere, and the ``largest`` difference.
+    Differences are in steps: the scale of a quantised output, or 1/255 of the range of a float output. The result has the fraction
+    of samples with all outputs ``within_one_step``, and the ``largest`` difference.
     """
     theirs = answers_of(artifact, data, as_written=as_written)
     batches = TrainingBatches(model, data)

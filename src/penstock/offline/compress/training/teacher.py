@@ -1,4 +1,4 @@
-"""The teacher: an artifact in ONNX Runtime whose answers to all data are kept, or computed live for changed inputs."""
+"""The teacher: an artifact in ONNX Runtime. Its outputs for all data are stored; for augmented inputs they are computed live."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class Teacher:
-    """The answers of ``artifact`` to the rows of ``data``, computed once and kept in memory, and in the folder ``cache`` if given."""
+    """The outputs of ``artifact`` for the rows of ``data``, computed once and kept in memory, and in the folder ``cache`` if given."""
 
     def __init__(
         self,
@@ -42,20 +42,21 @@ class Teacher:
         cache: Path | None = None,
         live: bool = False,
     ) -> None:
-        """``also`` names further FP32 tensors inside the graph. A ``live`` teacher answers the augmented inputs of the student.
+        """``also`` names further FP32 tensors inside the graph. A ``live`` teacher also computes outputs for the augmented inputs
+        of the student.
 
-        Raises InvalidArgument if a tensor is unknown, InvalidData if an answer is NaN or infinite, ResourceExhausted if the
-        answers do not fit into memory.
+        Raises InvalidArgument if a tensor is unknown, InvalidData if an output is NaN or infinite, ResourceExhausted if the outputs
+        do not fit into memory.
         """
         self.digest = artifact.digest
         exposed = _expose(artifact, also)
         self._live = get_engine("onnxruntime").load(exposed, {"threads": 1}) if live else None
         self.answers = _answers(exposed, data, cache)
-        """One row per sample; floats of any width as FP32."""
+        """Outputs with one row per sample; floats of any width as FP32."""
         self._tensors = {name: torch.tensor(array) for name, array in self.answers.items()}
 
     def __call__(self, tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-        """The answers to a batch: ``tensors`` holds its inputs, ``rows`` its row numbers (int64 [n])."""
+        """The outputs for a batch with the inputs ``tensors`` and the row numbers ``rows`` (int64 [n])."""
         if self._live is None:
             return {name: tensor[rows] for name, tensor in self._tensors.items()}
         inputs = {name: tensors[name].numpy() for name in self._live.signature.input_names}
@@ -98,7 +99,7 @@ def _answers(artifact: Artifact, data: Dataset, cache: Path | None) -> dict[str,
 
 
 def _run(model: LoadedModel, data: Dataset) -> dict[str, Array]:
-    """The numeric answers; text is left out."""
+    """The numeric outputs, without text."""
     return {
         name: array.astype(np.float32) if DataType.from_numpy(array.dtype).is_float else array
         for name, array in answers(model, data).items()
@@ -107,14 +108,14 @@ def _run(model: LoadedModel, data: Dataset) -> dict[str, Array]:
 
 
 def _check_memory(model: LoadedModel, data: Dataset) -> None:
-    """Raise ResourceExhausted if the answers would not fit into memory."""
+    """Raise ResourceExhausted if the outputs would not fit into memory."""
     rows = model.signature.smallest_batch
     bytes_per_row = sum(array.nbytes for array in model.forward(data.rows(0, rows)).values()) / rows
     # Pieces, their concatenation and the tensors are in memory at once.
     needed, usable = 3 * bytes_per_row * data.count, usable_memory()
     if usable and needed > usable:
         raise ResourceExhausted(
-            f"the teacher's answers to {data.count} samples need {needed / (1 << 30):.1f} GiB, "
+            f"the teacher's outputs for {data.count} samples need {needed / (1 << 30):.1f} GiB, "
             f"but {usable / (1 << 30):.1f} GiB of memory are available",
             "give fewer samples, or name fewer tensors as hints",
         )

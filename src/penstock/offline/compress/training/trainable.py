@@ -24,16 +24,16 @@ Hook = Callable[[Tensor], Tensor]
 class TrainableModel(nn.Module):  # type: ignore[misc]
     """An ONNX graph whose FP32 weights are parameters, computed on the CPU.
 
-    An FP32 constant is a weight if it is the weight, bias or scale operand of an operator that has one, or any other
-    differentiable operand of more than one element whose values are all below 1e4 (others are masks). Settings, such as the
-    bounds of Clip or the statistics of BatchNormalization, are not weights. ``frozen`` names weights to leave unchanged,
-    ``trained`` other constants to train. Integers stay exact. FP16 and BF16 constants are not trained.
+    An FP32 constant is a weight if it is the weight, bias or scale operand of an operator. Any other differentiable operand of more
+    than one element is a weight too, unless it has a value of 1e4 or more, as masks do. Settings, such as the bounds of Clip or the
+    statistics of BatchNormalization, are not weights. ``frozen`` names weights to leave unchanged; ``trained`` names other
+    constants to train. Integers stay exact. FP16 and BF16 constants are not trained.
 
     A weight that several nodes read is one parameter. BatchNormalization keeps its statistics, regardless of ``train()``.
     ``double()`` gives the same model in FP64.
 
     Raises InvalidModel if the bytes are not an ONNX model; Unsupported, naming every operator without an implementation;
-    InvalidArgument if ``frozen`` or ``trained`` names no constant.
+    InvalidArgument if a name in ``frozen`` or ``trained`` is not a constant.
     """
 
     def __init__(self, artifact: Artifact, *, frozen: Collection[str] = (), trained: Collection[str] = ()) -> None:
@@ -51,7 +51,7 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         """Applied to an input or a computed tensor, by name, as soon as it is available."""
         self._computed = {name for step in program.steps for name in step.node.outputs} | set(self.input_names)
         self._keys: dict[str, str] = {}
-        # ONNX names may contain dots, torch names may not.
+        # ONNX names can contain dots; torch names cannot.
         for index, (name, array) in enumerate(program.constants.items()):
             tensor, key = _to_tensor(array), f"constant{index}"
             self._keys[name] = key
@@ -125,9 +125,9 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         if unknown := sorted(set(also) - self._computed - self._keys.keys()):
             raise InvalidArgument(f"no tensors of the model are called {unknown}")
         if unknown := sorted(self.value_hooks.keys() - self._computed):
-            raise InvalidArgument(f"value hooks name {unknown}, which the model does not compute")
+            raise InvalidArgument(f"value hooks are given for {unknown}, which the model does not compute")
         if unknown := sorted(self.weight_hooks.keys() - self._keys.keys()):
-            raise InvalidArgument(f"weight hooks name {unknown}, which are not constants of the model")
+            raise InvalidArgument(f"weight hooks are given for {unknown}, which are not constants of the model")
 
 
 def to_tensors(arrays: Mapping[str, Array], model: TrainableModel) -> dict[str, Tensor]:
@@ -164,12 +164,12 @@ def _compute(node: Node, run: Callable[..., Any], operands: list[Tensor | None])
         results = run(node, *operands)
     except PenstockError:
         raise
-    except Exception as error:  # torch raises various types for shapes and types that do not fit
+    except Exception as error:  # torch raises various exceptions for shapes and types that do not fit
         first = str(error).strip().partition("\n")[0][:300]
         raise InvalidArgument(f"'{node.outputs[0]}' ({node.op_type}) cannot be computed: {first}") from error
     results = results if isinstance(results, tuple) else (results,)
     if len(results) < len(node.outputs):
-        raise node.unsupported("its further outputs")
+        raise node.unsupported("its additional outputs")
     return results
 
 

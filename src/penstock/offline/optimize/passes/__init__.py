@@ -1,4 +1,4 @@
-"""The passes, one a file. ``default_passes`` lists those that every build runs, in order."""
+"""The passes, one per file. ``default_passes`` lists the passes of every build, in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from penstock.offline.optimize.passes.matmul_add import MatMulAdd
 
 
 def default_passes() -> list[Pass]:
-    """Constants come first, since the folding rules need them; dead code comes last, since the other passes leave some."""
+    """Constant folding comes first, since other passes need constants; dead code removal comes last, since the others leave dead
+    nodes.
+    """
     return [
         ConstantFolding(),
         IdentityElimination(),

@@ -1,4 +1,4 @@
-"""Fold a constant per channel, added or multiplied, into the Conv, ConvTranspose or Gemm before it."""
+"""Fold an addition or multiplication of a constant per channel into the preceding Conv, ConvTranspose or Gemm."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ class BiasFolding(NodePass):
 
     Folded:
 
-    1. Add, on either side, into the bias; a missing bias is made, Gemm's ``alpha`` stays and its ``beta`` is multiplied in.
-    2. Sub: ``c`` taken from ``y`` goes into the bias; ``y`` taken from ``c`` negates weight and bias as well.
-    3. Mul on either side, and Div by ``c``, into weight and bias.
+    1. Add, on either side: into the bias, which is created if it is missing. For Gemm, ``alpha`` stays and the bias absorbs
+       ``beta``.
+    2. Sub: ``y - c`` changes the bias; ``c - y`` also negates weight and bias.
+    3. Mul on either side, and Div by ``c``: into weight and bias.
 
     Left alone:
 
     4. Another node, a subgraph or the caller reads ``y`` too.
-    5. A ``c`` that is not constant, or that does not broadcast over ``y`` per channel: ``[C]`` and ``[1, W]`` after a Conv lie
+    5. A ``c`` that is not constant, or that does not broadcast over ``y`` per channel: ``[C]`` and ``[1, W]`` after a Conv run
        along its last axis, ``[N, 1]`` after a Gemm along its rows, and a ``c`` of higher rank or more channels changes the shape.
     6. ``c / y``, which is not linear; a Div by zero and other results that are not finite.
     """
@@ -37,7 +38,7 @@ class BiasFolding(NodePass):
 
 
 def _fold(node: ir.Node, side: int) -> bool:
-    """Fold ``node`` into the producer of its input ``side``, if this is linear and the other input is constant."""
+    """Fold ``node`` into the producer of its input ``side``, if the producer is linear and the other input is constant."""
     source = node.inputs[side] if node.graph is not None else None
     linear = read_linear(source.producer()) if source is not None else None
     if linear is None or source is None or graph.sole_consumer(source) is not node:

@@ -1,4 +1,4 @@
-"""Compute equal values once."""
+"""Merge nodes and constants with equal values."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from penstock.offline.optimize.base import Pass
 
 
 class CommonSubexpression(Pass):
-    """Merge equal constants, and equal nodes: the first stays, and the readers of the others read it instead.
+    """Merge equal constants and equal nodes: the first one stays, and consumers of the others use it instead.
 
     Merged (value numbering: Cocke and Schwartz, "Programming Languages and Their Compilers", 1970):
 
     1. Initialisers of equal type, shape and bytes.
-    2. Nodes of one standard operator with the same inputs, equal attributes, tensors included, and the same outputs present.
+    2. Nodes of one standard operator with the same inputs, equal attributes (including tensors), and the same outputs present.
        Nodes are visited in order, so equal chains merge as a whole.
 
     Left alone:
 
-    3. Operators that may answer differently each time, other domains, and nodes with subgraphs.
+    3. Operators whose outputs may differ for the same inputs, other domains, and nodes with subgraphs.
     4. Graph inputs and outputs: they keep their own tensors.
     """
 

@@ -23,18 +23,18 @@ _QUANTIZATION = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantiz
 class ConstantFolding(NodePass):
     """Nodes whose value is known become initialisers of the same name.
 
-    Folded, in the order of the graph, so that chains fold at once:
+    Folded, in the order of the graph, so that a chain folds in one run:
 
     1. Constant.
     2. Shape, if every dimension requested is known, and Gather of one known dimension from a Shape.
-    3. Any other standard operator with one output whose inputs are all constant: it is run in ONNX Runtime, with its own
-       optimisations off.
+    3. Any other standard operator with one output whose inputs are all constant. ONNX Runtime computes the value with its
+       optimisations disabled.
 
     Left alone:
 
-    4. Operators that may answer differently each time; quantisation of weights, which engines fuse into integer kernels.
-    5. Nodes with subgraphs, other domains, text, sparse tensors, sequences, and nodes that ONNX Runtime refuses.
-    6. A result larger than 1 MiB and than its inputs together, such as a big ConstantOfShape or Expand, or one whose size
+    4. Operators whose outputs may differ for the same inputs; quantisation of weights, which engines fuse into integer kernels.
+    5. Nodes with subgraphs, other domains, text, sparse tensors, sequences, and nodes that ONNX Runtime cannot run.
+    6. A result larger than both 1 MiB and the sum of its inputs, such as a large ConstantOfShape or Expand, or a result whose size
        shape inference does not find.
     7. Outputs of the graph.
     """
@@ -103,7 +103,7 @@ def _known(dims: object) -> Array | None:
 
 
 def _run(node: ir.Node, inputs: list[ir.Value], model: ir.Model) -> Array | None:
-    """The node's result by ONNX Runtime; None if a rule forbids it or ONNX Runtime refuses."""
+    """The node's result, computed by ONNX Runtime; None if a rule excludes the node or ONNX Runtime cannot run it."""
     proto = _single_node_model(node, inputs, model)
     expected = _expected_bytes(proto)
     held = sum(value.const_value.nbytes for value in inputs if value.const_value is not None)

@@ -1,4 +1,4 @@
-"""Fold BatchNormalization into the Conv, ConvTranspose or Gemm before it."""
+"""Fold BatchNormalization into the preceding Conv, ConvTranspose or Gemm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remove nodes and initialisers that are never read."""
+"""Remove unused nodes and initialisers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class DeadCode(Pass):
 
     Removed:
 
-    1. Nodes of the standard operators, last first, so that a whole dead branch goes at once.
+    1. Nodes of the standard operators, in reverse order, so that one run removes a whole dead branch.
     2. Initialisers.
 
     Left alone:
 
     3. Operators of other domains, which may have side effects; nodes with subgraphs.
-    4. Inputs of the graph, and initialisers behind them: they are the model's signature.
+    4. Inputs of the graph and their default values: they are the model's signature.
     """
 
     name = "dead_code"

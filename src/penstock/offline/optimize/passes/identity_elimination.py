@@ -12,25 +12,25 @@ from penstock.offline.optimize.base import NodePass
 
 
 class IdentityElimination(NodePass):
-    """For any node that changes neither the values nor the shape nor the type of its input, use the input instead.
+    """Replace each node that keeps the values, shape and type of its input by that input.
 
     Removed:
 
     1. Identity, and Concat of one tensor.
-    2. Dropout in inference mode whose mask is not read.
+    2. Dropout in inference mode whose mask is unused.
     3. Transpose whose ``perm`` is in order.
-    4. Reshape to the input's shape: same rank, and all but one dimension copied (0) or known to be equal. Flatten of
-       a matrix at axis 1.
+    4. Reshape to the input's shape: same rank, and all but one dimension copied (0) or known to be equal. Flatten of a matrix at
+       axis 1.
     5. Cast to the input's type.
     6. Pad with all pads 0.
     7. Slice of the whole input, by constant bounds.
-    8. Add or Sub of 0, Mul or Div by 1, if the constant does not widen the shape, although ``-0 + 0`` is ``+0``.
+    8. Add or Sub of 0, Mul or Div by 1, if the constant does not broadcast the shape. The sign of ``-0 + 0`` is ignored.
 
     Left alone:
 
-    9. A node whose input is an input, an initialiser or another output of the graph, and whose output is a graph output:
-       both names must stay.
-    10. A node whose rule needs a shape or type that is not known; a computed bound; Dropout before opset 7.
+    9. A node whose input is an input, an initialiser or another output of the graph, and whose output is a graph output: both names
+       must stay.
+    10. A node whose rule needs an unknown shape or type; a Slice with computed bounds; Dropout before opset 7.
     """
 
     name = "identity_elimination"
@@ -122,7 +122,7 @@ def _neutral_operand(node: ir.Node) -> ir.Value | None:  # Rule 8
 
 
 def _fits(shape: tuple[int, ...], source: ir.Value) -> bool:
-    """Whether a tensor of ``shape`` broadcasts to the shape of ``source`` for any value of its unknown dimensions."""
+    """True if a tensor of ``shape`` broadcasts to the shape of ``source`` for any value of its unknown dimensions."""
     if source.shape is None or len(shape) > source.shape.rank():
         return False
     dims = source.shape.dims[source.shape.rank() - len(shape) :]
@@ -141,5 +141,5 @@ _RULES: dict[str, Callable[[ir.Node, int], bool]] = {
     "Slice": _slice,
 }
 
-# operator -> (neutral constant, the sides on which it is neutral)
+# operator -> (neutral constant, sides on which the constant is neutral)
 _NEUTRAL = {"Add": (0, (0, 1)), "Sub": (0, (1,)), "Mul": (1, (0, 1)), "Div": (1, (1,))}

@@ -18,7 +18,7 @@ class MatMulAdd(NodePass):
     Left alone:
 
     2. ``x`` of any other or unknown rank, which Gemm does not accept; integers.
-    3. A second reader of ``x W``; a ``W`` or ``b`` that is computed; a ``b`` of another shape; opsets before 11, whose Gemm
+    3. A second consumer of ``x W``; a ``W`` or ``b`` that is computed; a ``b`` of another shape; opsets before 11, whose Gemm
        requires ``b``.
     """
 

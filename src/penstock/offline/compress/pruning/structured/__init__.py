@@ -1,1 +1,1 @@
-"""Channels and attention heads removed together with everything coupled to them."""
+"""Structured pruning: remove channels and attention heads together with everything coupled to them."""

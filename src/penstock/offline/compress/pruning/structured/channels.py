@@ -1,6 +1,6 @@
 """Rules of the operators that keep their axes: layers, normalisation, elementwise operators, pooling, resizing.
 
-``heads.py`` has the operators that move axes or positions.
+``heads.py`` has the rules of the operators that move axes or positions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def weights_of(node: ir.Node, index: int) -> Array:
 
 
 def elementwise(coupling: Coupling, node: ir.Node) -> None:
-    """Operands broadcast from the last axis; channels on the same axis are cut together."""
+    """Operands are aligned at the last axis; channels on the same axis are cut together."""
     if any(value is not None and value.shape is None for value in node.inputs):
         raise Unsupported(f"an operand of {describe(node)} has no known rank")
     ranks = [graph.rank(value) or 0 for value in node.inputs if value is not None]
@@ -50,7 +50,7 @@ def elementwise(coupling: Coupling, node: ir.Node) -> None:
 
 
 def _meet(coupling: Coupling, node: ir.Node, back: int) -> Labels | None:
-    """The joined labels of the axis ``back`` from the end. Constants that span it are cut along with it."""
+    """The joined labels of the axis ``back`` from the end. Constants that extend along the axis are cut with it."""
     labelled: list[Labels] = []
     constants: list[tuple[int, int]] = []
     fixed: str | None = None
@@ -148,7 +148,7 @@ def channel_norm(coupling: Coupling, node: ir.Node) -> None:
 
 
 def layer_norm(coupling: Coupling, node: ir.Node) -> None:
-    """The statistics run over the axes from ``axis`` on, so they change with the number of channels."""
+    """The statistics are over all axes starting at ``axis``, so they change with the number of channels."""
     _only_first_output(node)
     x = coupling.read(node.inputs[0])
     first = graph.int_attribute(node, "axis", -1) % max(1, len(x))
@@ -196,7 +196,7 @@ def softmax(coupling: Coupling, node: ir.Node) -> None:
     x = coupling.read(node.inputs[0])
     if not x:
         raise Unsupported(f"the input of {describe(node)} has no known rank")
-    old = coupling.opset < 13  # before opset 13 it runs over all axes from ``axis`` on
+    old = coupling.opset < 13  # before opset 13, over all axes starting at ``axis``
     first = graph.int_attribute(node, "axis", 1 if old else -1) % len(x)
     for labels in x[first:] if old else x[first : first + 1]:
         coupling.freeze(labels, f"{describe(node)} runs over it")
@@ -248,7 +248,7 @@ def set_entry(coupling: Coupling, node: ir.Node, index: int, position: int, labe
 
 
 def replace_constant(node: ir.Node, index: int, array: Array) -> None:
-    """Give one input a new constant. Other readers keep the old one."""
+    """Replace the constant of one input. Other consumers keep the old constant."""
     old = node.inputs[index]
     assert isinstance(node.graph, ir.Graph)
     assert old is not None

@@ -1,11 +1,11 @@
-"""Which channels of a model depend on one another, and so can only be cut together.
+"""Coupling: the channels of a model that depend on one another, and so can only be cut together.
 
-Every position of an axis carries an *atom*. A layer with constant weights creates new atoms for its outputs. Every other
-operator passes on the atoms of its inputs, and joins those that it combines: Add joins the channels of its operands one by one,
-Concat concatenates them, Flatten repeats each, Reshape to heads joins those of one head. Joined atoms form a *unit*, which is cut
-everywhere at once. Units that a layer computes side by side form a *group*, whose width can be chosen. (DepGraph, Fang et al.,
-"Towards Any Structural Pruning", 2023, joins whole layers. Joining single positions instead makes index arithmetic for Concat,
-Split and Flatten unnecessary.)
+Every position of an axis carries an *atom*. A layer with constant weights creates new atoms for its outputs. Every other operator
+passes on the atoms of its inputs, and joins the atoms that it combines: Add joins the channels of its operands one by one, Concat
+concatenates them, Flatten repeats each, and Reshape to heads joins the atoms of one head. Joined atoms form a *unit*, which is cut
+everywhere at once. The units that a layer computes form a *group*, whose width can be chosen. (DepGraph, Fang et al., "Towards Any
+Structural Pruning", 2023, joins whole layers. Joining single positions instead makes index arithmetic for Concat, Split and Flatten
+unnecessary.)
 
 Operators without a rule are never cut: their atoms are frozen, with a reason.
 """
@@ -25,9 +25,9 @@ from penstock.tensor import Array
 Labels = Array
 """One atom per position of an axis, int64 [length]."""
 Axes = list[Labels | None]
-"""The axes of a tensor; None is an axis that is never cut."""
+"""The axes of a tensor; None stands for an axis that is never cut."""
 Count = Callable[[Labels], Array]
-"""Returns which positions of an axis are kept, as booleans [length]."""
+"""Returns True for each position of an axis that is kept, as booleans [length]."""
 
 
 class ChannelSlot(NamedTuple):
@@ -35,11 +35,11 @@ class ChannelSlot(NamedTuple):
 
     node: ir.Node
     operand: int
-    """The input of ``node`` that is the constant."""
+    """The index of the constant among the inputs of ``node``."""
     axis: int
     labels: Labels
     role: Literal["makes", "reads", "goes along"] = "goes along"
-    """Whether the layer computes these channels, sums over them, or treats each alone, as a bias does."""
+    """The use of these channels: the layer computes them, sums over them, or treats each separately, like a bias."""
 
     @property
     def value(self) -> ir.Value:
@@ -49,7 +49,7 @@ class ChannelSlot(NamedTuple):
 
 
 class ChannelGroup(msgspec.Struct, frozen=True, eq=False):
-    """Units side by side. Their number is the width of the layers that compute them."""
+    """Units of the same layers. Their number is the width of these layers."""
 
     layers: tuple[str, ...]
     """The layers by the names of their outputs, in graph order."""
@@ -60,7 +60,7 @@ class ChannelGroup(msgspec.Struct, frozen=True, eq=False):
     frozen: tuple[int, ...]
     """Numbers of the units that cannot be cut."""
     reason: str
-    """Why they cannot be cut; empty if all can."""
+    """The reason why units cannot be cut; empty if all can."""
 
     @property
     def name(self) -> str:
@@ -77,7 +77,7 @@ class ChannelGroup(msgspec.Struct, frozen=True, eq=False):
 
 
 class Coupling:
-    """The atoms of a graph while the rules of its operators run; afterwards its units and groups."""
+    """The atoms of a graph while the rules of its operators run. Afterwards, the units and groups."""
 
     def __init__(self, opset: int, second_choice: Collection[ir.Node] = ()) -> None:
         self.opset = opset
@@ -95,7 +95,7 @@ class Coupling:
         self._units_of: Labels | None = None
 
     def freeze_units(self) -> None:
-        """End joining, so that finding units takes one look-up from now on."""
+        """End joining, so that finding a unit takes a single look-up."""
         self._units_of = np.array([self._root(atom) for atom in range(len(self._parent))], np.int64)
 
     def fresh(self, length: int) -> Labels:
@@ -127,7 +127,7 @@ class Coupling:
             self._reasons.setdefault(root, reason)
 
     def blur(self, labels: Labels | None, reason: str) -> None:
-        """Mark positions whose removal changes what stays, even where they are zero: a mean or a norm runs over them."""
+        """Mark positions of which a mean or a norm is taken: removing them changes other results, even if they are zero."""
         for root in self.roots(labels).tolist() if labels is not None else ():
             self._blurred.setdefault(root, reason)
 
@@ -146,7 +146,7 @@ class Coupling:
         return self._reasons.get(self._root(unit), "")
 
     def read(self, value: ir.Value | None) -> Axes:
-        """The axes of an operand. Those of inputs and constants are never cut."""
+        """The axes of an operand. Axes of inputs and constants are never cut."""
         if value is None:
             return []
         if value not in self.axes:
@@ -191,7 +191,7 @@ class Coupling:
 
 
 Rule = Callable[[Coupling, ir.Node], None]
-"""Passes labels on from a node's inputs to its outputs. Raises Unsupported, before any change, if it cannot."""
+"""Derives the labels of a node's outputs from its inputs. Raises Unsupported, before any change, if that is impossible."""
 
 
 def describe(node: ir.Node) -> str:

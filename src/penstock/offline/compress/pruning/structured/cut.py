@@ -28,16 +28,16 @@ from penstock.offline.optimize.passes.dead_code import DeadCode
 from penstock.tensor import Array
 
 Kept = Mapping[str, Sequence[int]]
-"""The numbers of the units that stay, by group. Other groups stay whole."""
+"""The numbers of the units that stay, by group. All other groups stay uncut."""
 
 _RULES: dict[str, Rule] = {**channels.RULES, **heads.RULES}
 
 
 class Structure:
-    """A model's groups of channels, and the constants that depend on each.
+    """A model's groups of channels, and the constants that depend on each group.
 
-    ``exact`` freezes channels whose removal would change the others: those that LayerNormalization or a mean runs over.
-    Raises InvalidModel and Unsupported as ``load_model``.
+    ``exact`` freezes channels whose removal would change other results, because LayerNormalization or a mean includes them. Raises
+    the errors of ``load_model``.
     """
 
     def __init__(self, artifact: Artifact, *, exact: bool = True) -> None:
@@ -56,7 +56,7 @@ class Structure:
         return self.groups[names.index(name)]
 
     def explain(self) -> list[str]:
-        """One line per group: its layers, how many units can be cut, and why the others cannot."""
+        """One line per group: its layers, the number of units that can be cut, and the reason why the others cannot."""
         lines = []
         for group in self.groups:
             free = group.units - len(group.frozen)
@@ -74,9 +74,9 @@ class Structure:
         return np.where(units[order[at]] == roots, order[at], -1)
 
     def count(self, kept: Kept) -> Count:
-        """A function that returns which positions of an axis stay.
+        """A function that returns True for each position of an axis that stays.
 
-        Raises InvalidArgument if ``kept`` names an unknown unit, leaves out a frozen one, or is empty.
+        Raises InvalidArgument if ``kept`` names an unknown unit, leaves out a frozen unit, or is empty.
         """
         gone: list[int] = []
         for name, numbers in kept.items():
@@ -112,8 +112,9 @@ class Structure:
 def _analyse(model: ir.Model, *, exact: bool = True) -> Coupling:
     """The coupling of a model with inferred shapes.
 
-    Where Reshape splits channels into several axes ([heads, size], [3, width]), either may carry the units. The second choice is
-    tried for those that end up frozen, then for all. The analysis that leaves most channels free, in the finest units, wins.
+    If Reshape splits channels into several axes ([heads, size], [3, width]), either axis may carry the units. The second choice is
+    tried for the units that end up frozen, then for all. The analysis with the most free channels wins, then the one with the
+    finest units.
     """
     first = best = _follow(model, exact, frozenset())
     frozen = [node for node, labels in first.choices.items() if any(first.reason(int(atom)) for atom in labels)]
@@ -124,7 +125,7 @@ def _analyse(model: ir.Model, *, exact: bool = True) -> Coupling:
 
 
 def _freedom(coupling: Coupling) -> tuple[int, int]:
-    """The number of channels that can be cut, and of the units that they form."""
+    """The number of channels that can be cut, and the number of units that they form."""
     made = [coupling.roots(slot.labels) for slot in coupling.slots if slot.role == "makes"]
     free = [root for roots in made for root in roots.tolist() if not coupling.reason(root)]
     return len(free), len(set(free))
@@ -161,7 +162,7 @@ def _freeze(coupling: Coupling, values: Iterable[ir.Value | None], reason: str) 
 
 
 def _keep_something(coupling: Coupling) -> None:
-    """Freeze the first unit of every separate part of a group, such as a half after Split, so that none loses all channels."""
+    """Freeze the first unit of every separate part of a group, such as a half after Split, so that each part keeps a channel."""
     groups = [set(group.roots.tolist()) for group in coupling.groups()]
     for value, axes in coupling.axes.items():
         for labels in axes:
@@ -172,7 +173,7 @@ def _keep_something(coupling: Coupling) -> None:
 
 
 def _slice_constants(slots: Sequence[ChannelSlot], count: Count) -> None:
-    """Slice every use of a constant. Uses with equal slices keep sharing it."""
+    """Slice every use of a constant. Uses with equal slices still share one constant."""
     cuts: dict[ir.Value, dict[tuple[ir.Node, int], dict[int, Array]]] = defaultdict(lambda: defaultdict(dict))
     for slot in slots:
         kept = count(slot.labels)

@@ -1,7 +1,7 @@
 """Rules of the operators that move axes or positions: Reshape, Transpose, MatMul, Concat, Split, Slice, Gather.
 
-Attention needs no pattern of its own. Reshape splits queries, keys and values into heads, so each head becomes one unit of the layer
-before. MatMul joins the heads of queries and keys, then those of attention weights and values. The Reshape that concatenates the
+Attention needs no special rule. Reshape splits queries, keys and values into heads, so each head becomes one unit of the preceding
+layer. MatMul joins the heads of queries and keys, then the heads of attention weights and values. The Reshape that concatenates the
 heads passes the units to the output projection.
 """
 
@@ -43,7 +43,9 @@ def matmul(coupling: Coupling, node: ir.Node) -> None:
 
 
 def _same_axis(coupling: Coupling, node: ir.Node, back: int) -> Labels | None:
-    """The labels of the batch axis ``back`` from the end. It is frozen if it broadcasts, or if the other operand's is fixed."""
+    """The labels of the batch axis ``back`` from the end. The axis is frozen if it broadcasts, or if that of the other operand is
+    fixed.
+    """
     found = [coupling.read(value)[-back] for value in node.inputs if len(coupling.read(value)) >= back]
     labelled = [labels for labels in found if labels is not None]
     if len(labelled) == 2 and len(labelled[0]) == len(labelled[1]):
@@ -86,7 +88,7 @@ def _dims(value: ir.Value) -> list[Dim]:
 
 
 def _blocks(before: list[Dim], after: list[Dim]) -> Iterator[Block]:
-    """Runs of axes with equal products, from the last axis backwards while sizes are known, then from the first."""
+    """Runs of axes with equal products, found from the last axis backwards while sizes are known, then from the first axis."""
     i0 = j0 = 0
     for i, j in _run(before[::-1], after[::-1]):
         yield slice(len(before) - i, len(before) - i0), slice(len(after) - j, len(after) - j0)
@@ -121,7 +123,7 @@ def _run(before: list[Dim], after: list[Dim]) -> Iterator[tuple[int, int]]:
 
 
 def _regroup(coupling: Coupling, node: ir.Node, x: Axes, before: list[Dim], after: list[Dim]) -> Axes:
-    """The labels of one block after Reshape. One of several output axes keeps them; its positions become units."""
+    """The labels of one block after Reshape. One of the output axes keeps labels; its positions become units."""
     held = [axis for axis, labels in enumerate(x) if labels is not None]
     result: Axes = [None] * len(after)
     if len(held) != 1:
@@ -148,8 +150,8 @@ def _regroup(coupling: Coupling, node: ir.Node, x: Axes, before: list[Dim], afte
 def _axis_of_units(coupling: Coupling, node: ir.Node, grid: Labels) -> tuple[int, bool]:
     """The axis that carries the units, and whether it was a choice.
 
-    If the units differ along one axis only, it is that one. Otherwise the last but one (heads, of [heads, size] or
-    [3, heads, size]), and as second choice the last.
+    If the units differ along one axis only, that axis carries them. Otherwise the last axis but one does (heads, of [heads, size]
+    or [3, heads, size]); the second choice is the last axis.
     """
     wide = [axis for axis, size in enumerate(grid.shape) if size > 1]
     roots = coupling.roots(grid.reshape(-1)).reshape(grid.shape)
@@ -324,7 +326,7 @@ def _write_order(node: ir.Node, order: Labels, kept: Labels) -> None:
 
 
 def shape(coupling: Coupling, node: ir.Node) -> None:
-    """Freeze every axis whose size is read: those that Gather and Slice take by constants, else all."""
+    """Freeze every axis whose size is used: the axes that Gather and Slice select by constants, otherwise all."""
     x = coupling.read(node.inputs[0])
     first, last = graph.int_attribute(node, "start", 0), graph.int_attribute(node, "end", len(x))
     sizes = x[first:last]

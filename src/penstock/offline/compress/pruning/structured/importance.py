@@ -18,30 +18,30 @@ from penstock.offline.optimize import graph
 from penstock.tensor import Array
 
 Scores = dict[str, Array]
-"""FP64 [units] by group, not negative."""
+"""FP64 [units] by group, at least 0."""
 
 
 def importance(
     structure: Structure, kind: str, data: Dataset | None, threads: int = 1, on_progress: Progress = no_progress
 ) -> Scores:
-    """The scores of ``kind``: "norm", "batch-norm" or "activation". Raises InvalidData if data are needed but None."""
+    """The scores of ``kind``: "norm", "batch-norm" or "activation". Raises InvalidData if ``kind`` needs data but there are none."""
     if kind == "norm":
         return by_norm(structure)
     if kind == "batch-norm":
         return by_batch_norm(structure)
     if data is None:
-        raise InvalidData("importance by activation needs data", "give some, or use importance='norm'")
+        raise InvalidData("importance by activation needs data", "give data, or use importance='norm'")
     return by_activation(structure, data, threads=threads, on_progress=on_progress)
 
 
 def by_norm(structure: Structure) -> Scores:
-    """Squared norm of all weights that make or read the unit (Fang et al. 2023, §3.3), normalised per tensor."""
+    """Squared norm of all weights that compute or read the unit (Fang et al. 2023, §3.3), normalised per tensor."""
     slots = [slot for slot in structure.slots if slot.role != "goes along"]
     return gather(structure, [(slot, shares(_energy(slot))) for slot in slots])
 
 
 def by_batch_norm(structure: Structure) -> Scores:
-    """γ² of the BatchNormalization over the unit (Liu et al., "Network Slimming", 2017). It must not be folded into weights yet.
+    """γ² of the unit's BatchNormalization (Liu et al., "Network Slimming", 2017), which must not be folded into weights yet.
 
     Groups without BatchNormalization are scored by norm.
     """
@@ -55,8 +55,8 @@ def by_activation(
 ) -> Scores:
     """Mean square of the unit's activation over ``data``, times the squared norm of the weights that read it.
 
-    If channels are uncorrelated, this is the share of a layer's energy that is lost with the unit.
-    Raises InvalidData if the data do not fit the model.
+    If channels are uncorrelated, this is the proportion of a layer's energy that is lost with the unit. Raises InvalidData if the
+    data do not fit the model.
     """
     readers: dict[str, list[ChannelSlot]] = defaultdict(list)
     for slot in structure.slots:
@@ -73,7 +73,7 @@ def by_activation(
 
 
 def gather(structure: Structure, terms: list[tuple[ChannelSlot, Array]]) -> Scores:
-    """Add up per unit the values of each slot's positions, normalised per group. Raises InvalidData for NaN or infinity."""
+    """Sum the values of each slot's positions per unit, normalised per group. Raises InvalidData for NaN or infinity."""
     found: Scores = {}
     for group in structure.groups:
         total = np.zeros(group.units)

@@ -30,7 +30,7 @@ _Axes = list[tuple[Labels | None, int]]
 
 
 class TimedLayer(NamedTuple):
-    """A node at certain widths. Equal ones take equal time."""
+    """A node with certain widths. Equal instances take equal time."""
 
     node: bytes
     """Operator and attributes, serialised."""
@@ -107,7 +107,7 @@ class LatencyTable:
                 inputs = zip(model.signature.input_names, given, strict=True)
                 runs[name] = feed(model, {key: rng.standard_normal(shape, np.float32) for key, shape in inputs})
             timings = interleave(runs, _SECONDS * len(runs)) if runs else {}
-        # A low quantile excludes disturbances, since compared layers may be measured at different times.
+        # A low quantile excludes disturbances; the compared layers may be measured at different times.
         self._ms.update({named[name]: timing.percentile_ms(10) for name, timing in timings.items()})
 
     def _model(self, layer: TimedLayer) -> Artifact:

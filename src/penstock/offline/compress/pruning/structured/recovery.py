@@ -1,4 +1,4 @@
-"""Structured pruning with recovery: cut a little, train the rest to answer as the original, judge, and repeat.
+"""Structured pruning with recovery: in each round, cut channels, train the model to reproduce the original's outputs, and judge it.
 
 Needs the extra ``torch``. ``search.narrow`` cuts once and does not train.
 """
@@ -35,29 +35,29 @@ class ShrinkOptions(CutOptions, frozen=True, kw_only=True):
     """The goal, the steps, and the allowed loss."""
 
     speedup: Annotated[float, msgspec.Meta(gt=1)] = 1.5
-    """How many times faster the model becomes at one sample per call."""
+    """Required speed-up of the model with one sample per call."""
     contract: Contract = Contract()
     """The contract that every round must meet on the held-out data; its latency is ignored."""
     share: Share = 0.1
-    """Share of the layers' current time that a round removes, but at least one step of width."""
+    """Fraction of the layers' current time that a round removes; a round removes at least one step of width."""
     rounds: Annotated[int, msgspec.Meta(ge=1, le=100)] = 16
-    """Largest number of cuts."""
+    """Maximum number of cuts."""
     importance: Literal["activation", "norm", "batch-norm", "taylor"] = "activation"
     fit: FitOptions = FitOptions(epochs=10, learning_rate=1e-3)
     """Training after every cut."""
     second_chance: NotNegative = 3.0
-    """Train a round that fails the contract for this many times ``fit.epochs`` more; 0 disables this."""
+    """Train a round that fails the contract for additional epochs: this multiple of ``fit.epochs``; 0 disables this."""
     least: Share = 0.125
-    """Smallest share of its units that a group keeps."""
+    """Minimum fraction of its units that a group keeps."""
 
 
 class Round(RoundEntry, frozen=True, kw_only=True):
     """The result of one round."""
 
     cut: bool
-    """Whether the round cut, or only trained."""
+    """True if the round cut channels, False if it only trained."""
     narrowed: list[str]
-    """The groups that were cut, in this round or in the one that it continues."""
+    """The groups that were cut, in this round or in the round that it continues."""
     units: dict[str, int]
     """Units left, by group."""
     speedup: float
@@ -74,21 +74,22 @@ def shrink(
     on_progress: Progress = no_progress,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Artifact:
-    """Return the fastest model of the run that meets the contract on ``held_out``, by default the last fifth of ``data``.
+    """Return the fastest model of the run that meets the contract on ``held_out``, which defaults to the last fifth of ``data``.
 
-    Each round cuts, then distils from ``artifact``, using labels if ``data`` has them. If a round finally fails, its groups keep their
-    previous widths and others are cut. The run ends when the speed-up is reached, nothing is left to cut, or ``is_over()`` is true.
-    ``folder`` keeps every round, so a later call with the same arguments continues there, also to another speed-up. The facts hold
-    every round, the one ``chosen``, and whether it ``reached`` the speed-up. Widths depend on measurements.
-    Raises ContractUnmet, with the rounds, if none meets the contract; InvalidConfig; InvalidData; Unsupported if nothing can be cut
-    or an operator cannot be trained; InvalidArgument if ``folder`` holds another run.
+    Each round cuts, then distils from ``artifact``, using labels if ``data`` has them. If a round fails after its second chance,
+    its groups keep their previous widths and other groups are cut. The run ends when the speed-up is reached, no more channels can
+    be cut, or ``is_over()`` is true. ``folder`` stores every round, so a later call with the same arguments, or with another
+    speed-up, continues from it. The facts contain every round, the number of the ``chosen`` one, and whether it ``reached`` the
+    speed-up. Widths depend on measurements. Raises ContractUnmet, with the rounds, if none meets the contract; InvalidConfig;
+    InvalidData; Unsupported if nothing can be cut or an operator cannot be trained; InvalidArgument if ``folder`` holds another
+    run.
     """
     options = options or ShrinkOptions()
     options.check()
     if held_out is None:
         data, held_out = hold_out(artifact, data)
     judge = Judge(artifact, held_out, options.threads)
-    # A run to a lower speed-up is the beginning of a run to a higher one.
+    # A run to a lower speed-up has the same first rounds as a run to a higher one.
     decides = data.digest, msgspec.to_builtins(msgspec.structs.replace(options, speedup=0.0))
     rounds = Rounds(Round, "round", judge, options.contract, lambda entry: entry.speedup, folder, *decides)
     shrinker = _Shrinker(artifact, data, options)
@@ -108,7 +109,7 @@ def shrink(
 
 
 def next_move(rounds: Sequence[Round], options: ShrinkOptions) -> tuple[bool, int] | None:
-    """Whether to cut (or only train), and the round to start from. None at the goal, or after the last cut."""
+    """True to cut or False to only train, and the round to start from. None at the goal, or after the last cut."""
     if rounds and rounds[-1].objection and rounds[-1].cut and options.second_chance:
         return False, len(rounds) - 1
     good = last_good(rounds)
@@ -117,7 +118,7 @@ def next_move(rounds: Sequence[Round], options: ShrinkOptions) -> tuple[bool, in
 
 
 def given_up(rounds: Sequence[Round]) -> set[str]:
-    """The groups whose narrowing finally failed."""
+    """The groups whose narrowing failed, including the second chance."""
     trained_on = {entry.start for entry in rounds if not entry.cut}
     failed = [entry for number, entry in enumerate(rounds) if entry.objection and number not in trained_on]
     return {name for entry in failed for name in entry.narrowed}
@@ -136,7 +137,7 @@ class _Shrinker:
         self._known: dict[TimedLayer, float] = {}
 
     def round(self, rounds: Rounds[Round], cut: bool, start: int) -> tuple[Artifact, Round] | None:
-        """Cut the model of round ``start`` and train it, or only train it further. None if nothing is left to cut."""
+        """Cut the model of round ``start`` and train it, or only train it further. None if no more channels can be cut."""
         model = rounds.models[start]
         if cut:
             model, narrowed = self._cut(model, given_up(rounds.entries))
@@ -151,7 +152,7 @@ class _Shrinker:
         return model, Round(cut=cut, start=start, narrowed=narrowed, units=units, speedup=round(faster, 3))
 
     def _cut(self, model: Artifact, left_alone: Collection[str]) -> tuple[Artifact, list[str]]:
-        """The model narrowed by a share of its time, and the groups that were cut, if any."""
+        """The model narrowed by a fraction of its time, and the groups that were cut, if any."""
         structure = Structure(model, exact=self.options.exact)
         if self.options.importance == "taylor":
             scores = by_taylor(structure, self.data)
@@ -161,7 +162,7 @@ class _Shrinker:
         units, grids = {}, {}
         for group in structure.groups:
             origin = self._groups.get(group.name)
-            # A single remaining head, or group of a convolution, is not a unit any more.
+            # A single remaining head or convolution group is no longer a unit.
             if group.name in left_alone or origin is None or not group.cuttable:
                 continue
             if group.unit_size == origin.unit_size:
@@ -176,7 +177,7 @@ class _Shrinker:
     def _trained(self, start: Artifact, number: int, times: float) -> Artifact:
         fit = self.options.fit
         fit = msgspec.structs.replace(fit, epochs=times * fit.epochs, seed=fit.seed + number)
-        # Training alone is slow to correct statistics of BatchNormalization from before the cut.
+        # Training alone corrects the BatchNormalization statistics from before the cut only slowly.
         model = TrainableModel(refresh_norms(start, self.data, threads=fit.threads))
         report = recover(model, self.data, self._teacher, fit)
         return model.to_artifact("retrain", msgspec.to_builtins(fit), report.facts())

@@ -35,19 +35,19 @@ from penstock.perf.measure import repeat_rows, speedup
 from penstock.tensor import Array
 
 _ROUNDS = 4
-"""How often to tighten the goal of the layers if the whole model is slower than they promise."""
+"""Number of times that the goal for the layers is tightened if the whole model is slower than the layers predict."""
 _MEASURE_S = 1.0
 
 
 class CutOptions(Options, frozen=True, kw_only=True):
-    """What may be cut."""
+    """Limits of the cut."""
 
     block: Count = 16
-    """Widths are multiples of this: 16 for AVX-512, 8 for AVX2 and NEON. Groups narrower than 4 blocks take smaller steps."""
+    """Widths are multiples of this number: 16 suits AVX-512, 8 AVX2 and NEON. Groups narrower than 4 blocks have smaller steps."""
     heads: bool = True
     """Cut attention heads as well as channels."""
     exact: bool = True
-    """Keep channels that a LayerNormalization or a mean runs over, since cutting them changes the others."""
+    """Keep channels that a LayerNormalization or a mean includes, since cutting them changes other results."""
     threads: Count = 1
     """Threads to measure latency with."""
 
@@ -56,13 +56,13 @@ class NarrowOptions(CutOptions, frozen=True, kw_only=True):
     """The width to cut to, and the choice of units."""
 
     width: Share = 0.75
-    """Share of its units that each group keeps. With ``speedup``, the largest share, usually 1."""
+    """Fraction of its units that each group keeps. With ``speedup``, the maximum fraction, usually 1."""
     speedup: Annotated[float, msgspec.Meta(gt=1)] | None = None
-    """How many times faster the model becomes at one sample per call. Widths then differ, chosen by measured latency."""
+    """Required speed-up of the model with one sample per call. The width of each group is then chosen by measured latency."""
     importance: Literal["norm", "batch-norm", "activation"] = "norm"
-    """Ranks the units, see ``importance.py``. ``activation`` needs data."""
+    """Measure by which units are ranked; see ``importance.py``. ``activation`` needs data."""
     least: Share = 0.25
-    """Smallest share of its units that a group keeps with ``speedup``."""
+    """With ``speedup``: minimum fraction of its units that a group keeps."""
 
 
 def narrow(
@@ -77,7 +77,7 @@ def narrow(
 
     ``data``, without labels, recompute the statistics of BatchNormalization, which cause most of the immediate loss of a cut.
     ``scores``, such as those of ``taylor.by_taylor``, replace ``options.importance``. With ``speedup``, the result depends on
-    measurements; otherwise it is deterministic. The facts are the units by group and the parameters, before and after.
+    measurements; otherwise it is deterministic. The facts are the units by group and the number of parameters, before and after.
     Raises InvalidConfig, InvalidModel; InvalidData if the importance needs data; Unsupported if nothing can be cut, or if the
     speed-up is not reached.
     """
@@ -102,7 +102,7 @@ def cuttable(structure: Structure, *, heads: bool = True) -> list[str]:
         reasons = "; ".join(dict.fromkeys(group.reason for group in structure.groups if group.reason))
         raise Unsupported(
             f"no channels of the model can be cut: {reasons or 'it has no layers with constant weights'}",
-            "cut channels that only inner layers read, or set weights to zero with penstock prune"
+            "give a model with inner layers whose channels can be cut, or set weights to zero with penstock prune"
             if reasons and "not constant" not in reasons
             else "prune before quantisation, and export with constant weights",
         )
@@ -110,7 +110,7 @@ def cuttable(structure: Structure, *, heads: bool = True) -> list[str]:
 
 
 def apply(structure: Structure, kept: Kept, step: str, options: msgspec.Struct, **facts: object) -> Artifact:
-    """Cut, and check that the model is valid, loads, and answers in the same shapes. Raises PenstockError if not, which is a bug."""
+    """Cut, and check that the model is valid, loads, and keeps its output shapes. A PenstockError from this check is a bug."""
     origin = structure.artifact
     data = structure.cut(kept)
     groups = {name: [structure.group(name).units, len(numbers)] for name, numbers in kept.items()}
@@ -119,7 +119,7 @@ def apply(structure: Structure, kept: Kept, step: str, options: msgspec.Struct, 
     sample = probe(origin)
     before, after = _answer_shapes(origin, sample), _answer_shapes(made, sample)
     if before != after:
-        raise PenstockError(f"the narrowed model answers in shapes {after}, the original in {before}")
+        raise PenstockError(f"the narrowed model has outputs of shapes {after}, the original {before}")
     return made
 
 
@@ -140,7 +140,7 @@ def probe(artifact: Artifact, data: Dataset | None = None) -> dict[str, Array]:
 def _fast_enough(
     structure: Structure, scores: Scores, grids: Mapping[str, Grid], options: NarrowOptions, sample: dict[str, Array]
 ) -> Artifact:
-    """Narrow the layers until the whole model is measured to be fast enough."""
+    """Narrow the layers until the measured speed-up of the whole model suffices."""
     assert options.speedup is not None
     table = LatencyTable(structure, sample, options.threads)
     widest = uniform(structure, grids, options.width)
@@ -163,7 +163,7 @@ def _fast_enough(
 
 
 def measured_speedup(before: Artifact, after: Artifact, sample: Mapping[str, Array], threads: int) -> float:
-    """How many times faster ``after`` answers ``sample``, with interleaved calls."""
+    """The speed-up of ``after`` over ``before`` on ``sample``, from interleaved calls."""
     timings = race({"before": before, "after": after}, sample, _MEASURE_S, threads)
     return speedup(timings["before"], timings["after"]).value
 

@@ -22,10 +22,10 @@ def by_taylor(
     """The mean over batches of ``|Σ g w|`` over the weights that read the unit, which is the derivative of a gate on its output
     (Molchanov et al., "Importance Estimation for Neural Network Pruning", 2019, §3.1).
 
-    The loss is the cross-entropy of the labels, or without labels of the model's own arg-max. If outputs are not class scores, it
-    is half their mean square. Small batches are more informative than one large batch. On data with few errors, gradients are
-    small, and the other importances choose better.
-    Raises Unsupported if the model has operators that cannot be trained, InvalidData if the labels fit no output.
+    The loss is the cross-entropy of the labels or, without labels, of the arg-max of the model's outputs. If outputs are not class
+    scores, the loss is half their mean square. Small batches are more informative than one large batch. On data with few errors,
+    gradients are small, and other importances choose better. Raises Unsupported if the model has operators that cannot be trained,
+    InvalidData if the labels fit no output.
     """
     model = TrainableModel(Artifact.from_bytes(to_bytes(structure.model)))
     slots = [slot for slot in structure.slots if slot.role == "reads" and slot.value.name in model.weights]

@@ -1,7 +1,7 @@
-"""Choose widths: the same share of every group, or those that lose least for the milliseconds that they save.
+"""Choose widths: the same fraction of every group, or the widths with the least loss for the milliseconds saved.
 
-FLOPs do not predict time on a CPU: kernels work in blocks of 8 or 16 channels, so 45 of 64 channels are slower than 48, and a
-layer may be memory-bound. So widths are multiples of a block, and each layer is measured.
+FLOPs do not predict time on a CPU: kernels work in blocks of 8 or 16 channels, so 45 of 64 channels are slower than 48, and a layer
+may be memory-bound. So widths are multiples of a block, and each layer is measured.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from penstock.offline.compress.pruning.structured.latency import LatencyTable
 
 _TINY = 1e-9
 _FARTHEST = 3
-"""Largest number of strides that one step of the search takes."""
+"""Maximum number of strides in one step of the search."""
 _STEPS = 8
 """Approximate number of strides across a group's width."""
 
 Counts = Mapping[str, int]
-"""The number of units that stay, by group. Other groups stay whole."""
+"""The number of units that stay, by group. All other groups stay uncut."""
 
 
 class Grid(NamedTuple):
-    """The widths that a group may take, in units: multiples of ``step`` from ``floor`` on."""
+    """The possible widths of a group, in units: multiples of ``step``, starting at ``floor``."""
 
     step: int
     stride: int
@@ -45,7 +45,7 @@ class Grid(NamedTuple):
 
 
 def make_grid(group: ChannelGroup, block: int, least: float) -> Grid:
-    """The multiples of ``block`` channels from the share ``least`` on. Groups of under four blocks take smaller steps."""
+    """The multiples of ``block`` channels, starting at the fraction ``least``. Groups of less than four blocks have smaller steps."""
     step = block // math.gcd(block, group.unit_size)
     while step > 1 and 4 * step > group.units:
         step //= 2
@@ -55,13 +55,13 @@ def make_grid(group: ChannelGroup, block: int, least: float) -> Grid:
 
 
 def uniform(structure: Structure, grids: Mapping[str, Grid], width: float) -> dict[str, int]:
-    """The share ``width`` of the units of each group, rounded to its grid."""
+    """The fraction ``width`` of the units of each group, rounded to its grid."""
     units = {name: structure.group(name).units for name in grids}
     return {name: min(units[name], grid.nearest(units[name] * width)) for name, grid in grids.items()}
 
 
 def best_units(structure: Structure, scores: Scores, counts: Counts) -> dict[str, list[int]]:
-    """The frozen units and those of highest score. On a tie, the first ones."""
+    """The frozen units and the units of highest score. On a tie, the first ones."""
     kept = {}
     for name, count in counts.items():
         rank = scores[name].copy()
@@ -80,9 +80,9 @@ def fastest_for_least(
 ) -> tuple[dict[str, int], float]:
     """Search greedily, from ``widest`` down, for widths at which all layers together take ``goal_ms``. Also returns their time.
 
-    Each step narrows the group with the least loss per millisecond saved. The loss is the negative logarithm of the share of the
-    score that stays, so each halving of a group costs the same. If no single stride saves time, longer ones are tried. The search
-    ends early if none does.
+    Each step narrows the group with the least loss per millisecond saved. The loss is the negative logarithm of the fraction of the
+    score that stays, so each halving of a group costs the same. If no single stride saves time, longer strides are tried. The
+    search ends early if none saves time.
     """
     counts = dict(widest)
     plan = best_units(structure, scores, counts)

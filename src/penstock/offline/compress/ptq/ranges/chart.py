@@ -22,8 +22,8 @@ def range_chart(statistics: Mapping[str, TensorStatistics], scheme: IntegerSchem
     """SVG of ``tensor``: KL(P‖Q) of its quantised magnitudes by threshold, as in Migacz's talk, with a point for each method whose
     divergence is finite.
 
-    Without a name, draws the tensor on which the methods disagree most. Raises InvalidArgument for an unknown name, or if no
-    tensor has a range to choose.
+    Without a name, the chart shows the tensor on which the methods differ most. Raises InvalidArgument for an unknown name, or if
+    no tensor has a range to choose.
     """
     found = {method: ranges(statistics, method, scheme) for method in RangeMethod}
     names = [name for name, known in statistics.items() if _has_choice(known)]
@@ -47,7 +47,10 @@ def range_chart(statistics: Mapping[str, TensorStatistics], scheme: IntegerSchem
         series[method.value] = [(float(at[0]) / last, _curve(counts, at, levels)[0])]
     title = f"Divergence by threshold of {name}"
     return line_chart(
-        series, title, Scale("threshold, share of the largest magnitude", "{:.0%}"), Scale("KL divergence", "{:.3g}")
+        series,
+        title,
+        Scale("threshold, as a fraction of the largest magnitude", "{:.0%}"),
+        Scale("KL divergence", "{:.3g}"),
     )
 
 
@@ -57,7 +60,7 @@ def _curve(counts: Array, highs: Array, levels: int) -> list[float]:
 
 
 def _magnitudes(known: TensorStatistics) -> Array:
-    """Counts of |x| by bin, up to the last that is not empty."""
+    """Counts of |x| by bin, up to the last bin that is not empty."""
     counts = known.histogram.counts[BINS:] + known.histogram.counts[BINS - 1 :: -1]
     filled = np.flatnonzero(counts)
     return np.asarray(counts[: int(filled[-1]) + 1 if filled.size else 0])
@@ -69,6 +72,6 @@ def _has_choice(known: TensorStatistics) -> bool:
 
 
 def _disagreement(candidates: list[Range]) -> float:
-    """The share of the widest range that the narrowest leaves out."""
+    """The fraction of the widest range that the narrowest range excludes."""
     widths = [range.high - range.low for range in candidates]
     return 1 - min(widths) / max(widths) if max(widths) > 0 else 0.0

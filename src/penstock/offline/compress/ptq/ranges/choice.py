@@ -1,13 +1,13 @@
-"""Choose the range method of each tensor by its effect on the model's answers.
+"""Choose the range method of each tensor by its effect on the model's outputs.
 
-No method is best for all tensors: KL-entropy ignores the energy of the values that it cuts off, min-max makes every step coarse
-for one outlier, and MSE looks at one tensor alone. So each tensor is rounded with every candidate range in an otherwise float
-model, and the range that harms the outputs least is kept. Choices that are best one by one need not be best together, so the
-result is finally compared, in the quantised model, with each method used for all tensors.
+No method is best for all tensors: KL-entropy ignores the energy of clipped values, min-max makes every step coarse because of one
+outlier, and MSE considers one tensor in isolation. So each tensor is rounded with every candidate range in an otherwise float
+model, and the range with the least error of the outputs is kept. Choices that are best separately are not always best together.
+Therefore the result is finally compared, in the quantised model, with each method used for all tensors.
 
-To try a range, only the nodes after the tensor run again (``suffix.py``). The harm to class scores is the angle between the scores
-with and without rounding: their order does not depend on their size, and otherwise the few samples with the largest scores would
-outweigh the rest. The harm to other outputs is their relative error.
+To try a range, only the nodes after the tensor run again (``suffix.py``). The error of the outputs is called their harm. For class
+scores, the harm is the angle between the scores with and without rounding: the order of scores does not depend on their size, and
+with absolute errors the few samples with the largest scores would dominate. For other outputs, the harm is the relative error.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ CANDIDATES: dict[str, tuple[RangeMethod, float]] = {
 
 _BATCH = 32
 _TOGETHER = 4
-"""Tensors that share one suffix."""
+"""Maximum number of tensors that share one suffix."""
 _MEMORY_BYTES = 512 << 20
 """Memory for the tensors that suffixes read, on all rows, while their ranges are tried."""
 _ALIKE = 0.01
-"""Two ranges are alike if their ends differ by less than this share of the wider one."""
+"""Two ranges are alike if their ends differ by less than this fraction of the wider range."""
 _FEWEST_CLASSES = 3
-"""Two scores less their mean have no angle other than 0 and 180°."""
+"""Two scores minus their mean have no angle other than 0 and 180°."""
 
 
 class RangeChoiceOptions(msgspec.Struct, frozen=True):
@@ -64,8 +64,8 @@ class RangeChoiceOptions(msgspec.Struct, frozen=True):
     rows: int = 32
     """Calibration samples, evenly spaced, on which ranges are tried."""
     max_calls: int = 1000
-    """Maximum number of passes over these samples. After that, each remaining tensor takes the range with the least squared error
-    of its own values.
+    """Maximum number of passes over these samples. After that, each remaining tensor gets the range with the least squared error of
+    the tensor itself.
     """
     time_s: float | None = None
     """Time limit in seconds, with the same effect; the result then depends on the machine. None for no limit."""
@@ -79,7 +79,7 @@ class TriedRange(msgspec.Struct, frozen=True):
     method: str
     range: Range
     error: float
-    """Harm to the model's outputs if measured, else the mean squared error of the tensor's own values."""
+    """Harm to the model's outputs if measured, otherwise the mean squared error of the tensor itself."""
 
 
 class TensorChoice(msgspec.Struct, frozen=True):
@@ -88,20 +88,20 @@ class TensorChoice(msgspec.Struct, frozen=True):
     method: str
     range: Range
     measured: bool
-    """Whether the error is that of the outputs. False if there was only one candidate, if the placement gives the tensor no separate
-    range, or if the budget was used up.
+    """True if ``error`` is the harm to the outputs. False if there was only one candidate, if the placement gives the tensor no
+    separate range, or if the budget was used up.
     """
     tried: tuple[TriedRange, ...]
 
 
 class RangeChoice(msgspec.Struct, frozen=True):
-    """The ranges to quantise with, and why."""
+    """The ranges for quantisation, and the measurements behind them."""
 
     ranges: dict[str, Range]
     method: str
     """``per tensor``, or the method that harmed the outputs less when used for all tensors."""
     errors: dict[str, float]
-    """Harm to the outputs of the whole quantised model by method, including ``per tensor``, on the rows tried."""
+    """Harm to the outputs of the whole quantised model by method, including ``per tensor``, on the calibration rows."""
     tensors: dict[str, TensorChoice]
 
 
@@ -117,16 +117,16 @@ def choose_ranges(
     options: RangeChoiceOptions | None = None,
     progress: Progress = no_progress,
 ) -> RangeChoice:
-    """The range of every tensor of ``statistics`` by the method that harms the answers on ``data`` least.
+    """The range of every tensor in ``statistics``, by the method with the least harm to the outputs on ``data``.
 
-    Deterministic unless ``options.time_s`` is given. Raises as ``quantize``; Unsupported if the outputs cannot be compared
-    sample by sample.
+    Deterministic unless ``options.time_s`` is given. Raises the errors of ``quantize``, and Unsupported if the outputs cannot be
+    compared sample by sample.
     """
     options = options or RangeChoiceOptions()
     by_method = _by_method(statistics, scheme)
     trials = _Trials(artifact, _some(data, options.rows, artifact), scheme, placement, options)
     tensors: dict[str, TensorChoice] = {}
-    # Tensors whose candidates differ most have most to gain, so a limited budget is spent on them first.
+    # Tensors whose candidates differ most can gain most, so a limited budget is spent on them first.
     order = sorted(by_method["min-max"], key=lambda name: -_spread([found[name] for found in by_method.values()]))
     candidates = {name: distinct({method: found[name] for method, found in by_method.items()}) for name in order}
     for name, harms in trials.harms(candidates):
@@ -143,7 +143,7 @@ def choose_ranges(
 
 
 def distinct(candidates: Mapping[str, Range]) -> dict[str, Range]:
-    """``candidates`` without those that are like an earlier one."""
+    """``candidates`` without those that are similar to an earlier one."""
     kept: dict[str, Range] = {}
     for name, range in candidates.items():
         if all(_difference(range, other) >= _ALIKE for other in kept.values()):
@@ -229,7 +229,7 @@ class _Trials:
 
 
 class _Held:
-    """The tensors that suffixes read, on all rows, for as many suffixes at a time as fit in memory."""
+    """The input tensors of suffixes, on all rows, for as many suffixes at a time as fit in memory."""
 
     def __init__(self, taps: Taps, segments: Mapping[str, Suffix]) -> None:
         self._taps = taps
@@ -263,17 +263,17 @@ def _by_method(statistics: Mapping[str, TensorStatistics], scheme: IntegerScheme
 
     def make() -> tuple[dict[str, dict[str, Range]], list[TensorStatistics]]:
         found = {name: ranges(statistics, method, scheme, percent) for name, (method, percent) in CANDIDATES.items()}
-        return found, list(statistics.values())  # keeps the objects alive, whose identities are the key
+        return found, list(statistics.values())  # keeps the objects alive, because their identities are the key
 
     key = scheme, tuple((name, id(known)) for name, known in statistics.items())
     return remembered("ranges", key, make, 0)[0]
 
 
 def output_harm(reference: Outputs, outputs: Outputs) -> float:
-    """The harm to the answers, 0 for none: the mean over samples of the worst output.
+    """The harm to the outputs: the mean over samples of the worst output's harm; 0 for no change.
 
-    For class scores, [samples, three classes or more], it is 1 - cosine between the scores less their means. If an output is
-    anything else, it is the relative error, at most 1.
+    For class scores, [samples, three classes or more], the harm is 1 - cosine between the scores minus their means. For any other
+    output, it is the relative error, at most 1.
     """
     if any(array.ndim != 2 or array.shape[1] < _FEWEST_CLASSES for array in reference.values()):
         return float(sample_errors(reference, outputs).mean())
@@ -282,7 +282,7 @@ def output_harm(reference: Outputs, outputs: Outputs) -> float:
 
 
 def _cosine(scores: Array, others: Array) -> Array:
-    """The cosine between rows less their means; 0 if one of them is zero or not finite."""
+    """The cosine between rows minus their means; 0 if one of the rows is zero or not finite."""
     one, other = (
         array.astype(np.float64) - array.mean(axis=1, keepdims=True, dtype=np.float64) for array in (scores, others)
     )
@@ -294,7 +294,7 @@ def _cosine(scores: Array, others: Array) -> Array:
 def _best(
     candidates: Mapping[str, Range], harms: list[float] | None, known: TensorStatistics, scheme: IntegerScheme
 ) -> TensorChoice:
-    """The candidate with the least harm, or with the least error of its own values if no harm was measured."""
+    """The candidate with the least harm or, if no harm was measured, with the least squared error of the tensor itself."""
     errors = _own_errors(known, list(candidates.values()), scheme) if harms is None else harms
     tried = tuple(TriedRange(*one) for one in zip(candidates, candidates.values(), errors, strict=True))
     best = min(tried, key=lambda one: one.error)
@@ -304,7 +304,8 @@ def _best(
 def _roundable(model: FloatModel, placement: QdqPlacement) -> list[str]:
     """Tensors that get a separate range in the integer model.
 
-    Excludes the model's outputs, which are not clipped, and tensors that only a Relu or Clip reads, since they take its range.
+    Excludes the model's outputs, which are not clipped, and tensors whose only consumer is a Relu or Clip, since they get its
+    range.
     """
     nodes = model.integer_nodes(placement)
     readers = Counter(name for node in model.nodes for name in node.input)
@@ -315,7 +316,7 @@ def _roundable(model: FloatModel, placement: QdqPlacement) -> list[str]:
 
 
 def _own_errors(known: TensorStatistics, candidates: Sequence[Range], scheme: IntegerScheme) -> list[float]:
-    """The mean squared error of the tensor's own values with each range."""
+    """The mean squared error of the tensor itself with each range."""
     histogram = known.histogram
     if len(candidates) < 2 or not histogram.count:
         return [0.0] * len(candidates)
@@ -326,7 +327,9 @@ def _own_errors(known: TensorStatistics, candidates: Sequence[Range], scheme: In
 def _some(data: Dataset, rows: int, artifact: Artifact) -> Dataset:
     """``rows`` evenly spaced samples of ``data``, rounded down to a multiple of the model's batch."""
     if rows < 1:
-        raise InvalidArgument(f"ranges cannot be tried on {rows} samples", "give at least 1")
+        raise InvalidArgument(
+            f"the number of samples for trying ranges must be at least 1, got {rows}", "give at least 1 row"
+        )
     smallest = signature_of(artifact).smallest_batch
     return data.pick_evenly(max(smallest, min(rows, data.count) // smallest * smallest))
 

@@ -1,16 +1,16 @@
-"""KL-entropy calibration: the window of values whose quantised histogram diverges least from the true one.
+"""KL-entropy calibration: find the window of values whose quantised histogram diverges least from the true histogram.
 
-Source: S. Migacz, "8-bit Inference with TensorRT", GTC 2017. For a window of i bins, P is the histogram with everything
-outside added to the outermost bins, Q the same window without that, merged into L levels and spread again, each level's
-mass evenly over the bins that are not empty in P. The window with the least KL(P‖Q) wins.
+Source: S. Migacz, "8-bit Inference with TensorRT", GTC 2017. For a window of i bins, P is the histogram with the mass outside added
+to the outermost bins. Q is the window without this mass, merged into L levels; then each level's mass is spread evenly over the
+bins that are not empty in P. The window with the least KL(P‖Q) wins.
 
-Three things differ from the talk. Level borders are round(i·k/L), so that no remainder lands in the last level. A window that
-is not one-sided moves at both ends, with all L levels across it. The sum over bins has a closed form: let S_k be the mass of
-level k, P_k that mass plus the mass outside the window, n_k the number of its bins that are not empty in P, and N, N_Q the totals:
+Three things differ from the talk. Level borders are round(i·k/L), so that the last level does not get a remainder. A window that is
+not one-sided varies at both ends and has all L levels. The sum over bins has a closed form: let S_k be the mass of level k, P_k
+that mass plus the mass outside the window, n_k the number of its bins that are not empty in P, and N, N_Q the totals:
 
     KL = (Σ_b p_b log p_b - Σ_k P_k log(S_k / n_k)) / N - log N + log N_Q
 
-Prefix sums of h, h log h and [h > 0] give it with L terms a window, instead of thousands.
+With prefix sums of h, h log h and [h > 0], the sum has L terms per window instead of thousands.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _LEVELS = 256
 _MIN_BINS = 128
 """The narrowest window tried, as in the talk. If there are more levels than bins, each bin is one level."""
 _MIN_KEPT = 0.9
-"""The least share of the mass inside a window. P and Q also agree on a window that cuts off all but its own last bin. Tensors
+"""The minimum fraction of the mass inside a window. P and Q also agree on a window that contains mass only in its last bin. Tensors
 without values near zero, such as averages after a ReLU, have such windows.
 """
 _COARSE = 64
-"""Places tried in the coarse scan of one end of a window."""
+"""Number of places tried in the coarse scan of one end of a window."""
 _BLOCK = 128
-"""Windows scored together; their intermediate results fit the cache."""
+"""Number of windows scored together; their intermediate results fit the cache."""
 _ROUNDS = 4
 """Maximum number of scans of each end. Two or three usually suffice."""
 
 
 def entropy_range(histogram: Histogram) -> Range:
-    """The window of least divergence. It begins or ends at zero if the tensor does; otherwise both ends are searched."""
+    """The window of least divergence. If all values have one sign, one end is zero; otherwise both ends are searched."""
     if histogram.min >= 0:
         return Range(0.0, min(_threshold(histogram.counts[BINS:], histogram.bin_width), histogram.max))
     if histogram.max <= 0:
@@ -55,7 +55,7 @@ def entropy_range(histogram: Histogram) -> Range:
 def best_window(counts: Array) -> tuple[int, int]:
     """The best window [low, high) around the middle of ``counts``, shape (4096,). Moves each end in turn, until neither moves.
 
-    A scan of one end tries places across its side, then every place around the best of them. The score never gets worse.
+    A scan of one end tries places across its side, then every place around the best one. The score never gets worse.
     """
     windows = _Windows(counts, _LEVELS)
     filled = np.flatnonzero(counts)
@@ -86,7 +86,8 @@ class _Windows:
     def divergences(self, lows: Array | int, highs: Array | int) -> Array:
         """KL(P‖Q) of each window [low, high) of bins, shape (windows,).
 
-        It is infinite if a window is too narrow or keeps too little, or if the mass outside falls to a level that is empty inside.
+        It is infinite if a window is too narrow or contains too little mass, or if the mass outside belongs to a level that is
+        empty inside.
         """
         lows, highs = np.broadcast_arrays(lows, highs)
         kept = self._mass[highs] - self._mass[lows]

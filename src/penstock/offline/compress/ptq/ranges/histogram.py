@@ -1,8 +1,8 @@
-"""The histogram of one tensor, of constant size however many values it counts.
+"""The histogram of one tensor; its size does not depend on the number of values.
 
-The histogram covers [-R, R) with 2048 bins a side. R is the smallest power of two above the largest magnitude seen so far.
-When a larger value arrives, R doubles and neighbouring bins merge in pairs. Scaling by a power of two is exact in floating
-point, so bin counts are exact and do not depend on how the data were split into batches.
+The histogram covers [-R, R) with 2048 bins on each side. R is the smallest power of two above the largest magnitude seen so far.
+When a larger value arrives, R doubles and neighbouring bins merge in pairs. Scaling by a power of two is exact in floating point,
+so bin counts are exact and do not depend on how the data were split into batches.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from penstock.tensor import Array
 BINS = 2048
 """Bins on each side of zero."""
 
-# Bounds of R: beyond them the factor from value to bin would not be a normal float32.
+# Bounds of R. Beyond them, the factor from value to bin would not be a normal float32.
 _MIN_EXPONENT = -110
 _CHUNK = 1 << 18
-"""Elements processed together. They fit the cache, and bound the scratch memory for batches of any size."""
+"""Number of elements processed together. They fit the cache, and the limit bounds the memory for batches of any size."""
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ class Histogram:
 
     @property
     def is_constant(self) -> bool:
-        """Whether all values are the same, or there are none."""
+        """True if all values are the same, or there are none."""
         return self.min >= self.max
 
     def update(self, array: Array) -> None:
@@ -79,7 +79,7 @@ class Histogram:
         low, high = float(chunk.min()), float(chunk.max())
         # A NaN anywhere makes both NaN.
         if not (math.isfinite(low) and math.isfinite(high)):
-            raise InvalidData("the values hold NaN or infinity", "remove such samples, or repair the model")
+            raise InvalidData("the values contain NaN or infinity", "remove such samples, or repair the model")
         self._cover(max(-low, high))
         factor = chunk.dtype.type(1.0 / self.bin_width)
         bins = np.floor(chunk * factor).astype(np.intp)
@@ -110,6 +110,6 @@ class TensorStatistics(msgspec.Struct, frozen=True):
 
     histogram: Histogram
     clippable: bool = True
-    """False if cutting off the largest values would change the answer, as for logits, attention scores and masks."""
+    """False if clipping the largest values would change the result, as for logits, attention scores and masks."""
     fixed: Range | None = None
     """The range that follows from the operator that writes the tensor, e.g. 0 to 1 for Softmax."""

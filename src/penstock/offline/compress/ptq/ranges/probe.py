@@ -18,13 +18,13 @@ from penstock.offline.sessions import Overridden, loaded
 from penstock.tensor import Array
 
 _SCALE, _ZERO = "_scale", "_zero_point"
-"""Suffixes of a tensor's name that ONNX Runtime's writer gives the tensor's constants."""
+"""Suffixes that ONNX Runtime's writer appends to a tensor's name for the tensor's constants."""
 
 
 class RangeProbe:
     """``quantised``, made by ``quantize``, with the scales and zero points of its activations as optional inputs.
 
-    It computes in floats between the roundings, as the graph specifies; integer kernels differ from that by some roundings.
+    The probe computes in floats between the roundings, as the graph specifies. Integer kernels differ by a few rounding steps.
     """
 
     def __init__(self, quantised: Artifact, scheme: IntegerScheme) -> None:

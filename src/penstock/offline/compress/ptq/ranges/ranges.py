@@ -1,7 +1,7 @@
 """Choose the range that a tensor's integers cover, from the tensor's statistics.
 
-Values beyond the range cause a clipping error. A wider range has coarser steps, which cause a rounding error. The methods weigh
-the two differently, and none is best for all tensors, so a build tries several and measures.
+Values beyond the range cause a clipping error. A wider range has coarser steps, which cause a rounding error. The methods weigh the
+two errors differently, and none is best for all tensors, so a build tries several methods and measures the results.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 
 class RangeMethod(enum.Enum):
-    """How a range is chosen."""
+    """A method that chooses a range."""
 
     MIN_MAX = "min-max"
-    """All values seen in calibration. Nothing is cut off, and one outlier makes every step coarse."""
+    """All values seen in calibration. Nothing is clipped, but one outlier makes every step coarse."""
     PERCENTILE = "percentile"
-    """Cut off a fixed share of the values."""
+    """Clip a fixed proportion of the values."""
     MSE = "mse"
     """Minimise the mean squared error after rounding and clipping."""
     ENTROPY = "entropy"
-    """Minimise the KL divergence of the rounded from the true distribution."""
+    """Minimise the KL divergence between the true and the rounded distribution."""
 
 
 def ranges(
@@ -39,8 +39,8 @@ def ranges(
 ) -> dict[str, Range]:
     """The range of every tensor by name. A tensor that was always empty has none.
 
-    Tensors that must not be clipped, and constant ones, get min-max under every method. ``percentile`` is the share of values,
-    in percent, that ``RangeMethod.PERCENTILE`` keeps. Every range contains zero, so that zero is an integer exactly.
+    Constant tensors and tensors that must not be clipped get min-max with every method. ``percentile`` is the percentage of values
+    that ``RangeMethod.PERCENTILE`` keeps. Every range contains zero, so that an integer represents zero exactly.
     """
     found: dict[str, Range] = {}
     for name, known in statistics.items():
@@ -77,7 +77,8 @@ def percentile_range(histogram: Histogram, percentile: float) -> Range:
 def mse_range(histogram: Histogram, scheme: IntegerScheme) -> Range:
     """The range of least squared error, found by quantising the histogram itself.
 
-    Tries 100 thresholds, then golden section between the neighbours of the best. Both ends shrink together first, then each alone.
+    Tries 100 thresholds, then golden section between the neighbours of the best one. First both ends shrink together, then each
+    separately.
     """
     error = squared_error(histogram, scheme)
     widest = min_max_range(histogram)
@@ -118,7 +119,7 @@ def squared_error(histogram: Histogram, scheme: IntegerScheme) -> Callable[[Arra
 
 
 def _minimise(error: Callable[[Array], Array]) -> float:
-    """The share in (0, 1] of least error, by a grid and golden section between the neighbours of its best point."""
+    """The fraction in (0, 1] of least error, by a grid and golden section between the neighbours of the best point."""
     grid = np.arange(1, _GRID + 1) / _GRID
     scores = error(grid)
     best = int(np.argmin(scores))

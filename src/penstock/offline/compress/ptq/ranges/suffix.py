@@ -3,8 +3,8 @@
     value ── QuantizeLinear(scale, zero) ── DequantizeLinear ─┐
       └───────────────────────────────────────────────────────┴ Where(switch) ── t ── nodes after t ── outputs
 
-To try a range, only this part runs: tensors before the rounded one, and on other branches, do not change. Tensors shortly after
-the first share its model, each with a switch, so that fewer models are loaded.
+To try a range, only this part runs: tensors before the rounded one, and on other branches, do not change. Tensors shortly after the
+first one use the same model, each with a switch, so that fewer models are loaded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Suffix:
     def __init__(self, model: FloatModel, tensor: str) -> None:
         self._model = model
         self.tensors = [tensor]
-        """The tensors that can be rounded: the first, and others that these nodes compute."""
+        """The tensors that can be rounded: the first one, and others that these nodes compute."""
         reached, chosen = {tensor}, set[str]()
         for node in model.nodes:
             if not reached.isdisjoint(reads(node)):
@@ -45,7 +45,9 @@ class Suffix:
                 for name in sorted(reads(node) - reached - model.weights.keys()):
                     if name in model.values:
                         self.beside.append(name)
-                    elif name in model.producers:  # an input needs a known type; the nodes of others are added
+                    elif (
+                        name in model.producers
+                    ):  # an input needs a known type; for a tensor without one, its nodes are added
                         chosen.add(model.producers[name].name)
         self._nodes = [node for node in model.nodes if node.name in chosen]
         self._computed = {name for node in self._nodes for name in node.output}
@@ -57,7 +59,7 @@ class Suffix:
         return [self.tensors[0], *self.beside]
 
     def take(self, tensor: str) -> bool:
-        """Make ``tensor`` another one that can be rounded; False if it is not computed here."""
+        """Add ``tensor`` to the tensors that can be rounded; False if no node of the suffix computes it."""
         if tensor in self._computed:
             self.tensors.append(tensor)
         return tensor in self._computed

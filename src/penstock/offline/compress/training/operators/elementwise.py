@@ -34,7 +34,7 @@ def type_name(kind: int) -> str:
 _SAME_NAME = "Abs Acos Add Asin Atan Cos Cosh Erf Exp Log Mul Neg Reciprocal Sigmoid Sin Sinh Sqrt Sub Tan Tanh Where"
 _SAME_NAME_IN_FUNCTIONAL = "HardSwish Mish Relu Softsign"
 _SAME_NAME_FIXED = "Ceil Floor IsNaN Round Sign"
-"""The derivative of these is zero or does not exist."""
+"""Operators whose derivative is zero or does not exist."""
 
 table({name: getattr(torch, name.lower()) for name in _SAME_NAME.split()})
 table({name: getattr(functional, name.lower()) for name in _SAME_NAME_IN_FUNCTIONAL.split()})

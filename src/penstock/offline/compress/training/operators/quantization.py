@@ -3,9 +3,9 @@
 Rounding follows ONNX Runtime: ``x / scale`` is clamped and rounded half to even, then the zero point is added. Between the two
 operators, a quantised tensor is a float tensor that holds integers, because torch only differentiates floats.
 
-For ``y = dequantize(quantize(x, s), s)``, the composed gradients are those of Esser et al., "Learned Step Size
-Quantization" (2020), eq. 3: to ``x`` 1 inside the range and 0 outside, to ``s`` ``round(x/s) - x/s`` inside, and the clamped
-integer less the zero point outside. The paper's factor on the gradient of ``s`` (§2.2) is ``scaled_gradient``.
+For ``y = dequantize(quantize(x, s), s)``, the composed gradients are those of Esser et al., "Learned Step Size Quantization"
+(2020), eq. 3. The gradient to ``x`` is 1 inside the range and 0 outside. The gradient to ``s`` is ``round(x/s) - x/s`` inside, and
+the clamped integer minus the zero point outside. Their factor on the gradient of ``s`` (§2.2) is ``scaled_gradient``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _per_axis(node: Node, x: Tensor, values: Tensor) -> Tensor:
 
 
 def along(values: Tensor, like: Tensor, axis: int) -> Tensor:
-    """Reshape ``values``, a single one or one per position along ``axis``, to broadcast over ``like``."""
+    """Reshape ``values``, one value or one per position along ``axis``, to broadcast over ``like``."""
     if values.numel() == 1:
         return values.reshape(())
     return values.reshape([-1 if place == axis % like.ndim else 1 for place in range(like.ndim)])

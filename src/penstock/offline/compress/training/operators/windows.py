@@ -9,7 +9,7 @@ from penstock.offline.compress.training.torch import Tensor, functional
 
 
 class Windows(NamedTuple):
-    """One number per spatial axis."""
+    """The parameters of windows, with one number per spatial axis."""
 
     kernel: list[int]
     stride: list[int]
