@@ -15,11 +15,11 @@ SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
     "": 1_933,
-    "bundle": 1_777,
+    "bundle": 1_800,
     "cli": 2_150,
     "engines": 1_850,
     "offline": 615,
-    "offline/compress": 13_717,
+    "offline/compress": 13_770,
     "offline/judge": 656,
     "offline/optimize": 1_576,
     "offline/tune": 557,
@@ -34,7 +34,7 @@ ROOM_LINES = {
     "protocol": 406,
     "rows": 2_136,
     "storage": 550,
-    "telemetry": 1_949,
+    "telemetry": 1_970,
 }
 """Budget of each room, in lines: a folder below the package, and the package's own files. A new room needs a new row."""
 WIDE_FOLDERS: dict[str, int] = {}
