@@ -60,7 +60,7 @@ def test_a_server_that_refuses_shared_memory_says_so(tmp_path: Path) -> None:
         async def ask() -> int:
             session = HttpSession(server.address)
             try:
-                return (await session.ask(b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n")).status
+                return (await session.ask(b"GET /v2/health/ready HTTP/1.1\r\nHost: localhost\r\n\r\n")).status
             finally:
                 session.close()
 

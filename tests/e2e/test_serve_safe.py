@@ -137,7 +137,7 @@ def test_an_allowed_page_gets_preflights_answers_and_errors(open_server: ServerP
         assert (answer.status, answer.headers["access-control-allow-origin"]) == (status, APP)
         assert answer.headers["vary"] == "Origin"
     with Client(address) as client:
-        client.send(f"POST /v2 HTTP/1.1\r\n{page}\r\nContent-Length: 9999999999\r\n\r\n".encode())
+        client.send(f"POST /v2/models/m/infer HTTP/1.1\r\n{page}\r\nContent-Length: 9999999999\r\n\r\n".encode())
         answer = client.read()
         assert (answer.status, answer.headers["access-control-allow-origin"]) == (413, APP)
     refused = ask(address, f"OPTIONS /v2 HTTP/1.1\r\n{asked.replace(APP, EVIL)}")

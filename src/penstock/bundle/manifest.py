@@ -200,16 +200,25 @@ def encode(manifest: Manifest) -> bytes:
     return msgspec.json.encode(msgspec.structs.replace(manifest, schema_version=version), order="sorted")
 
 
+class _Versioned(msgspec.Struct):
+    schema_version: int
+
+
+# Made here, since msgspec is not safe if several threads use a type for the first time.
+_decode_version = msgspec.json.Decoder(_Versioned).decode
+_decode_manifest = msgspec.json.Decoder(Manifest).decode
+
+
 def decode(data: bytes) -> Manifest:
     """Read a manifest. Raises IntegrityError if ``data`` is not a manifest, Unsupported if a newer Penstock wrote it."""
     try:
-        version = msgspec.json.decode(data, type=_Versioned).schema_version
+        version = _decode_version(data).schema_version
         if version > SCHEMA_VERSION:
             raise Unsupported(
                 f"the bundle has schema version {version}, but this Penstock reads versions up to {SCHEMA_VERSION}",
                 "upgrade",
             )
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = _decode_manifest(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"the bundle's manifest cannot be read: {error}") from None
     if version < (needed := _needed_version(manifest)):
@@ -221,7 +230,3 @@ def _needed_version(manifest: Manifest) -> int:
     if manifest.pipeline or any(one.beside or one.format is not Format.ONNX for one in manifest.variants):
         return SCHEMA_VERSION
     return _CODED if any(variant.coding for variant in manifest.variants) else _PLAIN
-
-
-class _Versioned(msgspec.Struct):
-    schema_version: int

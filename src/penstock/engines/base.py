@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import enum
 import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
@@ -28,6 +29,8 @@ Options = Mapping[str, Any]
 _Typed = TypeVar("_Typed", bound=msgspec.Struct)
 
 
+_first_use = threading.Lock()
+"""msgspec examines a type at its first use, and crashes if several threads do that at once, as loads may."""
 _OF_SEVERAL_FILES = (Format.OPENVINO_IR, Format.SAVED_MODEL)
 
 
@@ -237,7 +240,8 @@ def declared_signature(options: Options) -> Signature | None:
     if not any(declared.values()):
         return None
     try:
-        signature = msgspec.convert(declared, Signature)
+        with _first_use:
+            signature = msgspec.convert(declared, Signature)
     except msgspec.ValidationError as error:
         raise InvalidConfig(
             f"bad signature: {error}", 'write e.g. {"name": "x", "datatype": "FP32", "shape": [-1, 3]}'
@@ -260,6 +264,7 @@ def typed_options(engine: str, options: Options, into: type[_Typed]) -> _Typed:
             f"unknown option(s) for engine '{engine}': {', '.join(unknown)}", f"known: {', '.join(known)}"
         )
     try:
-        return msgspec.convert(dict(options), into)
+        with _first_use:
+            return msgspec.convert(dict(options), into)
     except msgspec.ValidationError as error:
         raise InvalidConfig(f"bad option for engine '{engine}': {error}") from None

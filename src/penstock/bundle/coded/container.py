@@ -130,6 +130,9 @@ def decode(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
     return model
 
 
+_decode_description = msgspec.msgpack.Decoder(Description).decode
+
+
 def parse(data: bytes, max_bytes: int) -> tuple[Description, memoryview, list[Decoder]]:
     """The description, the graph, and the tensors with their blocks. All sizes are checked for consistency."""
     if len(data) < HEAD.size or data[: len(MAGIC)] != MAGIC:
@@ -151,7 +154,7 @@ def parse(data: bytes, max_bytes: int) -> tuple[Description, memoryview, list[De
         raise IntegrityError("the header of the coded model was changed")
     header = memoryview(inflate(packed, header_size))
     try:
-        description = msgspec.msgpack.decode(header[:description_size], type=Description)
+        description = _decode_description(header[:description_size])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"the description of the coded model cannot be read: {error}") from None
     graph = header[description_size:]

@@ -39,6 +39,9 @@ class _Head(msgspec.Struct, forbid_unknown_fields=True):
     parameters: dict[str, str | int | float | bool] = {}
 
 
+_decode_head = msgspec.json.Decoder(_Head).decode
+
+
 def encode(request: InferRequest) -> bytes:
     """Encode ``request`` for a file: its inputs, and its parameters that are text, numbers or booleans."""
     tensors, data = [], []
@@ -60,7 +63,7 @@ def decode(content: bytes, model_name: str) -> InferRequest:
     if start > len(body):
         raise InvalidArgument(f"its header announces {start} bytes of JSON, but only {len(body)} follow")
     try:
-        head = msgspec.json.decode(body[:start], type=_Head)
+        head = _decode_head(body[:start])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"its JSON does not describe a request with binary inputs: {error}") from None
     if len(head.parameters) > MAX_PARAMETERS:

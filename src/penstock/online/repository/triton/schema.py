@@ -19,6 +19,8 @@ DATATYPES: Mapping[int, DataType] = {
     for value in DATA_TYPES.values
     if value.number
 }
+# msgspec examines a type at its first use, and crashes if several threads do that at once, as loads may.
+msgspec.json.Decoder(ours.ModelConfig)
 _WORDS: Mapping[int, Any] = {value.number: value.name for value in DATA_TYPES.values}
 
 

@@ -192,20 +192,23 @@ class Exchange(msgspec.Struct, eq=False):
 
     async def read(self, kind: type[_Body]) -> _Body:
         """Decode the JSON body as ``kind``; an empty body reads as an empty object. Raises InvalidArgument."""
+        decoder: msgspec.json.Decoder[_Body] = _decoder(
+            kind
+        )  # on the event loop: threads must not be the first to use a type
         if self.head.encoding:
             self.body = await self.decoded(_as_it_is)
         if len(self.body) <= INLINE_BYTES:
-            return self._read(kind)
+            return self._read(decoder)
         # For the texts in the body, and what they are decoded to.
         self._reserve(3 * len(self.body))
-        return await run(functools.partial(self._read, kind))
+        return await run(functools.partial(self._read, decoder))
 
-    def _read(self, kind: type[_Body]) -> _Body:
+    def _read(self, decoder: msgspec.json.Decoder[_Body]) -> _Body:
         view = memoryview(self.body)
         if sum(bytes(view[start : start + _SLICE]).count(b",") for start in range(0, len(view), _SLICE)) > _MAX_MEMBERS:
             raise InvalidArgument(f"the body has more than {_MAX_MEMBERS} members")
         try:
-            return msgspec.json.decode(self.body or b"{}", type=kind)
+            return decoder.decode(self.body or b"{}")
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidArgument(f"invalid request body: {error}") from None
         except RecursionError:
@@ -274,6 +277,9 @@ class Exchange(msgspec.Struct, eq=False):
     def _reserve(self, size: int) -> None:
         """Raise the reservation to ``size`` bytes. Raises Unavailable."""
         self.reserved_bytes += self.sink.context.reserve(size, self.reserved_bytes)
+
+
+_decoder: Callable[[Any], msgspec.json.Decoder[Any]] = functools.cache(msgspec.json.Decoder)
 
 
 def _as_it_is(body: Buffer) -> Steps[Buffer]:

@@ -101,6 +101,7 @@ _FLOATS = re.compile(b'"FP').search
 _parameters = attrgetter("parameters")
 _decode_request = msgspec.json.Decoder(WireRequest).decode
 _decode_floats = msgspec.json.Decoder(_FloatRequest).decode
+msgspec.json.Decoder(_LargeRequest)  # several threads must not be the first to use a type
 
 
 def read_in_steps(text: Buffer) -> Steps[WireRequest]:
