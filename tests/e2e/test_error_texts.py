@@ -139,9 +139,9 @@ def request(method: str, path: str, body: bytes = b"", header: str = "Accept: */
 @pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize("path", BODIES)
 def test_errors_about_json(server: ServerProcess, path: str, fill: str) -> None:
-    with Client(server.address) as client:
-        for base in BODIES[path]:
-            for mutant in mutants(base, FILLS[fill]):
+    for base in BODIES[path]:
+        for mutant in mutants(base, FILLS[fill]):
+            with Client(server.address) as client:
                 answer = client.ask(request("POST", path, json.dumps(mutant).encode()))
                 check(answer.status, answer.body)
 
