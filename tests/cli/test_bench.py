@@ -90,7 +90,7 @@ def test_a_load_without_a_request_says_so() -> None:
     with serving_in_thread(double) as address:
         result = invoke(address.url, *SHORT, "--rate", "0.000001")
     assert result.exit_code == 1
-    assert "no request was due at 1e-06/s" in result.stderr
+    assert "no request was scheduled at 1e-06/s" in result.stderr
 
 
 def test_errors_are_shown_by_kind_and_give_exit_code_1() -> None:

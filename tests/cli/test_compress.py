@@ -58,7 +58,7 @@ def test_for_latency(penstock, net: Path) -> None:  # type: ignore[no-untyped-de
     assert "Compression steps" in (net / "report.html").read_text()
     notes = open_bundle(net / "out.bundle").manifest.evidence
     assert notes is not None
-    assert any("the plan decided on 50 samples held out" in note for note in notes.notes)
+    assert any("the plan judged models on 50 samples held out" in note for note in notes.notes)
 
 
 def test_for_size_and_what_is_small_runs_and_is_told_truly(penstock, net: Path) -> None:  # type: ignore[no-untyped-def]

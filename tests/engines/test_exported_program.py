@@ -191,7 +191,7 @@ def test_pickled_records_are_refused(tmp_path: Path) -> None:
     bomb = buffer.getvalue()
     with pytest.raises(InvalidModel, match="example inputs contain values other than tensors"):
         TorchEngine().load(forged(records={"data/sample_inputs/model.pt": bomb}), {})
-    with pytest.raises(InvalidModel, match=r"holds 'data/weights/model\.pt', which may run any code"):
+    with pytest.raises(InvalidModel, match=r"contains 'data/weights/model\.pt', which may run any code"):
         TorchEngine().load(forged(added={"data/weights/model.pt": bomb}), {})
     with pytest.raises(InvalidModel, match="native code of AOTInductor"):
         TorchEngine().load(forged(added={"data/aotinductor/model/model.so": b"x"}), {})

@@ -114,4 +114,4 @@ def test_one_by_one_where_bisection_asks_for_many() -> None:
     result = choose(culprits.trials(), wrong, STRICT)
     assert STRICT.accuracy_objection(result.accuracy) == ""
     assert set(result.float_groups) == {"wide4", "narrow4"}
-    assert "of those left" in result.trail[0].reason
+    assert "among the remaining groups" in result.trail[0].reason

@@ -82,7 +82,7 @@ def test_a_layer_that_loses_much_keeps_more() -> None:
 
 def test_no_further_than_was_measured() -> None:
     curve = LayerCurve("w", 10, (0.0, 0.5), (1.0, 0.9), (0.0, 0.1))
-    with pytest.raises(InvalidConfig, match="beyond the measured 0.5"):
+    with pytest.raises(InvalidConfig, match="beyond the measured maximum, 0.5"):
         allocate([curve], 0.6)
 
 

@@ -74,7 +74,7 @@ def test_answers_that_would_not_fit_are_refused_before_they_are_computed(
 ) -> None:
     monkeypatch.setattr(teacher_module, "usable_memory", lambda: 1000)
     monkeypatch.setattr(teacher_module, "answers", lambda *_: pytest.fail("computed"))
-    with pytest.raises(ResourceExhausted, match="answers to 100 samples need"):
+    with pytest.raises(ResourceExhausted, match="outputs for 100 samples need"):
         Teacher(mlp(), data)
 
 

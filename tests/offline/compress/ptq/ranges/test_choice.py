@@ -104,7 +104,7 @@ def test_fixed_batches_and_two_inputs_of_nothing() -> None:
     artifact, data = networks.cnn(8, batch=4), make_dataset({"x": networks.images(12)}, None)
     choice = choose_ranges(artifact, collect(artifact, data.inputs), data, SCHEME, options=RangeChoiceOptions(rows=1))
     assert quantize(artifact, choice.ranges, SCHEME).size_bytes
-    with pytest.raises(InvalidArgument, match="0 samples"):
+    with pytest.raises(InvalidArgument, match="must be at least 1, got 0"):
         choose_ranges(artifact, {}, data, SCHEME, options=RangeChoiceOptions(rows=0))
 
 
