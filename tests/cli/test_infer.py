@@ -63,7 +63,7 @@ def test_labels_beyond_the_classes_give_no_accuracy(penstock, folder: Path) -> N
     np.savez("many.npz", x=np.ones((3, 3), np.float32), labels=np.array([0, 1, 7]))
     found = penstock("infer", "linear.onnx", "--inputs", "many.npz", "--json").json
     assert found["accuracy"] is None
-    assert "the largest label is 7, but the outputs have 2 classes" in found["accuracy_note"]
+    assert "the largest label is 7" in found["accuracy_note"]
     assert (
         "accuracy  not computed: the labels go up to 7" in penstock("infer", "linear.onnx", "--inputs", "many.npz").out
     )
