@@ -103,7 +103,7 @@ class OpenedMessage(msgspec.Struct):
 
 
 class GrpcRequestDecoder:
-    """Decodes requests; remembers everything that clients repeat. Belongs to the event loop, but for ``open``."""
+    """Decodes requests, and caches what clients repeat. Belongs to the event loop, except ``open``."""
 
     def __init__(self, shared_memory: SharedMemory) -> None:
         self._shared_memory = shared_memory

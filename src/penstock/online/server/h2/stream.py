@@ -395,7 +395,7 @@ class H2Stream(msgspec.Struct, eq=False):
     def _open(self, receiver: Receiver, flag: int, message: Buffer) -> Buffer | None:
         """The content of a message; None if it is not admitted, or is still being decompressed."""
         self.delivered += 1
-        # The receiver counts the message from here on, but for one that has to be decompressed.
+        # The receiver counts the message from here on, unless the message has to be decompressed.
         self.message = (flag, message) if flag else None
         self.carrier.count(self)
         self.carrier.delivered(len(message))
