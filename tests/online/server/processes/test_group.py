@@ -64,6 +64,28 @@ async def test_a_sibling_that_died_is_left_out(tmp_path: Path) -> None:
     assert await one.ask("add") == []
 
 
+def test_a_question_in_flight_when_the_loop_ends_is_no_error(tmp_path: Path) -> None:
+    errors: list[dict[str, Any]] = []
+
+    async def ask() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        entered = asyncio.Event()
+
+        async def never(what: str, arguments: list[Any]) -> Any:
+            entered.set()
+            await asyncio.Event().wait()
+
+        one, other = SocketGroup(tmp_path, 0), SocketGroup(tmp_path, 1)
+        await other.serve(never)
+        question = asyncio.create_task(one.ask("add", patient=True))
+        await entered.wait()
+        await other.close()
+        assert not question.done()
+
+    asyncio.run(ask())  # which cancels the tasks that are left
+    assert errors == []
+
+
 @in_loop
 async def test_a_message_beyond_the_limit_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     end = SocketGroup(tmp_path, 0)

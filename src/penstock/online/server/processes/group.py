@@ -176,6 +176,8 @@ async def _handle(answer: Answerer, reader: asyncio.StreamReader, writer: asynci
         await writer.drain()
     except _BROKEN as error:
         _log.warning("another process of the server could not be answered: %s", error or type(error).__name__)
+    except asyncio.CancelledError:
+        pass  # The server is ending; asyncio's streams log a handler that ends as cancelled, with a traceback.
     finally:
         writer.close()
 
