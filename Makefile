@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FAST := -m 'not slow and not real'
+# With AGAIN=1, tests that failed run once more, one at a time on an otherwise idle machine; the output names them.
+RETRY = $(if $(AGAIN),$(BIN)/pytest $(1) --last-failed --last-failed-no-failures none -rA,false)
 
 .PHONY: install fmt lint type test test-all test-real bench demo docs proto check clean
 
@@ -18,13 +21,13 @@ demo: $(STAMP) ## build, serve and measure the digits example
 	$(BIN)/python examples/digits/demo.py
 
 test: lint type ## all checks and all tests but the slow ones
-	$(BIN)/pytest -m 'not slow and not real' -n 2
+	$(BIN)/pytest $(FAST) -n 2 || $(call RETRY,$(FAST))
 
 test-all: lint type ## the slow tests too, and those with real peers
 	$(BIN)/pytest -n 2
 
 test-real: $(STAMP) ## tests with real peers: Redis, Prometheus, curl, nghttp2, wrk; one that is not installed skips its tests
-	$(BIN)/pytest -m real -rs
+	$(BIN)/pytest -m real -rs || $(call RETRY,-m real)
 
 lint: $(STAMP) ## style, import layers, size gates
 	$(BIN)/ruff format --check src tests examples benchmarks
@@ -54,4 +57,4 @@ proto: $(STAMP) ## compile proto/*.proto to the descriptors that the package loa
 check: test docs ## what CI runs
 
 clean:
-	rm -rf $(VENV) demo .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
