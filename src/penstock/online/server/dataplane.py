@@ -166,8 +166,9 @@ class DataPlane:
         self, handle: Handle, request: InferRequest, done: Done, decoupled: bool, admission: Admission | None
     ) -> Cancellable | None:
         request.model_version = handle.version
-        if isinstance(request.lease, Lease):
-            done = request.lease.storing(done)
+        lease = request.lease
+        if lease is not None and isinstance(lease, Lease):
+            done = lease.storing(done)
         try:
             if request.parameters:
                 self._read_parameters(request, handle)
@@ -181,9 +182,9 @@ class DataPlane:
             rows, key = handle.check(request)
             if self._recorder is not None:
                 done = self._recorder.watch(request, done)
-            submit = partial(self._submit, handle, request, rows, key, done)
             if (request.lease is None and not request.sequence_id) or not self._arrivals.must_wait(request):
-                return submit()
+                return self._submit(handle, request, rows, key, done)
+            submit = partial(self._submit, handle, request, rows, key, done)
             return self._arrivals.add(handle, request, submit, lambda error: self._fail(handle, error, done))
         except PenstockError as error:
             self._fail(handle, error, done)

@@ -64,7 +64,10 @@ def from_json(
     form = _FORMS.get(datatype)
     if form is None:
         raise InvalidArgument(f"input '{name}': {datatype} has no JSON form", "send it as binary data")
-    values = values.reshape(-1) if isinstance(values, np.ndarray) else _flatten(name, values)
+    if isinstance(values, np.ndarray):
+        values = values.reshape(-1)
+    elif values and type(values[0]) is list:
+        values = _flatten(name, values)
     # Before memory is allocated for the declared shape: the count is the actual number of values in the body.
     count = math.prod(shape)
     if len(values) != count:
