@@ -49,9 +49,8 @@ def attacking(
     assert server.grpc is not None
     arguments = [name, "--http", server.address.authority, "--grpc", server.grpc.authority, "--key", key]
     arguments += ["--seconds", str(seconds), "--attackers", str(attackers)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.attacks", *arguments], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-m", "benchmarks.attacks", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert process.stdout is not None
         if process.stdout.readline() != "attacking\n":

@@ -26,7 +26,7 @@ class Wire:
 
     def __init__(self, site: Site, address: Address, *, reads: bool = True) -> None:
         self.site = site
-        self.socket = socket.socket()
+        self.socket: socket.socket
         self._address = address
         self._reads = reads
         self._reader: asyncio.Task[None] | None = None
@@ -34,6 +34,7 @@ class Wire:
         self._ended = False
 
     async def __aenter__(self) -> Self:
+        self.socket = socket.socket()
         self.socket.setblocking(False)
         # Closing resets the connection, so that no port stays in TIME_WAIT.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
@@ -52,10 +53,12 @@ class Wire:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
-        self.socket.close()
+        try:
+            if self._reader is not None:
+                self._reader.cancel()
+                await asyncio.gather(self._reader, return_exceptions=True)
+        finally:
+            self.socket.close()
 
     async def send(self, data: bytes) -> None:
         """Send all of ``data``. Raises OSError if the server has closed the connection."""

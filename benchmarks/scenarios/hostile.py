@@ -23,6 +23,8 @@ from benchmarks.innocents import InnocentsProcess, Round, innocents
 from benchmarks.results import Row, claim, skipped
 from benchmarks.servers import Server
 
+_PLANS = {True: (1, 2.0), False: (3, 5.0)}
+"""Rounds and the seconds of each, by whether the run is quick."""
 _RATIO = 3.0
 _LONGEST_MS = 100.0
 _MEMORY_MIB = 128.0
@@ -62,9 +64,9 @@ def run(quick: bool) -> list[Row]:
     return rows
 
 
-def part(name: str, quick: bool, *, unknown: bool = False) -> list[Row]:
-    """The rows of one attack."""
-    rounds, seconds = (1, 2.0) if quick else (3, 5.0)
+def part(name: str, quick: bool, *, unknown: bool = False, plan: tuple[int, float] | None = None) -> list[Row]:
+    """The rows of one attack. ``plan`` is another number of rounds than ``quick`` implies, and their seconds."""
+    rounds, seconds = plan or _PLANS[quick]
     with (
         tempfile.TemporaryDirectory() as folder,
         targets(Path(folder), 2, *_FLAGS.get(name, ()), keys=unknown) as (server, other),
