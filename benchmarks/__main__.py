@@ -7,29 +7,18 @@ hold (unless ``--check``), and says so; with 1 if a scenario failed to run.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import importlib
 import signal
 import sys
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.peers.catalog import PEERS
+from benchmarks.machine import MachineWatch
 from benchmarks.results import REPORT, Result, Row, failed, goal, load, render, save, shown
-from benchmarks.scenarios import SCENARIOS
+from benchmarks.scenarios import REPORTED, SCENARIOS
 from penstock.errors import PenstockError
-from penstock.perf.measure import ConditionsWatch
-from penstock.resources import machine_facts
-
-_PACKAGES = (
-    "penstock", "onnxruntime", "openvino", "numpy", "orjson", "httptools", "uvloop", "fastapi", "uvicorn", "pydantic",
-    "torch", "nncf", "scikit-learn",
-)  # fmt: skip
 
 
 def main() -> int:
@@ -61,7 +50,7 @@ def main() -> int:
         show(console, result)
         console.print(f"written to {path}")
         missed += len(failed(result.rows))
-    REPORT.write_text(render(load(SCENARIOS)))
+    REPORT.write_text(render(load(REPORTED)))
     if missed:
         console.print(f"{missed} goal{'s do' if missed > 1 else ' does'} not hold", style="red")
     return 1 if broken or (arguments.check and missed) else 0
@@ -83,17 +72,10 @@ def show_part(console: Console, parser: argparse.ArgumentParser, arguments: argp
 def measure(scenario: str, quick: bool, part: Callable[[bool], list[Row]] | None = None) -> Result:
     """Run one scenario, or a ``part`` of it, on this machine."""
     module = importlib.import_module(f"benchmarks.scenarios.{scenario}")
-    facts = machine_facts()
-    watch = ConditionsWatch(facts.cores)
+    watch = MachineWatch()
     rows = (part or module.run)(quick)
-    machine: dict[str, Any] = {
-        **msgspec.to_builtins(facts),
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        **msgspec.to_builtins(watch.finish()),
-        "versions": _versions(),
-    }
     about = " ".join((module.__doc__ or "").split())
-    return Result(scenario=scenario, about=about, machine=machine, quick=quick, rows=tuple(rows))
+    return Result(scenario=scenario, about=about, machine=watch.finish(), quick=quick, rows=tuple(rows))
 
 
 def show(console: Console, result: Result) -> None:
@@ -107,17 +89,6 @@ def show(console: Console, result: Result) -> None:
         holds = {True: "[green]yes[/green]", False: "[red]no[/red]", None: ""}[row.holds]
         table.add_row(row.name, shown(row).replace("[", "\\["), goal(row), holds, row.note)
     console.print(table)
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    peers = {peer.title: peer.version() for peer in PEERS.values()}
-    return found | {title: version for title, version in peers.items() if version}
 
 
 if __name__ == "__main__":

@@ -1,10 +1,15 @@
-"""Hours under mixed load: ``python -m benchmarks.soak [--minutes 60]`` prints what the server holds over time, and PASS or FAIL.
+"""Hours under mixed load: ``python -m benchmarks.soak [--minutes 60] [--hostile]`` prints what the server holds over time, and PASS or
+FAIL.
 
 The load: inference over HTTP (JSON, binary, shared memory) and gRPC, answers checked; clients that go away in the middle of a request,
 of an answer, of a call; requests that are wrong in every way; control requests, metrics and statistics. Memory, descriptors and
 threads of the server are sampled; after a warm-up a line is fitted through each, with a 95 % interval by a moving-block
 bootstrap of the residuals, since neighbouring samples are alike (Künsch 1989). FAIL if one has surely grown by more than
 its limit, if an answer was wrong, or if one was missing.
+
+With ``--hostile``, a random attack of ``benchmarks.attacks`` runs for a few seconds in every ten. Samples are taken after the pause
+that follows an attack, and the second half of them is judged. A refusal (429 or 503, or the gRPC statuses for them) is then not an
+error; a request without any response is lost. The result is written to ``results/soak.json``.
 """
 
 from __future__ import annotations
@@ -16,8 +21,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -25,11 +30,15 @@ import numpy as np
 import orjson
 
 from benchmarks import models
+from benchmarks.attacks.strikes import Strikes
+from benchmarks.attacks.targets import make_models
+from benchmarks.machine import MachineWatch
 from benchmarks.requests import Region, grpc_answer, grpc_request, post, shared_region
+from benchmarks.results import Result, Row, claim, failed, goal, save, shown
 from benchmarks.servers import Server, penstock, pinned, split_cores
 from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
-from penstock.errors import Unavailable
+from penstock.errors import DeadlineExceeded, Unavailable
 from penstock.measurement import Interval
 from penstock.perf import load
 from penstock.perf.grpc_client import GrpcConnector, Lane
@@ -39,21 +48,35 @@ from penstock.tensor import Array
 
 LIMITS = {"memory, MiB": 4.0, "descriptors": 3.0, "threads": 1.0}
 """How much each may grow in the measured time before it counts as growth."""
+HOSTILE_LIMITS = {"memory, MiB": 16.0, "descriptors": 8.0, "threads": 4.0}
+"""The same between attacks."""
+_PERIOD_S = 10.0  # from one attack to the next, of which
+_REST_S = 4.0  # at least without one
+_FULL_S = 3600.0
+_MOST_KINDS = 5
 _WARM_UP = 0.2  # of the time, or
 _MOST_WARM_UP_S = 300.0
 _SAMPLES = 600
 _RESAMPLES = 2000
 _PAUSE_S = 0.002
-_PATIENCE_S = 10.0
+_SHOWN = 80
+_PATIENCE_S = 30.0
 _ROWS = 32
+_REFUSALS = {("HTTP", 429), ("HTTP", 503), ("gRPC", 8), ("gRPC", 14)}
+"""Statuses by which a server refuses a request for lack of room."""
 
 
 class Soak:
-    """The clients. ``done`` counts what they did, ``wrong`` what should not have happened."""
+    """The clients. ``done`` counts what they did, ``wrong`` what should not have happened, ``lost`` requests without a response."""
 
-    def __init__(self, server: Server, region: Region, inputs: Array, expected: Array) -> None:
+    def __init__(
+        self, server: Server, region: Region, inputs: Array, expected: Array, *, may_refuse: bool = False
+    ) -> None:
+        """With ``may_refuse``, the server may refuse inference for lack of room."""
         self.done: Counter[str] = Counter()
         self.wrong: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
+        self._may_refuse = may_refuse
         self._server = server
         self._inputs, self._expected = inputs, expected
         self._region = region
@@ -65,7 +88,7 @@ class Soak:
             for form in ("JSON", "binary")
         }
         self._grpc = [grpc_request("mlp", one) for one in rows]
-        self._shared = region.requests(server, "identity")
+        self._shared = region.requests(server, "wide")
         self._bad = _bad_requests(server, self._http["JSON"][0])
 
     async def run(self, seconds: float) -> None:
@@ -80,7 +103,10 @@ class Soak:
 
     async def _until(self, end: float, client: Callable[[], Awaitable[None]]) -> None:
         while asyncio.get_running_loop().time() < end:
-            await client()
+            try:
+                await client()
+            except (Unavailable, DeadlineExceeded, OSError) as error:
+                self.lost[str(error)[:_SHOWN]] += 1
             await asyncio.sleep(_PAUSE_S * self._random.random())
 
     def _infer(self, form: str) -> Callable[[], Awaitable[None]]:
@@ -89,46 +115,57 @@ class Soak:
         async def work() -> None:
             row = self._random.randrange(_ROWS)
             answer = await session.ask(self._http[form][row])
-            if answer.status != 200:
-                self.wrong[f"{form}: HTTP {answer.status}"] += 1
-            else:
+            if answer.status == 200:
                 self._judge(form, row, decode_answer(answer.body, answer.json_size)["output"])
+            else:
+                self._refused(form, "HTTP", answer.status)
 
         return work
 
     def _judge(self, what: str, row: int, output: Array) -> None:
         self.done[what] += 1
-        if not np.allclose(output, self._expected[row : row + 1], rtol=1e-4, atol=1e-5):
+        if output.tobytes() != self._expected[row : row + 1].tobytes():
             self.wrong[f"{what}: another answer"] += 1
+
+    def _refused(self, what: str, protocol: str, status: int) -> None:
+        is_clear = self._may_refuse and (protocol, status) in _REFUSALS
+        (self.done if is_clear else self.wrong)[f"{what}: refused with {protocol} {status}"] += 1
 
     def _call(self) -> Callable[[], Awaitable[None]]:
         lanes: list[Lane] = []
-        waiting: list[asyncio.Future[bytes]] = []
+        waiting: list[asyncio.Future[tuple[int, bytes]]] = []
 
         def on_answer(lane: Lane, head: AnswerHead) -> None:
             future = waiting.pop()
             if future.done():
                 return  # it was given up
-            if head.status == 200:
-                future.set_result(lane.body())
-            else:
-                future.set_exception(Unavailable(f"{head.status} {lane.body().decode(errors='replace')}"))
+            future.set_result((head.status, lane.body()))
+
+        def on_lost(lane: Lane, why: str) -> None:
+            lanes.clear()
+            if waiting and not waiting[-1].done():
+                waiting[-1].set_exception(Unavailable(f"gRPC: {why}"))
 
         async def work() -> None:
             assert self._server.grpc is not None
             if not lanes:
-                lanes.append(await GrpcConnector()(self._server.grpc, on_answer, lambda *_: lanes.clear()))
+                lanes.append(await GrpcConnector()(self._server.grpc, on_answer, on_lost))
             row = self._random.randrange(_ROWS)
             waiting[:] = [asyncio.get_running_loop().create_future()]
             lanes[0].send(self._grpc[row], 0, 0.0, 0.0)
             try:
                 async with asyncio.timeout(_PATIENCE_S):
-                    self._judge("gRPC", row, grpc_answer(await waiting[0])["output"])
-            except (TimeoutError, Unavailable) as error:
-                self.wrong[f"gRPC: {str(error) or 'no answer'}"] += 1
+                    status, body = await waiting[0]
+            except TimeoutError:
+                self.lost["gRPC: no answer"] += 1
                 if lanes:
                     lanes[0].drop("given up")
                     lanes.clear()
+                return
+            if status == 200:
+                self._judge("gRPC", row, grpc_answer(body)["output"])
+            else:
+                self._refused("gRPC", "gRPC", status)
 
         return work
 
@@ -140,7 +177,8 @@ class Soak:
             for request in self._shared:
                 answer = await session.ask(request)
                 if answer.status != 200:
-                    self.wrong[f"shared memory: HTTP {answer.status} {answer.body[:200]!r}"] += 1
+                    self._refused("shared memory", "HTTP", answer.status)
+                    return
             self.done["shared memory"] += len(self._shared)
             if not self._region.answered:
                 self.wrong["shared memory: another answer"] += 1
@@ -187,9 +225,6 @@ class Soak:
             session = HttpSession(self._server.address)
             try:
                 answer = await session.ask(request)
-            except Unavailable:
-                self.wrong[f"no answer to {request[:60]!r}"] += 1
-                return
             finally:
                 session.close()
             self.done["bad requests"] += 1
@@ -276,60 +311,106 @@ def growth(at: Sequence[float], values: Sequence[float], seed: int = 0) -> Inter
     return Interval(float(slope(found) * span), float(low * span), float(high * span))
 
 
-def verdict(samples: Sequence[Sample], warm_up_s: float) -> tuple[list[str], bool]:
-    """A line of text for each figure, and whether none has surely grown by more than its limit."""
+def verdict(samples: Sequence[Sample], warm_up_s: float, limits: Mapping[str, float] = LIMITS) -> list[Row]:
+    """A row for each figure, which holds unless the figure has surely grown by more than its limit."""
     counted = [one for one in samples if one.at >= warm_up_s]
-    lines, passed = [], True
-    for name, limit in LIMITS.items():
+    minutes = (counted[-1].at - counted[0].at) / 60
+    rows = []
+    for name, limit in limits.items():
         values = [one.held[name] for one in counted]
         found = growth([one.at for one in counted], values)
-        grown = found.low > 0 and found.value > limit
-        passed = passed and not grown
-        lines.append(
-            f"{name}: {values[0]:.1f} → {values[-1]:.1f}, the line rises by {found.value:+.2f} [{found.low:+.2f}, {found.high:+.2f}] "
-            f"in {(counted[-1].at - counted[0].at) / 60:.1f} minutes, limit {limit:g}: {'GREW' if grown else 'flat'}"
+        row = claim(
+            f"growth of {name}",
+            found,
+            "",
+            "<=",
+            limit,
+            note=f"{values[0]:.1f} → {values[-1]:.1f} in {minutes:.1f} minutes",
         )
-    return lines, passed
+        rows.append(msgspec.structs.replace(row, holds=bool(row.holds) or found.low <= 0))
+    return rows
 
 
-async def watch(server: Server, soak: Soak, seconds: float) -> list[Sample]:
-    """Load the server and sample it. Raises Unavailable if it goes away."""
+async def watch(server: Server, soak: Soak, seconds: float, strikes: Strikes | None = None) -> list[Sample]:
+    """Load the server and sample it, with ``strikes`` at the end of each period. Raises an error if the server goes away."""
     start = time.monotonic()
     samples: list[Sample] = []
     work = asyncio.ensure_future(soak.run(seconds))
+    struck, pause = "", seconds / _SAMPLES
     while not work.done():
         samples.append(sample(server, time.monotonic() - start))
-        print(f"\r{samples[-1].at:6.0f} s  {samples[-1].held}  wrong: {soak.wrong.total()}", end="", flush=True)
-        await asyncio.wait((work,), timeout=seconds / _SAMPLES)
+        held = ", ".join(f"{name} {value:.0f}" for name, value in samples[-1].held.items())
+        failures = f"wrong {soak.wrong.total()}, lost {soak.lost.total()}"
+        if strikes is None:
+            print(f"\r{samples[-1].at:6.0f} s  {held}  {failures}", end="", flush=True)
+        else:
+            print(f"{samples[-1].at:6.0f} s  {held}  {failures}  {struck}", flush=True)
+            begun = time.monotonic()
+            struck = await strikes.strike()
+            pause = max(_REST_S, _PERIOD_S - (time.monotonic() - begun))
+        await asyncio.wait((work,), timeout=pause)
     print()
     await work
     return samples
+
+
+def exact_mlp(path: Path) -> Path:
+    """The MLP of ``models.mlp`` with small whole weights, which answers whole numbers exactly, whatever the batch."""
+    graph = models.GraphBuilder()
+
+    def layer(x: str, rows: int, columns: int) -> str:
+        return graph.op("MatMul", x, graph.weight(graph.rng.integers(-3, 4, (rows, columns)).astype(np.float32)))
+
+    return graph.save(path, layer(graph.op("Relu", layer("input", 32, 64)), 64, 8), [32], [8])
+
+
+@contextmanager
+def soaked_server(folder: Path, *, may_refuse: bool) -> Iterator[tuple[Server, Soak]]:
+    """A server with the models of the soak and of the attacks, and its clients."""
+    inputs = np.random.default_rng(0).integers(-8, 9, (_ROWS, 32)).astype(np.float32)
+    mlp = exact_mlp(folder / "mlp.onnx")
+    root = make_models(folder)
+    engine = get_engine("onnxruntime").load(Artifact.from_file(mlp), {"threads": 1})
+    expected = engine.forward({"input": inputs})["output"]
+    with (
+        penstock(mlp, split_cores()[0], "--model-repository", str(root)) as server,
+        shared_region(inputs[:1].repeat(128, 1), 8) as region,
+    ):
+        yield server, Soak(server, region, inputs, expected, may_refuse=may_refuse)
 
 
 def main() -> int:
     """Soak, and say how it went."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description="Long mixed load on one server.")
     parser.add_argument("--minutes", type=float, default=60.0)
-    seconds = 60 * parser.parse_args().minutes
-    generator = np.random.default_rng(0)
-    inputs = generator.standard_normal((_ROWS, 32)).astype(np.float32)
-    with ExitStack() as held:
-        folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
-        mlp = models.mlp(folder / "mlp.onnx")
-        identity = models.identity(folder / "identity.onnx", 4096)
-        engine = get_engine("onnxruntime").load(Artifact.from_file(mlp), {"threads": 1})
-        expected = engine.forward({"input": inputs})["output"]
-        cores, others = split_cores()
-        server = held.enter_context(penstock(mlp, cores, str(identity)))
-        region = held.enter_context(shared_region(inputs[:1].repeat(128, 1), 8))
-        with pinned(others):
-            soak = Soak(server, region, inputs, expected)
-            samples = load.run(watch(server, soak, seconds))
-    lines, passed = verdict(samples, min(_WARM_UP * seconds, _MOST_WARM_UP_S))
-    print("\n".join([*lines, f"done: {dict(soak.done)}", f"wrong: {dict(soak.wrong)}"]))
-    passed = passed and not soak.wrong
-    print("PASS" if passed else "FAIL")
-    return 0 if passed else 1
+    parser.add_argument("--hostile", action="store_true", help="attack the server at random meanwhile")
+    arguments = parser.parse_args()
+    seconds = 60 * arguments.minutes
+    machine = MachineWatch()
+    with tempfile.TemporaryDirectory() as folder, soaked_server(Path(folder), may_refuse=arguments.hostile) as held:
+        server, soak = held
+        with pinned(split_cores()[1]):
+            strikes = Strikes(server) if arguments.hostile else None
+            samples = load.run(watch(server, soak, seconds, strikes))
+    if strikes is None:
+        rows = verdict(samples, min(_WARM_UP * seconds, _MOST_WARM_UP_S))
+    else:
+        rows = verdict(samples, seconds / 2, HOSTILE_LIMITS)
+        print(f"attacks: {dict(strikes.done)}")
+    for name, counts in (("wrong answers", soak.wrong), ("lost requests", soak.lost)):
+        note = ", ".join(f"{number} {what}" for what, number in counts.most_common(_MOST_KINDS))
+        rows.append(claim(name, counts.total(), "", "<=", 0, note=note or f"of {soak.done.total():,} operations"))
+    for row in rows:
+        print(f"{row.name}: {shown(row)}, goal {goal(row)}: {'holds' if row.holds else 'MISSED'} ({row.note})")
+    print(f"done: {dict(soak.done)}\nwrong: {dict(soak.wrong)}\nlost: {dict(soak.lost)}")
+    if strikes is not None:
+        about = " ".join((__doc__ or "").split())
+        result = Result(
+            scenario="soak", about=about, machine=machine.finish(), quick=seconds < _FULL_S, rows=tuple(rows)
+        )
+        print(f"written to {save(result)}")
+    print("FAIL" if failed(rows) else "PASS")
+    return 1 if failed(rows) else 0
 
 
 if __name__ == "__main__":

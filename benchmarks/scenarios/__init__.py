@@ -4,6 +4,7 @@ One that has parts names them in ``PARTS``.
 """
 
 SCENARIOS = (
-    "digits", "serving", "repository", "server_path", "goodput", "telemetry_cost", "int8", "compress", "startup",
+    "digits", "serving", "repository", "server_path", "goodput", "telemetry_cost", "int8", "compress", "startup", "hostile",
 )  # fmt: skip
-"""In the order of ``RESULTS.md``."""
+REPORTED = (*SCENARIOS, "soak")
+"""The results in ``RESULTS.md``, in its order: ``benchmarks.soak`` adds its own."""
