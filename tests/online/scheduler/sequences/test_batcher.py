@@ -528,18 +528,19 @@ def test_draining_refuses_new_sequences_and_ends_those_that_nobody_feeds() -> No
 
 ACTIONS = st.lists(
     st.tuples(
-        st.sampled_from(["submit", "submit", "submit", "cancel", "take", "finish", "finish", "fail", "idle"]),
-        st.integers(1, 5),
+        st.sampled_from(["submit", "submit", "submit", "cancel", "take", "finish", "fail", "fail", "idle"]),
+        st.integers(1, 3),
         st.booleans(),
         st.booleans(),
         st.integers(0, 99),
     ),
+    min_size=20,
     max_size=60,
 )
 
 
 @pytest.mark.parametrize("strategy", [fixed, oldest, implicit])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(instances=st.integers(1, 2), slots=st.integers(1, 3), actions=ACTIONS)
 def test_any_interleaving_ends_each_request_once_with_the_sum_of_its_sequence(
     strategy: Callable[..., SequencingConfig],
