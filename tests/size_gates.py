@@ -27,7 +27,7 @@ ROOM_LINES = {
     "online/cache": 849,
     "online/instances": 3_128,
     "online/repository": 4_854,
-    "online/scheduler": 2_647,
+    "online/scheduler": 2_661,
     "online/server": 13_228,
     "perf": 2_387,
     "pipeline": 448,

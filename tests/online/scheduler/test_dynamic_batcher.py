@@ -1,6 +1,9 @@
 import asyncio
 import contextlib
 import random
+import sys
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,12 +16,13 @@ from penstock.errors import Cancelled, DeadlineExceeded, PenstockError, Unavaila
 from penstock.online.instances.instance import Instance
 from penstock.online.scheduler.batching_config import BatchingConfig, QueuePolicy, TimeoutAction
 from penstock.online.scheduler.brief_runs import BRIEF_NS, NEEDED
-from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
+from penstock.online.scheduler.dynamic_batcher import DynamicBatcher, _Sleeper
 from penstock.online.scheduler.forming import Batch
 from penstock.online.scheduler.layout import merge, split
-from penstock.online.scheduler.queue import Pending
+from penstock.online.scheduler.queue import NEVER, Pending
 from penstock.request import Deadline, InferRequest, InferResponse, Outcome
 from penstock.telemetry.statistics import BatchTimes, Failure, Reason
+from penstock.tensor import Array
 from penstock.testing import FakeModel, double
 from turns import Turns
 
@@ -521,6 +525,13 @@ def test_a_deadline_in_the_far_future_is_none() -> None:
     assert not bench.loop.timers
 
 
+def rest(bench: Bench) -> _Sleeper:
+    """An instance of ``bench`` finds nothing to do."""
+    sleeper = bench.batcher._look(takes=True)
+    assert isinstance(sleeper, _Sleeper)
+    return sleeper
+
+
 class Resting(Bench):
     """A bench with instances that rest, whose model may run on the loop; such runs take ``ns`` and are kept in ``here``."""
 
@@ -528,12 +539,9 @@ class Resting(Bench):
         super().__init__(config)
         self.ns = ns
         self.here: list[Batch] = []
-        self.rest(instances)
+        self.sleepers = [rest(self) for _ in range(instances)]
         for _ in range(instances):
             self.batcher.may_run_here(self._run)
-
-    def rest(self, instances: int = 1) -> None:
-        self.batcher._idle += instances
 
     def _run(self, batch: Batch) -> None:
         self.here.append(batch)
@@ -544,14 +552,18 @@ class Resting(Bench):
         rows = [pending.rows for pending in batch.requests]
         self.batcher.finish(batch, error or split(outputs, rows), BatchTimes(0, 0, self.ns, self.ns))
 
-    def on_thread(self) -> Batch:
-        """An instance that rested gets what it was woken for, computes it and rests again."""
-        batch = self.take()
-        self.batcher._idle -= 1  # it had nothing to do before it rested, which ``take`` looks at first
-        self.finish(batch)
+    def on_thread(self) -> None:
+        """The instance that was woken computes until there is nothing left, and rests again."""
         self.loop.turn()
-        self.rest()
-        return batch
+        (woken,) = [sleeper for sleeper in self.sleepers if sleeper not in self.batcher._idle]
+        self.sleepers.remove(woken)
+        found = self.batcher._rest(woken) or self.batcher._look(takes=True)
+        while isinstance(found, Batch):
+            self.finish(found)
+            self.loop.turn()
+            found = self.batcher._look(takes=True)
+        assert isinstance(found, _Sleeper)
+        self.sleepers.append(found)
 
     def warm_up(self, rows: int = 8) -> None:
         """The model gets known for being brief with up to so many rows."""
@@ -579,7 +591,7 @@ def test_a_batch_that_is_known_to_be_brief_runs_on_the_loop_while_all_instances_
 def test_an_instance_that_works_keeps_the_loop_from_running_anything() -> None:
     bench = Resting(NATURAL, instances=2)
     bench.warm_up()
-    bench.rest(-1)
+    bench.batcher._idle.pop()
     bench.submit()
     bench.loop.turn()
     assert not bench.here
@@ -633,11 +645,119 @@ def test_a_request_whose_deadline_is_out_of_reach_does_not_run_on_the_loop_eithe
 
 def test_what_arrives_for_an_instance_that_rests_is_taken_when_it_gets_it() -> None:
     bench = Bench(NATURAL)
-    bench.batcher._idle = 1
+    sleeper = rest(bench)
     bench.submit(3)
     bench.loop.turn()
     bench.loop.advance(0.005)
-    batch = bench.take()
+    batch = bench.batcher._rest(sleeper)
+    assert batch is not None
     assert batch.taken_ns == bench.loop.now_ns()
     bench.finish(batch)
     bench.check()
+
+
+def spin(us: int) -> None:
+    """Work for ``us`` microseconds and keep the interpreter lock, so that other threads wake late."""
+    end = time.perf_counter_ns() + 1000 * us
+    while time.perf_counter_ns() < end:
+        pass
+
+
+class Unsteady(FakeModel):
+    """A model whose calls take 0 to 0.5 ms."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._chance = random.Random(seed)
+
+    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        spin(self._chance.choice((0, 0, 50, 200, 500)))
+        return super().forward(inputs)
+
+
+async def answered(config: BatchingConfig, chance: random.Random, requests: int) -> list[list[Outcome]]:
+    """What ``requests`` got from real threads, with random bursts, pauses, cancellations and changes of instances."""
+    outcomes: list[list[Outcome]] = []
+    batcher = DynamicBatcher(config, asyncio.get_running_loop())
+    threads: list[Instance] = []
+
+    def add() -> None:
+        threads.append(Instance(f"i{len(threads)}", Unsteady(len(threads)), batcher))
+        threads[-1].start()
+
+    for _ in range(config.instances):
+        add()
+    async with asyncio.timeout(120):
+        while len(outcomes) < requests:
+            for _ in range(chance.choice((1, 1, 2, 3))):
+                got: list[Outcome] = []
+                outcomes.append(got)
+                pending = batcher.submit(make_request(len(outcomes)), 1, chance.random() < 0.1, got.append)
+            for _ in range(chance.randrange(3)):
+                await asyncio.sleep(0)
+            if chance.random() < 0.05:
+                pending.cancel()
+            if chance.random() < 0.01:
+                batcher.dismiss()
+                add()
+            if chance.random() < 0.3:
+                spin(chance.choice((20, 100, 300)))
+            if chance.random() < 0.3:
+                await batcher.drain()
+        if chance.random() < 0.5:
+            await batcher.drain()
+        batcher.stop()
+        await batcher.drain()
+    for thread in threads:
+        thread.join(60)
+        assert not thread._thread.is_alive()
+    return outcomes
+
+
+@pytest.fixture
+def short_turns() -> Iterator[None]:
+    """Threads take turns often, so that many more of their interleavings happen."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.00005)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("short_turns")
+@pytest.mark.parametrize("instances", [1, 2, 3])
+@pytest.mark.parametrize("delay_us", [0, 50, 200, 500, 2000])
+def test_no_request_and_no_instance_is_forgotten_whatever_the_threads_do(delay_us: int, instances: int) -> None:
+    config = BatchingConfig(batchable=True, max_batch=3, max_queue_delay_microseconds=delay_us, instances=instances)
+    for got in asyncio.run(answered(config, random.Random(instances), 2000)):
+        (outcome,) = got
+        assert isinstance(outcome, InferResponse | Cancelled)
+
+
+def test_the_batch_handed_over_while_the_time_of_an_instance_ends_is_not_lost() -> None:
+    bench = Bench(BatchingConfig(batchable=True, max_batch=4, max_queue_delay_microseconds=1000))
+    bench.submit()
+    bench.loop.turn()
+    sleeper = rest(bench)
+    assert sleeper.until_ns < NEVER
+    bench.loop.advance(0.002)
+    bench.submit()
+    bench.loop.turn()  # wakes it: the first request has waited long enough
+    assert not bench.batcher._idle
+    assert bench.batcher._rest(sleeper) is None
+    bench.finish(bench.take())
+    bench.check()
+
+
+def test_only_one_instance_watches_for_the_end_of_a_delay_and_another_when_it_is_woken() -> None:
+    bench = Bench(BatchingConfig(batchable=True, max_batch=2, max_queue_delay_microseconds=1000))
+    bench.submit()
+    bench.loop.turn()
+    sleepers = [rest(bench) for _ in range(2)]
+    assert [sleeper.until_ns < NEVER for sleeper in sleepers] == [True, False]
+    bench.submit()
+    bench.submit(width=3)
+    bench.loop.turn()
+    (woken,) = [sleeper for sleeper in sleepers if sleeper not in bench.batcher._idle]
+    assert bench.batcher._rest(woken) is None
+    bench.finish(bench.take())  # wakes the other one, since a request is left
+    assert not bench.batcher._idle

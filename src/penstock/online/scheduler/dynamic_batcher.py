@@ -9,10 +9,9 @@ Threads: ``take``, ``finish``, ``answer``, ``finish_stream`` and ``leave`` belon
 from __future__ import annotations
 
 import asyncio
-import queue as queues
-import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
+from threading import Lock
 from typing import Any
 
 import msgspec
@@ -31,6 +30,21 @@ from penstock.request import Done, InferRequest
 from penstock.telemetry.statistics import BatchTimes, Failure, ModelStatistics
 from penstock.telemetry.tracing import Tracer
 from penstock.tensor import Array
+
+
+class _Sleeper(msgspec.Struct, eq=False):
+    """An idle instance, asleep on a lock that no other instance waits for.
+
+    A queue that all idle instances share would lose some of them: if the item that wakes one is taken by another, or the time-out is a
+    microsecond, ``queue.SimpleQueue.get`` of CPython 3.11 computes a negative time-out and waits forever.
+    """
+
+    until_ns: int
+    """The time at which it looks at the queue again; NEVER if only a request wakes it."""
+    woken: Lock
+    """Held until the instance is woken."""
+    batch: Batch | None = None
+    """The batch that it runs once woken; None to look at the queue."""
 
 
 class DynamicBatcher:
@@ -68,10 +82,10 @@ class DynamicBatcher:
         self._is_running_here = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = NEVER
-        self._lock = threading.Lock()
+        self._lock = Lock()
         # The rest is guarded by the lock.
         self._queue = Queue(config.policies)
-        self._idle = 0
+        self._idle: list[_Sleeper] = []
         self._stopped = False
         self._dismissed = 0
         """Number of instances that have been dismissed and have not left."""
@@ -79,11 +93,6 @@ class DynamicBatcher:
         """Functions that run a batch on the event loop, one for each instance that allows it."""
         self._hands_over = self._is_plain
         """True if requests may bypass the queue and go directly to an idle instance."""
-        self._watch_ns = NEVER
-        """The time at which one idle instance looks at the queue again."""
-        # Each item wakes one idle instance: None to look at the queue, or a batch that bypasses it.
-        # get() is one futex wait; a Condition would take three locks.
-        self._tokens: queues.SimpleQueue[Batch | None] = queues.SimpleQueue()
 
     @property
     def statistics(self) -> ModelStatistics:
@@ -148,25 +157,23 @@ class DynamicBatcher:
         With ``gate``, first release the resources of the batch before, and wait for those of this one. Requests keep joining the
         batch until the gate has opened.
         """
-        watches, is_open = False, gate is None
+        is_open = gate is None
         if gate is not None:
             self._hands_over = False
         while True:
-            formed, watches = self._look(watches, is_open)
-            if isinstance(formed, Batch):
+            found = self._look(is_open)
+            if isinstance(found, Batch):
                 if gate is None or is_open:
-                    return formed
+                    return found
                 gate.enter()
                 is_open = True
                 continue
             if gate is not None:
                 gate.leave(unused=is_open)
                 is_open = False
-            if formed is None:
+            if found is None:
                 return None
-            batch = self._rest((formed.until_ns - self._now_ns()) / 1e9 if watches else None)
-            if batch is not None:
-                batch.taken_ns = self._now_ns()
+            if (batch := self._rest(found)) is not None:
                 return batch
 
     def finish(self, batch: Batch, outcome: list[dict[str, Array]] | PenstockError, times: BatchTimes) -> None:
@@ -256,7 +263,7 @@ class DynamicBatcher:
                 if self._idle and self._is_due():
                     self._wake()
             else:
-                here = self._idle == len(self._runners) and self._brief.allow(arrived[0].key, batch.rows)
+                here = len(self._idle) == len(self._runners) and self._brief.allow(arrived[0].key, batch.rows)
                 if not here:
                     self._wake(batch)
             next_ns = self._queue.next_ns
@@ -283,43 +290,41 @@ class DynamicBatcher:
             return batch
         return None
 
-    def _look(self, watched: bool, takes: bool) -> tuple[Batch | Wait | None, bool]:
-        """Find work for an instance that is free: a batch, a Wait for more requests, or None if the instance has to end.
+    def _look(self, takes: bool) -> Batch | _Sleeper | None:
+        """Find work for an instance that is free: a batch, a place to sleep until there is more, or None if the instance has to end.
 
-        ``takes`` removes the batch from the queue. The second result is true if the instance has to look again at the end of the
-        Wait; it passes that as ``watched`` then.
+        ``takes`` removes the batch from the queue. Of the instances that wait for the same moment, only the first watches for it.
         """
-        watches = False
+        found: Batch | _Sleeper | None = None
         with self._lock:
-            if watched:
-                self._watch_ns = NEVER
             expired, formed = self._decide(self._now_ns())
-            found: Batch | Wait | None = formed
             if self._dismissed:
                 self._dismissed -= 1
-                found = None
             elif isinstance(formed, Batch):
+                found = formed
                 if takes:
                     self._queue.take(formed.requests, formed.rows)
-            elif self._stopped:
-                found = None
-            else:
-                self._idle += 1
-                watches = formed.until_ns < self._watch_ns
-                if watches:
-                    self._watch_ns = formed.until_ns
-            if self._idle and self._queue and not isinstance(found, Wait):
+            elif not self._stopped:
+                until_ns = formed.until_ns if formed.until_ns < self._watched_ns() else NEVER
+                found = _Sleeper(until_ns, Lock())
+                found.woken.acquire()
+                self._idle.append(found)
+            if self._idle and self._queue and not isinstance(found, _Sleeper):
                 self._wake()
         if expired or formed.late:
             self._call(self._drop, expired, formed.late)
-        return found, watches
+        return found
+
+    def _watched_ns(self) -> int:
+        """The time at which the first idle instance looks at the queue again."""
+        return min((sleeper.until_ns for sleeper in self._idle), default=NEVER)
 
     def _is_due(self) -> bool:
         """True if an idle instance has to look at the queue: requests may leave, or a Wait ends earlier."""
         if not self._rules.delay_ns:
             return True
         formed = self._form(self._now_ns())
-        return isinstance(formed, Batch) or bool(formed.late) or formed.until_ns < self._watch_ns
+        return isinstance(formed, Batch) or bool(formed.late) or formed.until_ns < self._watched_ns()
 
     def _decide(self, now_ns: int) -> tuple[Sequence[Pending], Batch | Wait]:
         """The requests that have expired, and what to do with the rest."""
@@ -334,22 +339,21 @@ class DynamicBatcher:
         return form(self._queue.lines(), now_ns, self._rules, self.latency if predicts else None)
 
     def _wake(self, batch: Batch | None = None) -> None:
-        self._idle -= 1
-        self._tokens.put(batch)
+        sleeper = self._idle.pop()
+        sleeper.batch = batch
+        sleeper.woken.release()
 
-    def _rest(self, timeout_s: float | None) -> Batch | None:
-        """Wait for a batch, or until woken to look at the queue, or for ``timeout_s``."""
-        if timeout_s is None:
-            return self._tokens.get()
-        try:
-            return self._tokens.get(timeout=max(0.0, timeout_s))
-        except queues.Empty:
+    def _rest(self, sleeper: _Sleeper) -> Batch | None:
+        """Wait for a batch, or until woken to look at the queue, or until the sleeper's time has come."""
+        if sleeper.until_ns == NEVER:
+            sleeper.woken.acquire()
+        elif not sleeper.woken.acquire(timeout=max(0.0, (sleeper.until_ns - self._now_ns()) / 1e9)):
             with self._lock:
-                try:
-                    return self._tokens.get_nowait()  # woken at the last moment
-                except queues.Empty:
-                    self._idle -= 1
-        return None
+                if sleeper in self._idle:  # otherwise it was woken at the last moment
+                    self._idle.remove(sleeper)
+        if sleeper.batch is not None:
+            sleeper.batch.taken_ns = self._now_ns()
+        return sleeper.batch
 
     def _set_timer(self, at_ns: int) -> None:
         """Call ``_on_timer`` at ``at_ns``, or up to two milliseconds later: event loops count whole milliseconds."""

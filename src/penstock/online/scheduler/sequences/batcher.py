@@ -23,7 +23,7 @@ from penstock.online.scheduler.sequences.controls import Control, ControlKind
 from penstock.online.scheduler.sequences.implicit_state import ImplicitState, ImplicitStates
 from penstock.online.scheduler.sequences.layout import SequenceLayout
 from penstock.online.scheduler.sequences.slots import Sequence as Known
-from penstock.online.scheduler.sequences.slots import SequenceStep, SequenceTable
+from penstock.online.scheduler.sequences.slots import SequenceId, SequenceStep, SequenceTable
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.telemetry.statistics import Failure, ModelStatistics
 from penstock.telemetry.tracing import Tracer
@@ -148,10 +148,7 @@ class SequenceBatcher:
         for control in self._names:
             control.check(identity, name)
         if not request.sequence_start and not sequence.is_open:
-            raise InvalidArgument(
-                f"inference request for sequence {identity} to model '{name}' must specify the START flag on the first request "
-                "of the sequence"
-            )
+            raise _not_started(identity, name)
 
     def _settle(self, own: SequenceStep | None = None) -> None:
         """Process the table's results until there are no more: the end of one request may start or end others.
@@ -196,25 +193,40 @@ class SequenceBatcher:
             return
         told = outcome if step.verdict is None or isinstance(outcome, InstanceDied) else step.verdict
         done, step.done, step.pending, others = step.done, None, None, list[SequenceStep]()
-        if isinstance(told, PenstockError) and (step.verdict or not step.began):
+        is_lost = step.verdict is not None or not step.began
+        # A client's cancellation does not keep the model from starting the sequence.
+        if isinstance(told, PenstockError) and (is_lost or (step.start and not isinstance(told, Cancelled))):
             others = self._table.give_up(step)[1:]
         else:
             # Whatever the answer, the model has run this request, or will run it before the next.
             self._table.finish(step)
-        tell(done, told)
-        self._drop(step.sequence, others, told)
+        error = told if isinstance(told, Cancelled | Unavailable) else Unavailable(*_TOO_LATE) if is_lost else None
+        self._tell(step.sequence, [(done, told), *self._drop(others, error)])
         if isinstance(outcome, InstanceDied) and not self._config.states:
             self._lose(step.place.instance)
 
-    def _drop(self, sequence: Known, steps: Sequence[SequenceStep], outcome: Outcome) -> None:
-        """End ``steps``, which follow a request of their sequence that ended with ``outcome``, and continue with others."""
-        error = outcome if isinstance(outcome, Cancelled | Unavailable) else Unavailable(*_TOO_LATE)
+    def _drop(self, steps: Sequence[SequenceStep], error: PenstockError | None) -> list[tuple[Done | None, Outcome]]:
+        """End ``steps``, which follow a request of their sequence that failed, and return their receivers and errors.
+
+        ``error`` is None if they belong to no sequence, because its first request failed in the model.
+        """
+        ended: list[tuple[Done | None, Outcome]] = []
         for step in steps:
-            done, step.done, step.request = step.done, None, None
+            assert step.request is not None
+            told = error or _not_started(
+                step.sequence.id, step.request.model_name, "its first request failed; start again"
+            )
+            ended.append((step.done, told))
+            step.done, step.request = None, None
             _stop_timer(step)
             self._statistics.pending -= 1
-            self._statistics.failed(Failure.of(error), step.arrived_ns, self._now_ns())
-            tell(done, error)
+            self._statistics.failed(Failure.of(told), step.arrived_ns, self._now_ns())
+        return ended
+
+    def _tell(self, sequence: Known, ended: Sequence[tuple[Done | None, Outcome]]) -> None:
+        """Tell the receivers of requests that have ended, who may cancel others, and continue with other requests."""
+        for done, outcome in ended:
+            tell(done, outcome)
         self._settle()
         self._rest(sequence)
 
@@ -250,7 +262,15 @@ class SequenceBatcher:
     def _give_up(self, step: SequenceStep, error: PenstockError) -> None:
         """End a request that has not reached its instance, and its sequence."""
         if step.done is not None:
-            self._drop(step.sequence, self._table.give_up(step), error)
+            self._tell(step.sequence, self._drop(self._table.give_up(step), error))
+
+
+def _not_started(identity: SequenceId, model: str, hint: str = "") -> InvalidArgument:
+    return InvalidArgument(
+        f"inference request for sequence {identity} to model '{model}' must specify the START flag on the first request of the "
+        "sequence",
+        hint,
+    )
 
 
 def _stop_timer(one: SequenceStep | Known) -> None:
