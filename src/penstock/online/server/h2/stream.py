@@ -13,8 +13,9 @@ from penstock.errors import DeadlineExceeded, PenstockError, ResourceExhausted, 
 from penstock.online.server.grpc.call import Receiver
 from penstock.online.server.h2.grpc_messages import PREFIX, MessageReader, inflater_of
 from penstock.online.server.h2.headers import OK_TRAILERS, CallHead, trailers
-from penstock.online.server.inflating import STEP_BYTES, Inflater
+from penstock.online.server.inflating import Inflater
 from penstock.online.server.network.unread import FLOOR_BYTES, Unread
+from penstock.online.server.offload import STEP_BYTES
 from penstock.protocol.h2_frames import ErrorCode, StreamFault
 from penstock.request import Deadline
 from penstock.tensor import Buffer
