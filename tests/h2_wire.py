@@ -169,7 +169,7 @@ class Client:
     def arrive(self) -> bool:
         """Let the next bytes arrive, if the server reads; False if nothing is going on."""
         if not self._to_send or not self.wire.reading:
-            return not self.wire.reading
+            return not (self.wire.reading or self.wire.ended)
         data, self._to_send = bytes(self._to_send[:_READ_BYTES]), self._to_send[_READ_BYTES:]
         self.connection.data_received(data)
         return True

@@ -1,5 +1,6 @@
 """What one client can cost the others: work in each iteration of the loop, frames that are handled at all, and memory."""
 
+import asyncio
 from itertools import pairwise
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from h2_servers import CHAT, ECHO, FLOOD, FLOOD_BYTES, HOLD, data_frame, message
 from h2_wire import Client, Lab, on_loop
 from penstock.online.server.h2.guard import BURST, CALL
+from penstock.online.server.h2.outbox import FLUSH_STREAMS
 from penstock.online.server.network.turns import FREE_UNITS, SLICE_UNITS, TURN_UNITS
 from penstock.online.server.network.unread import STALE_S
 from penstock.protocol import h2_frames as h2
@@ -58,7 +60,7 @@ def test_a_flood_is_handled_in_turns_and_then_ended(frame: bytes) -> None:
         client.send(frame * (2 * BURST))
         await lab.settle()
         assert client.goaway == ErrorCode.ENHANCE_YOUR_CALM
-        assert sum(lab.units) <= 3 * (BURST + 100)
+        assert sum(lab.units) <= 4 * (BURST + 100)
         assert max(lab.units) <= most_units(1)
 
     on_loop(main)
@@ -152,21 +154,67 @@ def test_settings_by_the_thousand_are_not_read(count: int) -> None:
     on_loop(main)
 
 
-def test_settings_cost_what_they_do_to_open_streams() -> None:
+def test_settings_do_not_look_at_open_streams() -> None:
+    """A change of all windows costs as much as any other frame."""
+
     async def main() -> None:
         lab = Lab()
         client = lab.connect()
-        streams = 1000
-        client.send(*(client.request(2 * n + 1, b"", HOLD) for n in range(streams)))
+        client.send(*(client.request(2 * n + 1, b"", HOLD) for n in range(1000)))
         await lab.settle()
         lab.units.clear()
         frame = h2.frame(h2.SETTINGS, 0, 0, h2.SETTING.pack(h2.INITIAL_WINDOW_SIZE, 1) * 64)
-        client.send(frame * BURST)
+        client.send((frame + h2.settings({h2.INITIAL_WINDOW_SIZE: h2.MAX_WINDOW})) * 500)
+        await lab.settle()
+        assert client.goaway is None
+        assert len([each for each in client.of(h2.SETTINGS) if each.flags & h2.ACK]) == 1001
+        assert sum(lab.units) <= 1000 + 50
+        assert max(lab.units) <= most_units(1)
+
+    on_loop(main)
+
+
+def test_settings_cost_what_they_do_to_streams_that_wait_for_their_windows() -> None:
+    async def main() -> None:
+        lab = Lab()
+        client = lab.connect(initial_window_size=0)
+        streams = 1000
+        client.send(*(client.request(2 * n + 1, bytes(100), ECHO) for n in range(streams)))
+        client.send(h2.window_update(0, h2.MAX_WINDOW - h2.DEFAULT_WINDOW))
+        await lab.settle()
+        for size in range(1, 50):
+            lab.units.clear()
+            client.send(h2.settings({h2.INITIAL_WINDOW_SIZE: size}))
+            before = len(client.wire.written)
+            client.arrive()
+            assert len(client.wire.written) - before <= FLUSH_STREAMS * 60 + len(h2.SETTINGS_ACK)
+            await lab.settle()
+            for _ in range(streams // FLUSH_STREAMS):
+                await asyncio.sleep(0)
+            assert sum(lab.units) >= streams
+            assert sum(len(frame.payload) for frame in client.of(h2.DATA)) == size * streams
+        client.send(*(h2.settings({h2.INITIAL_WINDOW_SIZE: size}) for size in range(50, 51 + BURST * 16 // streams)))
         await lab.settle()
         assert client.goaway == ErrorCode.ENHANCE_YOUR_CALM
-        acknowledged = sum(frame.flags for frame in client.of(h2.SETTINGS))
-        assert acknowledged <= BURST // (streams // 64)
-        assert max(lab.units) <= most_units(1) + 2 * streams // 8
+
+    on_loop(main)
+
+
+def test_windows_beyond_the_largest_are_found_without_a_look_at_each_stream() -> None:
+    """Only the credits of WINDOW_UPDATE frames can exceed it together with a setting."""
+
+    async def main() -> None:
+        lab = Lab()
+        client = lab.connect(initial_window_size=1)
+        client.send(*(client.request(2 * n + 1, b"", HOLD) for n in range(100)))
+        client.send(h2.window_update(1, h2.MAX_WINDOW - 1), h2.rst_stream(1, ErrorCode.CANCEL))
+        client.send(h2.settings({h2.INITIAL_WINDOW_SIZE: h2.MAX_WINDOW}))
+        await lab.settle()
+        assert client.goaway is None
+        client.send(h2.settings({h2.INITIAL_WINDOW_SIZE: 5}), h2.window_update(3, h2.MAX_WINDOW - 5))
+        client.send(h2.settings({h2.INITIAL_WINDOW_SIZE: 6}))
+        await lab.settle()
+        assert client.goaway == ErrorCode.FLOW_CONTROL_ERROR
 
     on_loop(main)
 

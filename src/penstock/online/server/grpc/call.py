@@ -87,3 +87,5 @@ class GrpcMethod(msgspec.Struct, frozen=True):
     """
     max_bytes: int | None = None
     """Maximum bytes of a message, inflated or not; None is the server's limit."""
+    units: int = 6
+    """What a message costs on the event loop, with its answer; see ``Turns``."""

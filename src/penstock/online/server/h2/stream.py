@@ -73,8 +73,6 @@ class H2Stream(msgspec.Struct, eq=False):
     carrier: Carrier
     id: int
     head: CallHead
-    window: int
-    """Bytes that the server may send; negative after the client has reduced its window."""
     allowance: int
     """Bytes that the client may send."""
     is_untouched: bool
@@ -105,6 +103,8 @@ class H2Stream(msgspec.Struct, eq=False):
     reserved: int = 0
     """The part of ``charged`` that is not for messages waiting for delivery."""
 
+    credit: int = 0
+    """Bytes that the server may send beyond the client's setting of the initial window; negative once it has sent some."""
     started: bool = False
     """True once the headers of the answer have been sent."""
     finished: bool = False
