@@ -19,7 +19,7 @@ from penstock.protocol import h2_frames as h2
 
 ITERATIONS = 20_000
 """More than any exchange takes."""
-_READ_BYTES = 1 << 18
+READ_BYTES = 1 << 18
 
 
 class Wire:
@@ -170,7 +170,7 @@ class Client:
         """Let the next bytes arrive, if the server reads; False if nothing is going on."""
         if not self._to_send or not self.wire.reading:
             return not (self.wire.reading or self.wire.ended)
-        data, self._to_send = bytes(self._to_send[:_READ_BYTES]), self._to_send[_READ_BYTES:]
+        data, self._to_send = bytes(self._to_send[:READ_BYTES]), self._to_send[READ_BYTES:]
         self.connection.data_received(data)
         return True
 

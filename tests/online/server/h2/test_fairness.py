@@ -5,8 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from h2_servers import CHAT, ECHO, FLOOD, FLOOD_BYTES, HOLD, data_frame, message
-from h2_wire import Client, Lab, on_loop
+from h2_servers import CHAT, COSTLY, COSTLY_UNITS, ECHO, FLOOD, FLOOD_BYTES, HOLD, data_frame, message
+from h2_wire import READ_BYTES, Client, Lab, on_loop
+from penstock.online.server.h2.connection import BYTES_A_UNIT
 from penstock.online.server.h2.guard import BURST, CALL
 from penstock.online.server.h2.outbox import FLUSH_STREAMS
 from penstock.online.server.network.turns import FREE_UNITS, SLICE_UNITS, TURN_UNITS
@@ -104,6 +105,61 @@ def test_many_calls_at_once_take_turns_with_others() -> None:
         assert busy.wire.reading
         assert len(busy.of(h2.DATA)) == 1500
         assert max(lab.units) <= most_units(2)
+
+    on_loop(main)
+
+
+def test_costly_calls_take_turns_like_others() -> None:
+    async def main() -> None:
+        lab = Lab()
+        attackers, innocent = [lab.connect() for _ in range(16)], lab.connect()
+        for attacker in attackers:
+            attacker.send(*(attacker.request(2 * n + 1, b"x", COSTLY) for n in range(50)))
+        answered = 0
+        for n in range(16 * 50):
+            innocent.send(innocent.request(2 * n + 1, b"hello", ECHO))
+            for client in lab.clients:
+                client.arrive()
+            assert innocent.frames()[-1].stream_id == 2 * n + 1
+            await asyncio.sleep(0)
+            before, answered = answered, sum(len(attacker.of(h2.DATA)) for attacker in attackers)
+            assert (answered - before) * COSTLY_UNITS <= most_units(17) + COSTLY_UNITS
+        await lab.settle()
+        assert {len(attacker.of(h2.DATA)) for attacker in attackers} == {50}
+
+    on_loop(main)
+
+
+def test_a_costly_call_is_answered_at_once_if_nothing_else_is_going_on() -> None:
+    async def main() -> None:
+        lab = Lab()
+        client = lab.connect()
+        client.send(client.request(1, b"x", COSTLY))
+        client.arrive()
+        assert len(client.of(h2.DATA)) == 1
+
+    on_loop(main)
+
+
+def test_large_amounts_of_data_arrive_in_turns() -> None:
+    async def main() -> None:
+        lab = Lab()
+        attackers, innocent = [lab.connect() for _ in range(16)], lab.connect()
+        for attacker in attackers:
+            attacker.send(attacker.headers(1, HOLD), data_frame(1, message(bytes(4 * MIB))[: MIB - 100]))
+            attacker.send(*(data_frame(1, bytes(MIB - 100)) for _ in range(3)))
+        sent = sum(len(attacker._to_send) for attacker in attackers)
+        for n in range(100):
+            for attacker in attackers:
+                attacker.arrive()
+            left = sum(len(attacker._to_send) for attacker in attackers)
+            # What has arrived at once is made up for by iterations in which nothing does.
+            assert sent - left <= n * TURN_UNITS * BYTES_A_UNIT + len(attackers) * READ_BYTES
+            innocent.send(innocent.request(2 * n + 1, b"hello", ECHO))
+            innocent.arrive()
+            assert innocent.frames()[-1].stream_id == 2 * n + 1
+            await asyncio.sleep(0)
+        assert left < sent - 50 * TURN_UNITS // 2 * BYTES_A_UNIT
 
     on_loop(main)
 

@@ -14,6 +14,9 @@ from penstock.errors import PenstockError
 from penstock.request import Deadline
 from penstock.tensor import Buffer
 
+CALL_UNITS = 6
+"""Cost of a small request for inference."""
+
 Metadata = Mapping[str, str | bytes]
 
 
@@ -87,5 +90,5 @@ class GrpcMethod(msgspec.Struct, frozen=True):
     """
     max_bytes: int | None = None
     """Maximum bytes of a message, inflated or not; None is the server's limit."""
-    units: int = 6
-    """What a message costs on the event loop, with its answer; see ``Turns``."""
+    units: int = CALL_UNITS
+    """Cost of a message and its answer on the event loop; see ``Turns``."""

@@ -35,7 +35,7 @@ _DIRECT_BYTES = 64 << 10
 _DISCARDED_BYTES = 1 << 16
 _LINGERING_BYTES = 1 << 20
 """Bytes that a client may send after its connection has failed, so that it finds the reason before the connection is reset."""
-_BYTES_A_UNIT = 1 << 12
+BYTES_A_UNIT = 1 << 12
 """Bytes that take about as long to receive as a frame to process."""
 _CHECKED_STREAMS = 128
 """Streams of one connection whose time is checked in one sweep; a client may have thousands."""
@@ -144,7 +144,7 @@ class H2Connection(ServerConnection):
 
     def _spend(self, used: int, size: int) -> None:
         """Pay for ``size`` bytes that have arrived and ``used`` units of work, if need be with a pause."""
-        arrived = size // _BYTES_A_UNIT
+        arrived = size // BYTES_A_UNIT
         if arrived and used + arrived > self._turns.left:
             self._owed += arrived
             self.continue_later()
