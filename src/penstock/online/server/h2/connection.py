@@ -194,7 +194,7 @@ class H2Connection(ServerConnection):
 
     def _go_on(self, reader: FrameReader) -> None:
         self._session.go_on()
-        if reader.is_behind:
+        if reader.is_behind and not self._session.is_occupied:
             reader.go_on()
 
     def continue_later(self) -> None:
@@ -209,7 +209,7 @@ class H2Connection(ServerConnection):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if self._outbox.paused or self._is_queued:
+        if self._outbox.paused or self._is_queued or self._session.is_occupied:
             transport.pause_reading()
         else:
             transport.resume_reading()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
 
 from penstock.clock import Clock
 from penstock.errors import PenstockError, ResourceExhausted
 from penstock.online.server.access.admission import ByteBudget
+from penstock.online.server.access.gate import Gate
 from penstock.online.server.access.web import WebAccess
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcMethod
@@ -38,6 +38,9 @@ _MAX_SETTINGS = 64
 _HEAD_BYTES = 4 << 20
 """Bytes of the headers of open streams; further streams are refused."""
 _STREAMS_A_FRAME = 16
+_OCCUPIED_BYTES = 2 << 20
+_LEAST_BYTES = 16 << 10
+"""A message that is being decoded counts as at least this much."""
 
 
 class H2Session:
@@ -48,7 +51,7 @@ class H2Session:
 
     __slots__ = (
         "_allowance", "_budget", "_clock", "_closed", "_head_bytes", "_headers", "_held", "_lone",
-        "_max_message_bytes", "_max_streams", "_owner", "_waiting", "ending", "guard", "last_id",
+        "_max_message_bytes", "_max_streams", "_occupied", "_owner", "_waiting", "ending", "guard", "last_id",
         "max_unsent_bytes", "outbox", "ready", "streams", "units", "unread",
     )  # fmt: skip
 
@@ -72,6 +75,7 @@ class H2Session:
         self.unread = unread
         self.outbox = Outbox(self._sent, unread)
         self.ready = self.outbox.ready
+        self._occupied = 0  # bytes of messages that are being decoded
         self.guard = FloodGuard(clock, lambda: self.outbox.written)
         self.units = 0
         """Work left for this turn, about one unit per frame; see ``Turns``."""
@@ -233,9 +237,9 @@ class H2Session:
             stream.go_on()
             if stream.id in self._waiting:
                 break
-        while self._held and self.units > 0 and not (self._is_full or self._waiting):
+        while self._may_start and self.units > 0 and not self._waiting:
             self._held.popitem(last=False)[1].go_on()
-        if self._waiting or (self._held and not self._is_full):
+        if self._waiting or self._may_start:
             self._owner.continue_later()
 
     # Streams: see ``Carrier``
@@ -246,18 +250,29 @@ class H2Session:
         stream.charged += size
 
     @property
-    def turn(self) -> asyncio.Lock:
-        return self._budget.turn
+    def gate(self) -> Gate:
+        return self._budget.gate
+
+    @property
+    def is_occupied(self) -> bool:
+        """True if enough messages of the client are being decoded, so that no further ones are read."""
+        return self._occupied >= _OCCUPIED_BYTES
+
+    def occupy(self, size: int) -> None:
+        was_occupied = self.is_occupied
+        self._occupied += max(size, _LEAST_BYTES) if size > 0 else min(size, -_LEAST_BYTES)
+        if self.is_occupied != was_occupied:
+            self._owner.continue_later()
 
     def admits(self, stream: H2Stream) -> bool:
         method = stream.head.method
         assert method is not None
         units = method.units
-        if self.units >= units and self.unread.count < self.max_unsent_bytes:
+        if self.units >= units and self.unread.count < self.max_unsent_bytes and not self.is_occupied:
             self.units -= units
             return True
         is_unary = stream.receiver is None
-        if is_unary and self._is_full:
+        if self.is_occupied or (is_unary and self._is_full):
             self._held[stream.id] = stream
             return False
         if self.units < min(units, SLICE_UNITS):
@@ -334,6 +349,11 @@ class H2Session:
         """True if no further unary call may start: answers are unread, and so is that of the one call started in spite of them."""
         lone = self._lone
         return self.unread.count >= self.max_unsent_bytes and lone is not None and not lone.gone
+
+    @property
+    def _may_start(self) -> bool:
+        """True if calls that are held may start."""
+        return bool(self._held) and not (self._is_full or self.is_occupied)
 
     def _lose(self, stream: H2Stream) -> None:
         stream.lose()
