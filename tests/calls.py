@@ -24,11 +24,21 @@ class FakeCall:
         self.sent: list[bytes] = []
         self.ended = False
         self.error: PenstockError | None = None
-        self.is_paused = False
+        self.is_paused = self.is_parked = False
+        self.occupied = 0
         self.resumed: Callable[[], None] = lambda: None
 
     def reserve(self, size: int) -> None:
         self.reserved += size
+
+    async def hold(self, size: int) -> None:
+        self.reserve(size)
+
+    def park(self) -> None:
+        self.is_parked = True
+
+    def occupy(self, size: int) -> None:
+        self.occupied += size
 
     def send(self, *parts: Buffer) -> None:
         if not self.ended:

@@ -27,12 +27,14 @@ from penstock.online.server.network.sniffer import PREFACE
 from penstock.protocol import h2_frames as h2
 from penstock.tensor import Buffer
 
-ECHO, FAIL, BREAK, HOLD, CHAT, FLOOD, STALL, KEYED, KEYED_CHAT = (
-    f"/test.Test/{name}" for name in ("Echo", "Fail", "Break", "Hold", "Chat", "Flood", "Stall", "Keyed", "KeyedChat")
+ECHO, FAIL, BREAK, HOLD, CHAT, FLOOD, STALL, KEYED, KEYED_CHAT, COSTLY = (
+    f"/test.Test/{name}"
+    for name in ("Echo", "Fail", "Break", "Hold", "Chat", "Flood", "Stall", "Keyed", "KeyedChat", "Costly")
 )
 KEYED_BYTES = 1000
 """Maximum bytes of a message of the methods that need a key."""
 FLOOD_BYTES = 1 << 16
+COSTLY_UNITS = 100
 
 
 class Chat:
@@ -139,6 +141,7 @@ class GrpcServer:
         table |= {path.encode(): GrpcMethod(stream=method) for path, method in streams.items()}
         keyed = {"admit": self._admit, "max_bytes": KEYED_BYTES}
         table[KEYED.encode()] = GrpcMethod(self._echo_client, **keyed)
+        table[COSTLY.encode()] = GrpcMethod(self._echo, units=COSTLY_UNITS)
         table[KEYED_CHAT.encode()] = GrpcMethod(stream=streams[CHAT], **keyed)
         return table
 

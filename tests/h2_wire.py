@@ -19,7 +19,7 @@ from penstock.protocol import h2_frames as h2
 
 ITERATIONS = 20_000
 """More than any exchange takes."""
-_READ_BYTES = 1 << 18
+READ_BYTES = 1 << 18
 
 
 class Wire:
@@ -169,8 +169,8 @@ class Client:
     def arrive(self) -> bool:
         """Let the next bytes arrive, if the server reads; False if nothing is going on."""
         if not self._to_send or not self.wire.reading:
-            return not self.wire.reading
-        data, self._to_send = bytes(self._to_send[:_READ_BYTES]), self._to_send[_READ_BYTES:]
+            return not (self.wire.reading or self.wire.ended)
+        data, self._to_send = bytes(self._to_send[:READ_BYTES]), self._to_send[READ_BYTES:]
         self.connection.data_received(data)
         return True
 

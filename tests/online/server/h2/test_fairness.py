@@ -1,12 +1,15 @@
 """What one client can cost the others: work in each iteration of the loop, frames that are handled at all, and memory."""
 
+import asyncio
 from itertools import pairwise
 
 import pytest
 
-from h2_servers import CHAT, ECHO, FLOOD, FLOOD_BYTES, HOLD, data_frame, message
-from h2_wire import Client, Lab, on_loop
+from h2_servers import CHAT, COSTLY, COSTLY_UNITS, ECHO, FLOOD, FLOOD_BYTES, HOLD, data_frame, message
+from h2_wire import READ_BYTES, Client, Lab, on_loop
+from penstock.online.server.h2.connection import BYTES_A_UNIT
 from penstock.online.server.h2.guard import BURST, CALL
+from penstock.online.server.h2.outbox import FLUSH_STREAMS
 from penstock.online.server.network.turns import FREE_UNITS, SLICE_UNITS, TURN_UNITS
 from penstock.online.server.network.unread import STALE_S
 from penstock.protocol import h2_frames as h2
@@ -58,7 +61,7 @@ def test_a_flood_is_handled_in_turns_and_then_ended(frame: bytes) -> None:
         client.send(frame * (2 * BURST))
         await lab.settle()
         assert client.goaway == ErrorCode.ENHANCE_YOUR_CALM
-        assert sum(lab.units) <= 3 * (BURST + 100)
+        assert sum(lab.units) <= 4 * (BURST + 100)
         assert max(lab.units) <= most_units(1)
 
     on_loop(main)
@@ -102,6 +105,61 @@ def test_many_calls_at_once_take_turns_with_others() -> None:
         assert busy.wire.reading
         assert len(busy.of(h2.DATA)) == 1500
         assert max(lab.units) <= most_units(2)
+
+    on_loop(main)
+
+
+def test_costly_calls_take_turns_like_others() -> None:
+    async def main() -> None:
+        lab = Lab()
+        attackers, innocent = [lab.connect() for _ in range(16)], lab.connect()
+        for attacker in attackers:
+            attacker.send(*(attacker.request(2 * n + 1, b"x", COSTLY) for n in range(50)))
+        answered = 0
+        for n in range(16 * 50):
+            innocent.send(innocent.request(2 * n + 1, b"hello", ECHO))
+            for client in lab.clients:
+                client.arrive()
+            assert innocent.frames()[-1].stream_id == 2 * n + 1
+            await asyncio.sleep(0)
+            before, answered = answered, sum(len(attacker.of(h2.DATA)) for attacker in attackers)
+            assert (answered - before) * COSTLY_UNITS <= most_units(17) + COSTLY_UNITS
+        await lab.settle()
+        assert {len(attacker.of(h2.DATA)) for attacker in attackers} == {50}
+
+    on_loop(main)
+
+
+def test_a_costly_call_is_answered_at_once_if_nothing_else_is_going_on() -> None:
+    async def main() -> None:
+        lab = Lab()
+        client = lab.connect()
+        client.send(client.request(1, b"x", COSTLY))
+        client.arrive()
+        assert len(client.of(h2.DATA)) == 1
+
+    on_loop(main)
+
+
+def test_large_amounts_of_data_arrive_in_turns() -> None:
+    async def main() -> None:
+        lab = Lab()
+        attackers, innocent = [lab.connect() for _ in range(16)], lab.connect()
+        for attacker in attackers:
+            attacker.send(attacker.headers(1, HOLD), data_frame(1, message(bytes(4 * MIB))[: MIB - 100]))
+            attacker.send(*(data_frame(1, bytes(MIB - 100)) for _ in range(3)))
+        sent = sum(len(attacker._to_send) for attacker in attackers)
+        for n in range(100):
+            for attacker in attackers:
+                attacker.arrive()
+            left = sum(len(attacker._to_send) for attacker in attackers)
+            # What has arrived at once is made up for by iterations in which nothing does.
+            assert sent - left <= n * TURN_UNITS * BYTES_A_UNIT + len(attackers) * READ_BYTES
+            innocent.send(innocent.request(2 * n + 1, b"hello", ECHO))
+            innocent.arrive()
+            assert innocent.frames()[-1].stream_id == 2 * n + 1
+            await asyncio.sleep(0)
+        assert left < sent - 50 * TURN_UNITS // 2 * BYTES_A_UNIT
 
     on_loop(main)
 
@@ -152,21 +210,67 @@ def test_settings_by_the_thousand_are_not_read(count: int) -> None:
     on_loop(main)
 
 
-def test_settings_cost_what_they_do_to_open_streams() -> None:
+def test_settings_do_not_look_at_open_streams() -> None:
+    """A change of all windows costs as much as any other frame."""
+
     async def main() -> None:
         lab = Lab()
         client = lab.connect()
-        streams = 1000
-        client.send(*(client.request(2 * n + 1, b"", HOLD) for n in range(streams)))
+        client.send(*(client.request(2 * n + 1, b"", HOLD) for n in range(1000)))
         await lab.settle()
         lab.units.clear()
         frame = h2.frame(h2.SETTINGS, 0, 0, h2.SETTING.pack(h2.INITIAL_WINDOW_SIZE, 1) * 64)
-        client.send(frame * BURST)
+        client.send((frame + h2.settings({h2.INITIAL_WINDOW_SIZE: h2.MAX_WINDOW})) * 500)
+        await lab.settle()
+        assert client.goaway is None
+        assert len([each for each in client.of(h2.SETTINGS) if each.flags & h2.ACK]) == 1001
+        assert sum(lab.units) <= 1000 + 50
+        assert max(lab.units) <= most_units(1)
+
+    on_loop(main)
+
+
+def test_settings_cost_what_they_do_to_streams_that_wait_for_their_windows() -> None:
+    async def main() -> None:
+        lab = Lab()
+        client = lab.connect(initial_window_size=0)
+        streams = 1000
+        client.send(*(client.request(2 * n + 1, bytes(100), ECHO) for n in range(streams)))
+        client.send(h2.window_update(0, h2.MAX_WINDOW - h2.DEFAULT_WINDOW))
+        await lab.settle()
+        for size in range(1, 50):
+            lab.units.clear()
+            client.send(h2.settings({h2.INITIAL_WINDOW_SIZE: size}))
+            before = len(client.wire.written)
+            client.arrive()
+            assert len(client.wire.written) - before <= FLUSH_STREAMS * 60 + len(h2.SETTINGS_ACK)
+            await lab.settle()
+            for _ in range(streams // FLUSH_STREAMS):
+                await asyncio.sleep(0)
+            assert sum(lab.units) >= streams
+            assert sum(len(frame.payload) for frame in client.of(h2.DATA)) == size * streams
+        client.send(*(h2.settings({h2.INITIAL_WINDOW_SIZE: size}) for size in range(50, 51 + BURST * 16 // streams)))
         await lab.settle()
         assert client.goaway == ErrorCode.ENHANCE_YOUR_CALM
-        acknowledged = sum(frame.flags for frame in client.of(h2.SETTINGS))
-        assert acknowledged <= BURST // (streams // 64)
-        assert max(lab.units) <= most_units(1) + 2 * streams // 8
+
+    on_loop(main)
+
+
+def test_windows_beyond_the_largest_are_found_without_a_look_at_each_stream() -> None:
+    """Only the credits of WINDOW_UPDATE frames can exceed it together with a setting."""
+
+    async def main() -> None:
+        lab = Lab()
+        client = lab.connect(initial_window_size=1)
+        client.send(*(client.request(2 * n + 1, b"", HOLD) for n in range(100)))
+        client.send(h2.window_update(1, h2.MAX_WINDOW - 1), h2.rst_stream(1, ErrorCode.CANCEL))
+        client.send(h2.settings({h2.INITIAL_WINDOW_SIZE: h2.MAX_WINDOW}))
+        await lab.settle()
+        assert client.goaway is None
+        client.send(h2.settings({h2.INITIAL_WINDOW_SIZE: 5}), h2.window_update(3, h2.MAX_WINDOW - 5))
+        client.send(h2.settings({h2.INITIAL_WINDOW_SIZE: 6}))
+        await lab.settle()
+        assert client.goaway == ErrorCode.FLOW_CONTROL_ERROR
 
     on_loop(main)
 

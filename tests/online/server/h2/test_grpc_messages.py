@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PenstockError, ResourceExhausted
-from penstock.online.server.h2.grpc_messages import PREFIX, MessageReader, inflater_of
+from penstock.online.server.h2.grpc_messages import PREFIX, MessageReader, window_bits
+from penstock.online.server.inflating import inflate
+from penstock.online.server.offload import finish
 from penstock.tensor import Buffer
 
 LIMIT = 100_000
@@ -88,11 +90,10 @@ def test_small_pieces_take_no_more_memory_than_the_message() -> None:
 @pytest.mark.parametrize(("flag", "encoding"), [(1, b""), (1, b"identity"), (2, b"gzip")])
 def test_compressed_without_an_agreement(flag: int, encoding: bytes) -> None:
     with pytest.raises(PenstockError, match="no grpc-encoding"):
-        inflater_of(flag, b"abc", encoding, LIMIT)
+        window_bits(flag, encoding)
 
 
 @pytest.mark.parametrize(("encoding", "compress"), [(b"gzip", gzip.compress), (b"deflate", zlib.compress)])
 def test_compression(encoding: bytes, compress: Callable[[bytes], bytes]) -> None:
-    inflater = inflater_of(1, compress(b"abc" * 1000), encoding, LIMIT)
-    assert inflater.step()
-    assert inflater.content == b"abc" * 1000
+    steps = inflate(compress(b"abc" * 1000), window_bits(1, encoding), LIMIT)
+    assert finish(steps) == b"abc" * 1000

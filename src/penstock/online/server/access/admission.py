@@ -14,6 +14,7 @@ import msgspec
 from penstock.clock import Clock
 from penstock.errors import PermissionDenied, ResourceExhausted, Unavailable
 from penstock.online.server.access.auth import Access, Client
+from penstock.online.server.access.gate import Gate
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 
 _BUSY_S = 1.0
@@ -50,6 +51,8 @@ class ByteBudget:
         """``on_fall`` is called whenever little is left of a lot, which the C library may still keep."""
         self.used = 0
         self._limit = limit
+        self.gate = Gate()
+        """Bounds what large requests hold at once; others wait as small as they were sent."""
         self.turn = asyncio.Lock()
         """Held by the one request that is decompressed; others wait as small as they were sent."""
         self._on_fall = on_fall

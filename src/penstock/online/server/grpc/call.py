@@ -14,6 +14,9 @@ from penstock.errors import PenstockError
 from penstock.request import Deadline
 from penstock.tensor import Buffer
 
+CALL_UNITS = 6
+"""Cost of a small request for inference."""
+
 Metadata = Mapping[str, str | bytes]
 
 
@@ -37,6 +40,18 @@ class GrpcCall(Protocol):
 
     def reserve(self, size: int) -> None:
         """Count ``size`` bytes of memory, in addition to the message, until the end of the call. Raises Unavailable."""
+
+    async def hold(self, size: int) -> None:
+        """Like ``reserve``, for memory that is not small: wait until other large requests leave room for it. Raises Cancelled."""
+
+    def park(self) -> None:
+        """Note that the request waits for its model, and for nothing else."""
+
+    def occupy(self, size: int) -> None:
+        """Note that a message of ``size`` bytes is being decoded on another thread, or with ``-size`` that it no longer is.
+
+        A connection with much to decode is not read.
+        """
 
     def send(self, *parts: Buffer) -> None:
         """Send one message, given in parts so that large ones need not be joined; the parts must not change afterwards.
@@ -87,3 +102,5 @@ class GrpcMethod(msgspec.Struct, frozen=True):
     """
     max_bytes: int | None = None
     """Maximum bytes of a message, inflated or not; None is the server's limit."""
+    units: int = CALL_UNITS
+    """Cost of a message and its answer on the event loop; see ``Turns``."""

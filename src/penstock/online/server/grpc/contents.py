@@ -71,7 +71,8 @@ def decode_contents(model_name: str, tensor: TensorLayout, data: Buffer) -> Arra
             elements = list(_parse(model_name, tensor, data, number).bytes_contents)
         _check_count(model_name, tensor, count, len(elements))
         array = np.empty(count, np.object_)
-        array[:] = elements
+        for first in range(0, count, _SLICE):
+            array[first : first + _SLICE] = elements[first : first + _SLICE]
         return array.reshape(tensor.shape)
     start = _packed(data, number)
     if start is None:

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 
 from penstock.errors import InvalidArgument, NotFound, PenstockError, Unsupported, quoted
 from penstock.online.repository.triton.schema import to_message
+from penstock.online.server import offload
 from penstock.online.server.access.auth import Access
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
@@ -27,6 +28,9 @@ _log = logging.getLogger(__name__)
 
 _COPIES = 3
 """Copies of a large message in memory while it is parsed: as bytes, in the protobuf class, and as values."""
+
+_INLINE_ROWS = 4
+"""Maximum rows of statistics that are converted on the event loop."""
 
 Unary = Callable[[GrpcCall, Buffer], None]
 Answer = Callable[[Message, str], Message | Awaitable[Message]]
@@ -136,7 +140,7 @@ class GrpcControl:
             statistics = [one for one in statistics if self._access.may(client, one["name"])]
         # The protocol has no field for the stages of a Python model.
         rows = [{key: one[key] for key in one if key != "stage_stats"} for one in statistics]
-        return json_format.ParseDict({"model_stats": rows}, messages.ModelStatisticsResponse())
+        return await _statistics_message(rows)
 
     def _named(self, request: Message, client: str) -> tuple[str, str]:
         """The model and version that ``request`` names. Raises InvalidArgument, PermissionDenied."""
@@ -213,6 +217,13 @@ class GrpcControl:
                 case _:
                     setting.string_param = str(value)
         return response
+
+
+async def _statistics_message(rows: list[dict[str, Any]]) -> Message:
+    def convert() -> Message:
+        return json_format.ParseDict({"model_stats": rows}, messages.ModelStatisticsResponse())
+
+    return convert() if len(rows) <= _INLINE_ROWS else await offload.run(convert)
 
 
 def _reply(call: GrpcCall, message: Message) -> None:

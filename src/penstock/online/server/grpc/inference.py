@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -47,15 +47,15 @@ class Inference:
             raise stopping()
 
     async def decode_later(
-        self, data: Buffer, client: str, reserve: Callable[[int], object]
+        self, data: Buffer, client: str, hold: Callable[[int], Awaitable[None]]
     ) -> tuple[InferRequest, AnswerForm]:
         """Like ``decode``, for a request of ``client`` that it does not take: on another thread.
 
-        A request that its model would refuse is refused before its tensors are decoded.
+        A request that its model would refuse is refused before its tensors are decoded. ``hold`` returns once they may be.
         """
         opened, data = await asyncio.to_thread(self._decoder.open, data)
         self.dataplane.check(opened.outline(data), client)
-        reserve(opened.produced)
+        await hold(opened.produced)
         return self._decoder.finish(opened, data, await asyncio.to_thread(opened.arrays, data))
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -63,6 +63,14 @@ class Inference:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    def start_decoding(self, call: GrpcCall, data: Buffer, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work``, which decodes ``data`` of ``call``, as a task; it must not raise."""
+        call.occupy(len(data))
+        task = self.start(work)
+        # Not in the task, which may be cancelled before it begins.
+        task.add_done_callback(lambda _: call.occupy(-len(data)))
         return task
 
     def submit(
@@ -102,16 +110,16 @@ class Inference:
         if decoded is not None:
             self._ask(call, *decoded)
             return
-        task = self.start(self._infer_later(call, data))
-        call.on_cancel = task.cancel
+        call.on_cancel = self.start_decoding(call, data, self._infer_later(call, data)).cancel
 
     async def _infer_later(self, call: GrpcCall, data: Buffer) -> None:
         try:
-            decoded = await self.decode_later(data, call.client, call.reserve)
+            decoded = await self.decode_later(data, call.client, call.hold)
         except Exception as error:  # noqa: BLE001 - the client needs an answer
             call.finish(as_error(error))
         else:
             call.on_cancel = None
+            call.park()
             self._ask(call, *decoded)
 
     def _ask(self, call: GrpcCall, request: InferRequest, form: AnswerForm) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -77,14 +78,20 @@ class Reflection:
 
 def _add_files(response: Message, file: Any) -> None:
     """Add ``file`` and then its dependencies, direct and indirect."""
-    found = {file.name: file}
-    waiting = [file]
+    response.file_descriptor_response.file_descriptor_proto.extend(_serialized(file.name))
+
+
+@functools.cache
+def _serialized(name: str) -> list[bytes]:
+    """The file ``name`` of the pool, which has few files, and those that it depends on."""
+    found = {name: messages.POOL.FindFileByName(name)}
+    waiting = list(found.values())
     while waiting:
         for needed in waiting.pop().dependencies:
             if needed.name not in found:
                 found[needed.name] = needed
                 waiting.append(needed)
-    response.file_descriptor_response.file_descriptor_proto.extend(each.serialized_pb for each in found.values())
+    return [each.serialized_pb for each in found.values()]
 
 
 def _fail(response: Message, code: Code, message: str) -> None:

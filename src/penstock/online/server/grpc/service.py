@@ -12,7 +12,7 @@ from penstock.online.server.access.auth import credential
 from penstock.online.server.access.table import AccessTable, Guard
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.grpc.call import GrpcCall, GrpcMethod, Metadata, Receiver
+from penstock.online.server.grpc.call import CALL_UNITS, GrpcCall, GrpcMethod, Metadata, Receiver
 from penstock.online.server.grpc.control import GrpcControl
 from penstock.online.server.grpc.health import Health
 from penstock.online.server.grpc.inference import Inference, stopping
@@ -25,6 +25,12 @@ HEALTH = "grpc.health.v1.Health"
 _SMALL_BYTES = 64 << 10
 _LARGE = frozenset({"ModelInfer", "ModelStreamInfer", "RepositoryModelLoad"})
 """Methods whose messages may be as large as the server allows; those of all others have at most ``_SMALL_BYTES``."""
+_CHECKS = frozenset({"Check", "Watch", "ServerLive", "ServerReady", "ModelReady", "ModelInfer", "ModelStreamInfer"})
+"""Methods whose messages cost as little as ``GrpcMethod.units`` assumes."""
+_SURVEYS = frozenset({"ModelStatistics", "RepositoryIndex", "ServerReflectionInfo"})
+"""Methods whose answers list all models or types."""
+_CONTROL_UNITS = 24
+_SURVEY_UNITS = 160
 
 
 class _Stream(Protocol):
@@ -69,6 +75,7 @@ class GrpcService:
                 stream.get(path),
                 _admitting(access.of_method(name)),
                 None if name in _LARGE else _SMALL_BYTES,
+                _units(name),
             )
         return table
 
@@ -98,6 +105,13 @@ class GrpcService:
         stream = Reflection(call, package, services, self._streams.discard)
         self._streams.add(stream)
         return stream
+
+
+def _units(name: str) -> int:
+    """See ``GrpcMethod.units``."""
+    if name in _CHECKS:
+        return CALL_UNITS
+    return _SURVEY_UNITS if name in _SURVEYS else _CONTROL_UNITS
 
 
 def _admitting(guard: Guard | None) -> Callable[[Metadata], str] | None:

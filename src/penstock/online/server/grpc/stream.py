@@ -10,7 +10,8 @@ import msgspec
 
 from penstock.errors import PenstockError, ResourceExhausted
 from penstock.online.repository.handle import Handle
-from penstock.online.server.access.admission import Reservation
+from penstock.online.server.access.admission import ByteBudget, Reservation
+from penstock.online.server.access.gate import Passage
 from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.dataplane import EMPTY_FINAL
 from penstock.online.server.grpc.call import GrpcCall
@@ -25,13 +26,35 @@ _MAX_UNWRITTEN = 1024
 """Maximum answers that wait for one that is being encoded on another thread."""
 
 
+class _Held(Reservation):
+    """A request's part of the server's budget, and its passage through the gate for large requests."""
+
+    __slots__ = ("_passage",)
+
+    def __init__(self, budget: ByteBudget) -> None:
+        super().__init__(budget)
+        self._passage = Passage(budget.gate)
+
+    async def hold(self, size: int) -> None:
+        """Wait until the request may hold ``size`` bytes besides its message, and take them. Raises Unavailable."""
+        await self._passage.hold(size)
+        self.take(size)
+
+    def park(self) -> None:
+        """Note that the request waits for its model."""
+        self._passage.park(self._passage.size)
+
+    def release(self) -> None:
+        super().release()
+        self._passage.leave()
+
+
 class _Pending(msgspec.Struct, eq=False):
     """A request whose last answer has not been sent."""
 
     id: str
     form: AnswerForm
-    held: Reservation
-    """The request's part of the server's budget."""
+    held: _Held
     handle: Handle | None = None
     """The model version that answers; None if it was not found."""
     wants_empty_final: bool = False
@@ -80,7 +103,7 @@ class InferStream:
         return True
 
     def message(self, data: Buffer) -> None:
-        held = Reservation(self._inference.budget)
+        held = _Held(self._inference.budget)
         try:
             held.take(len(data))
             decoded = self._inference.decode(data, held.take)
@@ -89,7 +112,7 @@ class InferStream:
             return
         if decoded is None:
             self._pause()
-            self._reading = self._inference.start(self._read_later(data, held))
+            self._reading = self._inference.start_decoding(self._call, data, self._read_later(data, held))
             # Not in the task, which may be cancelled before it begins.
             self._reading.add_done_callback(lambda task: held.release() if task.cancelled() else None)
         else:
@@ -106,18 +129,19 @@ class InferStream:
         self._refusal = error
         self._end_if_done()
 
-    async def _read_later(self, data: Buffer, held: Reservation) -> None:
+    async def _read_later(self, data: Buffer, held: _Held) -> None:
         try:
-            decoded = await self._inference.decode_later(data, self._call.client, held.take)
+            decoded = await self._inference.decode_later(data, self._call.client, held.hold)
         except Exception as error:  # noqa: BLE001 - the client needs an answer
             self._reading = None
             self._decline(as_error(error), data, held)
         else:
             self._reading = None
+            held.park()
             self._ask(*decoded, held)
         self._go_on()
 
-    def _ask(self, request: InferRequest, form: AnswerForm, held: Reservation) -> None:
+    def _ask(self, request: InferRequest, form: AnswerForm, held: _Held) -> None:
         name, wants_empty_final = request.model_name, request.parameters.get(EMPTY_FINAL) is True
         handle = refusal = None
         try:
@@ -226,7 +250,7 @@ class InferStream:
         else:
             self._call.send(streamed_error(error, identity))
 
-    def _decline(self, error: PenstockError, data: Buffer, held: Reservation) -> None:
+    def _decline(self, error: PenstockError, data: Buffer, held: _Held) -> None:
         held.release()
         self._refuse(error, request_id(data))
 

@@ -33,6 +33,10 @@ _PADDING_BYTES = 256
 _DIRECT_BYTES = 64 << 10
 """If more than this is missing of a DATA frame, the system writes it directly to the message."""
 _DISCARDED_BYTES = 1 << 16
+_LINGERING_BYTES = 1 << 20
+"""Bytes that a client may send after its connection has failed, so that it finds the reason before the connection is reset."""
+BYTES_A_UNIT = 1 << 12
+"""Bytes that take about as long to receive as a frame to process."""
 _CHECKED_STREAMS = 128
 """Streams of one connection whose time is checked in one sweep; a client may have thousands."""
 _PROBE = h2.ping(b"penstock")
@@ -77,7 +81,9 @@ class H2Connection(ServerConnection):
     __slots__ = (
         "_discarding",
         "_is_queued",
+        "_lingering",
         "_outbox",
+        "_owed",
         "_probed",
         "_reader",
         "_reads",
@@ -100,6 +106,8 @@ class H2Connection(ServerConnection):
         self._transport: asyncio.Transport | None = None
         self._discarding = False
         self._is_queued = False
+        self._lingering = _LINGERING_BYTES
+        self._owed = 0  # units for bytes that were received beyond the connection's turn
         self._reads = 0
         self._probed = False
         self._seen: tuple[object, ...] = ()
@@ -121,18 +129,35 @@ class H2Connection(ServerConnection):
         self._transport = None
         self._discarding = True
         self._session.lose_all()
+        self._reader.close()
         self._unchecked.clear()
         self._outbox.close()
         self._shared.connections.discard(self)
 
     def data_received(self, data: bytes) -> None:
         if self._discarding:
+            self._linger(len(data))
             return
-        used = self._receive(self._reader.feed, data)
-        if used > FREE_UNITS:
-            self._turns.spend(used)
+        self._spend(self._receive(self._reader.feed, data), len(data))
         if self._reader.missing > _DIRECT_BYTES and self._transport is not None and self.place() is not None:
             self._transport.set_protocol(FrameReceiver(self))
+
+    def _spend(self, used: int, size: int) -> None:
+        """Pay for ``size`` bytes that have arrived and ``used`` units of work, if need be with a pause."""
+        arrived = size // BYTES_A_UNIT
+        if arrived and used + arrived > self._turns.left:
+            self._owed += arrived
+            self.continue_later()
+        else:
+            used += arrived
+        if used > FREE_UNITS:
+            self._turns.spend(used)
+
+    def _linger(self, size: int) -> None:
+        """Discard ``size`` bytes that have arrived after the connection has failed."""
+        self._lingering -= size
+        if self._lingering < 0 and self._transport is not None:
+            self._transport.pause_reading()
 
     def _receive(self, take: Callable[[T], None], what: T, units: int = 0) -> int:
         """Call ``take(what)``, and send what comes of it. Returns the units used: of ``units``, or of those for new data."""
@@ -156,15 +181,20 @@ class H2Connection(ServerConnection):
     def work(self, units: int) -> int:
         """See ``TurnTaker``."""
         self._is_queued = False
+        owed = min(self._owed, units)
+        self._owed -= owed
+        if owed == units:
+            self.continue_later()
+            return owed
         # While the client does not read, more answers would only pile up; ``resume_writing`` goes on.
         idle = self._discarding or self._outbox.paused
-        used = 0 if idle else self._receive(self._go_on, self._reader, units)
+        used = 0 if idle else self._receive(self._go_on, self._reader, units - owed)
         self._read_or_not()
-        return used
+        return owed + used
 
     def _go_on(self, reader: FrameReader) -> None:
         self._session.go_on()
-        if reader.is_behind:
+        if reader.is_behind and not self._session.is_occupied:
             reader.go_on()
 
     def continue_later(self) -> None:
@@ -179,7 +209,7 @@ class H2Connection(ServerConnection):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if self._outbox.paused or self._is_queued:
+        if self._outbox.paused or self._is_queued or self._session.is_occupied:
             transport.pause_reading()
         else:
             transport.resume_reading()
@@ -191,9 +221,7 @@ class H2Connection(ServerConnection):
 
     def written(self, count: int) -> None:
         """Note that ``count`` bytes have been written to ``place()``."""
-        used = self._receive(self._reader.skip, count)
-        if used > FREE_UNITS:
-            self._turns.spend(used)
+        self._spend(self._receive(self._reader.skip, count), count)
         if not self._reader.missing and self._transport is not None:
             self._transport.set_protocol(self)
 
@@ -281,6 +309,7 @@ class H2Connection(ServerConnection):
         """Send the reason, and close."""
         self._discarding = True
         self._session.lose_all()
+        self._reader.close()
         self._outbox.control(h2.goaway(self._session.last_id, fault.code, fault.reason))
         self.hang_up_later()
 

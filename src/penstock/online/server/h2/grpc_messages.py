@@ -6,14 +6,14 @@ import struct
 
 from penstock.errors import PenstockError, ResourceExhausted
 from penstock.online.server.body_buffer import BodyBuffer
-from penstock.online.server.inflating import Inflater
+from penstock.online.server.inflating import GZIP, ZLIB
 from penstock.tensor import Buffer
 
 PREFIX = struct.Struct(">BI")
 """The flag, 1 for a compressed message, and the length."""
 
-WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
-"""The ``wbits`` of zlib for each supported encoding besides identity."""
+WINDOW_BITS = {b"gzip": GZIP, b"deflate": ZLIB}
+"""The ``window_bits`` of each supported encoding besides identity."""
 ACCEPT_ENCODING = b"identity,deflate,gzip"
 
 _COPIED_BYTES = 1 << 14
@@ -105,9 +105,9 @@ class MessageReader:
             self._position = position
 
 
-def inflater_of(flag: int, message: Buffer, encoding: bytes, limit: int) -> Inflater:
-    """Decompresses ``message``, whose content may have ``limit`` bytes. Raises PenstockError if it cannot be compressed."""
+def window_bits(flag: int, encoding: bytes) -> int:
+    """The format of a compressed message, for ``inflate``. Raises PenstockError if the message cannot be compressed."""
     bits = WINDOW_BITS.get(encoding)
     if flag != 1 or bits is None:
         raise PenstockError("a message is marked as compressed, but the call has no grpc-encoding")
-    return Inflater(message, bits, limit)
+    return bits

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from penstock.online.server.h2.headers import OK_TRAILERS, RESPONSE
 from penstock.online.server.h2.stream import H2Stream
@@ -20,13 +20,18 @@ from penstock.protocol.h2_frames import (
     END_STREAM,
     HEADER,
     HEADERS,
+    MAX_WINDOW,
     MIN_FRAME_SIZE,
+    ErrorCode,
+    check,
 )
 from penstock.tensor import Buffer
 
 _TURN_BYTES = 1 << 16
 _WRITE_BYTES = 1 << 18
 _FLUSH_BYTES = 1 << 21
+FLUSH_STREAMS = 128
+"""Streams that one ``flush`` looks at: each may have a frame of one byte."""
 _JOINED_BYTES = 1 << 16
 _JOINED_PART = 1 << 12
 
@@ -43,14 +48,17 @@ class Outbox:
     __slots__ = (
         "_bytes",
         "_frames",
+        "_most_credit",
         "_on_sent",
         "_ready",
         "_scheduled",
+        "_stalled",
         "_starved",
         "_transport",
         "_unread",
         "block_start",
         "corked",
+        "initial_window",
         "max_frame",
         "paused",
         "window",
@@ -65,9 +73,13 @@ class Outbox:
         self._bytes = 0
         self._ready: deque[H2Stream] = deque()
         self._starved: OrderedDict[int, H2Stream] = OrderedDict()  # until the connection's window is enlarged
+        self._stalled: dict[int, H2Stream] = {}  # until their own windows are enlarged
         self._scheduled = False
+        self._most_credit = 0  # no open stream has more
         self.window = DEFAULT_WINDOW
         """Bytes that may be sent on all streams together."""
+        self.initial_window = DEFAULT_WINDOW
+        """The client's setting. A stream may send this many bytes, and its ``credit``."""
         self.max_frame = MIN_FRAME_SIZE
         """Maximum payload of a frame, as the client has set it."""
         self.block_start = b""
@@ -100,6 +112,8 @@ class Outbox:
         """Queue ``stream``, which has something to send."""
         if not stream.is_ready:
             stream.is_ready = True
+            if self._stalled:
+                self._stalled.pop(stream.id, None)
             self._ready.append(stream)
             self._schedule()
 
@@ -109,20 +123,61 @@ class Outbox:
         if self._starved:
             self._schedule()
 
+    def widen_stream(self, stream: H2Stream, increment: int) -> bool:
+        """Enlarge the window of ``stream`` by ``increment`` bytes; returns False if it would become too large."""
+        credit = stream.credit + increment
+        if self.initial_window + credit > MAX_WINDOW:
+            return False
+        stream.credit = credit
+        self._most_credit = max(self._most_credit, credit)
+        if stream.unsent_bytes:
+            self.ready(stream)
+        return True
+
+    def set_initial_window(self, size: int, streams: Mapping[int, H2Stream]) -> int:
+        """Apply the client's setting to all open ``streams`` (RFC 9113, section 6.9.2); returns the number that this looks at.
+
+        Windows are relative to the setting, so only streams that wait for theirs are looked at. Raises ConnectionFault.
+        """
+        looked = 0
+        if size + self._most_credit > MAX_WINDOW:
+            # The stream with most credit may have ended since.
+            self._most_credit, looked = max((0, *(stream.credit for stream in streams.values()))), len(streams)
+            is_allowed = size + self._most_credit <= MAX_WINDOW
+            check(is_allowed, ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31 - 1")
+        is_larger, self.initial_window = size > self.initial_window, size
+        if is_larger and self._stalled:
+            stalled, self._stalled = self._stalled, {}
+            looked += len(stalled)
+            for stream in stalled.values():
+                self.ready(stream)
+        return looked
+
     def forget(self, stream: H2Stream) -> None:
         """Drop ``stream``, which is lost."""
         self._starved.pop(stream.id, None)
+        self._stalled.pop(stream.id, None)
+
+    def forget_all(self) -> None:
+        """Drop all streams."""
+        self._ready.clear()
+        self._starved.clear()
+        self._stalled.clear()
 
     def flush(self) -> None:  # noqa: PLR0912 - each call saved here counts
-        """Write as much as the windows and the socket allow, up to ``_FLUSH_BYTES``; the rest follows in the next iteration."""
+        """Write as much as the windows and the socket allow, up to ``_FLUSH_BYTES`` and for up to ``FLUSH_STREAMS`` streams.
+
+        The rest follows in the next iteration.
+        """
         transport = self._transport
         if transport is None or transport.is_closing():
             self._frames.clear()
             self._bytes = 0
             return
-        ready, starved, left = self._ready, self._starved, _FLUSH_BYTES
+        ready, starved, left, turns = self._ready, self._starved, _FLUSH_BYTES, FLUSH_STREAMS
         while True:
-            while self._bytes < _WRITE_BYTES and not self.paused:
+            while self._bytes < _WRITE_BYTES and turns and not self.paused:
+                turns -= 1
                 if starved and self.window > 0:  # they have waited longest
                     stream = starved.popitem(last=False)[1]
                 elif ready:
@@ -133,18 +188,17 @@ class Outbox:
                 if not stream.gone:
                     self._emit(stream)
             frames, size = self._frames, self._bytes
-            if not frames:
-                break
-            self._frames, self._bytes = [], 0
-            self.written += size
-            left -= size
-            if size <= _JOINED_BYTES or size < len(frames) * _JOINED_PART:
-                transport.write(b"".join(frames))
-            else:
-                transport.writelines(frames)
+            if frames:
+                self._frames, self._bytes = [], 0
+                self.written += size
+                left -= size
+                if size <= _JOINED_BYTES or size < len(frames) * _JOINED_PART:
+                    transport.write(b"".join(frames))
+                else:
+                    transport.writelines(frames)
             if self.paused or not (ready or (starved and self.window > 0)):
                 break
-            if left <= 0:
+            if left <= 0 or not turns:
                 self._schedule()
                 break
         unread = self._unread
@@ -154,8 +208,7 @@ class Outbox:
     def close(self) -> None:
         """Drop everything: the transport is closed."""
         self._transport = None
-        self._ready.clear()
-        self._starved.clear()
+        self.forget_all()
         self._frames.clear()
 
     def _schedule(self) -> None:
@@ -176,7 +229,7 @@ class Outbox:
             and stream.trailers is OK_TRAILERS
             and not self.block_start
             and size <= self.window
-            and size <= stream.window
+            and size <= self.initial_window + stream.credit
             and size <= self.max_frame
         ):
             self._emit_answer(stream, size)
@@ -200,7 +253,7 @@ class Outbox:
         """Send as many bytes of ``stream`` as the windows and its turn allow; True if none are left."""
         turn = _TURN_BYTES
         while stream.unsent:
-            room = min(self.window, stream.window)
+            room = min(self.window, self.initial_window + stream.credit)
             if room <= 0 or turn <= 0:
                 if room > 0:
                     stream.is_ready = True
@@ -208,6 +261,8 @@ class Outbox:
                 elif self.window <= 0:
                     stream.is_ready = True
                     self._starved[stream.id] = stream
+                else:
+                    self._stalled[stream.id] = stream
                 return False
             if not stream.started:
                 stream.started = True
@@ -224,7 +279,7 @@ class Outbox:
                 self._bytes += HEADER.size
             self._bytes += size
             self.window -= size
-            stream.window -= size
+            stream.credit -= size
             turn -= size
         return True
 

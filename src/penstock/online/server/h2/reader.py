@@ -81,6 +81,11 @@ class FrameReader:
         except StreamFault as fault:
             self._session.on_fault(fault)
 
+    def close(self) -> None:
+        """Drop what has not been processed."""
+        self._rest, self._block = b"", bytearray()
+        self.is_behind = False
+
     def feed(self, data: bytes) -> None:
         """Process the next bytes, for as long as the session has units. Raises ConnectionFault."""
         self._rest = self._rest[self._start :] + data if self._rest else data

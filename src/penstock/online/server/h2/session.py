@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
 
 from penstock.clock import Clock
 from penstock.errors import PenstockError, ResourceExhausted
 from penstock.online.server.access.admission import ByteBudget
+from penstock.online.server.access.gate import Gate
 from penstock.online.server.access.web import WebAccess
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcMethod
@@ -19,6 +19,7 @@ from penstock.online.server.h2.headers import RESPONSE, TABLE_SIZE_ZERO, CallHea
 from penstock.online.server.h2.outbox import Outbox
 from penstock.online.server.h2.owner import Owner
 from penstock.online.server.h2.stream import H2Stream
+from penstock.online.server.network.turns import SLICE_UNITS
 from penstock.online.server.network.unread import Unread
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ConnectionFault, ErrorCode, StreamFault
@@ -31,14 +32,15 @@ MAX_FRAME = 1 << 20
 _COPIED_BYTES = 1 << 14
 _SMALL_BYTES = 256
 """A DATA frame with less is charged, unless it ends a request."""
-_MESSAGE_UNITS = 2
 _BYTES_A_UNIT = 8
 """Bytes of a header block that take about as long to decode as a frame."""
 _MAX_SETTINGS = 64
 _HEAD_BYTES = 4 << 20
 """Bytes of the headers of open streams; further streams are refused."""
-_STREAMS_A_UNIT = 8
-_STREAMS_A_FRAME = 64
+_STREAMS_A_FRAME = 16
+_OCCUPIED_BYTES = 2 << 20
+_LEAST_BYTES = 16 << 10
+"""A message that is being decoded counts as at least this much."""
 
 
 class H2Session:
@@ -48,8 +50,8 @@ class H2Session:
     """
 
     __slots__ = (
-        "_allowance", "_budget", "_clock", "_closed", "_head_bytes", "_headers", "_held", "_initial_window",
-        "_lone", "_max_message_bytes", "_max_streams", "_owner", "_waiting", "ending", "guard", "last_id",
+        "_allowance", "_budget", "_clock", "_closed", "_head_bytes", "_headers", "_held", "_lone",
+        "_max_message_bytes", "_max_streams", "_occupied", "_owner", "_waiting", "ending", "guard", "last_id",
         "max_unsent_bytes", "outbox", "ready", "streams", "units", "unread",
     )  # fmt: skip
 
@@ -73,12 +75,12 @@ class H2Session:
         self.unread = unread
         self.outbox = Outbox(self._sent, unread)
         self.ready = self.outbox.ready
+        self._occupied = 0  # bytes of messages that are being decoded
         self.guard = FloodGuard(clock, lambda: self.outbox.written)
         self.units = 0
         """Work left for this turn, about one unit per frame; see ``Turns``."""
         self._head_bytes = 0
         self._allowance = CONNECTION_WINDOW
-        self._initial_window = h2.DEFAULT_WINDOW
         self._closed = ClosedStreams()
         self._waiting: OrderedDict[int, H2Stream] = OrderedDict()  # streams with messages, for units
         self._held: OrderedDict[int, H2Stream] = OrderedDict()  # unary calls, until the client reads its answers
@@ -186,7 +188,7 @@ class H2Session:
                 return
         is_unary = method.unary is not None
         limit = self._max_message_bytes if method.max_bytes is None else min(method.max_bytes, self._max_message_bytes)
-        stream = H2Stream(self, stream_id, head, self._initial_window, STREAM_WINDOW, is_unary, client, limit)
+        stream = H2Stream(self, stream_id, head, STREAM_WINDOW, is_unary, client, limit)
         self.streams[stream_id] = stream
         self._head_bytes += head.size
         if head.timeout_s is not None:
@@ -231,10 +233,13 @@ class H2Session:
     def go_on(self) -> None:
         """Continue the streams that wait, for as long as there are units."""
         while self._waiting and self.units > 0:
-            self._waiting.popitem(last=False)[1].go_on()
-        while self._held and self.units > 0 and not self._is_full:
+            stream = self._waiting.popitem(last=False)[1]
+            stream.go_on()
+            if stream.id in self._waiting:
+                break
+        while self._may_start and self.units > 0 and not self._waiting:
             self._held.popitem(last=False)[1].go_on()
-        if self._waiting or (self._held and not self._is_full):
+        if self._waiting or self._may_start:
             self._owner.continue_later()
 
     # Streams: see ``Carrier``
@@ -245,22 +250,36 @@ class H2Session:
         stream.charged += size
 
     @property
-    def turn(self) -> asyncio.Lock:
-        return self._budget.turn
+    def gate(self) -> Gate:
+        return self._budget.gate
+
+    @property
+    def is_occupied(self) -> bool:
+        """True if enough messages of the client are being decoded, so that no further ones are read."""
+        return self._occupied >= _OCCUPIED_BYTES
+
+    def occupy(self, size: int) -> None:
+        was_occupied = self.is_occupied
+        self._occupied += max(size, _LEAST_BYTES) if size > 0 else min(size, -_LEAST_BYTES)
+        if self.is_occupied != was_occupied:
+            self._owner.continue_later()
 
     def admits(self, stream: H2Stream) -> bool:
-        if self.units > 0 and self.unread.count < self.max_unsent_bytes:
-            self.units -= _MESSAGE_UNITS
+        method = stream.head.method
+        assert method is not None
+        units = method.units
+        if self.units >= units and self.unread.count < self.max_unsent_bytes and not self.is_occupied:
+            self.units -= units
             return True
         is_unary = stream.receiver is None
-        if is_unary and self._is_full:
+        if self.is_occupied or (is_unary and self._is_full):
             self._held[stream.id] = stream
             return False
-        if self.units <= 0:
+        if self.units < min(units, SLICE_UNITS):
             self._waiting[stream.id] = stream
             self._owner.continue_later()
             return False
-        self.units -= _MESSAGE_UNITS
+        self.units -= units
         if is_unary:
             self._lone = stream
         return True
@@ -316,8 +335,13 @@ class H2Session:
     def lose_all(self) -> None:
         """End all streams: the connection is lost."""
         streams, self.streams = self.streams, {}
+        self._waiting.clear()
+        self._held.clear()
         for stream in streams.values():
-            self._lose(stream)
+            stream.lose()
+        self._budget.give(sum(stream.charged for stream in streams.values()))
+        self._head_bytes = 0
+        self.outbox.forget_all()
         self.unread.settle()
 
     @property
@@ -325,6 +349,11 @@ class H2Session:
         """True if no further unary call may start: answers are unread, and so is that of the one call started in spite of them."""
         lone = self._lone
         return self.unread.count >= self.max_unsent_bytes and lone is not None and not lone.gone
+
+    @property
+    def _may_start(self) -> bool:
+        """True if calls that are held may start."""
+        return bool(self._held) and not (self._is_full or self.is_occupied)
 
     def _lose(self, stream: H2Stream) -> None:
         stream.lose()
@@ -382,7 +411,7 @@ class H2Session:
         """Answer a request with the header ``block``, and with ``text`` if the windows allow it; keep nothing of the request."""
         self.guard.charge(CALL)
         size = len(text)
-        if 0 < size <= min(self.outbox.window, self._initial_window):
+        if 0 < size <= min(self.outbox.window, self.outbox.initial_window):
             self.outbox.headers(stream_id, block, 0)
             self.outbox.control(h2.frame(h2.DATA, h2.END_STREAM, stream_id, text))
             self.outbox.window -= size
@@ -455,11 +484,8 @@ class H2Session:
             return
         if increment == 0:
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR)
-        if stream.window + increment > h2.MAX_WINDOW:
+        if not self.outbox.widen_stream(stream, increment):
             raise StreamFault(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
-        stream.window += increment
-        if stream.unsent_bytes:
-            self.outbox.ready(stream)
 
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         h2.check(stream_id == 0, ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
@@ -469,20 +495,10 @@ class H2Session:
         h2.check(len(payload) <= _MAX_SETTINGS * h2.SETTING.size, ErrorCode.ENHANCE_YOUR_CALM, "too many settings")
         values = dict(h2.parse_settings(payload))  # of repeated ones the last counts
         if h2.INITIAL_WINDOW_SIZE in values:
-            self._set_initial_window(values[h2.INITIAL_WINDOW_SIZE])
+            looked = self.outbox.set_initial_window(values[h2.INITIAL_WINDOW_SIZE], self.streams)
+            self.units -= looked
+            self.guard.charge(looked // _STREAMS_A_FRAME)
         self.outbox.max_frame = values.get(h2.MAX_FRAME_SIZE, self.outbox.max_frame)
         if values.get(h2.HEADER_TABLE_SIZE, h2.DEFAULT_TABLE_SIZE) < h2.DEFAULT_TABLE_SIZE:
             self.outbox.block_start = TABLE_SIZE_ZERO
         self.outbox.control(h2.SETTINGS_ACK)
-
-    def _set_initial_window(self, size: int) -> None:
-        """Apply the setting to open streams too; their windows may become negative (RFC 9113, section 6.9.2)."""
-        count = len(self.streams)
-        self.units -= count // _STREAMS_A_UNIT
-        self.guard.charge(count // _STREAMS_A_FRAME)
-        change, self._initial_window = size - self._initial_window, size
-        for stream in self.streams.values():
-            stream.window += change
-            h2.check(stream.window <= h2.MAX_WINDOW, ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31 - 1")
-            if stream.unsent_bytes:
-                self.outbox.ready(stream)

@@ -10,10 +10,12 @@ from typing import Protocol
 import msgspec
 
 from penstock.errors import DeadlineExceeded, PenstockError, ResourceExhausted, Unsupported
+from penstock.online.server import offload
+from penstock.online.server.access.gate import Gate, Passage
 from penstock.online.server.grpc.call import Receiver
-from penstock.online.server.h2.grpc_messages import PREFIX, MessageReader, inflater_of
+from penstock.online.server.h2.grpc_messages import PREFIX, MessageReader, window_bits
 from penstock.online.server.h2.headers import OK_TRAILERS, CallHead, trailers
-from penstock.online.server.inflating import STEP_BYTES, Inflater
+from penstock.online.server.inflating import inflate, inflate_small
 from penstock.online.server.network.unread import FLOOR_BYTES, Unread
 from penstock.protocol.h2_frames import ErrorCode, StreamFault
 from penstock.request import Deadline
@@ -23,8 +25,6 @@ _log = logging.getLogger(__name__)
 
 _MESSAGE_OVERHEAD = 256
 _PROGRESS_BYTES = 1 << 16
-_INLINE_BYTES = 1 << 12
-"""Messages that are larger, compressed or not, are decompressed on another thread."""
 
 
 class Carrier(Protocol):
@@ -37,8 +37,8 @@ class Carrier(Protocol):
         """Takes a stream that has something to send."""
 
     @property
-    def turn(self) -> asyncio.Lock:
-        """Held while a message is decompressed: one at a time in the whole server."""
+    def gate(self) -> Gate:
+        """Bounds the memory of large requests."""
 
     @property
     def unread(self) -> Unread:
@@ -49,6 +49,9 @@ class Carrier(Protocol):
 
     def delivered(self, size: int) -> None:
         """Note that a stream has received a message of ``size`` bytes."""
+
+    def occupy(self, size: int) -> None:
+        """See ``GrpcCall``."""
 
     def released(self, size: int) -> None:
         """Note that a message which was counted with ``size`` bytes has been sent or dropped."""
@@ -72,8 +75,6 @@ class H2Stream(msgspec.Struct, eq=False):
     carrier: Carrier
     id: int
     head: CallHead
-    window: int
-    """Bytes that the server may send; negative after the client has reduced its window."""
     allowance: int
     """Bytes that the client may send."""
     is_untouched: bool
@@ -103,7 +104,11 @@ class H2Stream(msgspec.Struct, eq=False):
     """The decompressed message, to be delivered next."""
     reserved: int = 0
     """The part of ``charged`` that is not for messages waiting for delivery."""
+    passage: Passage | None = None
+    """Of a request that takes more memory than its message."""
 
+    credit: int = 0
+    """Bytes that the server may send beyond the client's setting of the initial window; negative once it has sent some."""
     started: bool = False
     """True once the headers of the answer have been sent."""
     finished: bool = False
@@ -136,6 +141,25 @@ class H2Stream(msgspec.Struct, eq=False):
     def reserve(self, size: int) -> None:
         self.carrier.charge(self, size)
         self.reserved += size
+
+    async def hold(self, size: int) -> None:
+        await self._hold(self.reserved + size)
+
+    async def _hold(self, size: int) -> None:
+        """Wait until ``size`` bytes may be reserved in all, and reserve them."""
+        if self.passage is None:
+            self.passage = Passage(self.carrier.gate)
+        await self.passage.hold(size)
+        self.reserve(size - self.reserved)
+
+    def park(self) -> None:
+        if self.passage is not None:
+            self.passage.park(self.reserved)
+
+    def occupy(self, size: int) -> None:
+        self.carrier.occupy(size)
+        if size < 0 and (self.finished or self.gone):
+            self._leave()
 
     def send(self, *parts: Buffer) -> None:
         if self.finished or self.gone:
@@ -176,7 +200,13 @@ class H2Stream(msgspec.Struct, eq=False):
         self.finished = True
         self.is_untouched = False
         self.on_cancel = None
-        if self.reader is not None or self.receiver is not None or self.timer is not None or self.inflating is not None:
+        if (
+            self.reader is not None
+            or self.receiver is not None
+            or self.timer is not None
+            or self.inflating is not None
+            or self.passage is not None
+        ):
             self._clear()
         if not self.is_ready:
             self.carrier.ready(self)
@@ -250,6 +280,7 @@ class H2Stream(msgspec.Struct, eq=False):
                 method.unary(self, message)
             elif (content := self._inflate(flag, message)) is not None:
                 self.reserve(len(content))
+                self.park()
                 method.unary(self, content)
         except PenstockError as error:
             self.abandon(error)
@@ -409,33 +440,41 @@ class H2Stream(msgspec.Struct, eq=False):
 
     def _inflate(self, flag: int, message: Buffer) -> Buffer | None:
         """The content of a compressed message; None if another thread has to decompress it, and it is delivered later."""
-        inflater = inflater_of(flag, message, self.head.encoding, self.limit)
-        if len(message) <= _INLINE_BYTES and inflater.step(_INLINE_BYTES):
-            return bytes(inflater.content)
-        self.inflating = asyncio.get_running_loop().create_task(self._inflate_later(inflater))
-        return None
+        bits = window_bits(flag, self.head.encoding)
+        content = inflate_small(message, bits)
+        if content is None or len(content) > self.limit:
+            self.occupy(len(message))
+            self.inflating = asyncio.get_running_loop().create_task(self._inflate_later(message, bits))
+            # Not in the task, which may be cancelled before it begins.
+            self.inflating.add_done_callback(lambda _: self.occupy(-len(message)))
+            return None
+        return content
 
-    async def _inflate_later(self, inflater: Inflater) -> None:
+    async def _inflate_later(self, message: Buffer, bits: int) -> None:
         try:
-            async with self.carrier.turn:
-                self.reserve(min(STEP_BYTES, self.limit))
-                while not await asyncio.to_thread(inflater.step):
-                    self.reserve(min(STEP_BYTES, self.limit - len(inflater.content)))
+            content = await offload.in_steps(inflate(message, bits, self.limit), self._hold)
         except PenstockError as error:
             self.abandon(error)
         except Exception:  # noqa: BLE001 - a bug must not end other calls
             self._fail()
         else:
-            self.inflating, content = None, inflater.content
+            self.inflating = None
+            self.reserve(len(content) - self.reserved)
+            self.park()
             if self.receiver is None:
-                self.reserve(len(content) - self.reserved)
                 self.call(0, content)
             else:
+                # Its passage stays until the next one is decompressed, or the call ends.
                 self.message, self.content = None, content
                 self.reserve(-self.reserved)
                 self.carrier.count(self)
                 self._deliver()
                 self.carrier.grant(self)
+
+    def _leave(self) -> None:
+        """Make room for other large requests. A step that is still running makes its own when it ends."""
+        if self.passage is not None:
+            self.passage.leave()
 
     def _fail(self) -> None:
         _log.exception("a call failed")
@@ -455,6 +494,7 @@ class H2Stream(msgspec.Struct, eq=False):
         self.on_cancel = self.receiver = self.reader = self.message = self.content = None
         if self.inflating is not None:
             self.inflating.cancel()
+        self._leave()
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

@@ -5,24 +5,15 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 
-from penstock.errors import InvalidArgument, ResourceExhausted
+from penstock.online.server import inflating
 from penstock.online.server.offload import STEP_BYTES, Steps
 from penstock.tensor import Buffer
 
-_WINDOW = {b"gzip": 16 + zlib.MAX_WBITS, b"x-gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
+_WINDOW = {b"gzip": inflating.GZIP, b"x-gzip": inflating.GZIP, b"deflate": inflating.ZLIB}
 _LEVEL = 1
-_SLICE = 1 << 16
-_MAX_RATIO = 1040
-"""Deflate makes data at most 1032 times smaller."""
 
 ENCODINGS = b"gzip, deflate"
 """The supported encodings, in the form of a header. ``deflate`` is the zlib format, as HTTP defines it."""
-
-
-class TooLarge(ResourceExhausted):
-    """The decompressed body exceeds the limit."""
-
-    http_status = 413
 
 
 def knows(encoding: bytes) -> bool:
@@ -30,39 +21,14 @@ def knows(encoding: bytes) -> bool:
     return encoding in _WINDOW
 
 
-def inflate(body: Buffer, encoding: bytes, limit: int) -> Steps[bytearray]:
-    """Decompress the only member of ``body``.
+def inflate(body: Buffer, encoding: bytes, limit: int) -> Steps[memoryview]:
+    """Decompress the only member of ``body``, of at most ``limit`` bytes. Raises TooLarge, InvalidArgument."""
+    return inflating.inflate(body, _WINDOW[encoding], limit)
 
-    Raises TooLarge as soon as there are more than ``limit`` bytes, and InvalidArgument if ``body`` is corrupt, truncated, or
-    followed by other data. The result never exceeds ``limit`` by more than one step.
-    """
-    whole = bytearray()
-    member = zlib.decompressobj(_WINDOW[encoding])
-    # In slices, since zlib copies all input that it has not consumed.
-    taken = told = 0
-    while taken < len(body) and not member.eof:
-        rest: Buffer = memoryview(body)[taken : taken + _SLICE]
-        taken += len(rest)
-        is_full = True
-        while (rest or is_full) and not member.eof:
-            most = min(_SLICE, limit - len(whole) + 1)
-            if len(whole) + most > told:
-                # Small at first, since most bodies are.
-                told = len(whole) + max(_SLICE, min(len(whole), STEP_BYTES))
-                yield min(told, limit + 1, _MAX_RATIO * len(body))
-            try:
-                piece = member.decompress(rest, most)
-            except zlib.error as error:
-                raise InvalidArgument(f"the body is not {encoding.decode()}: {error}") from None
-            whole += piece
-            if len(whole) > limit:
-                raise TooLarge(f"the decompressed body is larger than {limit} bytes")
-            rest, is_full = member.unconsumed_tail, len(piece) == most
-    if not member.eof:
-        raise InvalidArgument("the compressed body is truncated")
-    if left := len(body) - taken + len(member.unused_data):
-        raise InvalidArgument(f"the compressed body is followed by {left} bytes of other data")
-    return whole
+
+def inflate_small(body: Buffer, encoding: bytes) -> bytes | None:
+    """The content of ``body`` if both are small; None if ``inflate`` has to look at it."""
+    return inflating.inflate_small(body, _WINDOW[encoding])
 
 
 def compress(parts: Iterable[Buffer], encoding: bytes) -> Steps[bytes]:

@@ -10,11 +10,11 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
-TURN_UNITS = 512
+TURN_UNITS = 256
 """Units of one iteration; half of them are for connections that wait."""
-SLICE_UNITS = 64
+SLICE_UNITS = 32
 """Units that a waiting connection gets at least."""
-FREE_UNITS = 8
+FREE_UNITS = 16
 """Units that every connection gets for data that has just arrived, so that a few small requests never wait for others."""
 
 
