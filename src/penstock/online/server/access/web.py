@@ -6,9 +6,9 @@ rebinding) is of the server's own origin to the browser; only ``Host`` shows its
 ``Host``.
 
 A server that other machines reach has names that it cannot know, such as those of services and load balancers, so it checks ``Host``
-only where rebinding is possible: in requests of browsers over plain HTTP. Such a request has ``Accept-Language``, and it lacks all
-``Sec-Fetch-*``, which browsers send over HTTPS and to loopback addresses; pages can remove neither. A name is safe if public DNS cannot
-contain it.
+only where rebinding is possible: in requests of browsers over plain HTTP. Such a request has ``Accept-Language`` or ``Origin``. It
+lacks all ``Sec-Fetch-*``, which browsers send over HTTPS and to loopback addresses; pages can remove neither. A name is safe if
+public DNS cannot contain it.
 """
 
 from __future__ import annotations

@@ -74,22 +74,14 @@ class RequestHead(msgspec.Struct, gc=False):
         if len(name) not in _LENGTHS:
             return
         name = name.lower()
-        if name in _SINGLE:
-            if name in self.single:
-                raise InvalidArgument(f"the header {name.decode().title()} is repeated", "send it once")
-            self.single |= {name}
+        self._check_single(name)
         match name:
             case b"inference-header-content-length":
                 if not value.isdigit() or len(value) > _MAX_DIGITS:
                     raise InvalidArgument("header Inference-Header-Content-Length is not a number of bytes")
                 self.json_length = int(value)
-            case b"content-encoding":
-                codings = (self.encoding + b"," + value.lower()).split(b",")
-                self.encoding = b",".join(
-                    each for coding in codings if (each := coding.strip()) not in (b"", b"identity")
-                )
-            case b"transfer-encoding":
-                self.transfer += b"," * bool(self.transfer) + value.strip().lower()
+            case b"content-encoding" | b"transfer-encoding":
+                self._read_codings(name, value.lower())
             case b"content-type":
                 self.content_type = value
             case b"accept-encoding":
@@ -104,6 +96,20 @@ class RequestHead(msgspec.Struct, gc=False):
                 self.tracestate = value.decode("latin-1")
             case other:
                 self.sender.read(other, value.strip())
+
+    def _check_single(self, name: bytes) -> None:
+        if name in _SINGLE:
+            if name in self.single:
+                raise InvalidArgument(f"the header {name.decode().title()} is repeated", "send it once")
+            self.single |= {name}
+
+    def _read_codings(self, name: bytes, value: bytes) -> None:
+        """Add a header to the codings that earlier headers of ``name`` have listed."""
+        if name == b"transfer-encoding":
+            self.transfer += b"," * bool(self.transfer) + value.strip()
+            return
+        codings = map(bytes.strip, (self.encoding + b"," + value).split(b","))
+        self.encoding = b",".join(coding for coding in codings if coding not in (b"", b"identity"))
 
     def read_key(self, name: bytes, value: bytes) -> None:
         """Read a header that unlocks a restricted part of the API; ``name`` in lower case. Raises InvalidArgument."""
