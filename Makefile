@@ -26,7 +26,7 @@ test: lint type ## all checks and all tests but the slow ones
 test-all: lint type ## the slow tests too, and those with real peers
 	$(BIN)/pytest -n 2
 
-test-real: $(STAMP) ## tests with real peers: Redis, Prometheus, curl, nghttp2, wrk; one that is not installed skips its tests
+test-real: $(STAMP) ## tests with real peers: Redis, Prometheus, curl, nghttp2, wrk, Chromium; one that is not installed skips its tests
 	$(BIN)/pytest -m real -rs || $(call RETRY,-m real)
 
 lint: $(STAMP) ## style, import layers, size gates

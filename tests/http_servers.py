@@ -22,6 +22,7 @@ from penstock.online.repository.served import ServedModels
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.auth import Access
 from penstock.online.server.access.table import RULES, AccessRule, AccessTable
+from penstock.online.server.access.web import WebAccess
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
@@ -69,9 +70,13 @@ class GatedServer:
         max_bytes: int = 0,
         tls: ssl.SSLContext | None = None,
         rules: Iterable[AccessRule] = RULES,
+        web: WebAccess | None = None,
         **config: Any,
     ) -> None:
-        """``also``: more models by name; ``max_bytes``: of all requests in hand together, 0 is no bound."""
+        """``also``: more models by name; ``max_bytes``: of all requests in hand together, 0 is no bound; ``web``: who may ask, by
+        default everyone.
+        """
+        self._web = web
         self._also = also or {}
         self._access, self._tls, self._rules = access, tls, rules
         self.budget = ByteBudget(max_bytes)
@@ -157,7 +162,7 @@ class GatedServer:
         access = self._access or Access(None, self.clock)
         resources = make_resources(self.dataplane, control, access, self._config)
         table = AccessTable(access, self._config.http_restricted_api, rules=self._rules)
-        self.context = HttpContext(resources, table, self._config, self.connections, self.budget)
+        self.context = HttpContext(resources, table, self._config, self.connections, self.budget, self._web)
         http = functools.partial(Http1Connection, self.context)
         self.address = await self.listener.listen(
             Endpoint(host=self._config.host, port=self._config.http_port, http=http, tls=self._tls)

@@ -28,13 +28,13 @@ ROOM_LINES = {
     "online/instances": 3_128,
     "online/repository": 4_854,
     "online/scheduler": 2_661,
-    "online/server": 13_228,
-    "perf": 2_387,
+    "online/server": 13_756,
+    "perf": 2_426,
     "pipeline": 448,
     "protocol": 406,
     "rows": 2_136,
     "storage": 550,
-    "telemetry": 1_970,
+    "telemetry": 1_979,
 }
 """Budget of each room, in lines: a folder below the package, and the package's own files. A new room needs a new row."""
 WIDE_FOLDERS: dict[str, int] = {}

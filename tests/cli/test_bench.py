@@ -5,26 +5,29 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+import trustme
 import typer
 from typer.testing import CliRunner, Result
 
 import models
 from penstock.cli.bench import bench
-from penstock.errors import InvalidArgument, InvalidData, NotFound, Unavailable
+from penstock.errors import InvalidArgument, InvalidData, NotFound, PenstockError, Unavailable
 from processes import ServerProcess
 from servers import answer, double, serving_in_thread
 
+KEY = "alice-0123456789"
 SHORT = ["--model", "double", "--duration", "0.2", "--warmup", "0"]
 
 
-def invoke(*arguments: str) -> Result:
+def invoke(*arguments: str, environment: Mapping[str, str] | None = None) -> Result:
     app = typer.Typer()
     app.command()(bench)
-    return CliRunner().invoke(app, arguments)
+    return CliRunner().invoke(app, arguments, env=environment)
 
 
 def test_json_has_a_row_per_concurrency_and_rate() -> None:
@@ -163,3 +166,51 @@ def test_grpc_is_a_closed_loop_of_raw_tensors() -> None:
         result = invoke("http://127.0.0.1:1", "--grpc", "127.0.0.1:1", *SHORT, *flags)
         assert isinstance(result.exception, InvalidArgument)
         assert result.exception.message == "--grpc cannot be combined with --rate or --binary"
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[tuple[ServerProcess, Path]]:
+    """A server with a key and TLS, and the certificate of its authority."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "cert.pem")
+    (tmp_path / "keys.toml").write_text(f'[clients.alice]\nkey = "{KEY}"\n')
+    (tmp_path / "linear.onnx").write_bytes(models.linear().data)
+    security = {"keys_file": tmp_path / "keys.toml", "tls_certificate": tmp_path / "cert.pem"}
+    with ServerProcess(tmp_path / "linear.onnx", **security) as server:
+        yield server, tmp_path / "ca.pem"
+
+
+def test_a_server_with_keys_and_tls(guarded: tuple[ServerProcess, Path], tmp_path: Path) -> None:
+    server, ca = guarded
+    url = "https://{}:{}".format(*server.address)
+    grpc = next(word for word in server.line.split() if word.startswith("grpc=")).partition("=")[2]
+    few = ("--model", "linear", "--duration", "0.2", "--warmup", "0", "--concurrency", "2", "--json")
+    loads: list[tuple[str, ...]] = [
+        (),
+        ("--binary",),
+        ("--rate", "50"),
+        ("--grpc", grpc),
+        ("--grpc", f"https://{grpc}"),
+    ]
+    for load in loads:
+        result = invoke(url, *few, *load, "--ca", str(ca), "--key", KEY)
+        assert result.exit_code == 0, result.output
+        facts = json.loads(result.stdout.splitlines()[-1])
+        assert facts["url"].startswith("https://127.0.0.1:")
+        assert all(row["requests"] and not row["errors"] for row in facts["rows"])
+        assert KEY not in result.output
+    assert invoke(url, *few, "--ca", str(ca), environment={"PENSTOCK_KEY": KEY}).exit_code == 0
+    for key in ((), ("--key", "another")):
+        with pytest.raises(PenstockError, match="HTTP 401"):
+            raise_from(invoke(url, *few, "--ca", str(ca), *key))
+    for protocol in ((), ("--grpc", grpc)):
+        with pytest.raises(Unavailable, match="cannot connect") as caught:
+            raise_from(invoke(url, *few, *protocol, "--key", KEY))
+        assert "--ca FILE" in caught.value.hint
+    with pytest.raises(InvalidArgument, match="cannot read certificates"):
+        raise_from(invoke(url, *few, "--ca", str(tmp_path / "keys.toml")))
+    with pytest.raises(InvalidArgument, match="cannot read certificates"):
+        raise_from(invoke(url, *few, "--ca", str(tmp_path / "absent")))
+    with pytest.raises(InvalidArgument, match="the key contains"):
+        raise_from(invoke(url, *few, "--key", "a\r\nb"))

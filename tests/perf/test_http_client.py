@@ -31,7 +31,7 @@ def test_an_address_is_read_from_a_url(url: str, address: Address, authority: st
 
 @pytest.mark.parametrize(
     "url",
-    ["", "http://", "https://x:1", "http://x:port", "http://x:99999", "http://x:1/v2", "http://u@x:1", "http://a b"],
+    ["", "http://", "ftp://x:1", "http://x:port", "http://x:99999", "http://x:1/v2", "http://u@x:1", "http://a b"],
 )
 def test_a_bad_url_is_refused_with_an_example(url: str) -> None:
     with pytest.raises(InvalidArgument, match=r"bad URL .*e\.g\. http://127\.0\.0\.1:8000"):
@@ -134,3 +134,11 @@ def test_a_session_says_why_there_is_no_answer_and_recovers() -> None:
                 session.close()
 
     assert run(main()) == b"at last"
+
+
+def test_an_encrypted_address() -> None:
+    address = Address.parse("https://example.org", key="abc")
+    assert (address.port, address.url) == (443, "https://example.org:443")
+    assert address.fields == "Host: example.org:443\r\nAuthorization: Bearer abc\r\n"
+    assert address.tls is not None
+    assert address.tls.check_hostname

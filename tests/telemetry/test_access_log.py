@@ -49,6 +49,16 @@ def test_one_line_a_request_whatever_its_id_holds(tmp_path: Path) -> None:
     assert [line["status"] for line in lines(path)] == ["kept", "OK", "CANCELLED"]
 
 
+def test_the_log_cannot_control_a_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    log = AccessLog(str(path))
+    sent = "".join(map(chr, [*range(0x20), 0x7F, *range(0x80, 0xA0), 0x202E, 0x2028, 0x1F600])) + '"\\'
+    log.write([a_trace(request_id=sent), a_trace(request_id="a\x7fb")])
+    log.close()
+    assert [line["request_id"] for line in lines(path)] == [sent, "a\x7fb"]
+    assert all(0x20 <= byte < 0x7F or byte == 0x0A for byte in path.read_bytes())
+
+
 def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
     path = tmp_path / "access.log"
     log = AccessLog(str(path))

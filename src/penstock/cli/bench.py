@@ -37,7 +37,10 @@ _SATURATED = 0.95  # fraction of a core
 
 
 def bench(
-    url: Annotated[str, typer.Argument(help="The server, e.g. http://127.0.0.1:8000", show_default=False)],
+    url: Annotated[
+        str,
+        typer.Argument(help="The server, e.g. http://127.0.0.1:8000 or https://models.example.com", show_default=False),
+    ],
     model: Annotated[str, typer.Option(help="Name of the model to send requests to.", show_default=False)],
     concurrency: Annotated[
         str | None, typer.Option(help="Closed loop: numbers of busy connections. Default: 1,16,64.")
@@ -62,7 +65,17 @@ def bench(
     ] = False,
     grpc: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Send the requests over gRPC to this address; closed loop only."),
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Send the requests over gRPC to this address, encrypted if the URL is; closed loop only.",
+        ),
+    ] = None,
+    key: Annotated[
+        str, typer.Option(envvar="PENSTOCK_KEY", help="Key that the server demands.", show_default=False)
+    ] = "",
+    ca: Annotated[
+        Path | None,
+        typer.Option(help="PEM file with the certificates to trust over https. Default: those of the system."),
     ] = None,
     json: options.Json = False,
 ) -> None:
@@ -72,6 +85,8 @@ def bench(
 
     An open loop (--rate) measures latency at a given rate of requests: they are sent on schedule, even while responses are slow.
     Latency is measured from the scheduled time, so a stall counts for every request that it delays.
+
+    Keys on the command line are visible to other users of the machine; PENSTOCK_KEY is not.
 
     The exit code is 0 if all requests succeeded, otherwise 1.
 
@@ -84,6 +99,8 @@ def bench(
       penstock bench http://127.0.0.1:8000 --model digits --grpc 127.0.0.1:8001
 
       penstock bench http://127.0.0.1:8000 --model digits --rate 100,500,1000 --duration 20 --json
+
+      PENSTOCK_KEY=$(cat key) penstock bench https://models.example.com --model digits --ca ca.pem
     """
     window = _window(duration, warmup, timeout)
     rates = _parse_rates(rate) if rate else ()
@@ -92,11 +109,11 @@ def bench(
             "--grpc cannot be combined with --rate or --binary", "remove these options; gRPC always sends raw tensors"
         )
     concurrencies = parse_counts(concurrency) if concurrency else () if rate else _CONCURRENCIES
-    address = Address.parse(url)
+    address = Address.parse(url, ca, key)
     signature = run(fetch_signature(address, model, timeout))
     tensors = _from_file(inputs, signature, batch) if inputs else random_inputs(signature, batch, _RANDOM_REQUESTS)
     if grpc:
-        address = Address.parse(f"http://{grpc}")
+        address = Address.parse(grpc if "://" in grpc else f"{address.scheme}://{grpc}", ca, key)
         requests = [framed(infer_message(model, one)) for one in tensors]
     else:
         requests = [infer_request(address, model, one, binary=binary) for one in tensors]

@@ -7,6 +7,7 @@ threads or tasks of a gRPC client share a channel. An invalid frame ends the con
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -16,7 +17,7 @@ import hpack
 import msgspec
 
 from penstock.errors import Unavailable
-from penstock.perf.http_client import DROPPED, UNREADABLE, Address, AnswerHead
+from penstock.perf.http_client import DROPPED, TLS_HINT, UNREADABLE, Address, AnswerHead, tls_reason
 from penstock.protocol import h2_frames as h2
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -55,9 +56,10 @@ class GrpcConnector:
                 return connection.lane(on_answer, on_lost)
 
     def _connect(self, address: Address) -> GrpcConnection:
+        key = [("authorization", f"Bearer {address.key}")] if address.key else []
         head = [
-            (":method", "POST"), (":scheme", "http"), (":path", self._method), (":authority", address.authority),
-            ("te", "trailers"), ("content-type", "application/grpc"), *self._metadata,
+            (":method", "POST"), (":scheme", address.scheme), (":path", self._method), (":authority", address.authority),
+            ("te", "trailers"), ("content-type", "application/grpc"), *key, *self._metadata,
         ]  # fmt: skip
         connection = GrpcConnection(head, self._streams, self._connections.remove)
         self._connections.append(connection)
@@ -176,20 +178,23 @@ class GrpcConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         if self._settled is None:
             self._settled = loop.create_future()
-            self._opening = asyncio.ensure_future(loop.create_connection(lambda: self, address.host, address.port))
-        reason = "the server does not speak HTTP/2"
+            if address.tls is not None:
+                address.tls.set_alpn_protocols(["h2"])
+            opening = loop.create_connection(lambda: self, address.host, address.port, ssl=address.tls)
+            self._opening = asyncio.ensure_future(opening)
+        reason, hint = "the server does not speak HTTP/2", "check that a gRPC server listens at this address"
         try:
             async with asyncio.timeout(_READY_TIMEOUT_S):
                 assert self._opening is not None
                 await asyncio.shield(self._opening)
                 if await asyncio.shield(self._settled):
                     return
+        except ssl.SSLError as error:
+            reason, hint = tls_reason(error), TLS_HINT
         except OSError as error:  # includes TimeoutError
             reason = error.strerror or str(error) or reason
         self._abort(DROPPED)
-        raise Unavailable(
-            f"cannot connect to {address.authority}: {reason}", "check that a gRPC server listens at this address"
-        )
+        raise Unavailable(f"cannot connect to {address.authority}: {reason}", hint) from None
 
     def lane(self, on_answer: OnAnswer, on_lost: OnLost) -> Lane:
         lane = Lane(self, on_answer, on_lost)
@@ -204,7 +209,7 @@ class GrpcConnection(asyncio.Protocol):
                 self._forget(stream)
                 self._write(h2.rst_stream(stream, h2.ErrorCode.CANCEL))
         if not self._lanes and self._transport is not None:
-            self._transport.close()
+            self._transport.abort()  # over TLS, closing would wait for the server
 
     # Sending.
 

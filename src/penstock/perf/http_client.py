@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
@@ -19,30 +21,52 @@ _MAX_HEAD_BYTES = 65536
 
 DROPPED = "connection dropped"
 UNREADABLE = "unreadable answer"
+_PORTS = {"http": 80, "https": 443}
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Host and port of an HTTP server."""
+    """Host and port of an HTTP server, and how clients connect and identify themselves."""
 
     host: str
     port: int
+    tls: ssl.SSLContext | None = None
+    """None: unencrypted."""
+    key: str = ""
+    """Sent in ``Authorization`` with every request; empty: none."""
 
     @classmethod
-    def parse(cls, url: str) -> Address:
-        """The address in ``http://host[:port]``; the default port is 80. Raises InvalidArgument."""
+    def parse(cls, url: str, ca: Path | None = None, key: str = "") -> Address:
+        """The address in ``http[s]://host[:port]``; the default port is that of the scheme.
+
+        ``ca`` contains the certificates to trust in place of the system's. Raises InvalidArgument.
+        """
         hint = "give scheme, host and port, e.g. http://127.0.0.1:8000"
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise InvalidArgument(
+                "the key contains spaces, control characters or characters outside ASCII", "check the key"
+            )
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             host, port = parts.hostname, parts.port
         except ValueError as error:
             raise InvalidArgument(f"bad URL '{url}': {error}", hint) from None
-        if parts.scheme != "http":
-            raise InvalidArgument(f"bad URL '{url}': the scheme must be http", hint)
+        if parts.scheme not in _PORTS:
+            raise InvalidArgument(f"bad URL '{url}': the scheme must be http or https", hint)
         if not host or any(mark.isspace() for mark in url):
             raise InvalidArgument(f"bad URL '{url}': the host is missing", hint)
         if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
             raise InvalidArgument(f"bad URL '{url}': it has more than scheme, host and port", hint)
-        return cls(host, 80 if port is None else port)
+        tls = _trusting(ca) if parts.scheme == "https" else None
+        return cls(host, _PORTS[parts.scheme] if port is None else port, tls, key)
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.tls else "http"
+
+    @property
+    def fields(self) -> str:
+        """The header lines that every request needs."""
+        return f"Host: {self.authority}\r\n" + (f"Authorization: Bearer {self.key}\r\n" if self.key else "")
 
     @property
     def authority(self) -> str:
@@ -51,7 +75,16 @@ class Address(msgspec.Struct, frozen=True):
 
     @property
     def url(self) -> str:
-        return f"http://{self.authority}"
+        return f"{self.scheme}://{self.authority}"
+
+
+def _trusting(ca: Path | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # includes SSLError
+        raise InvalidArgument(
+            f"cannot read certificates from '{ca}': {error.strerror or error}", "give a PEM file"
+        ) from None
 
 
 class AnswerHead(NamedTuple):
@@ -228,13 +261,25 @@ class HttpSession:
             self._answer.set_exception(Unavailable(f"no answer from {self._address.url}: {why}", hint))
 
 
+TLS_HINT = (
+    "use the scheme of the server; trust its certificate with --ca FILE, and use a name that the certificate contains"
+)
+
+
+def tls_reason(error: ssl.SSLError) -> str:
+    """The cause of a failed handshake."""
+    return getattr(error, "verify_message", "") or error.reason or str(error)
+
+
 async def connect(address: Address, on_answer: OnAnswer, on_lost: OnLost) -> HttpConnection:
     """Open a connection. Raises Unavailable if no server listens at ``address``."""
     loop = asyncio.get_running_loop()
     try:
         _, connection = await loop.create_connection(
-            lambda: HttpConnection(on_answer, on_lost), address.host, address.port
+            lambda: HttpConnection(on_answer, on_lost), address.host, address.port, ssl=address.tls
         )
+    except ssl.SSLError as error:
+        raise Unavailable(f"cannot connect to {address.url}: {tls_reason(error)}", TLS_HINT) from None
     except OSError as error:
         reason = error.strerror or str(error)
         raise Unavailable(

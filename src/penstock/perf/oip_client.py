@@ -31,9 +31,7 @@ async def fetch_signature(address: Address, model: str, timeout_s: float = 10.0)
     """Fetch the signature of ``model``. Raises Unavailable, NotFound, DeadlineExceeded, PenstockError."""
     session = HttpSession(address, timeout_s)
     try:
-        answer = await session.ask(
-            f"GET /v2/models/{quote(model, safe='')} HTTP/1.1\r\nHost: {address.authority}\r\n\r\n".encode()
-        )
+        answer = await session.ask(f"GET /v2/models/{quote(model, safe='')} HTTP/1.1\r\n{address.fields}\r\n".encode())
     finally:
         session.close()
     if answer.status != 200:
@@ -127,7 +125,7 @@ def infer_request(
     kind = "application/octet-stream" if binary else "application/json"
     size_line = f"Inference-Header-Content-Length: {len(header)}\r\n" if binary else ""
     head = (
-        f"POST /v2/models/{quote(model, safe='')}/infer HTTP/1.1\r\nHost: {address.authority}\r\n"
+        f"POST /v2/models/{quote(model, safe='')}/infer HTTP/1.1\r\n{address.fields}"
         f"Content-Type: {kind}\r\n{size_line}Content-Length: {len(header) + len(tensors)}\r\n\r\n"
     )
     return head.encode() + header + tensors

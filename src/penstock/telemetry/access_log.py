@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -32,7 +33,7 @@ class AccessLog:
             self._file.close()
             self._file = self._open(self._path)
         offset_ns = time.time_ns() - time.monotonic_ns()
-        self._file.write(b"".join(msgspec.json.encode(line_of(record, offset_ns)) + b"\n" for record in records))
+        self._file.write(b"".join(encode(line_of(record, offset_ns)) for record in records))
         self._file.flush()
 
     def close(self) -> None:
@@ -48,6 +49,14 @@ class AccessLog:
             return os.path.samestat(os.stat(path), os.fstat(self._file.fileno()))
         except FileNotFoundError:
             return False
+
+
+def encode(line: dict[str, Any]) -> bytes:
+    """``line`` as JSON in one line of printable ASCII: clients choose texts in it, and terminals show it."""
+    text = msgspec.json.encode(line)
+    if not text.isascii():
+        text = json.dumps(line, separators=(",", ":")).encode()
+    return text.replace(b"\x7f", b"\\u007f") + b"\n"
 
 
 def line_of(trace: Trace, offset_ns: int) -> dict[str, Any]:

@@ -160,8 +160,9 @@ class ServerConfig(msgspec.Struct, frozen=True):
     allow_origin: Flag[tuple[str, ...]] = ()
     """Origin of web pages that may use the server, as ``https://app.example``; ``*`` allows every page. Other sites' pages get 403."""
     allow_host: tuple[str, ...] = ()
-    """Name that requests may have in ``Host``, beside ``host`` and the names of this machine's loopback addresses; ``*`` allows every
-    name. Without it names are checked only while the server listens on a loopback address and has no ``keys_file``."""
+    """Name that requests may have in ``Host``, beside ``host``, the name of this machine and those of its loopback addresses; ``*``
+    allows every name. Without it, a server with a ``keys_file`` accepts every name. Another server checks the names of all requests if
+    it listens on a loopback address, and otherwise those of browsers over plain HTTP."""
     allow_model_upload: Flag[bool] = False
     """Let every client load models from files that it sends, so that it can run code in the server. Otherwise this needs the key of a
     client with ``admin``."""

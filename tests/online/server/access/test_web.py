@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,9 @@ from penstock.online.server.config import ServerConfig
 
 LOCAL = WebAccess.of(ServerConfig(), "127.0.0.1")
 APP = WebAccess(["https://app.example"])
+
+
+EXPOSED = WebAccess.of(ServerConfig(), "0.0.0.0")
 
 
 def admits(web: WebAccess, host: bytes = b"localhost:8000", method: bytes = b"POST", **sender: bytes) -> bool:
@@ -74,6 +79,53 @@ def test_names_matter_on_loopback_without_keys_and_where_they_are_listed(
     assert admits(web, host.encode() if ":" not in host else b"[%b]:80" % host.encode())
     if settings.get("allow_host"):
         assert admits(web, b"API.example:8000")
+
+
+REBOUND = ({"language": b"en"}, {"language": b"*"}, {"origin": b"http://evil.example:8000"})
+"""What a browser sends over plain HTTP for a page of the name that it asks."""
+
+
+@pytest.mark.parametrize("sender", REBOUND)
+def test_a_rebound_page_does_not_reach_a_server_on_the_network(sender: dict[str, bytes]) -> None:
+    host = b"evil.example:8000"
+    assert not admits(EXPOSED, host, **sender)
+    assert not admits(EXPOSED, host, b"GET", **sender)
+    assert not admits(EXPOSED, b"local.evil.example:8000", language=b"en")
+    assert not admits(EXPOSED, b"evilinternal.example", language=b"en")
+    for settings in ({"allow_host": ("evil.example",)}, {"keys_file": "keys.toml"}):
+        assert admits(WebAccess.of(ServerConfig(**settings), "0.0.0.0"), host, **sender)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "sender",
+    [
+        {},  # curl, client libraries, probes of load balancers
+        {"language": b"*", "fetch_mode": b"cors"},  # fetch of Node.js
+        {"language": b"en", "fetch_site": b"same-origin"},  # a page behind a proxy with TLS
+        {"language": b"en", "fetch_site": b"none", "fetch_mode": b"navigate"},
+    ],
+)
+@pytest.mark.parametrize("host", [b"penstock.default:8000", b"models.example.com", b""])
+def test_other_clients_reach_a_server_on_the_network_by_any_name(host: bytes, sender: dict[str, bytes]) -> None:
+    assert admits(EXPOSED, host, **sender)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        b"gpu-box:8000",
+        b"GPU.Local.",
+        b"penstock.default.svc.cluster.local",
+        b"penstock.corp.internal:80",
+        b"10.0.0.7:8000",
+        b"[fd00::7]:8000",
+        b"localhost",
+        socket.gethostname().encode(),
+    ],
+)
+def test_a_browser_reaches_a_server_on_the_network_by_names_that_no_stranger_can_own(host: bytes) -> None:
+    assert admits(EXPOSED, host, b"GET", language=b"en")
+    assert admits(EXPOSED, host, origin=b"http://" + host, language=b"en")
 
 
 @pytest.mark.parametrize(

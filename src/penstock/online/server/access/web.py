@@ -4,11 +4,18 @@ A browser sends the requests of every page from the machine that it runs on, so 
 there. Browsers say in ``Origin`` and ``Sec-Fetch-Site`` which page asks. A site that gives its own name the address 127.0.0.1 (DNS
 rebinding) is of the server's own origin to the browser; only ``Host`` shows its name. Other clients send none of these headers but
 ``Host``.
+
+A server that other machines reach has names that it cannot know, such as those of services and load balancers, so it checks ``Host``
+only where rebinding is possible: in requests of browsers over plain HTTP. Such a request has ``Accept-Language`` or ``Origin``. It
+lacks all ``Sec-Fetch-*``, which browsers send over HTTPS and to loopback addresses; pages can remove neither. A name is safe if
+public DNS cannot contain it.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
+import socket
 from collections.abc import Iterable
 
 import msgspec
@@ -16,6 +23,8 @@ import msgspec
 from penstock.errors import InvalidArgument, PermissionDenied, quoted
 from penstock.online.server.config import ServerConfig, is_loopback
 
+_PRIVATE = ("local", "internal", "localhost", "home.arpa")
+"""Domains that public DNS does not contain (RFC 6761, RFC 6762, RFC 8375)."""
 _HOST = re.compile(rb"(?:[\w.~%!$&'()*+,;=-]*|\[[\w.:]+\])(?::[0-9]*)?")
 
 
@@ -27,8 +36,14 @@ class Sender(msgspec.Struct, gc=False):
     origin: bytes = b""
     fetch_site: bytes = b""
     fetch_mode: bytes = b""
+    language: bytes = b""
     is_preflight: bool = False
     """True if a browser asks in advance what a page may send (CORS)."""
+
+    @property
+    def is_plain_browser(self) -> bool:
+        """True for a browser's request over plain HTTP to an address that is not a loopback address."""
+        return bool(self.origin or self.language) and not (self.fetch_site or self.fetch_mode)
 
     def read(self, name: bytes, value: bytes) -> None:
         """Read a header with ``name`` in lower case; other headers than these are ignored. Raises InvalidArgument."""
@@ -45,6 +60,8 @@ class Sender(msgspec.Struct, gc=False):
                 self.fetch_site = value
             case b"sec-fetch-mode":
                 self.fetch_mode = value
+            case b"accept-language":
+                self.language = value
             case b"access-control-request-method":
                 self.is_preflight = True
 
@@ -52,22 +69,29 @@ class Sender(msgspec.Struct, gc=False):
 class WebAccess:
     """Judges senders. Pure."""
 
-    def __init__(self, origins: Iterable[str] = (), hosts: Iterable[str] | None = None) -> None:
+    def __init__(
+        self, origins: Iterable[str] = (), hosts: Iterable[str] | None = None, is_exposed: bool = False
+    ) -> None:
         """``origins`` may send requests from a browser, ``*`` stands for all. ``hosts`` are the names that clients may use for the
-        server beside those of loopback addresses; None allows every name.
+        server beside those of loopback addresses; None allows every name. With ``is_exposed``, only browsers over plain HTTP need one
+        of them, or an address, or a name that public DNS cannot contain.
         """
         self._origins = frozenset(origin.encode() for origin in origins)
         self._hosts = None if hosts is None else frozenset(host.lower().removesuffix(".") for host in hosts)
+        self._is_exposed = is_exposed
 
     @classmethod
     def of(cls, config: ServerConfig, host: str) -> WebAccess:
         """What ``config`` allows on a port that listens on ``host``."""
-        is_open = "*" in config.allow_host or not (config.allow_host or (is_loopback(host) and not config.keys_file))
-        return cls(config.allow_origin, None if is_open else (host, *config.allow_host))
+        # Where a key is needed, rebinding gains nothing.
+        if "*" in config.allow_host or (config.keys_file and not config.allow_host):
+            return cls(config.allow_origin)
+        is_exposed = not config.allow_host and not is_loopback(host)
+        return cls(config.allow_origin, (host, socket.gethostname(), *config.allow_host), is_exposed)
 
     def check(self, method: bytes, sender: Sender) -> None:
         """Raise PermissionDenied if ``sender`` may not send a request with ``method``."""
-        if sender.host is not None and not self._knows(sender.host):
+        if sender.host is not None and not self._knows(sender.host, sender):
             raise PermissionDenied(
                 f"this server does not answer to the name {quoted(host_name(sender.host))}",
                 "use localhost or 127.0.0.1, or start the server with '--set allow_host=NAME'",
@@ -90,11 +114,11 @@ class WebAccess:
     def _allows(self, origin: bytes) -> bool:
         return origin in self._origins or b"*" in self._origins
 
-    def _knows(self, host: bytes) -> bool:
-        if self._hosts is None:
+    def _knows(self, host: bytes, sender: Sender) -> bool:
+        if self._hosts is None or (self._is_exposed and not sender.is_plain_browser):
             return True
         name = host_name(host).lower().removesuffix(".")
-        return is_loopback(name) or name in self._hosts
+        return is_loopback(name) or name in self._hosts or (self._is_exposed and is_private(name))
 
     def _may_ask(self, method: bytes, sender: Sender) -> bool:
         if b"*" in self._origins or sender.origin in self._origins:
@@ -106,6 +130,15 @@ class WebAccess:
         # The scheme may differ: a proxy may have decrypted the request.
         own = (sender.host or b"").lower()
         return not sender.origin or sender.origin.lower().partition(b"://")[1:] == (b"://", own)
+
+
+def is_private(name: str) -> bool:
+    """True if ``name`` is an address, or a name in lower case that public DNS cannot contain."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return "." not in name or name.endswith(tuple(f".{domain}" for domain in _PRIVATE))
+    return True
 
 
 def host_name(host: bytes) -> str:

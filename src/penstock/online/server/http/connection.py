@@ -23,6 +23,8 @@ from penstock.online.server.http.responder import Responder
 from penstock.tensor import Buffer
 
 _HEADER_OVERHEAD = 32
+_CHUNK_OVERHEAD = 16
+"""Bytes that a chunked body may take for each byte of its content."""
 _LINGER_S = 2.0
 _CONTENT_LENGTH = b"content-length"
 _EXPECT = b"expect"
@@ -101,6 +103,7 @@ class Http1Connection(Responder):
             if not data:
                 return
         self._progressed = False
+        before = (self._messages, self._chunked, self._body_bytes)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -109,6 +112,9 @@ class Http1Connection(Responder):
         self._text = b""
         if not self._progressed and not self._ending:
             self._check_overhead(len(data))
+        elif before[1] and before[0] == self._messages and not self._ending:
+            # Chunks of one byte are allowed, long extensions of chunks are not.
+            self._check_overhead(len(data) - _CHUNK_OVERHEAD * (self._body_bytes - before[2]))
         if self._length - self._body_bytes > _DIRECT_BYTES and self._body_bytes and not self._ending:
             self._receive_directly()
 
@@ -185,15 +191,15 @@ class Http1Connection(Responder):
         if self._chunked:
             return  # trailers are ignored: they must not override headers
         if size == len(_CONTENT_LENGTH) and name.lower() == _CONTENT_LENGTH:
-            # The parser has validated the number.
+            # The parser has validated the number, and refuses a second one.
             self._length = int(value[:_MAX_DIGITS])
         elif size == len(_EXPECT) and name.lower() == _EXPECT and value.lower() == b"100-continue":
             self._expects = True
         else:
             try:
                 self._head.read(name, value)
-                if self.context.keys and name.lower() in self.context.keys:
-                    self._head.keys[name.lower().decode("latin-1")] = value
+                if self.context.keys and (key := name.lower()) in self.context.keys:
+                    self._head.read_key(key, value)
             except InvalidArgument as error:
                 self._refuse(400, str(error))
                 raise _Refused from None
@@ -204,9 +210,9 @@ class Http1Connection(Responder):
         self._check_head()
         head.method = parser.get_method()
         try:
-            head.check(context.web, head.method, parser.get_http_version())
+            head.check(context.web, head.method, parser.get_http_version(), self._url)
         except PenstockError as error:
-            self._refuse(status.HTTP[error.code], str(error))
+            self._refuse(getattr(error, "http_status", status.HTTP[error.code]), str(error))
             raise _Refused from None
         head.route = context.routes[self._url]
         head.handler = head.route.handlers.get(head.method)
@@ -253,7 +259,9 @@ class Http1Connection(Responder):
         parser = self._parser
         if parser.should_upgrade():
             # The parser withholds the body of such a request, so the header cannot just be ignored.
-            self._refuse(501, "protocol upgrades are not supported: send the request without the header Upgrade")
+            self._refuse(
+                501, "CONNECT and protocol upgrades are not supported: send the request without the header Upgrade"
+            )
             raise _Refused
         head = self._head
         head.keep_alive = parser.should_keep_alive()

@@ -5,9 +5,11 @@ Clients repeat the same head. The server remembers its bytes together with the r
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, Unsupported, quoted
 from penstock.online.server.access.auth import credential
 from penstock.online.server.access.web import Sender, WebAccess
 from penstock.online.server.http.compression import preferred
@@ -15,8 +17,22 @@ from penstock.online.server.http.routes import NOWHERE, Handler, Route
 from penstock.online.server.request_layout import BoundedCache
 
 _MAX_DIGITS = 18
-_LENGTHS = frozenset({4, 6, 9, 10, 11, 12, 13, 14, 15, 16, 29, 31})
+_LENGTHS = frozenset({4, 6, 9, 10, 11, 12, 13, 14, 15, 16, 17, 29, 31})
 """Lengths of the names of the headers that are read. Most other headers are skipped by their length."""
+_AUTHORITY_END = re.compile(rb"[/?#]")
+_VERSIONS = ("1.1", "1.0")
+_SINGLE = frozenset(
+    (
+        b"inference-header-content-length",
+        b"content-type",
+        b"authorization",
+        b"x-api-key",
+        b"origin",
+        b"sec-fetch-site",
+        b"sec-fetch-mode",
+    )
+)
+"""Headers that two readers of one request may understand differently if they are repeated."""
 
 MAX_KNOWN_BYTES = 2048
 """Longer heads are not remembered."""
@@ -35,7 +51,9 @@ class RequestHead(msgspec.Struct, gc=False):
     json_length: int | None = None
     """``Inference-Header-Content-Length``."""
     encoding: bytes = b""
-    """``Content-Encoding`` in lower case; empty for identity."""
+    """``Content-Encoding`` in lower case, several joined by commas; empty for identity."""
+    transfer: bytes = b""
+    """``Transfer-Encoding`` in lower case, several joined by commas."""
     content_type: bytes = b""
     accepted: bytes = b""
     """The preferred encoding of ``Accept-Encoding``; empty for identity."""
@@ -45,6 +63,8 @@ class RequestHead(msgspec.Struct, gc=False):
     """Headers that unlock restricted parts of the API, by name in lower case."""
     traceparent: str = ""
     tracestate: str = ""
+    single: frozenset[bytes] = frozenset()
+    """The headers read so far that must not be repeated."""
     sender: Sender = msgspec.field(default_factory=Sender)
     cors: bytes = b""
     """Header lines of every answer, also of errors."""
@@ -53,14 +73,15 @@ class RequestHead(msgspec.Struct, gc=False):
         """Read one header; other headers than these are ignored. Raises InvalidArgument."""
         if len(name) not in _LENGTHS:
             return
-        match name.lower():
+        name = name.lower()
+        self._check_single(name)
+        match name:
             case b"inference-header-content-length":
                 if not value.isdigit() or len(value) > _MAX_DIGITS:
                     raise InvalidArgument("header Inference-Header-Content-Length is not a number of bytes")
                 self.json_length = int(value)
-            case b"content-encoding":
-                encoding = value.strip().lower()
-                self.encoding = b"" if encoding == b"identity" else encoding
+            case b"content-encoding" | b"transfer-encoding":
+                self._read_codings(name, value.lower())
             case b"content-type":
                 self.content_type = value
             case b"accept-encoding":
@@ -76,14 +97,65 @@ class RequestHead(msgspec.Struct, gc=False):
             case other:
                 self.sender.read(other, value.strip())
 
-    def check(self, web: WebAccess, method: bytes, version: str) -> None:
-        """Check that the sender of the complete head may ask. Raises InvalidArgument, PermissionDenied."""
+    def _check_single(self, name: bytes) -> None:
+        if name in _SINGLE:
+            if name in self.single:
+                raise InvalidArgument(f"the header {name.decode().title()} is repeated", "send it once")
+            self.single |= {name}
+
+    def _read_codings(self, name: bytes, value: bytes) -> None:
+        """Add a header to the codings that earlier headers of ``name`` have listed."""
+        if name == b"transfer-encoding":
+            self.transfer += b"," * bool(self.transfer) + value.strip()
+            return
+        codings = map(bytes.strip, (self.encoding + b"," + value).split(b","))
+        self.encoding = b",".join(coding for coding in codings if coding not in (b"", b"identity"))
+
+    def read_key(self, name: bytes, value: bytes) -> None:
+        """Read a header that unlocks a restricted part of the API; ``name`` in lower case. Raises InvalidArgument."""
+        key = name.decode("latin-1")
+        if key in self.keys:
+            raise InvalidArgument(f"the header {key.title()} is repeated", "send it once")
+        self.keys[key] = value
+
+    def check(self, web: WebAccess, method: bytes, version: str, url: bytes) -> None:
+        """Check the framing and the sender of the complete head. Raises InvalidArgument, Unsupported, PermissionDenied."""
+        if version not in _VERSIONS:
+            raise UnknownVersion(f"HTTP/{version} is not supported over this connection", "send HTTP/1.1")
+        if self.transfer and version == "1.0":
+            raise InvalidArgument("HTTP/1.0 has no Transfer-Encoding", "send Content-Length (RFC 9112, section 6.1)")
+        if self.transfer not in (b"", b"chunked"):
+            raise Unsupported(
+                f"Transfer-Encoding {quoted(self.transfer.decode('latin-1'))} is not supported", "use chunked"
+            )
+        if not url.startswith(b"/"):
+            self._read_authority(url)
         if self.sender.host is None and version != "1.0":
             raise InvalidArgument(
                 "the header Host is missing", "send it with the server's name (RFC 9112, section 3.2)"
             )
         self.cors = web.headers(self.sender.origin)
         web.check(method, self.sender)
+
+    def _read_authority(self, url: bytes) -> None:
+        """Take the host from a URL in absolute form, which precedes the header Host (RFC 9112, section 3.2.2)."""
+        scheme, is_absolute, rest = url.partition(b"://")
+        if not is_absolute:
+            return  # ``*`` and the form of CONNECT have no resource
+        if scheme.lower() not in (b"http", b"https"):
+            raise InvalidArgument(
+                f"the scheme {quoted(scheme.decode('latin-1'))} is not supported", "use http or https"
+            )
+        authority = _AUTHORITY_END.split(rest, 1)[0]
+        if self.sender.host is not None:
+            self.sender.host = None
+            self.sender.read(b"host", authority)
+
+
+class UnknownVersion(Unsupported):
+    """A version of HTTP that the connection does not speak."""
+
+    http_status = 505
 
 
 class KnownHeads(BoundedCache[bytes, RequestHead]):

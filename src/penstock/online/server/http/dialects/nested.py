@@ -50,7 +50,10 @@ def _decode(text: bytes) -> Any:
     except msgspec.DecodeError:
         if b"NaN" not in text and b"Infinity" not in text:
             raise
-        return json.loads(text)
+        value = json.loads(text.decode())
+        if b"\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()  # fails on half a surrogate pair, as msgspec does
+        return value
 
 
 def read_object(body: Buffer) -> Steps[dict[str, Any]]:
