@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import shutil
 import threading
@@ -18,6 +19,7 @@ from fake_repository import PATIENCE_S, Repository, Story, run_story
 from penstock.errors import InvalidArgument, InvalidConfig, NotFound, PenstockError
 from penstock.online.repository.manager import LoadFailed
 from penstock.online.repository.override import Override, store
+from penstock.online.repository.triton.schema import to_json
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.tensor import Array
 from penstock.testing import FakeModel, double
@@ -273,7 +275,7 @@ def test_a_model_whose_files_change_while_it_is_read_is_read_again(tell: Callabl
     tell(story)
 
 
-def test_what_is_put_in_place_of_the_files_stays_until_they_change_or_the_model_goes(
+def test_a_plain_load_undoes_what_was_put_in_place_of_the_files(
     tell: Callable[[Story], None],
 ) -> None:
     async def story(repository: Repository) -> None:
@@ -287,18 +289,15 @@ def test_what_is_put_in_place_of_the_files_stays_until_they_change_or_the_model_
         first = override("given")
         await manager.load("m", first)
         assert repository.served.versions("m") == ["5"]
-        await manager.load("m")
-        assert repository.served.find("m").identity == "given", "the files have not changed"
         broken = override("broken")
         with pytest.raises(LoadFailed):
             await manager.load("m", broken)
-        await manager.load("m")
-        assert repository.served.find("m").identity == "given", "what failed is forgotten"
+        assert repository.served.find("m").identity == "given", "what failed changes nothing"
         await repository.until(lambda: not Path(broken.folder).exists())
         assert Path(first.folder).exists()
-        repository.write("m/1/model.onnx", "new on disk")
         await manager.load("m")
-        assert repository.served.versions("m") == ["1"]
+        assert repository.served.versions("m") == ["1"], "though the repository's files have not changed"
+        assert repository.served.find("m").identity == "disk"
         await repository.until(lambda: not Path(first.folder).exists())
         second = override("only given")
         await manager.load("new", second)
@@ -308,6 +307,35 @@ def test_what_is_put_in_place_of_the_files_stays_until_they_change_or_the_model_
         assert await repository.states("new") == {}, "nothing is left of a model that no repository holds"
         with pytest.raises(PenstockError, match="failed to load 'new'"):
             await manager.load("new")
+
+    tell(story)
+
+
+def test_loads_for_an_ensemble_keep_what_was_put_in_place_of_its_parts(tell: Callable[[Story], None]) -> None:
+    async def story(repository: Repository) -> None:
+        manager = repository.manager
+        for name in ("a", "b"):
+            repository.write(f"{name}/1/model.onnx", name)
+        repository.write_ensemble("inner", "a")
+        repository.write_ensemble("outer", "inner")
+        config = to_json(repository.layout.define("inner").given)
+        config["ensemble_scheduling"]["step"][0]["model_name"] = "b"
+        override = Override(json.dumps(config))
+
+        async def parts() -> set[str]:
+            """The models that an ensemble which nobody serves any more loads for itself."""
+            for name in ("a", "b"):
+                await manager.unload(name)
+            assert not repository.served.names()
+            await manager.load("outer")
+            return {"a", "b"} & set(repository.served.names())
+
+        await manager.load("inner", override)
+        assert await parts() == {"b"}
+        await asyncio.gather(manager.load("inner"), manager.load("inner", override))
+        assert await parts() == {"b"}, "the later request counts"
+        await asyncio.gather(manager.load("inner", override), manager.load("inner"))
+        assert await parts() == {"a"}
 
     tell(story)
 

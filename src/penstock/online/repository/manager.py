@@ -128,18 +128,18 @@ class Manager:
     async def load(
         self, name: str, override: Override | None = None, *, is_part: bool = False, is_due: bool = False
     ) -> None:
-        """Load or reload model ``name`` from the repositories, with the replacements of ``override``.
+        """Load or reload model ``name`` from the repositories, with the replacements of ``override``, or without any.
 
         Returns when the model is ready, and with it the ensembles that were unloaded because of it. Keeps versions that have not
-        changed. ``is_part``: an ensemble needs the model. ``is_due``: the server loads the model by itself, and is incomplete without
-        it. Raises PenstockError if there is no such model, LoadFailed or InvalidConfig with the reason of a failure, and Unavailable
-        during shutdown.
+        changed. ``is_part``: an ensemble needs the model, whose override is kept. ``is_due``: the server loads the model by itself,
+        and is incomplete without it. Raises PenstockError if there is no such model, LoadFailed or InvalidConfig with the reason of a
+        failure, and Unavailable during shutdown.
         """
         if self._is_closed:
             raise Unavailable(f"model '{name}' cannot be loaded: the server is shutting down")
         model = self._models.setdefault(name, ManagedModel(name))
         model.is_wanted = model.is_wanted or not is_part
-        followers = await asyncio.shield(self._begin_load(model, override, is_due))
+        followers = await asyncio.shield(self._begin_load(model, override, is_due, keeps_override=is_part))
         if followers and not is_part:  # a part must not wait for the ensemble that waits for it
             await asyncio.wait(followers)
 
@@ -209,13 +209,21 @@ class Manager:
 
     # Implementation
 
-    def _begin_load(self, model: ManagedModel, override: Override | None = None, is_due: bool = False) -> Loading:
+    def _begin_load(
+        self,
+        model: ManagedModel,
+        override: Override | None = None,
+        is_due: bool = False,
+        *,
+        keeps_override: bool = False,
+    ) -> Loading:
         """Begin a load, or return the waiting one that would do the same."""
         task = model.waiting
-        if task is None or override is not None:
+        if task is None or override is not None or (model.waiting_keeps_override and not keeps_override):
             load_options = msgspec.structs.replace(self._load_options, halt=model.halt)
-            task = self._begin(model, self._load(model, load_options, override, is_due))
+            task = self._begin(model, self._load(model, load_options, override, is_due, keeps_override))
             model.waiting = task if override is None else None
+            model.waiting_keeps_override = keeps_override
         return task
 
     def _begin(self, model: ManagedModel, work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
@@ -256,7 +264,12 @@ class Manager:
         return future.result()
 
     async def _load(
-        self, model: ManagedModel, load_options: LoadOptions, override: Override | None, is_due: bool
+        self,
+        model: ManagedModel,
+        load_options: LoadOptions,
+        override: Override | None,
+        is_due: bool,
+        keeps_override: bool,
     ) -> list[Loading]:
         """Load or reload ``model``. Returns the loads of ensembles that this causes."""
         async with model.turn:
@@ -269,7 +282,7 @@ class Manager:
                 model.overrides.append(override)
             form = model.form
             try:
-                await self._bring_up(model, override)
+                await self._bring_up(model, override, keeps_override)
                 self._missing.discard(model.name)
             except PenstockError as error:
                 if is_due and not model.served:
@@ -290,14 +303,14 @@ class Manager:
             for user in users:
                 user.is_stale |= bool(user.served) and model.name in user.parts
         return [
-            self._begin_load(user)
+            self._begin_load(user, keeps_override=True)
             for user in users
             if user.is_stale or (user.is_wanted and not user.served and not user.pending)
         ]
 
-    async def _bring_up(self, model: ManagedModel, override: Override | None) -> None:
+    async def _bring_up(self, model: ManagedModel, override: Override | None, keeps_override: bool) -> None:
         for attempt in range(_ATTEMPTS):
-            source, used = await self._define(model, override)
+            source, used = await self._define(model, override, keeps_override)
             await self._load_parts(model, source)
             failures = await self._change(model, source)
             if attempt + 1 == _ATTEMPTS or not any(isinstance(error, FilesChanged) for error in failures.values()):
@@ -310,9 +323,14 @@ class Manager:
             self._level, "model '%s', generation %d serves %s", model.name, model.generation, ", ".join(model.served)
         )
 
-    async def _define(self, model: ManagedModel, override: Override | None) -> tuple[ModelSource, Override | None]:
-        """The current source of ``model``, and its override. A previous override is used until the files that it replaces change."""
-        name, kept, replaced = model.name, model.override, model.replaced
+    async def _define(
+        self, model: ManagedModel, override: Override | None, keeps_override: bool
+    ) -> tuple[ModelSource, Override | None]:
+        """The current source of ``model``, and its override.
+
+        If ``keeps_override``, a previous override is used unless the files that it replaces have changed.
+        """
+        name, kept, replaced = model.name, model.override if keeps_override else None, model.replaced
 
         def read() -> tuple[ModelSource, Override | None]:
             if override is None and kept is not None and self._layout.fingerprint(name) == replaced:

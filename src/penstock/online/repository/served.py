@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.errors import NotFound, quoted
+from penstock.errors import NotFound, bounded, quoted
 from penstock.online.repository.handle import Handle
 from penstock.telemetry.statistics import ModelStatistics
 
@@ -50,7 +50,8 @@ class ServedModels:
             if namesakes := [one for one in self._models if one.endswith(f"/{name}")]:
                 hint = f"ask for {' or '.join(namesakes)}"
                 raise NotFound(f"Request for ambiguous model: {quoted(name)} is in several repositories", hint)
-            raise NotFound(f"Request for unknown model: {which} is not found")
+            hint = f"its versions are {bounded(', '.join(self.versions(name)))}" if name in self._models else ""
+            raise NotFound(f"Request for unknown model: {which} is not found", hint)
         return handle
 
     def statistics(self) -> list[ModelStatistics]:

@@ -133,6 +133,8 @@ class ManagedModel:
         """Number of operations that have not ended."""
         self.waiting: asyncio.Task[list[Any]] | None = None
         """The last operation, if it is a load without an override that has not begun."""
+        self.waiting_keeps_override = False
+        """Whether ``waiting`` keeps a previous override."""
         self.halt = Halt()
         """Ends the loads that are requested from now on."""
         self.running_options = LoadOptions()

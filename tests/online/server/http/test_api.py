@@ -14,6 +14,7 @@ from penstock.clock import ManualClock
 from penstock.online.server.access.auth import Access
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.http.resources import make_resources
+from penstock.testing import DOUBLER, FakeModel, double
 
 NO_PLANE = cast(Any, SimpleNamespace(shared_memory=None))
 """Nothing is asked of it."""
@@ -57,11 +58,48 @@ def fill(path: str) -> str:
 @pytest.mark.parametrize("path", [path for resource in RESOURCES for path in resource.paths])
 def test_other_methods_are_refused_and_the_right_ones_named(client: Client, path: str) -> None:
     allowed = {method.decode() for resource in RESOURCES for method in resource.handlers if path in resource.paths}
+    allowed |= {"HEAD"} if "GET" in allowed else set()
     for method in {"GET", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"} - allowed:
         answer = client.ask(get(fill(path), method=method))
         assert (answer.status, answer.error) == (405, "Method Not Allowed")
         assert set(answer.headers["allow"].split(", ")) == allowed
     assert client.ask(get(fill(path) + "/")).status == 404
+
+
+@pytest.mark.parametrize("path", [path for one in RESOURCES if b"GET" in one.handlers for path in one.paths])
+def test_head_is_get_without_the_body(client: Client, path: str) -> None:
+    found = client.ask(get(fill(path)))
+    client.send(get(fill(path), method="HEAD"))
+    head = client.read_head().decode()
+    assert head.startswith(f"HTTP/1.1 {found.status} ")
+    assert f"Content-Length: {len(found.body)}\r\n" in head or path.endswith("stats"), "which may grow"
+    assert f"Content-Type: {found.headers['content-type']}\r\n" in head
+    assert client.ask(get("/v2")).status == 200, "no body was sent that would be read as the next answer"
+
+
+def test_health_has_the_bodies_that_kserve_reads(client: Client) -> None:
+    assert ask(client, get("/v2/health/live")) == {"live": True}
+    assert ask(client, get("/v2/health/ready")) == {"ready": True}
+    assert ask(client, get("/v2/models/m/ready")) == {"name": "m", "ready": True}
+    assert ask(client, get("/v2/models/m/versions/1/ready")) == {"name": "m", "ready": True}
+
+
+def test_health_while_the_server_is_not_ready() -> None:
+    with GatedServer() as server, Client(server.address) as client:
+        server.call(server.dataplane.close)
+        assert ask(client, get("/v2/health/ready"), 400) == {"ready": False}
+        assert ask(client, get("/v2/health/live")) == {"live": True}
+
+
+def test_descriptions_and_states_are_never_compressed() -> None:
+    names = {"x" * 250 + str(number): FakeModel(DOUBLER, double) for number in range(30)}
+    with GatedServer(also=names) as server, Client(server.address) as client:
+        for ask_for in (post(b"", path="/v2/repository/index"), get("/v2/models/stats")):
+            head, _, rest = ask_for.partition(b"\r\n")
+            answer = client.ask(head + b"\r\nAccept-Encoding: gzip, deflate\r\n" + rest)
+            assert "content-encoding" not in answer.headers
+            assert len(answer.body) > 4096
+            assert json.loads(answer.body)
 
 
 def test_configuration(client: Client, library: triton.InferenceServerClient) -> None:

@@ -63,12 +63,64 @@ def test_every_request_has_its_answer_and_the_connection_stays(
     assert client.ask(infer(3)).data == [6, 0]
 
 
-def test_head_is_answered_without_a_body(client: Client) -> None:
-    client.send(get("/v2", method="HEAD", headers="Connection: close\r\n"))
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [("/v2", "", 200), ("/v2/models/m/infer", "", 405), ("/v9", "", 404), ("/v2", "Host: two\r\n", 400)],
+)
+def test_head_is_answered_without_a_body(client: Client, path: str, headers: str, status: int) -> None:
+    client.send(get(path, method="HEAD", headers=f"Connection: close\r\n{headers}"))
     received = b"".join(iter(lambda: client.socket.recv(65536), b""))
     head, _, body = received.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 405 ")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert b"Content-Length: 0" not in head
     assert body == b""
+
+
+UPGRADES = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+"""Sent by Java's client with the first request of a connection."""
+
+
+def chunked(request: bytes, size: int) -> bytes:
+    """``request`` with its body in chunks."""
+    head, _, body = request.partition(b"\r\n\r\n")
+    lines = [line for line in head.split(b"\r\n") if not line.startswith(b"Content-Length")]
+    chunks = [body[start : start + size] for start in range(0, len(body), size)]
+    coded = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+    return b"\r\n".join([*lines, b"Transfer-Encoding: chunked\r\n\r\n"]) + coded + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
+def test_an_offer_to_upgrade_is_ignored(client: Client, piece: int) -> None:
+    upgrading = infer(4, UPGRADES)
+    requests = [upgrading, get("/v2", headers=UPGRADES), chunked(upgrading, 9), infer(5), upgrading]
+    whole = b"".join(requests)
+    for start in range(0, len(whole), piece):
+        client.send(whole[start : start + piece])
+    answers = [client.read() for _ in requests]
+    assert [answer.status for answer in answers] == [200] * len(requests)
+    assert [answer.data for answer in (answers[0], *answers[2:])] == [[8, 0], [8, 0], [10, 0], [8, 0]]
+    assert client.ask(upgrading).data == [8, 0], "whose head is known"
+
+
+def test_an_offer_to_upgrade_changes_no_other_rule(client: Client) -> None:
+    assert client.ask(infer(headers=f"Expect: 100-continue\r\n{UPGRADES}")).status == 100
+    assert client.read().data == [2, 0]
+
+
+@pytest.mark.parametrize(
+    "first", ["Content-Length: 0\r\n", "Transfer-Encoding: chunked\r\n", "Transfer-Encoding: x\r\n"]
+)
+def test_an_offer_to_upgrade_hides_no_contradiction(client: Client, first: str) -> None:
+    answer = client.ask(infer(1, UPGRADES + first) + get("/hidden"))
+    assert (answer.status, client.is_closed) == (400, True)
+    assert "malformed HTTP" in answer.error
+
+
+@pytest.mark.parametrize("last", ["Connection: close\r\n", "HTTP/1.0"])
+def test_the_last_request_may_offer_to_upgrade(client: Client, last: str) -> None:
+    request = infer(6, UPGRADES + (last if ":" in last else ""))
+    answer = client.ask(request.replace(b"HTTP/1.1", b"HTTP/1.0") if last == "HTTP/1.0" else request)
+    assert (answer.data, answer.headers["connection"], client.is_closed) == ([12, 0], "close", True)
 
 
 def test_metadata(client: Client) -> None:
@@ -111,7 +163,6 @@ def test_binary_both_ways(client: Client) -> None:
         (infer(headers="A: b\r\n" * 3000), 431),
         (b"POST /v2/models/m/infer HTTP/1.1\r\nA: " + b"x" * 100_000, 431),
         (b"GET /" + b"x" * 100_000, 431),
-        (infer(headers="Upgrade: h2c\r\nConnection: Upgrade\r\n"), 501),
         (b"CONNECT host:80 HTTP/1.1\r\nHost: x\r\n\r\nhidden", 501),
         (b"\r\n" * 50_000, 431),
         (post(bytes(100_001)), 413),

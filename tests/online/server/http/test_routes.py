@@ -20,9 +20,9 @@ def encode(status: int, message: str) -> bytes:
 
 
 GUARD = Guard(Needs.ADMIN, Access(None, ManualClock()))
-GET, POST = {b"GET": one}, {b"POST": other}
+GET, POST = {b"GET": one, b"HEAD": one}, {b"POST": other}
 RESOURCES = [
-    Resource("/v2", GET),
+    Resource("/v2", {b"GET": one}),
     Resource("/v2/models/stats", POST),
     Resource("/v2/models/{model}", GET, versioned=True),
     Resource("/v2/models/{model}/infer", POST, versioned=True),

@@ -42,6 +42,7 @@ class RequestLimits(msgspec.Struct, frozen=True):
 
     max_queue: int = 4096
     max_request_rows: int = 1024
+    """Does not apply where a configuration has ``max_batch_size``."""
     summaries: bool = False
     """Whether to keep recent durations, for the summary metrics."""
 
@@ -76,7 +77,7 @@ class Assembler:
         return Handle(
             resolved.version,
             config,
-            self._check(config, loaded.models[0]),
+            self._check(resolved.given, config, loaded.models[0]),
             scheduler,
             loaded.models,
             runs,
@@ -99,7 +100,7 @@ class Assembler:
         return Handle(
             version,
             config,
-            self._check(config),
+            self._check(source.given, config),
             scheduler,
             labels=EnsembleLabels(read_labels(config, source.folder), config, self._models.find),
             identity=identity,
@@ -129,9 +130,12 @@ class Assembler:
             gates += [self._limiter.gate(*wanted) if self._limiter else None for _ in range(group.count)]
         return gates
 
-    def _check(self, config: ModelConfig, model: Model | None = None) -> InputCheck:
+    def _check(self, given: ModelConfig, config: ModelConfig, model: Model | None = None) -> InputCheck:
+        """The check of requests. A configured ``max_batch_size`` bounds each of them; a limit of the server bounds only batches."""
         facts = () if model is None or isinstance(model, RequestModel) else (model.optional_inputs, model.unranked)
-        return InputCheck(config, max(config.max_rows, self._limits.max_request_rows), *facts)
+        is_set = given.max_batch_size is not None or (isinstance(model, RequestModel) and model.max_batch is not None)
+        max_rows = config.max_rows if is_set else max(config.max_rows, self._limits.max_request_rows)
+        return InputCheck(config, max_rows, *facts)
 
     def _statistics(self, config: ModelConfig, version: str, load_s: float) -> ModelStatistics:
         return ModelStatistics(

@@ -95,6 +95,7 @@ RULES = (
         Needs.MODEL,
         (
             "/v1/models",
+            "/v1/config",
             *(f"/v1/models/{{model}}{label}{what}" for label in ("", _LABEL) for what in ("", "/metadata")),
         ),
     ),

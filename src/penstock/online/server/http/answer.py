@@ -39,6 +39,12 @@ def compose(status: int, headers: bytes, connection: bytes, body: bytes, tensors
     return [start, *tensors]
 
 
+def without_body(answer: Answer) -> bytes:
+    """The head of ``answer``, as the answer to HEAD: ``Content-Length`` is still that of the body."""
+    head, end, _ = (answer if isinstance(answer, bytes) else bytes(answer[0])).partition(b"\r\n\r\n")
+    return head + end
+
+
 def compose_stream(headers: bytes, connection: bytes, is_chunked: bool) -> bytes:
     """The head of a response of unknown length. Unless it is chunked, closing the connection ends it."""
     framing = b"Transfer-Encoding: chunked\r\n" if is_chunked else b""

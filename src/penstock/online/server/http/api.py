@@ -55,12 +55,12 @@ class Api:
         repositories = ("/v2/repository", "/v2/repository/{name}")
         return [
             Resource("/v2", {b"GET": self.server_metadata}, answer="ServerMetadata"),
-            Resource("/v2/health/live", {b"GET": self.live}),
-            Resource("/v2/health/ready", {b"GET": self.ready}),
+            Resource("/v2/health/live", {b"GET": self.live}, answer="Live"),
+            Resource("/v2/health/ready", {b"GET": self.ready}, answer="Ready"),
             # Takes precedence over a model named "stats".
             Resource("/v2/models/stats", statistics, answer="Statistics"),
             Resource("/v2/models/{model}", {b"GET": self.model_metadata}, versioned=True, answer="ModelMetadata"),
-            Resource("/v2/models/{model}/ready", {b"GET": self.model_ready}, versioned=True),
+            Resource("/v2/models/{model}/ready", {b"GET": self.model_ready}, versioned=True, answer="ModelReady"),
             Resource("/v2/models/{model}/config", {b"GET": self.model_config}, versioned=True, answer="ModelConfig"),
             Resource("/v2/models/{model}/stats", statistics, versioned=True, answer="Statistics"),
             Resource("/v2/models/{model}/trace/setting", trace, answer="Settings", body="Settings"),
@@ -86,16 +86,17 @@ class Api:
 
     def live(self, exchange: Exchange, route: Route) -> None:
         """200 while the process answers."""
-        exchange.reply_empty()
+        exchange.reply_json({"live": True})
 
     def ready(self, exchange: Exchange, route: Route) -> None:
         """200 when all models are loaded, else 400."""
-        exchange.reply_empty(200 if self._dataplane.server_ready else 400)
+        is_ready = self._dataplane.server_ready
+        exchange.reply_json({"ready": is_ready}, 200 if is_ready else 400)
 
     def model_ready(self, exchange: Exchange, route: Route) -> None:
         """200 when the model is ready, else 400."""
         if self._dataplane.model_ready(route.model, route.version):
-            exchange.reply_empty()
+            exchange.reply_json({"name": route.model, "ready": True})
         else:
             exchange.fail_with(400, "Model version not ready")
 

@@ -13,7 +13,7 @@ import httptools
 
 from penstock.errors import InvalidArgument, PenstockError, Unavailable
 from penstock.online.server import status
-from penstock.online.server.http.answer import CLOSE, CONTINUE, JSON, compose
+from penstock.online.server.http.answer import CLOSE, CONTINUE, JSON, compose, without_body
 from penstock.online.server.http.body import BodyReceiver
 from penstock.online.server.http.codec.encoder import encode_error
 from penstock.online.server.http.context import FREE_BYTES, HttpContext
@@ -27,6 +27,7 @@ _CHUNK_OVERHEAD = 16
 """Bytes that a chunked body may take for each byte of its content."""
 _LINGER_S = 2.0
 _CONTENT_LENGTH = b"content-length"
+_TRANSFER_ENCODING = b"transfer-encoding"
 _EXPECT = b"expect"
 _MAX_DIGITS = 20
 _END = b"\r\n\r\n"
@@ -50,9 +51,11 @@ class Http1Connection(Responder):
         "_chunked",
         "_exchange",
         "_expects",
+        "_framing",
         "_head",
         "_header_bytes",
         "_is_aside",
+        "_is_upgrade",
         "_is_wanted",
         "_length",
         "_messages",
@@ -77,7 +80,10 @@ class Http1Connection(Responder):
         self._url = b""
         self._body: Buffer = b""
         self._reserved_bytes = 0
+        self._length = 0
         self._head = RequestHead()
+        self._framing = b""  # the headers that say where the body ends
+        self._is_upgrade = False  # the parser has only reported the head, whose ``Upgrade`` is ignored
         self._header_bytes = 0
         self._exchange = Exchange(self, self._head)
         self._is_wanted = True  # the request is run once its body is complete
@@ -104,11 +110,7 @@ class Http1Connection(Responder):
                 return
         self._progressed = False
         before = (self._messages, self._chunked, self._body_bytes)
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            if not self._ending:
-                self._refuse(400, f"malformed HTTP: {error}")
+        self._parse(data)
         self._text = b""
         if not self._progressed and not self._ending:
             self._check_overhead(len(data))
@@ -117,6 +119,31 @@ class Http1Connection(Responder):
             self._check_overhead(len(data) - _CHUNK_OVERHEAD * (self._body_bytes - before[2]))
         if self._length - self._body_bytes > _DIRECT_BYTES and self._body_bytes and not self._ending:
             self._receive_directly()
+
+    def _parse(self, data: Buffer) -> None:
+        try:
+            while True:
+                try:
+                    self._parser.feed_data(data)
+                    return
+                except httptools.HttpParserUpgrade as upgrade:
+                    data = memoryview(data)[upgrade.args[0] :]
+                    self._ignore_upgrade()
+        except httptools.HttpParserError as error:
+            if not self._ending:
+                self._refuse(400, f"malformed HTTP: {error}")
+
+    def _ignore_upgrade(self) -> None:
+        """Continue a request with ``Upgrade`` in HTTP/1.1: Java's client offers HTTP/2 with its first request.
+
+        The parser has stopped behind the head, which it has not checked for contradictions. A new one gets a head that frames the
+        body in the same way; its fields are not read again.
+        """
+        closes = b"" if self._parser.should_keep_alive() else b"Connection: close\r\n"
+        version = self._parser.get_http_version().encode()
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.feed_data(b"POST / HTTP/%b\r\n%b%b\r\n" % (version, closes, self._framing))
+        self._is_upgrade = False
 
     def _receive_directly(self) -> None:
         """Let a BodyReceiver read from the transport until the body is complete."""
@@ -183,29 +210,37 @@ class Http1Connection(Responder):
         self._receiving = True
 
     def on_url(self, url: bytes) -> None:
+        if self._is_upgrade:
+            return
         self._url = self._url + url if self._url else url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         size = len(name)
         self._header_bytes += size + len(value) + _HEADER_OVERHEAD
-        if self._chunked:
+        if self._chunked or self._is_upgrade:
             return  # trailers are ignored: they must not override headers
         if size == len(_CONTENT_LENGTH) and name.lower() == _CONTENT_LENGTH:
             # The parser has validated the number, and refuses a second one.
             self._length = int(value[:_MAX_DIGITS])
+            self._framing += b"Content-Length: %b\r\n" % value
         elif size == len(_EXPECT) and name.lower() == _EXPECT and value.lower() == b"100-continue":
             self._expects = True
+        elif size == len(_TRANSFER_ENCODING) and name.lower() == _TRANSFER_ENCODING:
+            self._framing += b"Transfer-Encoding: %b\r\n" % value
         else:
             try:
                 self._head.read(name, value)
                 if self.context.keys and (key := name.lower()) in self.context.keys:
                     self._head.read_key(key, value)
             except InvalidArgument as error:
+                self._head.method = self._parser.get_method()
                 self._refuse(400, str(error))
                 raise _Refused from None
 
     def on_headers_complete(self) -> None:
         """Check the size of the head, its sender, the URL, the client's rights and the announced size, before the body is kept."""
+        if self._is_upgrade:
+            return
         context, parser, head = self.context, self._parser, self._head
         self._check_head()
         head.method = parser.get_method()
@@ -253,17 +288,16 @@ class Http1Connection(Responder):
     def on_message_complete(self) -> None:
         if self._ending:
             return
+        parser, head = self._parser, self._head
+        if parser.should_upgrade() and head.method != b"CONNECT":
+            self._is_upgrade = True  # the parser reports the end of the message behind its head
+            return
         self._progressed = True
         self._messages += 1
         self._check_head()  # again, since trailers count
-        parser = self._parser
         if parser.should_upgrade():
-            # The parser withholds the body of such a request, so the header cannot just be ignored.
-            self._refuse(
-                501, "CONNECT and protocol upgrades are not supported: send the request without the header Upgrade"
-            )
+            self._refuse(501, "this server is not a proxy: the method CONNECT is not supported")
             raise _Refused
-        head = self._head
         head.keep_alive = parser.should_keep_alive()
         head.body_bytes = self._body_bytes
         if self._text:
@@ -286,6 +320,8 @@ class Http1Connection(Responder):
         self._header_bytes = 0
         self._overhead_bytes = 0
         self._head = RequestHead()
+        self._framing = b""
+        self._is_upgrade = False
         self._chunked = False
         self._expects = False
         self._is_wanted = True
@@ -308,9 +344,10 @@ class Http1Connection(Responder):
         self._discarding = self._ending = True
         self._return()
         self._drop_body()
-        body = encode_error(message)
-        exchange = Exchange(self, RequestHead(), keep_alive=False)
-        self._answer_later(exchange, compose(status, JSON + headers + self._head.cors, CLOSE, body))
+        answer = compose(status, JSON + headers + self._head.cors, CLOSE, encode_error(message))
+        if self._head.method == b"HEAD":
+            answer = without_body(answer)
+        self._answer_later(Exchange(self, RequestHead(), keep_alive=False), answer)
 
     def _drop_body(self) -> None:
         self._body = b""

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 _Body = TypeVar("_Body")
 _Result = TypeVar("_Result")
 
-_MIN_COMPRESSED = 1024
+_MIN_COMPRESSED = 4096
 _MAX_MEMBERS = 1 << 16
 _SLICE = 64 << 10
 _LARGE_BYTES = 4 << 20
@@ -235,12 +235,16 @@ class Exchange(msgspec.Struct, eq=False):
 
         self.later(compress())
 
-    def reply_json(self, content: Any) -> None:
-        """Answer with ``content`` as JSON."""
-        self.reply(200, JSON, orjson.dumps(content))
+    def reply_json(self, content: Any, status: int = 200) -> None:
+        """Answer with ``content`` as JSON, never compressed.
 
-    def reply_empty(self, status: int = 200) -> None:
-        self.reply(status, JSON)
+        Descriptions, states and settings are answered this way: ``tritonclient.http.aio`` accepts compression of all answers, but
+        decompresses only those of inference.
+        """
+        self.sink.answered(self, status, JSON, orjson.dumps(content))
+
+    def reply_empty(self) -> None:
+        self.sink.answered(self, 200, JSON, b"")
 
     def fail(self, error: PenstockError) -> None:
         """Answer with ``error``, its status and the headers that go with it."""
@@ -254,10 +258,10 @@ class Exchange(msgspec.Struct, eq=False):
         self.fail_with(code, str(error), headers)
 
     def fail_with(self, status: int, message: str, headers: bytes = b"") -> None:
-        """Answer with an error. The response to HEAD has no body."""
+        """Answer with an error."""
         error = self.head.route.error
         body = encode_error(message) if error is None else error(status, bounded(message))
-        self.reply(status, JSON + headers, b"" if self.head.method == b"HEAD" else body)
+        self.reply(status, JSON + headers, body)
 
     def fail_unexpected(self, error: Exception) -> None:
         """Answer with ``error``; other errors than PenstockError are logged and reported as an internal error."""

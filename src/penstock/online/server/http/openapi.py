@@ -16,6 +16,7 @@ _Schema = dict[str, Any]
 
 _TEXT: _Schema = {"type": "string"}
 _COUNT: _Schema = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
+_FLAG: _Schema = {"type": "boolean"}
 _OBJECT: _Schema = {"type": "object"}
 _PARAMETERS: _Schema = {"type": "object", "additionalProperties": {"type": ["string", "integer", "boolean", "number"]}}
 _STATUSES = {
@@ -62,6 +63,9 @@ _SCHEMAS: dict[str, _Schema] = {
     "Error": _object(["error"], error=_TEXT),
     "TorchServeError": _object([], code=_COUNT, type=_TEXT, message=_TEXT),
     "Anything": {"description": "Any JSON value"},
+    "Live": _object(["live"], live=_FLAG),
+    "Ready": _object(["ready"], ready=_FLAG),
+    "ModelReady": _object(["name", "ready"], name=_TEXT, ready=_FLAG),
     "ServerMetadata": _object(["name", "version", "extensions"], name=_TEXT, version=_TEXT, extensions=_list(_TEXT)),
     "ModelMetadata": _object(
         ["name", "versions", "platform", "inputs", "outputs"],
@@ -109,7 +113,7 @@ _SCHEMAS: dict[str, _Schema] = {
     "GenerateResponse": _object(["model_name", "model_version"], id=_TEXT, model_name=_TEXT, model_version=_TEXT),
     "Settings": {"type": "object", "additionalProperties": True},
     "Index": _list(_object(["name"], name=_TEXT, version=_TEXT, state=_TEXT, reason=_TEXT)),
-    "IndexRequest": _object([], ready={"type": "boolean"}),
+    "IndexRequest": _object([], ready=_FLAG),
     "LoadRequest": _object(
         [], parameters={"type": "object", "additionalProperties": {"type": ["string", "integer", "boolean"]}}
     ),
@@ -137,14 +141,13 @@ def _path_parameter(name: str) -> _Schema:
 
 def _operation(resource: Resource, method: str, handler: Handler) -> _Schema:
     """The description of one method; its summary is the first line of the handler's docstring."""
-    is_health = resource.path.startswith("/v2/health/")
     error = "Error" if resource.error is None else "TorchServeError"
     responses: _Schema = {
         str(status): {"description": text, "content": {"application/json": {"schema": _ref(error)}}}
         for status, text in _STATUSES.items()
     }
-    if is_health:
-        del responses["400"]["content"]
+    if resource.answer == "Ready":
+        responses["400"]["content"]["application/json"]["schema"] = _ref("Ready")
     responses["200"] = {"description": "done"}
     if kind := _media_type(resource):
         schema = _TEXT if kind.startswith("text/") else _ref(resource.answer)

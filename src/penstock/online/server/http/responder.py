@@ -19,6 +19,7 @@ from penstock.online.server.http.answer import (
     compose,
     compose_chunk,
     compose_stream,
+    without_body,
 )
 from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.exchange import Exchange
@@ -174,6 +175,8 @@ class Responder(ServerConnection):
         else:
             connection = KEEP_ALIVE if exchange.head.http_1_0 else b""
         answer = compose(status, headers + exchange.head.cors, connection, body, tensors)
+        if exchange.head.method == b"HEAD":
+            answer = without_body(answer)
         self._window = self.context.max_pipelined
         if (
             len(self._pending) == 1

@@ -91,12 +91,17 @@ class Routes(BoundedCache[bytes, Route]):
                     names = {name: unquote_to_bytes(value).decode() for name, value in match.groupdict().items()}
                 except UnicodeDecodeError:
                     return NOWHERE
-                return Route(resource.handlers, guard, error=resource.error, body=resource.body, **names)
+                return Route(_with_head(resource.handlers), guard, error=resource.error, body=resource.body, **names)
         return NOWHERE
 
 
 NOWHERE = Route({})
 """The route of a URL that no resource has."""
+
+
+def _with_head(handlers: Mapping[bytes, Handler]) -> Mapping[bytes, Handler]:
+    """HEAD has the handler of GET; the connection leaves out the body of the answer."""
+    return {**handlers, b"HEAD": handlers[b"GET"]} if b"GET" in handlers else handlers
 
 
 def _pattern(path: str) -> re.Pattern[bytes]:

@@ -163,15 +163,25 @@ def test_metadata(client: Client) -> None:
     assert found["model_spec"] == {"name": "pair", "signature_name": "", "version": "1"}
     signature = found["metadata"]["signature_def"]["signature_def"]["serving_default"]
     assert signature["method_name"] == "tensorflow/serving/predict"
-    assert signature["inputs"]["x"] == {
-        "dtype": "DT_FLOAT",
-        "tensor_shape": {"dim": [{"size": "-1", "name": ""}, {"size": "2", "name": ""}], "unknown_rank": False},
-        "name": "x",
-    }
+    shape = {"dim": [{"size": "-1", "name": ""}, {"size": "2", "name": ""}], "unknown_rank": False}
+    assert signature["inputs"]["x"] == {"dtype": "DT_FLOAT", "tensor_shape": shape, "tensorShape": shape, "name": "x"}
     assert signature["outputs"]["z"]["dtype"] == "DT_INT64"
     assert read(ask(client, "/v1/models/many/labels/stable/metadata"))["model_spec"]["version"] == "1"
     assert read(ask(client, "/v1/models/many/metadata"))["model_spec"]["version"] == "2"
     assert ask(client, "/v1/models/n/metadata").status == 404
+
+
+def test_what_ovmsclient_asks(client: Client) -> None:
+    found = read(ask(client, "/v1/models/pair/versions/0/metadata"))
+    assert found["modelSpec"]["version"] == "1"
+    tensors = found["metadata"]["signature_def"]["signatureDef"]["serving_default"]
+    assert [int(size["size"]) for size in tensors["inputs"]["x"]["tensorShape"]["dim"]] == [-1, 2]
+    (state,) = read(ask(client, "/v1/models/pair/versions/0"))["model_version_status"]
+    assert (state["version"], state["state"], state["status"]["error_code"]) == ("1", "AVAILABLE", "OK")
+    assert ask(client, "/v1/models/pair/versions/7/metadata").status == 404
+    states = read(ask(client, "/v1/config"))
+    assert states["pair"] == {"model_version_status": [state]}
+    assert {"m", "many", "pair"} <= states.keys()
 
 
 def test_the_server_itself(client: Client) -> None:

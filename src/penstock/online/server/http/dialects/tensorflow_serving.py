@@ -1,4 +1,7 @@
-"""TensorFlow Serving's REST API and KServe v1, which is almost a subset: ``/v1/models``.
+"""TensorFlow Serving's REST API, and its kin: ``/v1/models``.
+
+KServe v1 is almost a subset. OpenVINO Model Server spells some names otherwise, asks for version 0 where it means the default, and has
+``/v1/config``.
 
 A model's configuration may label its versions: ``parameters {key: "version_labels" value {string_value:
 "stable:1,canary:2"}}``.
@@ -12,6 +15,7 @@ from typing import Any
 
 from penstock.errors import InvalidArgument, NotFound, Unsupported, quoted, shortened
 from penstock.online.repository.handle import Handle
+from penstock.online.repository.state import Row
 from penstock.online.server.access.auth import Access
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
@@ -25,6 +29,8 @@ from penstock.tensor import Array, Buffer, TensorSpec
 _LABELS = "version_labels"
 _STATES = {"READY": "AVAILABLE", "LOADING": "LOADING", "UNLOADING": "UNLOADING"}
 """By state in the index; all other states are END."""
+_DEFAULT_VERSION = "0"
+"""Written by ``ovmsclient`` for the default version; no model has a version of that number."""
 _WITHOUT_FAULT = ("", "unloaded")
 _DTYPES = {"FP16": "HALF", "BF16": "BFLOAT16", "FP32": "FLOAT", "FP64": "DOUBLE", "BYTES": "STRING"}
 """TensorFlow's names of datatypes; all others have the protocol's name."""
@@ -50,6 +56,7 @@ class TensorFlowServing:
             *_of_models(":regress", b"POST", self.regress),
             *_of_models("/metadata", b"GET", self.metadata),
             *_of_models("", b"GET", self.status),
+            Resource("/v1/config", {b"GET": self.states}, answer="Anything"),
             Resource("/monitoring/prometheus/metrics", {b"GET": self.metrics}, answer="Anything"),
         ]
 
@@ -94,11 +101,7 @@ class TensorFlowServing:
     async def status(self, exchange: Exchange, route: Route) -> dict[str, Any]:
         """States of a model's versions, and its readiness."""
         version = self._version(exchange, route)
-        rows = [
-            row
-            for row in await self._control.repository_index()
-            if row["name"] == route.model and row.get("version") and version in ("", row["version"])
-        ]
+        rows = [row for row in await self._versions() if row["name"] == route.model and version in ("", row["version"])]
         if not rows:
             which = f"version {version}" if version else "any versions"
             raise NotFound(f"Could not find {which} of model {shortened(route.model)}")
@@ -114,6 +117,19 @@ class TensorFlowServing:
         names = dict.fromkeys(row["name"] for row in await self._control.repository_index(ready=True))
         return {"models": [name for name in names if self._access.may(exchange.client, name)]}
 
+    @later
+    async def states(self, exchange: Exchange, route: Route) -> dict[str, Any]:
+        """States of the versions of all models, as OpenVINO Model Server reports them."""
+        found: dict[str, dict[str, list[Any]]] = {}
+        for row in await self._versions():
+            if self._access.may(exchange.client, row["name"]):
+                found.setdefault(row["name"], {"model_version_status": []})["model_version_status"].append(_state(row))
+        return found
+
+    async def _versions(self) -> list[Row]:
+        """The rows of the index that have a version."""
+        return [row for row in await self._control.repository_index() if row.get("version")]
+
     def metadata(self, exchange: Exchange, route: Route) -> None:
         """Signature of a model."""
         handle = self._acquire(exchange, route)
@@ -123,8 +139,8 @@ class TensorFlowServing:
             "method_name": "tensorflow/serving/predict",
         }
         spec = {"name": handle.name, "signature_name": "", "version": handle.version}
-        signatures = {"signature_def": {"signature_def": {predictions.SIGNATURE: signature}}}
-        exchange.reply_json({"model_spec": spec, "metadata": signatures})
+        signatures = {"signature_def": _in_both_spellings("signature_def", {predictions.SIGNATURE: signature})}
+        exchange.reply_json({**_in_both_spellings("model_spec", spec), "metadata": signatures})
 
     def alive(self, exchange: Exchange, route: Route) -> None:
         """200 while the process answers."""
@@ -143,7 +159,7 @@ class TensorFlowServing:
     def _version(self, exchange: Exchange, route: Route) -> str:
         """The version in the URL, a number or a label; empty without one. Raises NotFound, InvalidArgument."""
         if not route.name:
-            return route.version
+            return "" if route.version == _DEFAULT_VERSION else route.version
         config = self._dataplane.acquire(route.model, "", exchange.client).config
         text = config.parameters.get(_LABELS, "")
         versions = {
@@ -168,11 +184,17 @@ def _state(row: Mapping[str, str]) -> dict[str, Any]:
 
 def _tensor_info(spec: TensorSpec) -> dict[str, Any]:
     datatype = spec.datatype.value
+    dims = [{"size": str(size), "name": ""} for size in spec.shape]
     return {
         "dtype": f"DT_{_DTYPES.get(datatype, datatype)}",
-        "tensor_shape": {"dim": [{"size": str(size), "name": ""} for size in spec.shape], "unknown_rank": False},
         "name": spec.name,
-    }
+    } | _in_both_spellings("tensor_shape", {"dim": dims, "unknown_rank": False})
+
+
+def _in_both_spellings(name: str, value: Any) -> dict[str, Any]:
+    """A member of TensorFlow Serving, and again with the name that OpenVINO Model Server gives it."""
+    first, *others = name.split("_")
+    return {name: value, first + "".join(map(str.capitalize, others)): value}
 
 
 def _of_models(what: str, method: bytes, handler: Handler) -> list[Resource]:
