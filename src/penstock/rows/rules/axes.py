@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.rows.call import MICROSOFT, Call, Facts, rule
 from penstock.rows.facts import Fact, broadcast, stop
-from penstock.rows.sizes import Number, depends_on_batch, plus, result, times
+from penstock.rows.sizes import Number, bounded, depends_on_batch, plus, result, times
 
 _REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
 _FOLDED = {"ReduceProd": times, "ReduceSum": plus}
@@ -24,7 +24,7 @@ def reduction(call: Call) -> Fact:
     value, function = x.value, _FOLDED.get(call.operator)
     if value is None or function is None or x.rank != 1 or not value.size:
         return Fact(shape)
-    return Fact(shape, np.full(shape, reduce(function, value.tolist()), object))
+    return Fact(shape, np.full(shape, reduce(lambda one, other: bounded(function(one, other)), value.tolist()), object))
 
 
 def _reduced(call: Call, x: Fact, gone: list[int]) -> list[Number]:
