@@ -179,7 +179,7 @@ def rows_that_meet() -> Iterator[OddModel]:
                 [("y", DataType.FP32, ["N", 2])],
                 {key: np.asarray(array) for key, array in weights.items() if key in used},
             ),
-            [{"x": np.float32([[1, 2], [scale, -scale], [0, 5]])} for scale in (1, 1000)],
+            [{"x": np.float32([[1, 2], [scale, -scale], [0, 5]])} for scale in (1, 1000, *[np.inf] * (name == "bilinear"))],
         )
 
 
@@ -200,7 +200,7 @@ def traits() -> Iterator[OddModel]:
         ),
         "any_rank": (
             _model([("Neg", "x", "y", {})], [("x", fp32, None)], [("y", fp32, None)]),
-            [{"x": x}, {"x": x[0, 0]}, {"x": x[:0]}, {"x": x.reshape(1, 3, 1, 2)}],
+            [{"x": x}, {"x": np.array(3, np.float32)}, {"x": x[:0]}, {"x": x.reshape(1, 3, 1, 2)}],
         ),
         "many": (
             _model(
