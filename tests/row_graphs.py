@@ -105,7 +105,7 @@ class RandomGraph:
     def __init__(self, seed: int, steps: int = 7) -> None:
         self.random = random.Random(seed)
         self._rng = np.random.default_rng(seed)
-        self.opset = self.random.choice([11, 13, 17, 18])
+        self.opset = self.random.choice([11, 13, 17, 18, 21])
         self._nodes: list[onnx.NodeProto] = []
         self._weights: list[onnx.TensorProto] = []
         inner = [self.random.choice([2, 3, 4]) for _ in range(self.random.choice([1, 1, 2, 3]))]
@@ -209,6 +209,37 @@ class RandomGraph:
 
         return self.op("If", condition, then_branch=of("Relu"), else_branch=of("Neg"))
 
+    def loop(self, x: str) -> str:
+        """Repeats a step that captures ``x``, a number of times that is known or is the size of an axis."""
+        self._count += 1
+        i, c, s, d, o, u = (f"{letter}{self._count}" for letter in "icsdou")
+        step = self.random.choice(
+            [("Add", [s, x], {}), ("Transpose", [s], {}), ("Concat", [s, x], {"axis": 1}), ("Relu", [s], {})]
+        )
+        body = helper.make_graph(
+            [
+                helper.make_node("Identity", [c], [d]),
+                helper.make_node(step[0], step[1], [o], **step[2]),
+                helper.make_node("Tanh", [o], [u]),
+            ],
+            "body",
+            [
+                helper.make_tensor_value_info(i, 7, []),
+                helper.make_tensor_value_info(c, 9, []),
+                helper.make_tensor_value_info(s, 1, None),
+            ],
+            [
+                helper.make_tensor_value_info(d, 9, []),
+                helper.make_tensor_value_info(o, 1, None),
+                helper.make_tensor_value_info(u, 1, None),
+            ],
+        )
+        turns = self.random.choice(
+            [self.weight(2, np.int64), self.op("Reshape", self.size(x, self.random.randrange(2)), self.ints(1))]
+        )
+        last = self.op("Loop", turns, self.weight(True, np.bool_), x, outputs=2, body=body)
+        return last if self.random.random() < 0.5 else last[:-1] + "1"
+
     def scan(self, x: str, axis: int) -> str:
         self._count += 1
         s, e, o, c = (f"{letter}{self._count}" for letter in "seoc")
@@ -294,6 +325,50 @@ STEPS: list[Step] = [
     lambda g, x, s: g.op("RNN", x, g.normal(1, 2, s[-1]), g.normal(1, 2, 2), outputs=2, hidden_size=2, layout=0),
     lambda g, x, s: g.op("Trilu", x),
     lambda g, x, s: g.op("Resize", x, "", g.weight([g.random.choice([1, 1, 2]) for _ in s])),
+    lambda g, x, s: g.op("ScatterND", x, g.weight([[g.random.randrange(2)]], np.int64), g.op("Slice", x, g.ints(0), g.ints(1), g.ints(0))),
+    lambda g, x, s: g.op("ScatterND", x, g.weight([[0, 1]], np.int64), g.normal(1, *s[2:])),
+    lambda g, x, s: g.op("GatherND", x, g.weight([[[0]], [[1]]], np.int64), batch_dims=0),
+    lambda g, x, s: g.op("GatherND", x, g.op("Cast", g.op("Slice", g.op("Sigmoid", x), g.ints(0), g.ints(1), g.ints(-1)), to=7), batch_dims=len(s) - 1),
+    lambda g, x, s: g.op("ReverseSequence", x, g.weight([2] * s[0], np.int64), time_axis=1, batch_axis=0),
+    lambda g, x, s: g.op("ReverseSequence", x, g.op("Expand", g.weight(1, np.int64), g.size(x, 0)), time_axis=1, batch_axis=0),
+    lambda g, x, s: g.op("ReverseSequence", x, g.op("Expand", g.weight(2, np.int64), g.size(x, 1)), time_axis=0, batch_axis=1),
+    lambda g, x, s: g.op("LSTM", x, g.normal(1, 8, s[-1]), g.normal(1, 8, 2), outputs=2, hidden_size=2, direction=g.random.choice(["forward", "reverse"])),
+    lambda g, x, s: g.op("GRU", x, g.normal(2, 6, s[-1]), g.normal(2, 6, 2), "", g.op("Cast", g.op("Expand", g.weight(2, np.int64), g.size(x, 1)), to=6), outputs=2, hidden_size=2, direction="bidirectional"),
+    lambda g, x, s: g.op("ConvTranspose", x, g.normal(s[min(1, len(s) - 1)], 2, *[2] * (len(s) - 2)), strides=[2] * max(1, len(s) - 2)),
+    lambda g, x, s: g.op("Conv", x, g.normal(2, s[min(1, len(s) - 1)], *[2] * (len(s) - 2)), auto_pad=g.random.choice(["SAME_UPPER", "SAME_LOWER", "VALID"])),
+    lambda g, x, s: g.op(g.random.choice(["AveragePool", "MaxPool"]), x, kernel_shape=[2] * max(1, len(s) - 2), strides=[2] * max(1, len(s) - 2), ceil_mode=1, pads=[1] * 2 * max(1, len(s) - 2)),
+    lambda g, x, s: g.op("Resize", x, "", "", g.op("Concat", g.size(x, 0), g.ints(*[2 * n for n in s[1:]]), axis=0), mode=g.random.choice(["nearest", "linear", "cubic"])),
+    lambda g, x, s: g.op("Resize", x, "", "", g.ints(*[g.random.choice([n, n + 1]) for n in s]), coordinate_transformation_mode=g.random.choice(["asymmetric", "align_corners", "half_pixel"])),
+    lambda g, x, s: g.op("Slice", x, g.ints(g.random.choice([-(2**40), -9, -1, 9])), g.ints(g.random.choice([-(2**40), 2**40])), g.ints(g.axis(s)), g.ints(g.random.choice([-1, -2, 1]))),
+    lambda g, x, s: g.op("Gather", x, g.weight([[0, -1]], np.int64), axis=g.axis(s)),
+    lambda g, x, s: g.op("Pad", x, g.ints(*[g.random.choice([0, 0, 1, -1]) for _ in range(2 * len(s))]), mode=g.random.choice(["reflect", "edge", "constant"])),
+    lambda g, x, s: g.op("Expand", x, g.ints(*[g.random.choice([1, 2]), *[1] * len(s)])),
+    lambda g, x, s: g.op("Expand", g.normal(*s[1:]), g.op("Concat", g.size(x, 0), g.ints(*s[1:]), axis=0)),
+    lambda g, x, s: g.op("Tile", g.normal(1, *s[1:]), g.op("Concat", g.size(x, 0), g.ints(*[1] * (len(s) - 1)), axis=0)),
+    lambda g, x, s: g.op("Tile", g.normal(2, s[-1]), g.op("Concat", g.size(x, 0), g.ints(1), axis=0)),
+    lambda g, x, s: g.op("Reshape", x, g.op("Concat", g.op("Mul", g.size(x, 0), g.ints(2)), g.ints(-1), axis=0)),
+    lambda g, x, s: g.op("Reshape", x, g.op("Concat", g.ints(-1), g.op("Div", g.size(x, len(s) - 1), g.ints(2)), axis=0)),
+    lambda g, x, s: g.op("Reshape", x, g.op("Concat", g.ints(-1), g.size(x, 0), axis=0)),
+    lambda g, x, s: g.op("Reshape", x, g.op("Cast", g.op("Mul", g.op("Cast", g.op("Shape", x), to=1), g.weight([1.0] * len(s))), to=7)),
+    lambda g, x, s: g.op("Transpose", g.op("Reshape", g.op("Transpose", x, perm=[*range(1, len(s)), 0]), g.op("Concat", g.ints(-1), g.size(x, 0), axis=0))),
+    lambda g, x, s: g.op("Einsum", x, g.normal(*s[1:]), equation=g.random.choice(["i...,...->i...", "ij...,j...->i...", "...,...->...", "i...,...->..."])),
+    lambda g, x, s: g.op("Einsum", x, x, equation=g.random.choice(["i...,i...->i", "i...,j...->ij", "...,...->...", "ia...,ib...->iab...", "ia...,ja...->ij..."])),
+    lambda g, x, s: g.op("TopK", x, g.op("Reshape", g.size(x, len(s) - 1), g.ints(1)), outputs=2, axis=g.axis(s)),
+    lambda g, x, s: g.op("Softmax", g.op("Transpose", x)),
+    lambda g, x, s: g.op("BatchNormalization", x, *(g.weight(np.ones(s[min(1, len(s) - 1)])) for _ in range(4)), **({"training_mode": 1} if g.opset > 13 else {})),
+    lambda g, x, s: g.op("Dropout", x, g.weight(0.0), g.weight(g.random.randrange(2), np.bool_), outputs=2) if g.opset > 11 else g.op("Dropout", x),
+    lambda g, x, s: g.op("DepthToSpace", x, blocksize=2, mode=g.random.choice(["DCR", "CRD"])),
+    lambda g, x, s: g.op("SpaceToDepth", x, blocksize=2),
+    lambda g, x, s: g.op("QuantizeLinear", x, g.weight(np.full(s[k := g.random.randrange(len(s))], 0.1)), g.weight(np.zeros(s[k]), np.uint8), axis=k) and g.op("DequantizeLinear", f"t{g._count}_0", g.weight(0.1)),
+    lambda g, x, s: _cast(g, g.op("NonZero", g.op("Slice", x, g.ints(0), g.ints(1), g.ints(0)))),
+    lambda g, x, s: g.op("Add", x, _cast(g, g.op("NonZero", g.op("ConstantOfShape", g.size(x, len(s) - 1))))),
+    lambda g, x, s: g.op("OneHot", g.op("ArgMax", x, axis=-1), g.ints(4), g.normal(2), axis=g.axis(s)),
+    lambda g, x, s: g.op("CumSum", x, g.op("Reshape", g.op("Sub", g.op("Size", g.op("Shape", x)), g.weight(1, np.int64)), g.ints(1))),
+    lambda g, x, s: g.op("Where", g.weight(g._rng.random((s[0], *[1] * (len(s) - 1))) > 0.5, np.bool_), x, g.op("Neg", x)),
+    lambda g, x, s: g.op("Min", x, g.op("Identity", g.op("ReduceMax" if g.opset < 18 else "Relu", x))),
+    lambda g, x, s: g.op("GroupNormalization", x, g.normal(1), g.normal(1), num_groups=1),
+    lambda g, x, s: g.loop(x),
+    lambda g, x, s: g.loop(x),
     lambda g, x, s: g.op("Reshape", g.op("ReduceSum", x) if g.opset >= 13 else x, g.ints(-1, 1)),
 ]  # fmt: skip
 

@@ -115,6 +115,36 @@ def test_rows_must_agree_and_be_there(tmp_path: Path) -> None:
             model.infer_rows({})
 
 
+def test_inputs_with_a_default_may_be_given(tmp_path: Path) -> None:
+    value = (DataType.FP32.onnx, ["N", 2])
+    scale = models.artifact(
+        [("Mul", ["x", "w"], ["y"])],
+        [("x", *value), ("w", DataType.FP32.onnx, [2])],
+        [("y", *value)],
+        {"w": np.float32([2, 3])},
+    )
+    (tmp_path / "scale.onnx").write_bytes(scale.data)
+    x = np.ones((1, 2), np.float32)
+    with penstock.open(tmp_path / "scale.onnx") as model:
+        assert model.infer({"x": x})["y"].tolist() == [[2, 3]]
+        assert model.infer({"x": x, "w": np.float32([5, 7])})["y"].tolist() == [[5, 7]]
+        with pytest.raises(InvalidArgument, match=r"unexpected shape for input 'w'. Expected \[2\], got \[3\]"):
+            model.infer({"x": x, "w": np.ones(3, np.float32)})
+        with pytest.raises(InvalidArgument, match=r"inputs \['w'\] have a default value and no rows"):
+            model.infer_rows({"x": x, "w": np.float32([5, 7])})
+
+
+def test_inputs_of_unknown_rank_take_any_shape(tmp_path: Path) -> None:
+    value = (DataType.FP32.onnx, None)
+    negated = models.artifact([("Neg", ["x"], ["y"])], [("x", *value)], [("y", *value)])
+    (tmp_path / "neg.onnx").write_bytes(negated.data)
+    with penstock.open(tmp_path / "neg.onnx") as model:
+        for shape in ((), (2,), (1, 2, 3)):
+            np.testing.assert_array_equal(model.infer({"x": np.ones(shape, np.float32)})["y"], -np.ones(shape))
+        with pytest.raises(InvalidArgument, match="data-type is 'INT32'"):
+            model.infer({"x": np.ones(2, np.int32)})
+
+
 def test_closing_gives_the_model_back(tmp_path: Path) -> None:
     model = penstock.open(bundle(tmp_path))
     model.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact
@@ -46,9 +47,16 @@ class Model:
         return self._loaded.signature
 
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once on ``inputs`` (name -> array as ``signature`` says). Raises InvalidArgument if they do not fit."""
+        """Run once on ``inputs`` (name -> array as ``signature`` says). Raises InvalidArgument if they do not fit.
+
+        Inputs with a default value in the model may be given, too.
+        """
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
-        self.signature.check(arrays)
+        optional = {spec.name: spec for spec in self._loaded.optional_inputs if spec.name in arrays}
+        for name, spec in optional.items():
+            spec.check(arrays[name])
+        required = {name: array for name, array in arrays.items() if name not in optional}
+        self._shaped(required).check(required)
         return self._loaded.forward(arrays)
 
     def infer_rows(self, inputs: Mapping[str, Array], batch: int | None = None) -> dict[str, Array]:
@@ -57,6 +65,8 @@ class Model:
         The default is what the bundle was tuned for; for a model file 32, or 1 if its rows are not proven to be independent.
         """
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
+        if optional := sorted(arrays.keys() & {spec.name for spec in self._loaded.optional_inputs}):
+            raise InvalidArgument(f"inputs {optional} have a default value and no rows", "use `infer`")
         counts = {len(array) for array in arrays.values() if array.ndim}
         if len(counts) != 1:
             raise InvalidArgument(f"inputs differ in number of rows: { {n: a.shape for n, a in arrays.items()} }")
@@ -80,6 +90,17 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _shaped(self, inputs: Mapping[str, Array]) -> Signature:
+        """The signature, in which inputs of unknown rank have the shapes of these ``inputs``."""
+        unranked = self._loaded.unranked & inputs.keys()
+        if not unranked:
+            return self.signature
+        specs = [
+            msgspec.structs.replace(spec, shape=inputs[spec.name].shape) if spec.name in unranked else spec
+            for spec in self.signature.inputs
+        ]
+        return Signature(tuple(specs), self.signature.outputs)
 
     def _rows_per_call(self, batch: int | None) -> int:
         if not self.signature.batchable:

@@ -97,7 +97,7 @@ def test_rows_that_are_gone_through_several_times() -> None:
 
 
 def test_floats_are_followed_while_they_are_exact() -> None:
-    assert (to_float(3), to_integer(2.7), to_float(BATCH), to_integer(BATCH)) == (3.0, 2, BATCH, BATCH)
+    assert (to_float(3), to_integer(2.7), to_integer(to_float(BATCH)), to_integer(BATCH)) == (3.0, 2, BATCH, BATCH)
     assert isinstance(to_float((1 << 24) + 1), Size)
     assert isinstance(times(0.1, 30.0), Size), "FP32 rounds otherwise than Python"
     assert isinstance(to_integer(float("inf")), Size)

@@ -284,7 +284,7 @@ def _from_text(array: Array) -> Array:
 
 def _to_value(array: Array) -> ort.OrtValue:
     if array.dtype == DataType.BF16.dtype:
-        bits = np.ascontiguousarray(array).view(np.uint16)
+        bits = np.asarray(array, order="C").view(np.uint16)  # keeps rank 0
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, DataType.BF16.onnx)
     return ort.OrtValue.ortvalue_from_numpy(array)
 

@@ -215,7 +215,10 @@ def _domain(found: Mapping[str, list[Any]]) -> str:
 
 
 def _opsets(found: Mapping[str, list[Any]]) -> dict[str, int]:
-    return dict(found["opset"])
+    opsets = dict(found["opset"])
+    if len(opsets) < len(found["opset"]):
+        raise ValueError("a domain has two operator sets")
+    return opsets
 
 
 def _tensor(found: dict[str, list[Any]], data: bytes) -> OnnxTensor:

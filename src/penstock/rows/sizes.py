@@ -3,6 +3,9 @@
 A number is an ``int``, a ``float`` or a ``Size``. One symbol is the batch size. Every other symbol stands for a number that is equal
 for all requests that can be merged. The result of an operation that is not a product becomes a symbol, which names the operation and
 its operands; so equal symbols are equal numbers.
+
+Numbers that a model rounds or that can overflow are opaque: their symbols are never simplified, because
+``x * 3 / 3`` need not be ``x``. Opaque are all floats, and integers that may need more than 32 bits.
 """
 
 from __future__ import annotations
@@ -16,8 +19,14 @@ Number = Any
 """``int | float | Size``."""
 
 _BATCH = "N"
-_MAX_EXACT = 1 << 24
-"""Up to here FP32 holds every integer."""
+_OPAQUE, _COMPUTED = ".", ":"
+"""The second character of the symbols of results."""
+_MAX_INTEGER = 1 << 31
+"""A model's own type of integers may end here."""
+_MAX_FACTOR = 1 << 24
+"""The factor of a size, which leaves room for the values of its symbols."""
+_MAX_EXACT = 1 << 12
+"""Up to here products of floats that are integers are exact."""
 
 
 class _Interleaved(str):
@@ -47,15 +56,21 @@ class Size:
         return hash((self.factor, self.symbols))
 
     def __repr__(self) -> str:
-        return "*".join([str(self.factor), *self.symbols])
+        return "*".join([str(self.factor), *map(repr, self.symbols)])
 
     @property
     def computed(self) -> list[str]:
         """The symbols that are results of computations. The others are sizes of axes, which are not negative."""
-        return [each for each in self.symbols if each[1:2] == ":"]
+        return [each for each in self.symbols if each[1:2] in {_COMPUTED, _OPAQUE}]
+
+    @property
+    def is_opaque(self) -> bool:
+        return any(each[1:2] == _OPAQUE for each in self.symbols)
 
 
 BATCH = Size(1, (_BATCH,))
+_FLOAT_BATCH = Size(1, (f"{_BATCH}{_OPAQUE}",))
+"""The batch size as a float."""
 
 
 def interleaved(outer: Number, inner: Number) -> Number:
@@ -90,11 +105,25 @@ def depends_on_batch(number: Number) -> bool:
     return isinstance(number, Size) and number.batch > 0
 
 
-def result(operation: str, *operands: Number) -> Size:
+def result(operation: str, *operands: Number, kind: str = _COMPUTED) -> Size:
     """The result of an operation that is not computed here, as a symbol."""
     text = f"{operation}({', '.join(map(repr, operands))})"
     digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-    return Size(1, (f"{_BATCH if any(map(depends_on_batch, operands)) else '#'}:{digest}",))
+    return Size(1, (f"{_BATCH if any(map(depends_on_batch, operands)) else '#'}{kind}{digest}",))
+
+
+def _opaque(operation: str, *operands: Number) -> Size:
+    return result(operation, *operands, kind=_OPAQUE)
+
+
+def is_opaque(number: Number) -> bool:
+    return isinstance(number, float) or (isinstance(number, Size) and number.is_opaque)
+
+
+def bounded(number: Number) -> Number:
+    """``number`` as the element of a tensor: opaque if it may not fit its type."""
+    limit, factor = (_MAX_FACTOR, number.factor) if isinstance(number, Size) else (_MAX_INTEGER, number)
+    return number if isinstance(number, float) or -limit <= factor < limit else _opaque("overflow", number)
 
 
 def times(first: Number, second: Number) -> Number:
@@ -103,10 +132,10 @@ def times(first: Number, second: Number) -> Number:
             return other
     if _is_exact(first, second):
         return first * second
-    if any(isinstance(each, float) and not each.is_integer() for each in (first, second)):
-        return result("*", *sorted((first, second), key=repr))
+    if is_opaque(first) or is_opaque(second):
+        return _opaque("*", *sorted((first, second), key=repr))
     (factor, symbols), (another, more) = _parts(first), _parts(second)
-    product = int(factor * another)
+    product = factor * another
     return Size(product, tuple(sorted(symbols + more))) if product else 0
 
 
@@ -134,10 +163,13 @@ def quotient(first: Number, second: Number) -> Number | None:
 def plus(first: Number, second: Number) -> Number:
     if _is_exact(first, second):
         return first + second
+    for one, other in ((first, second), (second, first)):
+        if not isinstance(one, Size) and one == 0:
+            return other
+    if is_opaque(first) or is_opaque(second):
+        return _opaque("+", *sorted((first, second), key=repr))
     (factor, symbols), (another, more) = _parts(first), _parts(second)
-    if not factor or not another:
-        return first if factor else second
-    if symbols == more and not any(isinstance(each, float) for each in (first, second)):
+    if symbols == more:
         return Size(factor + another, symbols) if factor + another else 0
     return result("+", *sorted((first, second), key=repr))
 
@@ -148,50 +180,54 @@ def minus(first: Number, second: Number) -> Number:
 
 def divide(first: Number, second: Number) -> Number:
     """As ONNX divides: integers are rounded towards zero."""
-    if _is_exact(first, second) and second:
-        if isinstance(first, int) and isinstance(second, int):
-            whole = abs(first) // abs(second)
-            return whole if (first < 0) == (second < 0) else -whole
-        return first / second if (first / second).is_integer() else result("/", first, second)
-    if all(isinstance(each, int | Size) for each in (first, second)) and second != 0:
-        exact = quotient(first, second)
-        if exact is not None:
-            return exact
-    elif second == 1:
+    if isinstance(first, int) and isinstance(second, int) and second:
+        whole = abs(first) // abs(second)
+        return whole if (first < 0) == (second < 0) else -whole
+    if second == 1:
         return first
-    return result("/", first, second)
+    if is_opaque(first) or is_opaque(second) or second == 0:
+        is_whole = _is_exact(first, second) and second != 0 and (first / second).is_integer()
+        return first / second if is_whole else _opaque("/", first, second)
+    exact = quotient(first, second)
+    return result("/", first, second) if exact is None else exact
 
 
 def modulo(first: Number, second: Number) -> Number:
     if isinstance(first, int) and isinstance(second, int) and second:
         return first % second
-    return result("%", first, second)
+    return _opaque("%", first, second)
 
 
 def rounded(first: Number, how: Callable[[float], int] = math.floor) -> Number:
     """A float as an integral float."""
     if isinstance(first, float) and math.isfinite(first):
         return float(how(first))
-    return first if first == BATCH or isinstance(first, int) else result(f"round {how.__name__}", first)
+    return first if first == _FLOAT_BATCH else _opaque(f"round {how.__name__}", first)
 
 
-def to_integer(number: Number) -> Number:
-    if isinstance(number, float):
-        return int(number) if math.isfinite(number) else result("int", number)
-    return number if isinstance(number, int) or number == BATCH else result("int", number)
-
-
-def to_float(number: Number) -> Number:
+def to_integer(number: Number, bits: int = 64) -> Number:
+    """``number`` cast to an integer of 32 or 64 bits."""
+    if number == _FLOAT_BATCH:
+        return BATCH
     if isinstance(number, int | float):
-        return float(number) if abs(number) <= _MAX_EXACT else result("float", number)
-    return number if number == BATCH else result("float", number)
+        is_whole = abs(number) < _MAX_INTEGER or (bits > 32 and isinstance(number, int))
+        return int(number) if is_whole else _opaque(f"int{bits}", number)
+    may_round = is_opaque(number) or (number.computed and bits == 32)
+    return _opaque(f"int{bits}", number) if may_round else number
+
+
+def to_float(number: Number, bits: int = 32) -> Number:
+    """``number`` cast to a float of 32 or 64 bits."""
+    if isinstance(number, int | float) and abs(number) <= _MAX_EXACT and float(number * _MAX_EXACT).is_integer():
+        return float(number)
+    return _FLOAT_BATCH if number in (BATCH, _FLOAT_BATCH) else _opaque(f"float{bits}", number)
 
 
 def equal(first: Number, second: Number) -> Number:
     """1, 0, or a symbol. Sizes are positive, or at least not negative."""
     if isinstance(first, int | float) and isinstance(second, int | float):
         return int(first == second)
-    if first == second:
+    if first == second and not is_opaque(first):  # a float can be NaN
         return 1
     for one, other in ((first, second), (second, first)):
         if isinstance(one, Size) and isinstance(other, int | float) and one.factor > 0 > other and not one.computed:
@@ -208,9 +244,20 @@ def compare(operation: str, how: Callable[[Any, Any], bool]) -> Callable[[Number
     return compared
 
 
+def extreme(how: Callable[[Any, Any], Number]) -> Callable[[Number, Number], Number]:
+    """``min`` or ``max`` of two numbers."""
+
+    def chosen(first: Number, second: Number) -> Number:
+        if all(isinstance(each, int | float) and not math.isnan(each) for each in (first, second)):
+            return how(first, second)
+        return first if first == second else _opaque(how.__name__, *sorted((first, second), key=repr))
+
+    return chosen
+
+
 def choose(condition: Number, first: Number, second: Number) -> Number:
     if isinstance(condition, Size):
-        return first if first == second else result("where", condition, first, second)
+        return first if first == second else _opaque("where", condition, first, second)
     return first if condition else second
 
 
@@ -221,6 +268,6 @@ def _parts(number: Number) -> tuple[Any, tuple[str, ...]]:
 def _is_exact(*numbers: Number) -> bool:
     """Whether all are integers, or floats with which FP32 computes exactly."""
     return all(
-        isinstance(each, int) or (isinstance(each, float) and each.is_integer() and abs(each) < 1 << 12)
+        isinstance(each, int) or (isinstance(each, float) and each.is_integer() and abs(each) < _MAX_EXACT)
         for each in numbers
     )

@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
-from penstock.offline.judge.metrics import mean_interval, output_errors, paired_interval, sample_errors
+from scipy import stats
+
+from penstock.offline.judge.metrics import matched_pairs, mean_interval, output_errors, paired_interval, sample_errors
 
 SCORES = np.float32([[3, 1, 0], [0, 2, 1], [1, 0, 5], [9, 0, 0]])
 RIGHT = np.array([0, 1, 2, 0])
@@ -23,11 +25,26 @@ def test_the_interval_is_that_of_agresti_and_min() -> None:
     assert interval.high == pytest.approx(0.0392157 + 0.0502655, abs=1e-6)
 
 
-def test_no_difference_still_has_an_interval() -> None:
-    hits = np.ones(100, bool)
+@pytest.mark.parametrize("count", [1, 2, 75, 797, 5000])
+def test_without_differences_the_interval_is_that_of_clopper_and_pearson(count: int) -> None:
+    hits = np.ones(count, bool)
     interval = paired_interval(hits, hits)
-    # By hand: spread 1.959964 * sqrt(1) / 102.
-    assert (interval.low, interval.value, interval.high) == pytest.approx((-0.0192153, 0, 0.0192153), abs=1e-6)
+    exact = stats.binomtest(0, count).proportion_ci(0.95, "exact").high
+    assert (interval.low, interval.value, interval.high) == pytest.approx((-exact, 0, exact))
+
+
+@pytest.mark.parametrize("count", [50, 200, 1000])
+def test_a_loss_too_small_to_be_seen_is_within_the_interval(count: int) -> None:
+    """Losses that a sample of this size often misses altogether are covered as often as the interval promises."""
+    rng, runs = np.random.default_rng(count), 4000
+    for expected in (0.5, 1, 2, 3, 3.5):
+        loss = expected / count
+        lost = rng.binomial(count, loss, runs)
+        intervals = {int(found): matched_pairs(count, float(found), float(found)) for found in np.unique(lost)}
+        unseen = intervals.get(0)
+        covered = np.mean([intervals[int(found)].low <= loss <= intervals[int(found)].high for found in lost])
+        assert unseen is None or unseen.high >= loss
+        assert covered >= 0.9
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=300))

@@ -21,6 +21,8 @@ def test_samples_needed_are_enough_and_one_less_is_not(max_loss: float, share: f
 
     def bound(samples: int) -> float:
         """The interval's upper end, written out for expected counts that need not be whole."""
+        if not moved:
+            return float(1 - 0.025 ** (1 / samples))
         n, b, c = samples + 2, samples * (moved + loss) / 2 + 0.5, samples * (moved - loss) / 2 + 0.5
         return float((b - c) / n + 1.959964 * np.sqrt(b + c - (b - c) ** 2 / n) / n)
 
@@ -29,8 +31,8 @@ def test_samples_needed_are_enough_and_one_less_is_not(max_loss: float, share: f
 
 
 def test_samples_needed_in_plain_figures() -> None:
-    # Nothing changes: (1 + 1 pseudo pair) with a spread of 1.96 / (n + 2) below one point takes 194 samples.
-    assert samples_needed(0.01, changed=0.0) == 194
+    # Nothing changes: 0.99 to the power of 368 is just below 2.5 %.
+    assert samples_needed(0.01, changed=0.0) == 368
     assert samples_needed(0.01) == 812
     assert samples_needed(0.01, loss=0.01) is None
     with pytest.raises(InvalidArgument, match="not possible"):
@@ -58,7 +60,7 @@ def test_too_few_is_when_not_even_no_change_is_proof(count: int, loss: float) ->
 
 def test_how_many_are_needed_is_told() -> None:
     (note,) = too_few(75, "agreement", 0.01, "held-out")
-    assert "75 held-out samples are too few to decide on a loss of 1.00%: give at least 194" in note
+    assert "75 held-out samples are too few to decide on a loss of 1.00%: give at least 368" in note
     assert "better 812" in note
     assert too_few(1, "fidelity", 0.01, "held-out") == ()
     assert too_few(1, "top-1", 0.0, "held-out") == ()

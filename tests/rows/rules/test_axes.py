@@ -61,6 +61,9 @@ def test_the_axis_of_the_rows(opset: int, body: str) -> None:
     [
         ("y, m, v = BatchNormalization<training_mode = 1>(x, w, w, w, w)", "is in training mode"),
         ("a = Reshape(x, image) f = Constant<value_floats = [2.0, 1.0, 1.0, 1.0]>() y = Resize(a, , f)", "resizes the batch axis"),
+        # NaN and infinities of one row reach the next by the weight 0.
+        ("f = Constant<value_floats = [1.0, 2.0]>() y = Resize<mode = \"linear\">(x, , f)", "interpolates along the batch axis"),
+        ("a = Reshape(x, cube) f = Constant<value_floats = [1.0, 1.0, 2.0]>() y = Resize<mode = \"linear\">(a, , f)", "interpolates along the batch axis"),
     ],
 )  # fmt: skip
 def test_statistics_and_sizes_of_the_batch(body: str, reason: str) -> None:

@@ -53,6 +53,8 @@ def test_words_that_are_removed_take_their_row_along() -> None:
     assert "removes words, and with them rows" in objection(parsed(body, "string[N] x", "y"))
 
 
-def test_one_axis_is_one_row() -> None:
-    body = 'y = ai.onnx.ml.Normalizer<norm = "L2">(x)'
-    assert "mixes the rows" in objection(parsed(body, "float[N] x", "y"))
+def test_other_forms_than_rows_and_features() -> None:
+    for operator in ('Normalizer<norm = "L2">', "Imputer<imputed_value_floats = [1.0], replaced_value_float = 0.0>"):
+        for form, rank in (("N", 1), ("N,2,2", 3)):
+            model = parsed(f"y = ai.onnx.ml.{operator}(x)", f"float[{form}] x", "y")
+            assert f"takes an input of {rank} axes, not of rows and features" in objection(model)

@@ -13,6 +13,8 @@ Outputs = dict[str, Array]
 """Outputs by name, with one row per sample."""
 
 _Z95 = 1.959964
+_TAIL = 0.025
+"""The share of a 95 % interval's error on either side."""
 _TINY, _HUGE = 1e-150, 1e150
 """Bounds of sums of squares, so that their quotients and totals are finite."""
 _NEGLIGIBLE = 1e-6
@@ -24,15 +26,21 @@ _LEAST_SHARE = 1e-12
 
 
 def paired_interval(before: Array, after: Array) -> Interval:
-    """Mean of ``before - after`` (booleans per sample) with the adjusted Wald interval for matched pairs of Agresti and Min (2005),
-    which has a width even if no pair differs.
-    """
+    """Mean of ``before - after`` (booleans per sample) with the interval of ``matched_pairs``."""
     lost, won = float((before & ~after).sum()), float((~before & after).sum())
     return matched_pairs(len(before), lost - won, lost + won)
 
 
 def matched_pairs(count: int, total: float, squares: float) -> Interval:
-    """The interval for ``count`` differences with this total and sum of squares, with half a lost and half a won sample added."""
+    """The 95 % interval for ``count`` independent differences with this total and sum of squares.
+
+    1. It is the adjusted Wald interval for matched pairs of Agresti and Min (2005), with half a lost and half a won sample added.
+    2. If no pair differs, that interval is too narrow. The exact bound of Clopper and Pearson (1934) for the rate of pairs that
+       differ limits the loss in both directions.
+    """
+    if not squares:
+        bound = 1 - _TAIL ** (1 / count)
+        return Interval(0.0, -bound, bound)
     n = count + 2.0
     centre, spread = total / n, _Z95 * (squares + 1 - total**2 / n) ** 0.5 / n
     return Interval(total / count, centre - spread, centre + spread)

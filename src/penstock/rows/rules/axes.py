@@ -8,9 +8,11 @@ import numpy as np
 
 from penstock.rows.call import MICROSOFT, Call, Facts, rule
 from penstock.rows.facts import Fact, broadcast, stop
-from penstock.rows.sizes import Number, depends_on_batch, plus, result, times
+from penstock.rows.sizes import Number, bounded, depends_on_batch, plus, result, times
 
 _REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
+_IMAGE_RANK = 4
+"""ONNX Runtime interpolates tensors of fewer axes along all of them, others only along those after the first."""
 _FOLDED = {"ReduceProd": times, "ReduceSum": plus}
 
 
@@ -24,7 +26,7 @@ def reduction(call: Call) -> Fact:
     value, function = x.value, _FOLDED.get(call.operator)
     if value is None or function is None or x.rank != 1 or not value.size:
         return Fact(shape)
-    return Fact(shape, np.full(shape, reduce(function, value.tolist()), object))
+    return Fact(shape, np.full(shape, reduce(lambda one, other: bounded(function(one, other)), value.tolist()), object))
 
 
 def _reduced(call: Call, x: Fact, gone: list[int]) -> list[Number]:
@@ -136,6 +138,8 @@ def resize(call: Call) -> Fact:
     x = call[0]
     if call.attribute("coordinate_transformation_mode") == "tf_crop_and_resize":
         stop("crops the batch")
+    if call.attribute("mode", "nearest") != "nearest" and x.is_rows and (x.axis > 0 or x.rank < _IMAGE_RANK):
+        stop("interpolates along the batch axis, by which NaN and infinities reach other rows even at scale 1")
     is_old = call.operator == "Upsample" or call.version < 11
     scales, sizes = (call.get(1), None) if is_old else (call.get(2), call.get(3))
     axes = [call.within(axis, x.rank) for axis in call.attribute("axes") or range(x.rank)]

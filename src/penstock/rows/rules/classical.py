@@ -8,10 +8,10 @@ from penstock.rows.sizes import plus
 
 
 def _one_row_each(call: Call, fact: Fact) -> None:
-    """Stop unless the rows are those of [rows, features]; without a first axis all is one row."""
-    call.mixes(fact, *range(1, fact.rank))
-    if fact.rank < 2:
-        call.mixes(fact, 0)
+    """Stop unless the rows are those of [rows, features]. ONNX Runtime counts the features of other forms in several ways."""
+    if fact.rank != 2:
+        stop(f"takes an input of {fact.rank} axes, not of rows and features")
+    call.mixes(fact, 1)
 
 
 @rule("TreeEnsembleRegressor", "TreeEnsemble", "LinearRegressor", "SVMRegressor", domain=CLASSICAL)

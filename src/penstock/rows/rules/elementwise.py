@@ -32,18 +32,6 @@ def _not(first: Number) -> Number:
     return sizes.result("not", first) if isinstance(first, sizes.Size) else int(not first)
 
 
-def _least(first: Number, second: Number) -> Number:
-    if isinstance(first, int | float) and isinstance(second, int | float):
-        return min(first, second)
-    return first if first == second else sizes.result("min", *sorted((first, second), key=repr))
-
-
-def _greatest(first: Number, second: Number) -> Number:
-    if isinstance(first, int | float) and isinstance(second, int | float):
-        return max(first, second)
-    return first if first == second else sizes.result("max", *sorted((first, second), key=repr))
-
-
 _FOLDED: dict[str, Callable[..., Number]] = {
     "Identity": lambda one: one,
     "Neg": lambda one: sizes.times(-1, one),
@@ -55,8 +43,8 @@ _FOLDED: dict[str, Callable[..., Number]] = {
     "Sub": sizes.minus,
     "Mul": sizes.times,
     "Div": sizes.divide,
-    "Min": _least,
-    "Max": _greatest,
+    "Min": sizes.extreme(min),
+    "Max": sizes.extreme(max),
     "Equal": sizes.equal,
     "Greater": sizes.compare(">", operator.gt),
     "GreaterOrEqual": sizes.compare(">=", operator.ge),
@@ -67,10 +55,10 @@ _FOLDED: dict[str, Callable[..., Number]] = {
     "Where": sizes.choose,
 }
 _CASTS: dict[int, Callable[[Number], Number]] = {
-    _INT32: sizes.to_integer,
+    _INT32: lambda one: sizes.to_integer(one, 32),
     _INT64: sizes.to_integer,
     _FLOAT: sizes.to_float,
-    _DOUBLE: sizes.to_float,
+    _DOUBLE: lambda one: sizes.to_float(one, 64),
     _BOOL: lambda one: _not_equal(one, 0),
 }
 
@@ -79,7 +67,9 @@ def fold(function: Callable[..., Number], *values: Array) -> Array:
     """``function`` of the elements, broadcast."""
     if len(values) > 2 and function is not sizes.choose:
         return reduce(lambda one, other: fold(function, one, other), values)
-    return np.asarray(np.frompyfunc(function, len(values), 1)(*values), object)
+    return np.asarray(
+        np.frompyfunc(lambda *numbers: sizes.bounded(function(*numbers)), len(values), 1)(*values), object
+    )
 
 
 @rule(*_UNARY.split(), *_SEVERAL.split())

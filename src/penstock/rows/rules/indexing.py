@@ -33,14 +33,15 @@ def cut(call: Call) -> Fact:
         call.mixes(x, place)
         if depends_on_batch(start) or depends_on_batch(end):
             stop("depends on the batch size")
-        is_known = all(isinstance(each, int) for each in (start, end, size))
-        if is_known:
-            places[place] = slice(start, end if step > 0 or end >= -size else None, step)
+        if all(isinstance(each, int) for each in (start, end, size)) and (step > 0 or end < _END):
+            # ONNX clamps a start before the axis to its first element, Python to the place before it.
+            places[place] = slice(max(start, -size), end if step > 0 or end >= -size else None, step)
             shape[place] = len(range(*places[place].indices(size)))
         else:
             shape[place] = result("slice", size, start, end, step)
-    value = x.value
-    return Fact(shape, value[tuple(places)] if value is not None and all(map(_is_int, (*starts, *ends))) else None)
+    is_known = all(map(_is_int, (*shape, *starts, *ends)))
+    value = x.value if is_known else None
+    return Fact(shape, None if value is None else value[tuple(places)])
 
 
 def _is_int(number: Number) -> bool:
@@ -160,7 +161,7 @@ def positions(call: Call) -> Fact:
     call.constants(0)
     if call.operator == "EyeLike":
         return Fact(call[0].shape)
-    return Fact([call[0].rank, call.unknown()])
+    return Fact([max(call[0].rank, 1), call.unknown()])
 
 
 @rule("Trilu")

@@ -69,8 +69,10 @@ def reshape(call: Call) -> Fact:
         if size == 0 and copies_zero:
             wanted[axis] = plain(x.shape[axis])
         elif isinstance(size, Size) and (size.factor < 0 or not known.issuperset(size.computed)):
-            # A computed size could be -1 or 0, which have their own meaning.
-            wanted[axis] = call.unknown() if not size.batch else stop("computes with the batch size")
+            # A computed size could be -1 or 0, which have their own meaning: 0 is the size of the same axis of the input.
+            if size.batch or (axis < x.rank and axis == x.axis):
+                stop("computes with the batch size")
+            wanted[axis] = call.unknown()
     return reshaped(x, wanted)
 
 
