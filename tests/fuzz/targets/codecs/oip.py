@@ -20,8 +20,9 @@ from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.request import InferRequest, InferResponse
 from penstock.tensor import DataType, Signature, TensorSpec, to_wire
 from tests.fuzz.answers import Meaning, meaning
-from tests.fuzz.http import words
 from tests.fuzz.mutator import Seed
+from tests.fuzz.parts import json_words, words
+from tests.fuzz.target import Target
 
 _VALUES = {DataType.BOOL: [True, False], DataType.BYTES: ["a", "é"]}
 _SIGNATURE = Signature((TensorSpec("x", DataType.FP32, (-1, 2)),), ())
@@ -50,7 +51,7 @@ def _seeds() -> list[Seed]:
 
 
 def _plain(about: object) -> Seed:
-    return (b"\n", *words(json.dumps(about).encode()))
+    return (b"\n", *json_words(about))
 
 
 def _binary(about: object, *tensors: bytes) -> Seed:
@@ -58,7 +59,7 @@ def _binary(about: object, *tensors: bytes) -> Seed:
     return (b"%d\n" % len(text), *words(text), *tensors)
 
 
-class OipTarget:
+class OipTarget(Target):
     """See ``Target``."""
 
     tokens: Sequence[bytes] = (
@@ -102,6 +103,10 @@ class OipTarget:
             end = body.rfind(b"}") + 1
             data = b"%d\n%b" % (end, body)
         return data
+
+    def split(self, data: bytes) -> Seed:
+        line, end, body = data.partition(b"\n")
+        return (line + end, *words(body))
 
     def run(self, data: bytes) -> None:
         meant, request = self._understand(data)

@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 from penstock.bundle.coded import decode, describe, encode
 from penstock.errors import PenstockError
 from tests.fuzz.mutator import Seed
+from tests.fuzz.target import Target
 
 _HEAD = struct.Struct("<4sBIIII")
 _MAX_BYTES = 1 << 17
@@ -46,7 +47,7 @@ def _seed(data: bytes) -> Seed:
     return (_START, header[:description_size], header[description_size:], *blocks)
 
 
-class CodedTarget:
+class CodedTarget(Target):
     """See ``Target``."""
 
     tokens: Sequence[bytes] = (
@@ -96,6 +97,3 @@ class CodedTarget:
             assert model in self._models
         self._turn = (self._turn + 1) % len(self._valid)
         assert decode(self._valid[self._turn]) in self._models
-
-    def close(self) -> None:
-        pass

@@ -13,7 +13,9 @@ from penstock.online.cache.answer import freeze, from_bytes
 from penstock.request import InferRequest, InferResponse
 from penstock.tensor import Array, DataType, to_wire
 from tests.fuzz.mutator import Seed
+from tests.fuzz.parts import pieces
 from tests.fuzz.planes import touch
+from tests.fuzz.target import Target
 
 _START = 8
 _MAX_GROWTH = 64
@@ -30,15 +32,11 @@ def _seeds() -> list[Seed]:
         stored = freeze(InferResponse("m", "1", each, parameters=parameters)).to_bytes()
         size = struct.unpack_from("<I", stored, 4)[0]
         head = stored[_START : _START + size]
-        seeds.append((stored[:4], stored[4:_START], *_split(head), stored[_START + size :]))
+        seeds.append((stored[:4], stored[4:_START], *pieces(head), stored[_START + size :]))
     return seeds
 
 
-def _split(head: bytes) -> list[bytes]:
-    return [head[at : at + 6] for at in range(0, len(head), 6)]
-
-
-class StoredTarget:
+class AnswerTarget(Target):
     """See ``Target``."""
 
     tokens: Sequence[bytes] = (
@@ -84,6 +82,3 @@ class StoredTarget:
         self._turn = (self._turn + 1) % len(self._valid)
         valid = self._valid[self._turn]
         assert from_bytes(valid).to_bytes() == valid
-
-    def close(self) -> None:
-        pass

@@ -17,18 +17,14 @@ from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.resources import make_resources
 from tests.fuzz.connection import Lab
 from tests.fuzz.mutator import Seed
+from tests.fuzz.parts import lines, words
+from tests.fuzz.target import Target
 
-_WORDS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\[\]{},:"]+')
 _LENGTH = re.compile(rb"(?i)(\r\ncontent-length:) *\d*")
 _X = np.array([[1, 2]], np.float32)
 _TENSOR = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
 _VALID = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}]}'
 _EXPECTED = b'"outputs":[{"name":"y","datatype":"FP32","shape":[1,2],"data":[2.0,4.0]}]}'
-
-
-def words(text: bytes) -> list[bytes]:
-    """JSON in the parts that mean something."""
-    return [match[0] for match in _WORDS.finditer(text)]
 
 
 def head(path: str, *headers: str, method: str = "POST", version: str = "1.1") -> list[bytes]:
@@ -107,7 +103,7 @@ def _seeds() -> list[Seed]:
     return seeds
 
 
-class HttpTarget:
+class HttpTarget(Target):
     """See ``Target``."""
 
     tokens: Sequence[bytes] = (
@@ -156,6 +152,10 @@ class HttpTarget:
             size = len(data) - end - 4
             data = _LENGTH.sub(lambda found: found[1] + b" %d" % size, data[:end], 1) + data[end:]
         return data
+
+    def split(self, data: bytes) -> Seed:
+        head, end, body = data.partition(b"\r\n\r\n")
+        return (*lines(head), end, *words(body))
 
     def run(self, data: bytes) -> None:
         check_answers(b"".join(self._lab.try_out(self._connect, data).written))

@@ -19,6 +19,8 @@ from penstock.request import InferRequest, InferResponse
 from penstock.tensor import DataType
 from tests.fuzz.answers import Meaning, meaning
 from tests.fuzz.mutator import Seed
+from tests.fuzz.parts import fields
+from tests.fuzz.target import Target
 
 _CONTENTS = {
     DataType.BOOL: ("bool_contents", [True, False]),
@@ -30,27 +32,6 @@ _CONTENTS = {
     DataType.FP64: ("fp64_contents", [1.5, -2.5]),
     DataType.BYTES: ("bytes_contents", [b"a", b"bc"]),
 }
-
-
-def fields(data: bytes) -> Seed:
-    """A serialized message, field by field: tag, length and content each a part."""
-    parts, position = [], 0
-    while position < len(data):
-        start = position + 1
-        length, start = _length(data, start)
-        parts += [data[position : position + 1], data[position + 1 : start], data[start : start + length]]
-        position = start + length
-    return tuple(parts)
-
-
-def _length(data: bytes, position: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
-        byte = data[position]
-        number |= (byte & 0x7F) << shift
-        position, shift = position + 1, shift + 7
-        if byte < 0x80:
-            return number, position
 
 
 def _seeds() -> list[Seed]:
@@ -86,7 +67,7 @@ def _request(datatype: DataType, **given: Any) -> Any:
     return request
 
 
-class ProtobufTarget:
+class ProtobufTarget(Target):
     """See ``Target``."""
 
     tokens: Sequence[bytes] = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -14,9 +13,10 @@ import msgspec
 from penstock.online.server.processes import group
 from tests.fuzz.fast_loop import FastLoop
 from tests.fuzz.mutator import Seed
+from tests.fuzz.parts import LENGTH, resized, sized
+from tests.fuzz.target import Target
 from tests.fuzz.planes import Planes
 
-_START = 4
 _QUESTIONS: Sequence[tuple[str, list[Any]]] = (
     ("statistics", []),
     ("report", []),
@@ -31,8 +31,7 @@ _ANSWERS: Sequence[Any] = ((None, [{"name": "m"}]), (("NotFound", "no such regio
 
 
 def _seed(message: Any) -> Seed:
-    data = msgspec.msgpack.encode(message)
-    return (struct.pack("<I", len(data)), *(data[at : at + 6] for at in range(0, len(data), 6)))
+    return sized(msgspec.msgpack.encode(message))
 
 
 class _Writer:
@@ -52,7 +51,7 @@ class _Writer:
         self.is_closed = True
 
 
-class PeersTarget:
+class PeersTarget(Target):
     """See ``Target``."""
 
     tokens: Sequence[bytes] = (
@@ -75,9 +74,7 @@ class PeersTarget:
 
     def join(self, parts: Sequence[bytes], random: Random) -> bytes:
         data = b"".join(parts)
-        if random.random() < 0.7:
-            data = struct.pack("<I", max(0, len(data) - _START)) + data[_START:]
-        return data
+        return resized(data) if random.random() < 0.7 else data
 
     def run(self, data: bytes) -> None:
         self._loop.run_until_complete(self._run(data))
@@ -97,7 +94,7 @@ class PeersTarget:
         else:
             assert outcome.error is None or len(outcome.error) == 3
         answer = await self._ask(self._valid)
-        error, state = msgspec.msgpack.decode(answer[_START:])
+        error, state = msgspec.msgpack.decode(answer[LENGTH.size :])
         assert error is None
         assert sorted(state) == ["log", "regions", "trace"]
 
@@ -106,7 +103,7 @@ class PeersTarget:
         await group._handle(self._planes.control.answer, _reader(data), writer)
         assert writer.is_closed
         if writer.written:
-            assert len(msgspec.msgpack.decode(writer.written[_START:])) == 2
+            assert len(msgspec.msgpack.decode(writer.written[LENGTH.size :])) == 2
         return bytes(writer.written)
 
     async def _make(self) -> Planes:

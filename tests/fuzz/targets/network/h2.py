@@ -19,6 +19,7 @@ from penstock.protocol import h2_frames as h2
 from penstock.protocol import messages
 from tests.fuzz.connection import Lab
 from tests.fuzz.mutator import Seed
+from tests.fuzz.target import Target
 
 _HEADER_BYTES = 9
 _GREETING = (PREFACE, h2.settings({}))
@@ -99,7 +100,7 @@ def _seeds() -> list[Seed]:
     return [(*_GREETING, *frames) for frames in seeds]
 
 
-class H2Target:
+class H2Target(Target):
     """See ``Target``."""
 
     tokens: Sequence[bytes] = (
