@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install fmt lint type test test-all test-real bench demo docs proto check clean
+.PHONY: install fmt lint type test test-all test-real bench fuzz demo docs proto check clean
 
 install: $(STAMP) ## set up .venv with Penstock, its engines and the tools
 
@@ -38,6 +38,9 @@ type: $(STAMP)
 fmt: $(STAMP) ## bring the code into shape
 	$(BIN)/ruff format src tests examples benchmarks
 	$(BIN)/ruff check --fix src tests examples benchmarks
+
+fuzz: $(STAMP) ## mutated messages for every decoder and state machine, on all cores; MINUTES=5, SEED=number
+	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED))
 
 bench: $(STAMP) ## SCENARIO=name for one of them, QUICK=1 for a rough figure within a minute
 	$(BIN)/python -m benchmarks $(if $(SCENARIO),--scenario $(SCENARIO)) $(if $(QUICK),--quick)

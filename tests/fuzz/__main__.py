@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 from tests.fuzz.campaign import TARGETS, Campaign, Finding, make_target, minimise, replay, run
-from tests.fuzz.corpus import Corpus
+from tests.fuzz.corpus import FOLDER, Corpus
 from tests.fuzz.spread import LastMessage, command, spread
 
 
@@ -27,11 +27,14 @@ def main() -> int:
     parser.add_argument("--runs", type=int, help="messages for each target, in this process")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--replay", type=Path, metavar="FILE", help="give one target this message only")
+    parser.add_argument(
+        "--corpus", type=Path, default=FOLDER, metavar="FOLDER", help="where the corpus of each target is"
+    )
     parser.add_argument("--last", type=Path, metavar="FILE", help="keep the current message in this file")
     given = parser.parse_args()
     names = given.targets or list(TARGETS)
     if given.replay is None and given.seconds is None and given.runs is None:
-        return 0 if spread(names, given.minutes, given.seed, os.cpu_count() or 1) else 1
+        return 0 if spread(names, given.minutes, given.seed, os.cpu_count() or 1, given.corpus) else 1
     logging.getLogger("penstock").addHandler(logging.NullHandler())  # instead of printing warnings
     for name in names:
         try:
@@ -40,22 +43,22 @@ def main() -> int:
             elif given.seconds is None:
                 print(run(name, given.runs, given.seed), flush=True)
             else:
-                _explore(name, given.seconds, given.seed, given.last)
+                _explore(name, given, Corpus(name, given.corpus))
         except Finding as finding:
             traceback.print_exception(finding.__cause__)
             if given.replay is None:
-                print(f"repeat: {command(name, Corpus(name).add_finding(minimise(name, finding)))}")
+                print(f"repeat: {command(name, Corpus(name, given.corpus).add_finding(minimise(name, finding)))}")
             print(finding)
             return 1
     return 0
 
 
-def _explore(name: str, seconds: float, seed: int, last: Path | None) -> None:
+def _explore(name: str, given: argparse.Namespace, corpus: Corpus) -> None:
     with closing(make_target(name)) as target:
-        campaign = Campaign(name, target, seed)
-        if last is not None:
-            campaign.watch = LastMessage(last).writer()
-        report = campaign.run(seconds=seconds, corpus=Corpus(name))
+        campaign = Campaign(name, target, given.seed)
+        if given.last is not None:
+            campaign.watch = LastMessage(given.last).writer()
+        report = campaign.run(seconds=given.seconds, corpus=corpus)
     print(report, flush=True)
     report.check()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections.abc import Sequence
 
-from penstock.protocol.varint import read_varint
+from penstock.protocol.varint import read_varint, write_varint
 from tests.fuzz.mutator import Seed
 
 _WORDS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\[\]{},:"]+|"')
@@ -48,6 +49,13 @@ def fields(data: bytes) -> Seed:
         parts += [data[position : position + 1], data[position + 1 : start], data[start : start + length]]
         position = start + length
     return tuple(parts)
+
+
+def relength(parts: Sequence[bytes]) -> Sequence[bytes]:
+    """Parts of ``fields``, with the right lengths if they still come in threes."""
+    if len(parts) % 3:
+        return parts
+    return [write_varint(len(parts[at + 1])) if at % 3 == 1 else part for at, part in enumerate(parts)]
 
 
 def sized(data: bytes) -> Seed:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from tests.fuzz.corpus import FOLDER, Corpus
+from tests.fuzz.corpus import Corpus
 
 _SIZE = struct.Struct("<I")
 _MAX_BYTES = 1 << 20
@@ -43,13 +43,13 @@ class LastMessage:
         return data[_SIZE.size :][: _SIZE.unpack_from(data)[0]] if data else b""
 
 
-def spread(names: Sequence[str], minutes: float, seed: int, cores: int) -> bool:
+def spread(names: Sequence[str], minutes: float, seed: int, cores: int, corpus: Path) -> bool:
     """Fuzz each of ``names`` for its share of ``minutes``, and print what it did; returns whether nothing was found."""
     seconds = 60 * minutes * cores / len(names)
     print(f"{len(names)} targets, {seconds:.0f} s each, {cores} at a time, seed {seed}", flush=True)
     found = []
     with ThreadPoolExecutor(cores) as pool, tempfile.TemporaryDirectory() as folder:
-        pending = {pool.submit(_fuzz, name, seconds, seed, Path(folder, name)): name for name in names}
+        pending = {pool.submit(_fuzz, name, seconds, seed, corpus, Path(folder, name)): name for name in names}
         for number, one in enumerate(as_completed(pending), 1):
             is_harmless, text = one.result()
             print(f"{100 * number // len(names):>3} %  {text}", flush=True)
@@ -64,8 +64,9 @@ def command(name: str, path: Path) -> str:
     return f"python -m tests.fuzz {name} --replay {path}"
 
 
-def _fuzz(name: str, seconds: float, seed: int, path: Path) -> tuple[bool, str]:
-    given = [name, "--seconds", f"{seconds:g}", "--seed", str(seed), "--last", str(path)]
+def _fuzz(name: str, seconds: float, seed: int, corpus: Path, path: Path) -> tuple[bool, str]:
+    """Whether a process that fuzzes ``name`` finds nothing, and what it says."""
+    given = [name, "--seconds", f"{seconds:g}", "--seed", str(seed), "--corpus", str(corpus), "--last", str(path)]
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.fuzz", *given], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -74,7 +75,12 @@ def _fuzz(name: str, seconds: float, seed: int, path: Path) -> tuple[bool, str]:
     except subprocess.TimeoutExpired:
         process.kill()
         output, _ = process.communicate()
-    if process.returncode in (0, 1):
-        return process.returncode == 0, output.rstrip()
-    kept = Corpus(name, FOLDER).add_finding(LastMessage(path).read())
-    return False, f"{output}{name}: the process ended with {process.returncode}\nrepeat: {command(name, kept)}"
+    return process.returncode == 0, output.rstrip() + _epitaph(name, process.returncode, corpus, path)
+
+
+def _epitaph(name: str, status: int, corpus: Path, path: Path) -> str:
+    """What to say of a process that a signal has ended, as a crash of the interpreter and our patience do."""
+    if status >= 0:
+        return ""
+    kept = Corpus(name, corpus).add_finding(LastMessage(path).read())
+    return f"{name}: the process ended with signal {-status}\nrepeat: {command(name, kept)}"

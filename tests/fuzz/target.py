@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from typing import TypeVar
 
@@ -37,7 +38,7 @@ class Target(ABC):
     def run(self, data: bytes) -> None:
         """Take ``data``, which may be wrong in any way, and then something valid. Raises what should not have happened."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most targets hold nothing
         """Leave the process as it was found."""
 
 
@@ -56,16 +57,21 @@ class DecoderTarget(Target):
 
     def outcome(self, data: bytes) -> object:
         """What ``decode`` returns, or the code and text of its error. Raises all other errors."""
-        try:
-            return self.decode(data)
-        except PenstockError as error:
-            return error.code, str(error)
+        return attempt(partial(self.decode, data))
 
     def run(self, data: bytes) -> None:
         self.outcome(data)
         self._turn = (self._turn + 1) % len(self._valid)
         meant = self.outcome(self._valid[self._turn])
         assert meant == self._meant[self._turn], f"a valid message is decoded as {meant}"
+
+
+def attempt(work: Callable[[], object]) -> object:
+    """What ``work`` returns, or the code and text of its error. Raises all other errors."""
+    try:
+        return work()
+    except PenstockError as error:
+        return error.code, str(error)
 
 
 class Script:

@@ -42,6 +42,8 @@ _FIELDS = {
 }
 _ATTRIBUTE_KINDS = {1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "ints", 8: "strings"}
 """The fields of an attribute by its ``type``; other types hold what no operator that is read needs."""
+_PACKED = {"dims", "floats", "ints"}
+"""The fields whose numbers may come in one piece."""
 _BY_NUMBER = {each.onnx: each for each in DataType}
 
 
@@ -162,14 +164,16 @@ def _message(data: bytes, position: int, end: int, kind: str, depth: int) -> dic
             raise ValueError(f"a field of {stop - position} bytes at byte {position} of {end}")
         if field is not None:
             name, of = field
-            if wire == _LENGTH:
+            if wire == _LENGTH and (of not in {_INT, _FLOAT} or name in _PACKED):
                 found[name] += _values(data, position, stop, of, depth)
-            elif of == _INT:
+            elif (of, wire) == (_INT, _VARINT):
                 found[name].append(_signed(number))
-            elif of == _FLOAT:
+            elif (of, wire) == (_FLOAT, _FIXED32):
                 found[name] += np.frombuffer(data, "<f4", 1, position).tolist()
-            else:
+            elif of == _SPAN:
                 found[name].append(None)  # elements one by one, which no writer does
+            else:
+                raise ValueError(f"field '{name}' has wire type {wire}")
         position = stop
     return found
 

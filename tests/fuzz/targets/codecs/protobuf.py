@@ -14,12 +14,11 @@ from penstock.online.server.grpc.decoder import GrpcRequestDecoder, request_id
 from penstock.online.server.grpc.encoder import GrpcAnswerEncoder
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.protocol import messages
-from penstock.protocol.varint import write_varint
 from penstock.request import InferRequest, InferResponse
 from penstock.tensor import DataType
 from tests.fuzz.answers import Meaning, meaning
 from tests.fuzz.mutator import Seed
-from tests.fuzz.parts import fields
+from tests.fuzz.parts import fields, relength
 from tests.fuzz.target import Target
 
 _CONTENTS = {
@@ -100,11 +99,7 @@ class ProtobufTarget(Target):
         self._turn = 0
 
     def join(self, parts: Sequence[bytes], random: Random) -> bytes:
-        if len(parts) % 3 == 0 and random.random() < 0.6:
-            parts = list(parts)
-            for index in range(1, len(parts), 3):
-                parts[index] = write_varint(len(parts[index + 1]))
-        return b"".join(parts)
+        return b"".join(relength(parts) if random.random() < 0.6 else parts)
 
     def run(self, data: bytes) -> None:
         meant, request = self._understand(data)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from penstock.errors import PenstockError
 from penstock.online.server.http.dialects import torchserve
 from penstock.online.server.offload import finish
 from penstock.tensor import DataType, TensorSpec
 from tests.fuzz.mutator import Seed
 from tests.fuzz.parts import lines
 from tests.fuzz.planes import touch
-from tests.fuzz.target import DecoderTarget, contents
+from tests.fuzz.target import DecoderTarget, attempt, contents
 
 _X = TensorSpec("x", DataType.FP32, (-1, 2))
 _SPECS: Sequence[Sequence[TensorSpec]] = (
@@ -63,14 +63,10 @@ class TorchserveTarget(DecoderTarget):
 
     def decode(self, data: bytes) -> object:
         kind, _, body = data.partition(b"\n")
-        return [self._read(kind, body, specs) for specs in _SPECS]
+        return [attempt(partial(self._read, kind, body, specs)) for specs in _SPECS]
 
     def _read(self, kind: bytes, body: bytes, specs: Sequence[TensorSpec]) -> object:
-        try:
-            arrays = finish(torchserve.read(kind, body, specs))
-        except PenstockError as error:
-            assert torchserve.write_error(400, str(error))
-            return str(error)
+        arrays = finish(torchserve.read(kind, body, specs))
         assert sum(map(touch, arrays.values())) <= 64 * len(body) + 1024
         assert set(arrays) <= {spec.name for spec in specs}
         return sorted((name, contents(array)) for name, array in arrays.items())

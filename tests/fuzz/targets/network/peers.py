@@ -14,8 +14,8 @@ from penstock.online.server.processes import group
 from tests.fuzz.fast_loop import FastLoop
 from tests.fuzz.mutator import Seed
 from tests.fuzz.parts import LENGTH, resized, sized
-from tests.fuzz.target import Target
 from tests.fuzz.planes import Planes
+from tests.fuzz.target import Target
 
 _QUESTIONS: Sequence[tuple[str, list[Any]]] = (
     ("statistics", []),
