@@ -50,7 +50,8 @@ class Mutator:
 
     def learn(self, parts: Sequence[bytes]) -> None:
         """Draw further messages from ``parts``, too."""
-        self._seeds.append(tuple(parts))
+        if parts:
+            self._seeds.append(tuple(parts))
 
     def draw(self) -> list[bytes]:
         """The parts of the next message; one in twenty is valid."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from tests.fuzz.coverage import Coverage
 
@@ -13,17 +14,24 @@ def _choose(number: int) -> int:
     return 2
 
 
+def _call(number: int) -> Callable[[], None]:
+    def call() -> None:
+        _choose(number)
+
+    return call
+
+
 def test_a_call_that_runs_a_new_line_is_told() -> None:
     coverage = Coverage(__file__)
     before = sys.gettrace()
-    assert coverage.run(lambda: None if _choose(1) else None)
-    assert not coverage.run(lambda: None if _choose(2) else None)
-    assert coverage.run(lambda: None if _choose(7) else None)
-    assert coverage.reached == 3
+    assert coverage.run(_call(1))
+    assert not coverage.run(_call(2))
+    assert coverage.run(_call(7))
+    assert coverage.reached == 4
     assert sys.gettrace() is before
 
 
 def test_other_files_do_not_count() -> None:
     coverage = Coverage("/nowhere")
-    assert not coverage.run(lambda: None if _choose(1) else None)
+    assert not coverage.run(_call(1))
     assert coverage.reached == 0

@@ -166,16 +166,21 @@ def _message(data: bytes, position: int, end: int, kind: str, depth: int) -> dic
             name, of = field
             if wire == _LENGTH and (of not in {_INT, _FLOAT} or name in _PACKED):
                 found[name] += _values(data, position, stop, of, depth)
-            elif (of, wire) == (_INT, _VARINT):
-                found[name].append(_signed(number))
-            elif (of, wire) == (_FLOAT, _FIXED32):
-                found[name] += np.frombuffer(data, "<f4", 1, position).tolist()
-            elif of == _SPAN:
-                found[name].append(None)  # elements one by one, which no writer does
             else:
-                raise ValueError(f"field '{name}' has wire type {wire}")
+                found[name].append(_number(data, position, number, of, wire))
         position = stop
     return found
+
+
+def _number(data: bytes, position: int, number: int, kind: str, wire: int) -> int | float | None:
+    """The value of a field without a length; None for a single element of a constant. Parsers ignore fields of other wire types."""
+    if (kind, wire) == (_INT, _VARINT):
+        return _signed(number)
+    if (kind, wire) == (_FLOAT, _FIXED32):
+        return float(np.frombuffer(data, "<f4", 1, position)[0])
+    if kind == _SPAN:
+        return None
+    raise ValueError(f"a field of kind '{kind}' has wire type {wire}")
 
 
 def _values(data: bytes, start: int, end: int, kind: str, depth: int) -> list[Any]:

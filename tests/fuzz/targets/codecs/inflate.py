@@ -15,7 +15,7 @@ from tests.fuzz.mutator import Seed
 from tests.fuzz.parts import pieces
 from tests.fuzz.target import DecoderTarget
 
-_LIMIT = 1 << 20
+_LIMIT = 1 << 17
 _ENCODINGS = ((b"gzip", 31), (b"deflate", 15))
 _CONTENTS = (b"", b"a", bytes(range(256)) * 9, bytes(100_000), bytes(_LIMIT), bytes(_LIMIT + 1))
 

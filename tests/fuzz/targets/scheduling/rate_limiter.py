@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 from penstock.errors import InvalidConfig
 from penstock.online.scheduler.rate_limiter import Gate, RateLimiter, read_resources
@@ -26,10 +27,8 @@ class RateLimiterTarget(Target):
         ]
 
     def run(self, data: bytes) -> None:
-        try:
+        with suppress(InvalidConfig):
             assert all(count >= 0 for count in read_resources([data[:60].decode("latin-1")]).values())
-        except InvalidConfig:
-            pass
         script = Script(data[:1000])
         available = {name: 1 + script.number(4) for name in _NAMES} if script.number(2) else {}
         limiter = RateLimiter(available)
