@@ -16,7 +16,6 @@ from row_graphs import RandomGraph, parsed
     "field",
     [
         b"\x08\x01",  # graph.node as a number
-        b"\x10\x01",  # graph.name as a number
         b"\x0d\x00\x00\x00\x00",  # graph.node as 4 bytes
         b"\x0a\x09\x2a\x07\x0a\x01a\x1a\x02\x01\x02",  # attribute.i as a list of numbers
         b"\x0a\x0a\x2a\x08\x0a\x01a\x1d\x00\x00\x80\x3f",  # attribute.i as 4 bytes

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from functools import partial
 from random import Random
 
 import msgspec
 import numpy as np
 
-from penstock.errors import PenstockError
 from penstock.online.instances import process_channel as messages
 from penstock.online.instances.tensor_arena import TensorArena
 from penstock.request import InferRequest
 from tests.fuzz.mutator import Seed
 from tests.fuzz.parts import resized, sized
 from tests.fuzz.planes import touch
-from tests.fuzz.target import DecoderTarget, contents
+from tests.fuzz.target import DecoderTarget, attempt, contents
 
 _MAX_ARENA_BYTES = 1 << 20
 
@@ -63,13 +63,10 @@ class ChannelTarget(DecoderTarget):
                 message = messages.Channel(here).receive()
             except (EOFError, OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 return type(error).__name__
-        return type(message).__name__, [self._read(outcome) for outcome in _outcomes(message)]
+        return type(message).__name__, [attempt(partial(self._read, outcome)) for outcome in _outcomes(message)]
 
     def _read(self, outcome: messages.OutcomeSlots) -> object:
-        try:
-            found = messages.read_outcome(outcome, self._arena)
-        except (PenstockError, ValueError, TypeError) as error:
-            return type(error).__name__
+        found = messages.read_outcome(outcome, self._arena)
         if not isinstance(found, dict):
             return repr(found)
         assert sum(map(touch, found.values())) <= _MAX_ARENA_BYTES * max(1, len(found))
