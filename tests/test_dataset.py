@@ -194,6 +194,26 @@ def test_damaged_archives_are_refused(tmp_path: Path, compressed: bool) -> None:
             continue
 
 
+def test_a_header_that_is_not_python_is_refused(tmp_path: Path) -> None:
+    header = b"{'shape': (3,),\n"
+    path = tmp_path / "data.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header)
+    with pytest.raises(InvalidData, match="cannot read"):
+        load_dataset(path, SIGNATURE)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("code", [0x110000, 0xFFFFFFFF, 0xD800, 0xDFFF])
+def test_text_that_is_not_unicode_is_refused(code: int, order: str) -> None:
+    signature = Signature((TensorSpec("t", DataType.BYTES, (-1,)),), ())
+    codes = np.array([65, 0x10FFFF, 0xD7FF, 0xE000], f"{order}u4")
+    assert check_dataset({"t": codes.view(f"{order}U2")}, signature).count == 2
+    codes[1] = code
+    with pytest.raises(InvalidData, match="not Unicode"):
+        check_dataset({"t": codes.view(f"{order}U2")}, signature)
+
+
 def test_a_shape_that_lies_is_refused(tmp_path: Path) -> None:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (2**44, 3)})

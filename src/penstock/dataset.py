@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import msgspec
 import numpy as np
 
 from penstock.artifact import local_path
-from penstock.errors import InvalidData, NotFound
+from penstock.errors import InvalidData, NotFound, PenstockError
 from penstock.tensor import Array, DataType, Signature, TensorSpec, to_wire
 
 LABELS = "labels"
@@ -24,10 +22,10 @@ _ROWS = 256
 _MAGICS = b"\x93NUMPY", b"PK"
 """First bytes of a single array, and of an archive of arrays. For any other file, numpy expects Python objects."""
 
-_SAVE = "write it with numpy.savez, without Python objects"
+_MAX_CODE = 0x10FFFF
+_SURROGATES = range(0xD800, 0xE000)
 
-# Errors that numpy and zipfile raise for damaged or forged files; a forged shape causes MemoryError.
-_READ_ERRORS = (ValueError, EOFError, OSError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+_SAVE = "write it with numpy.savez, without Python objects"
 
 
 class Dataset(msgspec.Struct, frozen=True):
@@ -104,7 +102,9 @@ def load_dataset(path: str | Path, signature: Signature) -> Dataset:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise NotFound(f"no data file '{path}'", "check the path") from None
-    except _READ_ERRORS as error:
+    except PenstockError:
+        raise
+    except Exception as error:  # noqa: BLE001 - numpy and zipfile raise anything for damaged or forged files
         raise InvalidData(f"cannot read '{path}': {error}", _SAVE) from None
     if not all(isinstance(array, np.ndarray) for array in arrays.values()):
         raise InvalidData(f"'{path}' is a zip archive, but not of numpy arrays", "write it with numpy.savez")
@@ -197,6 +197,10 @@ def _check_array(spec: TensorSpec, array: Array) -> Array:
                 f"input '{spec.name}' contains NaN or infinity in {int(bad.sum())} of {len(array)} samples, first in sample {first}",
                 "clean the data",
             )
+    if array.dtype.kind == "U" and array.dtype.itemsize:
+        codes = np.ascontiguousarray(array).view(np.dtype("u4").newbyteorder(array.dtype.byteorder))
+        if ((codes > _MAX_CODE) | (codes - _SURROGATES.start < len(_SURROGATES))).any():
+            raise InvalidData(f"input '{spec.name}' contains text that is not Unicode", "save it again as text")
     return array.astype(spec.datatype.dtype, copy=False)
 
 

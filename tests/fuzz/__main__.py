@@ -1,56 +1,66 @@
-"""``python -m tests.fuzz TARGET... --runs N --seed S``: mutated messages, thousands a second, anywhere.
+"""``make fuzz MINUTES=n``: mutated messages for all targets on all cores, guided by the code that they reach.
 
-With ``--coverage SECONDS`` the messages are guided by what code they reach instead; that needs the package ``atheris``.
+``python -m tests.fuzz TARGET... --runs N --seed S`` tries N messages that follow from the seed; ``--replay FILE`` tries one.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import sys
-import tempfile
+import time
 import traceback
+from contextlib import closing
 from pathlib import Path
 
-from tests.fuzz.campaign import TARGETS, Finding, make_target, run
+from tests.fuzz.campaign import TARGETS, Campaign, Finding, make_target, minimise, replay, run
+from tests.fuzz.corpus import FOLDER, Corpus
+from tests.fuzz.spread import LastMessage, command, spread
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
-    parser.add_argument("targets", nargs="+", choices=[*TARGETS, "all"])
-    parser.add_argument("--runs", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--coverage", type=int, metavar="SECONDS", help="one target, guided by coverage (atheris)")
+    parser.add_argument("targets", nargs="*", choices=[*TARGETS, []], help="all if none is named")
+    parser.add_argument("--minutes", type=float, default=5, help="time for all targets, on all cores")
+    parser.add_argument("--seconds", type=float, help="time for each target, in this process")
+    parser.add_argument("--runs", type=int, help="messages for each target, in this process")
+    parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--replay", type=Path, metavar="FILE", help="give one target this message only")
+    parser.add_argument(
+        "--corpus", type=Path, default=FOLDER, metavar="FOLDER", help="where the corpus of each target is"
+    )
+    parser.add_argument("--last", type=Path, metavar="FILE", help="keep the current message in this file")
     given = parser.parse_args()
-    names = list(TARGETS) if "all" in given.targets else given.targets
-    if given.replay:
-        make_target(names[0]).run(given.replay.read_bytes())
-        return 0
-    if given.coverage:
-        _run_guided(names[0], given.coverage)
+    names = given.targets or list(TARGETS)
+    if given.replay is None and given.seconds is None and given.runs is None:
+        return 0 if spread(names, given.minutes, given.seed, os.cpu_count() or 1, given.corpus) else 1
+    logging.getLogger("penstock").addHandler(logging.NullHandler())  # instead of printing warnings
     for name in names:
         try:
-            print(run(name, given.runs, given.seed), flush=True)
+            if given.replay is not None:
+                replay(name, [given.replay.read_bytes()])
+            elif given.seconds is None:
+                print(run(name, given.runs, given.seed), flush=True)
+            else:
+                _explore(name, given, Corpus(name, given.corpus))
         except Finding as finding:
-            with tempfile.NamedTemporaryFile(prefix=f"{name}-", suffix=".bin", delete=False) as file:
-                file.write(finding.data)
             traceback.print_exception(finding.__cause__)
-            raise SystemExit(f"{finding}\nkept in {file.name}: --replay {file.name}") from None
+            if given.replay is None:
+                print(f"repeat: {command(name, Corpus(name, given.corpus).add_finding(minimise(name, finding)))}")
+            print(finding)
+            return 1
     return 0
 
 
-def _run_guided(name: str, seconds: int) -> None:
-    """Until ``seconds`` have passed or something is found; libFuzzer ends the process."""
-    import atheris  # noqa: PLC0415 - optional, and it has to be there before what it instruments
-
-    with atheris.instrument_imports(include=["penstock.online", "penstock.tensor", "tests.fuzz"]):
-        target = make_target(name)
-    corpus = Path(tempfile.mkdtemp(prefix=f"fuzz-{name}-"))
-    for number, seed in enumerate(target.seeds):
-        (corpus / f"seed-{number}").write_bytes(b"".join(seed))
-    options = [f"-max_total_time={seconds}", "-timeout=10", f"-artifact_prefix={corpus}/found-", "-max_len=8192"]
-    atheris.Setup([sys.argv[0], *options, str(corpus)], target.run)
-    atheris.Fuzz()
+def _explore(name: str, given: argparse.Namespace, corpus: Corpus) -> None:
+    with closing(make_target(name)) as target:
+        campaign = Campaign(name, target, given.seed)
+        if given.last is not None:
+            campaign.watch = LastMessage(given.last).writer()
+        report = campaign.run(seconds=given.seconds, corpus=corpus)
+    print(report, flush=True)
+    report.check()
 
 
 if __name__ == "__main__":

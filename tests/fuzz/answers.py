@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from penstock.errors import PenstockError
 from penstock.online.server.answer_form import AnswerForm
 from penstock.request import InferRequest
-from penstock.tensor import Array
 from tests.fuzz.planes import touch
+from tests.fuzz.target import contents
 
 _SLACK_BYTES = 4096
 _ELEMENT_BYTES = 64
@@ -27,7 +25,7 @@ def meaning(decode: Callable[[], tuple[InferRequest, AnswerForm]], size: int) ->
         return (error.code, str(error)), None
     held = sum(touch(array) for array in request.inputs.values())
     assert held <= _ELEMENT_BYTES * size + _SLACK_BYTES, f"{size} bytes became {held}"
-    inputs = tuple((name, _contents(array)) for name, array in request.inputs.items())
+    inputs = tuple((name, contents(array)) for name, array in request.inputs.items())
     answer = tuple(name in form.binary for name in ("y", *request.outputs)), dict(form.classification)
     parameters = repr(sorted(request.parameters.items()))
     return (
@@ -39,8 +37,3 @@ def meaning(decode: Callable[[], tuple[InferRequest, AnswerForm]], size: int) ->
         inputs,
         repr(answer),
     ), request
-
-
-def _contents(array: Array) -> tuple[object, ...]:
-    data = repr(array.tolist()) if array.dtype == np.object_ else np.ascontiguousarray(array).tobytes()
-    return array.dtype.str, array.shape, data

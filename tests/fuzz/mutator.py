@@ -44,9 +44,14 @@ class Mutator:
     """Draws messages made from ``seeds`` and, now and then, one of the ``tokens`` that mean something to the receiver."""
 
     def __init__(self, seeds: Sequence[Seed], tokens: Sequence[bytes], random: Random) -> None:
-        self._seeds = seeds
+        self._seeds = list(seeds)
         self._tokens = tokens
         self.random = random
+
+    def learn(self, parts: Sequence[bytes]) -> None:
+        """Draw further messages from ``parts``, too."""
+        if parts:
+            self._seeds.append(tuple(parts))
 
     def draw(self) -> list[bytes]:
         """The parts of the next message; one in twenty is valid."""

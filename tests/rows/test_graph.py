@@ -12,6 +12,22 @@ from penstock.tensor import DataType
 from row_graphs import RandomGraph, parsed
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        b"\x08\x01",  # graph.node as a number
+        b"\x0d\x00\x00\x00\x00",  # graph.node as 4 bytes
+        b"\x0a\x09\x2a\x07\x0a\x01a\x1a\x02\x01\x02",  # attribute.i as a list of numbers
+        b"\x0a\x0a\x2a\x08\x0a\x01a\x1d\x00\x00\x80\x3f",  # attribute.i as 4 bytes
+    ],
+)
+def test_fields_of_another_wire_type_than_the_schema_has_are_refused(field: bytes) -> None:
+    # Parsers ignore them, so what they say must not count.
+    assert read_graph(b"\x3a\x03\x12\x01g").graph == OnnxGraph((), (), (), {})
+    with pytest.raises(ValueError, match="wire type"):
+        read_graph(b"\x3a%c%b" % (len(field), field))
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_nodes_and_tensors_are_those_that_onnx_reads(seed: int) -> None:
     data = RandomGraph(seed).artifact().data

@@ -42,6 +42,8 @@ _FIELDS = {
 }
 _ATTRIBUTE_KINDS = {1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "ints", 8: "strings"}
 """The fields of an attribute by its ``type``; other types hold what no operator that is read needs."""
+_PACKED = {"dims", "floats", "ints"}
+"""The fields whose numbers may come in one piece."""
 _BY_NUMBER = {each.onnx: each for each in DataType}
 
 
@@ -162,16 +164,23 @@ def _message(data: bytes, position: int, end: int, kind: str, depth: int) -> dic
             raise ValueError(f"a field of {stop - position} bytes at byte {position} of {end}")
         if field is not None:
             name, of = field
-            if wire == _LENGTH:
+            if wire == _LENGTH and (of not in {_INT, _FLOAT} or name in _PACKED):
                 found[name] += _values(data, position, stop, of, depth)
-            elif of == _INT:
-                found[name].append(_signed(number))
-            elif of == _FLOAT:
-                found[name] += np.frombuffer(data, "<f4", 1, position).tolist()
             else:
-                found[name].append(None)  # elements one by one, which no writer does
+                found[name].append(_number(data, position, number, of, wire))
         position = stop
     return found
+
+
+def _number(data: bytes, position: int, number: int, kind: str, wire: int) -> int | float | None:
+    """The value of a field without a length; None for a single element of a constant. Parsers ignore fields of other wire types."""
+    if (kind, wire) == (_INT, _VARINT):
+        return _signed(number)
+    if (kind, wire) == (_FLOAT, _FIXED32):
+        return float(np.frombuffer(data, "<f4", 1, position)[0])
+    if kind == _SPAN:
+        return None
+    raise ValueError(f"a field of kind '{kind}' has wire type {wire}")
 
 
 def _values(data: bytes, start: int, end: int, kind: str, depth: int) -> list[Any]:

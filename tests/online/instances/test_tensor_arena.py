@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpys
 
-from penstock.errors import ResourceExhausted
-from penstock.online.instances.tensor_arena import TensorArena
+from penstock.errors import PenstockError, ResourceExhausted
+from penstock.online.instances.tensor_arena import TensorArena, TensorSlot
 from penstock.tensor import Array, DataType
 
 FIXED = [datatype.dtype for datatype in DataType if datatype is not DataType.BYTES]
@@ -111,3 +111,26 @@ def test_nobody_can_cut_it_off(sides: tuple[TensorArena, TensorArena]) -> None:
 def test_closing_twice(sides: tuple[TensorArena, TensorArena]) -> None:
     sides[0].close()
     sides[0].close()
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "offset", "byte_size"),
+    [
+        (DataType.FP32, (6,), -1, 24),
+        (DataType.FP32, (6,), -(1 << 20), 24),
+        (DataType.BYTES, (1,), -8, 8),
+        (DataType.FP32, (1 << 40,), 0, 24),
+        (DataType.FP32, (-2, -3), 0, 24),
+        (DataType.FP32, (0,), 0, 64),
+        (DataType.FP32, (6,), 0, 20),
+        (DataType.BYTES, (0,), 0, -4),
+    ],
+)
+def test_slots_that_no_arena_writes_are_refused(
+    sides: tuple[TensorArena, TensorArena], datatype: DataType, shape: tuple[int, ...], offset: int, byte_size: int
+) -> None:
+    # The process of a Python model announces them, and its model may do anything.
+    writer, reader = sides
+    writer.write({"x": np.zeros(6, np.float32)})
+    with pytest.raises(PenstockError, match="outside of its memory"):
+        reader.copy([TensorSlot("x", datatype, shape, offset, byte_size)])

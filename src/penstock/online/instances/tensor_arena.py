@@ -6,6 +6,7 @@ The memory is a memfd that only grows, by doubling. It is sealed against shrinki
 from __future__ import annotations
 
 import fcntl
+import math
 import mmap
 import os
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from itertools import chain
 import msgspec
 import numpy as np
 
-from penstock.errors import ResourceExhausted
+from penstock.errors import PenstockError, ResourceExhausted
 from penstock.tensor import Array, DataType, from_wire, to_wire
 
 _FIRST_BYTES = 64 << 10
@@ -80,11 +81,18 @@ class TensorArena:
         return written
 
     def view(self, slots: Sequence[TensorSlot]) -> dict[str, Array]:
-        """The tensors as read-only views, valid until the next write; BYTES are decoded."""
+        """The tensors as read-only views, valid until the next write; BYTES are decoded.
+
+        Raises PenstockError for slots that ``write`` never returns: the process that announces them runs a model's code.
+        """
         mapped = self._mapped(max((slot.offset + slot.byte_size for slot in slots), default=0))
         tensors: dict[str, Array] = {}
         for slot in slots:
-            if slot.datatype.itemsize:
+            itemsize = slot.datatype.itemsize
+            size = math.prod(slot.shape) * itemsize if itemsize else slot.byte_size
+            if slot.offset < 0 or slot.byte_size != size or min((*slot.shape, size)) < 0:
+                raise PenstockError("the model's process has announced a tensor outside of its memory")
+            if itemsize:
                 array: Array = np.ndarray(slot.shape, slot.datatype.dtype, mapped, slot.offset)
                 array.flags.writeable = False
             else:

@@ -98,7 +98,6 @@ def test_long_lists_become_arrays(text: bytes, dtype: Any) -> None:
         b"[18446744073709551615,2,3,4,5,6,7,8,9,-10]",
         b"[18446744073709551616,2,3,4,5,6,7]",
         b"[1,2,3] [4,5,6]",
-        b'{"":5}',
         b"\xff\xff\xff\xff\xff\xff",
     ],
 )
@@ -107,6 +106,11 @@ def test_other_texts_are_refused(text: bytes) -> None:
         read(text)
     with pytest.raises((InvalidArgument, msgspec.DecodeError, UnicodeDecodeError)):
         read(b'{"x":%b}' % text)
+
+
+def test_members_with_an_empty_name_are_not_taken_for_long_lists() -> None:
+    text = b'{"a":[1,2,3,4,5,6,7,8,9],"b":{"":0},"c":[{"":1},{"":true}]}'
+    assert plain(read(text)) == decode(text)
 
 
 def test_values_outside_of_lists_are_bounded() -> None:

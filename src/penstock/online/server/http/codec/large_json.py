@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import secrets
 import struct
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
@@ -42,7 +43,8 @@ _TEXTS = re.compile(rb'(?:[^",]*+"(?:[^"\\]++|\\.)*+"[^",]*+(?:,|\Z)){1,512}+', 
 _TEXT_OR_END = re.compile(rb'"(?:[^"\\]++|\\.)*+"|\]', re.DOTALL)
 _WITHOUT_BRACKETS = bytes.maketrans(b"[]", b"  ")
 _UNSTRUCTURED = bytes(set(range(256)) - set(b"[],"))
-_PLACE = b'{"":%d}'
+_PLACE = secrets.token_hex(8)
+"""The name in the objects that stand for long lists: a client cannot know it, and so cannot send one."""
 _MIXED = "a long list in the body mixes values of different types"
 _TOO_LARGE = "a number in a long list of the body does not fit 64 bits, or not beside its neighbours"
 _UNEVEN = "a long list in the body is nested unevenly, or contains a list without elements"
@@ -93,7 +95,7 @@ def _without(text: bytes, lists: Iterable[tuple[int, int]]) -> bytes:
     """``text`` with a numbered place for each of ``lists``."""
     kept, done = [], 0
     for number, (start, stop) in enumerate(lists):
-        kept += [text[done:start], _PLACE % number]
+        kept += [text[done:start], b'{"%b":%d}' % (_PLACE.encode(), number)]
         done = stop
     return b"".join([*kept, text[done:]])
 
@@ -101,10 +103,8 @@ def _without(text: bytes, lists: Iterable[tuple[int, int]]) -> bytes:
 def _put(value: Any, arrays: list[Array]) -> Any:
     """``value`` with the arrays at their places."""
     if type(value) is dict:
-        if value.keys() == {""} and type(value[""]) is int:
-            if not 0 <= value[""] < len(arrays):
-                raise InvalidArgument("a member of the body has an empty name")
-            return arrays[value[""]]
+        if _PLACE in value:
+            return arrays[value[_PLACE]]
         return {name: _put(one, arrays) for name, one in value.items()}
     if type(value) is list:
         return [_put(one, arrays) for one in value]
