@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
-    "": 1_947,
+    "": 1_951,
     "bundle": 1_800,
     "cli": 2_150,
     "engines": 1_850,
@@ -32,7 +32,7 @@ ROOM_LINES = {
     "perf": 2_426,
     "pipeline": 448,
     "protocol": 406,
-    "rows": 2_173,
+    "rows": 2_182,
     "storage": 550,
     "telemetry": 1_979,
 }
