@@ -159,7 +159,7 @@ class Responder(ServerConnection):
     def answered(
         self, exchange: Exchange, status: int, headers: bytes, body: bytes, tensors: Sequence[Buffer] = ()
     ) -> None:
-        if exchange.reserved_bytes:
+        if exchange.reserved_bytes or exchange.passage is not None:
             self._give_back(exchange)
         transport = self._transport
         if transport is None:
@@ -241,6 +241,9 @@ class Responder(ServerConnection):
     def _give_back(self, exchange: Exchange) -> None:
         self.context.give_back(exchange.reserved_bytes)
         exchange.reserved_bytes = 0
+        if exchange.passage is not None:
+            exchange.passage.leave()
+            exchange.passage = None
 
     def _settle(self, exchange: Exchange, answer: Answer) -> None:
         if len(self._pending) == 1 and not self._backlog and not self._flushing:
@@ -279,7 +282,7 @@ class Responder(ServerConnection):
         transport = self._transport
         if transport is None:
             return
-        if all(type(part) is bytes for part in parts):
+        if sum(map(len, parts)) <= _SMALL_BYTES:
             transport.write(b"".join(parts))
         else:
             transport.writelines(parts)
