@@ -22,6 +22,7 @@ from penstock.online.server.http.codec.encoder import encode_error
 from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.head import RequestHead
 from penstock.online.server.http.routes import Route
+from penstock.online.server.network.turns import CONTROL_UNITS
 from penstock.online.server.offload import INLINE_BYTES, Steps, beside, finish, in_steps, run
 from penstock.request import InferRequest
 from penstock.tensor import Array, Buffer
@@ -342,6 +343,7 @@ def later(content: Callable[[Any, Exchange, Route], Awaitable[Any]]) -> Callable
     """Decorate a coroutine method as a handler that answers with the result as JSON; None is an empty response."""
 
     async def answer(self: Any, exchange: Exchange, route: Route) -> None:
+        await exchange.sink.context.connections.turns.wait(CONTROL_UNITS)
         result = await content(self, exchange, route)
         if result is None:
             exchange.reply_empty()
