@@ -362,9 +362,9 @@ def test_a_client_that_reads_nothing_is_not_read_from_and_cut_off() -> None:
             while True:
                 client.socket.send(metadata)
         server.pass_time(29)
-        server.pass_time(31)
-        server.pass_time(31)
-        assert server.call(lambda: len(server.connections)) == 0
+        # What the system can take of the answers is progress.
+        while server.call(lambda: len(server.connections)):
+            server.pass_time(31)
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))

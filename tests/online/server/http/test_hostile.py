@@ -4,7 +4,7 @@ import gzip
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 from http_servers import LOOPS, PATIENCE_S, GatedServer, get, infer, post
 from penstock.clock import SystemClock
 from penstock.online.server.access.auth import Access
+from penstock.online.server.access.gate import Gate, Passage
 from penstock.online.server.http import compression
 from penstock.online.server.http.codec import json_request, large_json
 from penstock.tensor import DataType, Signature, TensorSpec
@@ -248,6 +249,111 @@ def test_a_load_with_many_members_is_refused(server: GatedServer) -> None:
     body = b'{"parameters":{%b}}' % b",".join(b'"%d":1' % number for number in range(100_000))
     answer = server.connect().ask(post(body, path="/v2/repository/models/m/load"))
     assert (answer.status, "more than 65536 members" in answer.error) == (400, True)
+
+
+# Who takes memory
+
+
+class Watched(Gate):
+    """Keeps the most that was held at once."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit, patience_s=1e6)
+        self.most = 0
+
+    def count(self, passage: Passage, size: int) -> None:
+        super().count(passage, size)
+        self.most = max(self.most, self.used)
+
+    async def wait(self, passage: Passage, size: int) -> None:
+        await super().wait(passage, size)
+        self.most = max(self.most, self.used)
+
+
+def raw(size: int) -> tuple[bytes, str, str]:
+    head = f"Content-Encoding: gzip\r\n{RAW}"
+    return gzip.compress(bytes(size), 1), head, "/v2/models/rows/infer"
+
+
+RAW = "Inference-Header-Content-Length: 0\r\n"
+GATED = {
+    "gzip": lambda: raw(3_000_000),
+    "json": lambda: (oip(200_000), "", "/v2/models/rows/infer"),
+    "generate": lambda: (b'{"x":[[%b]]}' % numbers(200_000).encode(), "", "/v2/models/rows/generate"),
+    "predict": lambda: (b'{"instances":[[%b]]}' % numbers(200_000).encode(), "", "/v1/models/rows:predict"),
+    "json of raw": lambda: (bytes(2_000_000), RAW.replace("0", "%d"), "/v2/models/rows/infer"),
+}
+
+
+@pytest.mark.parametrize("form", sorted(GATED))
+def test_large_requests_of_many_clients_take_turns(form: str) -> None:
+    body, headers, path = GATED[form]()
+    if form == "json of raw":
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, len(body) // 4], "parameters": {}}
+        tensor["parameters"] = {"binary_data_size": len(body)}
+        text = json.dumps({"inputs": [tensor]}).encode()
+        body, headers = text + body, headers % len(text)
+    limit = 8_000_000
+    with GatedServer(also={"rows": rows()}) as server:
+        gate = server.budget.gate = Watched(limit)
+        clients = [server.connect() for _ in range(12)]
+        for client in clients:
+            client.send(post(body, headers, path))
+        answers = [client.read() for client in clients]
+        assert [answer.status for answer in answers] == [200] * len(clients)
+        assert len({answer.body for answer in answers}) == 1
+        assert limit // 4 < gate.most
+        # One request alone may exceed the limit; together they would hold far more.
+        assert gate.most <= 4 * limit
+        assert server.call(lambda: (gate.used, gate.waiting, server.budget.used)) == (0, 0, 0)
+
+
+def test_large_requests_that_wait_for_their_model_count_and_others_wait_small() -> None:
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def forward(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        begun.release()
+        assert go_on.wait(PATIENCE_S)
+        return {"y": inputs["x"]}
+
+    size = 3_000_000
+    with GatedServer(also={"rows": FakeModel(rows().signature, forward)}) as server:
+        gate = server.budget.gate = Watched(4_000_000)
+        body, headers, path = raw(size)
+        clients = [server.connect() for _ in range(6)]
+        for client in clients:
+            client.send(post(body, headers, path))
+        assert begun.acquire(timeout=PATIENCE_S)
+        while server.call(lambda: gate.waiting) < 5:
+            pass
+        assert server.call(lambda: server.budget.used) < 4_000_000 + size
+        clients[-1].close()
+        while server.call(lambda: len(server.connections)) > 5:
+            pass
+        go_on.set()
+        assert [client.read().status for client in clients[:-1]] == [200] * 5
+        while server.call(lambda: (gate.used, gate.waiting, server.budget.used)) != (0, 0, 0):
+            pass
+
+
+def test_pipelined_large_requests_do_not_wait_for_one_another(server: GatedServer) -> None:
+    body, headers, path = raw(900_000)
+    gate = server.budget.gate
+    server.budget.gate = Watched(1_000_000)
+    try:
+        client = server.connect()
+        client.send(post(body, headers, path) * 10)
+        assert [client.read().status for _ in range(10)] == [200] * 10
+        assert server.call(lambda: (server.budget.gate.used, server.budget.used)) == (0, 0)
+    finally:
+        server.budget.gate = gate
+
+
+def test_a_stream_of_large_events_holds_nothing_between_them(server: GatedServer) -> None:
+    client = server.connect()
+    answer = client.ask(post(b'{"x":1.5}', path="/v2/models/wide/generate_stream"))
+    assert answer.body.count(b"1.5") == 50_000
+    assert server.call(lambda: (server.budget.gate.used, server.budget.used)) == (0, 0)
 
 
 # Who does not read

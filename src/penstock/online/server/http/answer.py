@@ -28,15 +28,17 @@ def compose(status: int, headers: bytes, connection: bytes, body: bytes, tensors
 
     Each line of ``headers`` ends with CRLF; ``connection`` is ``CLOSE``, ``KEEP_ALIVE`` or empty.
     """
-    if not tensors:
+    if not tensors and len(body) <= _JOINED_BYTES:
         return b"%b%b%bContent-Length: %d\r\n\r\n%b" % (_STATUS_LINES[status], headers, connection, len(body), body)
     size = len(body)
     for tensor in tensors:
         size += len(tensor)
-    start = b"%b%b%bContent-Length: %d\r\n\r\n%b" % (_STATUS_LINES[status], headers, connection, size, body)
+    start = b"%b%b%bContent-Length: %d\r\n\r\n" % (_STATUS_LINES[status], headers, connection, size)
     if size <= _JOINED_BYTES:
-        return b"".join((start, *tensors))
-    return [start, *tensors]
+        return b"".join((start, body, *tensors))
+    if len(body) <= _JOINED_BYTES:
+        return [start + body, *tensors]
+    return [start, body, *tensors]
 
 
 def without_body(answer: Answer) -> bytes:

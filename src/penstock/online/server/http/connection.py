@@ -20,6 +20,7 @@ from penstock.online.server.http.context import FREE_BYTES, HttpContext
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.head import MAX_KNOWN_BYTES, RequestHead
 from penstock.online.server.http.responder import Responder
+from penstock.online.server.network.turns import FREE_UNITS
 from penstock.tensor import Buffer
 
 _HEADER_OVERHEAD = 32
@@ -32,6 +33,7 @@ _EXPECT = b"expect"
 _MAX_DIGITS = 20
 _END = b"\r\n\r\n"
 _RETRY = b"Retry-After: 1\r\n"
+_PART_BYTES = 4 << 10
 _DIRECT_BYTES = 64 << 10
 """If a body lacks more than this, the rest bypasses the parser."""
 
@@ -104,23 +106,62 @@ class Http1Connection(Responder):
     def data_received(self, data: bytes) -> None:
         if self._ending:
             return
+        if self._unparsed:
+            self._unparsed += data
+            return
         if not self._receiving:
-            data = self._take_known(data)
-            if not data:
+            # The common case, which ``_parse`` includes: the data are one request with a known head.
+            end = data.find(_END, 0, MAX_KNOWN_BYTES) + len(_END)
+            head = self.context.heads.get(data[:end])
+            if head is not None and end + head.body_bytes == len(data) and head.body_bytes <= FREE_BYTES:
+                self._messages += 1
+                self._take(Exchange(self, head, data[end:]))
                 return
+        turns = self.context.connections.turns
+        begun = self._begin_turn(max(FREE_UNITS, turns.left))
+        self._parse(data)
+        used = self._end_turn(begun)
+        if used > FREE_UNITS:
+            turns.spend(used)
+        self._continue()
+
+    def _parse(self, data: bytes) -> None:
+        at = 0
+        while at < len(data) and not self._ending:
+            # A request that has begun is finished, except for chunks, of which there may be many.
+            if at and (self._chunked or not self._receiving) and (self._is_late or self._is_full):
+                self._unparsed = data[at:]
+                break
+            if not self._receiving and (stop := self._take_known(data, at)):
+                at = stop
+                continue
+            stop = self._part(data, at)
+            self._feed(data[at:stop])
+            at = stop
+        self._text = b""
+        if self._length - self._body_bytes > _DIRECT_BYTES and self._body_bytes and not self._ending:
+            self._receive_directly()
+
+    def _part(self, data: bytes, at: int) -> int:
+        """Where the next part of ``data`` ends that is parsed at once: a head, a body, or so much of a longer one."""
+        if self._chunked:
+            return at + _PART_BYTES
+        if self._receiving and self._length > self._body_bytes:
+            return at + self._length - self._body_bytes
+        end = data.find(_END, at, at + _PART_BYTES)
+        return at + _PART_BYTES if end < 0 else end + len(_END)
+
+    def _feed(self, data: bytes) -> None:
         self._progressed = False
         before = (self._messages, self._chunked, self._body_bytes)
-        self._parse(data)
-        self._text = b""
+        self._feed_parser(data)
         if not self._progressed and not self._ending:
             self._check_overhead(len(data))
         elif before[1] and before[0] == self._messages and not self._ending:
             # Chunks of one byte are allowed, long extensions of chunks are not.
             self._check_overhead(len(data) - _CHUNK_OVERHEAD * (self._body_bytes - before[2]))
-        if self._length - self._body_bytes > _DIRECT_BYTES and self._body_bytes and not self._ending:
-            self._receive_directly()
 
-    def _parse(self, data: Buffer) -> None:
+    def _feed_parser(self, data: Buffer) -> None:
         try:
             while True:
                 try:
@@ -178,31 +219,24 @@ class Http1Connection(Responder):
         # The old parser still expects the body.
         self._parser = httptools.HttpRequestParser(self)
 
-    def _take_known(self, data: bytes) -> bytes:
-        """Take complete requests with known heads from the beginning of ``data``; returns the rest."""
-        heads = self.context.heads
-        start, size = 0, len(data)
-        while True:
-            end = data.find(_END, start, start + MAX_KNOWN_BYTES)
-            if end < 0:
-                text = b""
-                break
-            end += len(_END)
-            text = data[start:end]
-            head = heads.get(text)
-            if head is None:
-                break
-            stop = end + head.body_bytes
-            if stop > size or head.body_bytes > FREE_BYTES:
-                text = b""  # nothing to learn
-                break
-            self._messages += 1
-            self._take(Exchange(self, head, data[end:stop]))
-            if stop == size or self._ending:
-                return b""
-            start = stop
-        self._text = text
-        return data[start:] if start else data
+    def _take_known(self, data: bytes, start: int) -> int:
+        """Take the request at ``start`` of ``data`` if it is complete and its head is known; returns where it ends, or 0."""
+        end = data.find(_END, start, start + MAX_KNOWN_BYTES)
+        self._text = b""
+        if end < 0:
+            return 0
+        end += len(_END)
+        text = data[start:end]
+        head = self.context.heads.get(text)
+        if head is None:
+            self._text = text
+            return 0
+        stop = end + head.body_bytes
+        if stop > len(data) or head.body_bytes > FREE_BYTES:
+            return 0  # nothing to learn
+        self._messages += 1
+        self._take(Exchange(self, head, data[end:stop]))
+        return stop
 
     # Called by the parser
 
@@ -394,7 +428,7 @@ class Http1Connection(Responder):
         transport = self._transport
         if transport is None:
             return
-        self._probe()
+        self._look_for_client()
         config = self.context.config
         unwritten = transport.get_write_buffer_size()
         reading = bool(self._receiving or self._overhead_bytes)

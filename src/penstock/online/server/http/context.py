@@ -48,8 +48,6 @@ class HttpContext:
         self.max_pipelined = config.max_pipelined
         self.max_header_bytes = config.max_header_bytes
         self.max_request_bytes = config.max_request_bytes
-        self.large = asyncio.Semaphore(1)
-        """Held while a body that takes much memory is decoded, so that others do not take as much at the same time."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def limit_of(self, head: RequestHead) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -14,6 +14,7 @@ import orjson
 from penstock.errors import Cancelled, Code, InvalidArgument, PenstockError, bounded
 from penstock.online.scheduler.base import Cancellable
 from penstock.online.server import status
+from penstock.online.server.access.gate import SMALL_BYTES, Passage
 from penstock.online.server.answer_form import TEXT, AnswerForm
 from penstock.online.server.http import compression
 from penstock.online.server.http.answer import JSON, Answer
@@ -21,9 +22,10 @@ from penstock.online.server.http.codec.encoder import encode_error
 from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.head import RequestHead
 from penstock.online.server.http.routes import Route
+from penstock.online.server.network.turns import CONTROL_UNITS
 from penstock.online.server.offload import INLINE_BYTES, Steps, beside, finish, in_steps, run
 from penstock.request import InferRequest
-from penstock.tensor import Buffer
+from penstock.tensor import Array, Buffer
 
 _log = logging.getLogger(__name__)
 _Body = TypeVar("_Body")
@@ -32,7 +34,6 @@ _Result = TypeVar("_Result")
 _MIN_COMPRESSED = 4096
 _MAX_MEMBERS = 1 << 16
 _SLICE = 64 << 10
-_LARGE_BYTES = 4 << 20
 _RETRY_AFTER_S = 1.0
 _PREFLIGHT = b"Access-Control-Allow-Methods: %b\r\nAccess-Control-Allow-Headers: *, Authorization\r\nAccess-Control-Max-Age: 600\r\n"
 _BUSY = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)
@@ -67,6 +68,8 @@ class Exchange(msgspec.Struct, eq=False):
     keep_alive: bool = True
     reserved_bytes: int = 0
     """Bytes taken from the server's budget for bodies; the connection returns them with the response."""
+    passage: Passage | None = None
+    """Set once the request is large; the connection lets it leave the gate with the response."""
     client: str = ""
     """The client's name in the keys file."""
     is_checked: bool = False
@@ -126,6 +129,8 @@ class Exchange(msgspec.Struct, eq=False):
     def cancel(self) -> None:
         """Cancel the request, since the client has disconnected; a batch that is already running continues."""
         self.is_gone = True
+        if self.passage is not None:
+            self.passage.cancel()
         if self.pending is not None:
             self.pending.cancel()
 
@@ -145,11 +150,18 @@ class Exchange(msgspec.Struct, eq=False):
 
         ``start`` also gets true if it is called later: the model may have been replaced. The exchange no longer holds the body.
         """
-        if len(self.body) <= INLINE_BYTES and not self.head.encoding:
-            body, self.body = self.body, b""
-            start(finish(read(body)), False)
-        else:
+        if (body := self.small_body()) is None:
             self.later(self._decode_later(read, start))
+        else:
+            self.body = b""
+            start(finish(read(body)), False)
+
+    def small_body(self) -> Buffer | None:
+        """The content of the body if it is small, decompressed; else None."""
+        encoding = self.head.encoding
+        if encoding:
+            return compression.inflate_small(self.body, encoding)
+        return self.body if len(self.body) <= INLINE_BYTES else None
 
     async def _decode_later(
         self, read: Callable[[Buffer], Steps[_Result]], start: Callable[[_Result, bool], None]
@@ -162,33 +174,56 @@ class Exchange(msgspec.Struct, eq=False):
         Raises Cancelled once the client has disconnected.
         """
         body, self.body = self.body, b""
-        size = len(body)
-        if self.head.encoding:
-            limit = self.sink.context.limit_of(self.head)
-            return await self._in_steps(_decompressed(body, self.head.encoding, limit, read), size)
-        return await self._in_steps(read(body), size)
-
-    async def _in_steps(self, steps: Steps[_Result], held: int) -> _Result:
-        """The result of ``steps``, beside ``held`` bytes."""
-        large, has_turn = self.sink.context.large, False
+        held = len(body)
+        limit = self.sink.context.limit_of(self.head)
+        steps = _decompressed(body, self.head.encoding, limit, read) if self.head.encoding else read(body)
 
         async def charge(size: int) -> None:
-            nonlocal has_turn
-            if size > _LARGE_BYTES and not has_turn:
-                await large.acquire()
-                has_turn = True
-            if self.is_gone:
-                raise Cancelled("the client has disconnected")
+            await self._hold(held + size)
             self._reserve(held + size)
 
-        try:
-            result = await in_steps(steps, charge)
-        finally:
-            if has_turn:
-                large.release()
+        return await self._in_steps(steps, charge)
+
+    def await_model(self, inputs: Mapping[str, Array]) -> None:
+        """Count ``inputs`` alone, decoded from the body, until the model has answered."""
+        if self.passage is None:
+            return
+        size = self.passage.size
+        if self.head.json_length is None and not any(array.dtype.hasobject for array in inputs.values()):
+            # Nothing refers to the text any more.
+            size = min(size, sum(array.nbytes for array in inputs.values()))
+            self.sink.context.give_back(self.reserved_bytes - size)
+            self.reserved_bytes = size
+        self.passage.park(size)
+
+    def await_more(self, size: int) -> None:
+        """Count ``size`` bytes of the answer, or none of them once they are sent, until the model has continued it."""
+        if self.passage is not None:
+            self.passage.park(size)
+
+    async def encoded(self, arrays: Iterable[Array], steps: Steps[_Result]) -> _Result:
+        """The result of ``steps``, which encode ``arrays``, the outputs of the model."""
+        held = sum(array.nbytes for array in arrays)
+        if self.passage is None and held > SMALL_BYTES:
+            self.passage = Passage(self.sink.context.budget.gate)
+        if self.passage is not None:
+            self.passage.note(held)
+        return await self._in_steps(steps, lambda size: self._hold(held + size))
+
+    async def _in_steps(self, steps: Steps[_Result], charge: Callable[[int], Awaitable[None]]) -> _Result:
+        result = await in_steps(steps, charge)
         if self.is_gone:
             raise Cancelled("the client has disconnected")
         return result
+
+    async def _hold(self, size: int) -> None:
+        """Wait until the request may hold ``size`` bytes. Raises Cancelled."""
+        if self.is_gone:
+            raise Cancelled("the client has disconnected")
+        if size > SMALL_BYTES:
+            if self.passage is None:
+                self.passage = Passage(self.sink.context.budget.gate)
+            await self.passage.hold(size)
 
     async def read(self, kind: type[_Body]) -> _Body:
         """Decode the JSON body as ``kind``; an empty body reads as an empty object. Raises InvalidArgument."""
@@ -230,7 +265,9 @@ class Exchange(msgspec.Struct, eq=False):
         headers += b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % encoding
 
         async def compress() -> None:
-            compressed = await self._in_steps(compression.compress(parts, encoding), self.reserved_bytes)
+            compressed = await self._in_steps(
+                compression.compress(parts, encoding), lambda done: self._hold(size + done)
+            )
             self.sink.answered(self, status, headers, compressed)
 
         self.later(compress())
@@ -310,6 +347,7 @@ def later(content: Callable[[Any, Exchange, Route], Awaitable[Any]]) -> Callable
     """Decorate a coroutine method as a handler that answers with the result as JSON; None is an empty response."""
 
     async def answer(self: Any, exchange: Exchange, route: Route) -> None:
+        await exchange.sink.context.connections.turns.wait(CONTROL_UNITS)
         result = await content(self, exchange, route)
         if result is None:
             exchange.reply_empty()

@@ -21,11 +21,11 @@ from penstock.online.repository.handle import Handle
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.codec import large_json
-from penstock.online.server.http.codec.encoder import encode_error, is_light, weight
+from penstock.online.server.http.codec.encoder import encode_error, in_one_step, is_light, weight
 from penstock.online.server.http.codec.json_tensor import from_json, to_json
 from penstock.online.server.http.exchange import Exchange, as_error
 from penstock.online.server.http.routes import Resource, Route
-from penstock.online.server.offload import Steps, run
+from penstock.online.server.offload import Steps
 from penstock.request import MAX_PARAMETERS, InferRequest, InferResponse, Outcome, check_bytes_elements
 from penstock.tensor import Array, Buffer, DataType, TensorSpec
 
@@ -62,6 +62,7 @@ class Generation:
 
         def start(request: InferRequest, is_late: bool) -> None:
             exchange.introduce(request)
+            exchange.await_model(request.inputs)
             exchange.pending = self._dataplane.infer(find() if is_late else handle, request, done, decoupled=True)
 
         handle = find()
@@ -122,6 +123,9 @@ def write_response(response: InferResponse) -> bytes:
 class _Responses(ABC):
     """Receives the responses of one request."""
 
+    _kept = 0
+    """Bytes of encoded responses that wait for the last one."""
+
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._is_over = False
@@ -147,10 +151,13 @@ class _Responses(ABC):
             outcome, data = self._waiting[0], b""
             if isinstance(outcome, InferResponse) and outcome.outputs and not self._is_over:
                 try:
-                    data = await run(partial(write_response, outcome))
+                    arrays = outcome.outputs.values()
+                    steps = in_one_step(arrays, partial(write_response, outcome))
+                    data = await self._exchange.encoded(arrays, steps)
                 except Exception as error:  # noqa: BLE001 - as in ``_take``
                     outcome = as_error(error)
             self._take(outcome, data)
+            self._exchange.await_more(self._kept)
             self._waiting_bytes -= _size(self._waiting.popleft())
 
     def _take(self, outcome: Outcome, data: bytes = b"") -> None:
@@ -191,6 +198,7 @@ class _Single(_Responses):
         if self._response:
             raise _not_one("more")
         self._response = data
+        self._kept = len(data)
 
     def _end(self) -> None:
         if not self._response:

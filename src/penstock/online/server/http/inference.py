@@ -8,14 +8,14 @@ from functools import partial
 from penstock.errors import PenstockError
 from penstock.online.repository.handle import Handle
 from penstock.online.server.answer_form import AnswerForm
-from penstock.online.server.classification import classify_outputs
+from penstock.online.server.classification import classify_in_steps, classify_outputs
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.codec.decoder import HttpRequestDecoder
-from penstock.online.server.http.codec.encoder import Encoded, HttpAnswerEncoder, is_light
+from penstock.online.server.http.codec.encoder import Encoded, HttpAnswerEncoder, in_one_step, is_light
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.routes import Resource, Route
-from penstock.online.server.offload import INLINE_BYTES, Steps, run
+from penstock.online.server.offload import INLINE_BYTES, Steps
 from penstock.request import InferRequest, InferResponse, Outcome
 from penstock.tensor import Array, Buffer
 
@@ -40,9 +40,14 @@ class HttpInference:
         """Inference."""
         handle = self._dataplane.acquire(route.model, route.version, exchange.client)
         body, json_length = exchange.body, exchange.head.json_length
-        if exchange.head.encoding or (len(body) > INLINE_BYTES and not self._decode.is_light(body, json_length)):
+        if exchange.head.encoding:
+            small = exchange.small_body()
+        else:
+            small = body if len(body) <= INLINE_BYTES or self._decode.is_light(body, json_length) else None
+        if small is None:
             exchange.later(self._infer_later(exchange, handle))
             return
+        body = small
         # The arrays keep the body alive as long as they need it.
         exchange.body = b""
         request, exchange.form = self._decode(handle, body, json_length)
@@ -58,6 +63,8 @@ class HttpInference:
     def _start(self, exchange: Exchange, handle: Handle, request: InferRequest) -> None:
         if exchange.client or exchange.head.traceparent:
             exchange.introduce(request)
+        if exchange.passage is not None:
+            exchange.await_model(request.inputs)
         # Cheaper than a closure, which has a cell for each variable, or a bound method.
         done = partial(HttpInference.answer, self, exchange, handle)
         exchange.pending = self._dataplane.infer(handle, request, done)
@@ -86,12 +93,13 @@ class HttpInference:
             exchange.sink.answered(exchange, 200, headers, text, tensors)
 
     async def _answer_later(self, exchange: Exchange, handle: Handle, outcome: InferResponse) -> None:
-        exchange.reply(200, *await run(partial(self._write, exchange.form, handle, outcome)))
+        steps = self._encode_in_steps(exchange.form, handle, outcome)
+        exchange.reply(200, *await exchange.encoded(outcome.outputs.values(), steps))
 
-    def _write(self, form: AnswerForm, handle: Handle, response: InferResponse) -> Encoded:
+    def _encode_in_steps(self, form: AnswerForm, handle: Handle, response: InferResponse) -> Steps[Encoded]:
         if form.classification:
-            classify_outputs(response, form.classification, handle)
-        return self._encode(response, form)
+            yield from classify_in_steps(response, form.classification, handle)
+        return (yield from self._encode.in_steps(response, form))
 
 
 def ask(
@@ -110,6 +118,7 @@ def ask(
         handle = find() if is_late else first
         request = InferRequest(handle.name, dict(inputs), handle.version)
         exchange.introduce(request)
+        exchange.await_model(request.inputs)
         exchange.pending = dataplane.infer(handle, request, partial(_finish, exchange, write))
 
     first = find()
@@ -122,7 +131,9 @@ def _finish(exchange: Exchange, write: Write, outcome: Outcome) -> None:
         return
 
     async def write_later() -> None:
-        exchange.reply(200, JSON, await run(partial(write, outcome.outputs)))
+        arrays = outcome.outputs.values()
+        steps = in_one_step(arrays, partial(write, outcome.outputs))
+        exchange.reply(200, JSON, await exchange.encoded(arrays, steps))
 
     if not is_light(outcome.outputs.values()):
         exchange.later(write_later())

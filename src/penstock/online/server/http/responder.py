@@ -1,13 +1,16 @@
 """The write side of an HTTP/1.1 connection: requests in progress, and their responses in request order.
 
-A response is written at once, or, on a pipelined connection, together with the others of the same event-loop iteration.
+A response is written at once, or, on a pipelined connection, together with the others of the same event-loop iteration. A connection
+takes turns with the others: what it has no time for now waits, and the connection stops reading until then.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
+from time import perf_counter
 from typing import cast
 
 from penstock.online.server.http.answer import (
@@ -23,7 +26,8 @@ from penstock.online.server.http.answer import (
 )
 from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.exchange import Exchange
-from penstock.online.server.network.connections import LAST_REQUEST_S, ServerConnection, end_sending
+from penstock.online.server.network.connections import LAST_REQUEST_S, ServerConnection, end_sending, has_left
+from penstock.online.server.network.turns import UNIT_S
 from penstock.tensor import Buffer
 
 _PROBE_S = 0.05
@@ -41,9 +45,12 @@ class Responder(ServerConnection):
         "_flushing",
         "_held",
         "_is_half_closed",
+        "_is_queued",
         "_pending",
         "_receiving",
         "_transport",
+        "_unparsed",
+        "_until",
         "_waiting",
         "_window",
         "_write_paused",
@@ -61,6 +68,9 @@ class Responder(ServerConnection):
         self._waiting = 0  # bytes of whole responses that wait for earlier ones
         self._held = 0  # bytes of responses that are taken from the server's budget
         self._is_half_closed = False
+        self._is_queued = False  # waits for its turn
+        self._until = 0.0  # the end of its turn; 0 while it need not be watched
+        self._unparsed = b""  # received data that waits: for its turn, or for the backlog
         self._receiving = False  # part of a request has arrived
         self._ending = False  # no further request is accepted
         self._discarding = False  # received bytes are dropped
@@ -75,6 +85,7 @@ class Responder(ServerConnection):
         # Batches that are already running continue; their responses are dropped.
         self._transport = None
         self._ending = True
+        self._unparsed = b""
         self.context.give_back(self._held)
         self._held = 0
         for exchange in self._backlog:
@@ -95,6 +106,16 @@ class Responder(ServerConnection):
         asyncio.get_running_loop().call_later(_PROBE_S, self._probe)
         return True
 
+    def _look_for_client(self) -> None:
+        """Notice a client that has left while the connection does not read, or that may have."""
+        if self._transport is not None and (self._unparsed or self._is_full) and not self._write_paused:
+            left = has_left(self._transport)
+            if left:
+                self._transport.abort()
+            elif left is None:
+                self._is_half_closed = True
+        self._probe()
+
     def _probe(self) -> None:
         """Send an interim response, which every client must accept: a client that has left resets the connection.
 
@@ -113,7 +134,7 @@ class Responder(ServerConnection):
     def resume_writing(self) -> None:
         self._write_paused = False
         self._count_unread()
-        self._take_backlog()
+        self._continue()
 
     # Requests
 
@@ -126,8 +147,52 @@ class Responder(ServerConnection):
             self._pending.append(exchange)
             exchange.run()
 
+    def _begin_turn(self, units: int) -> float:
+        """Watch the time from now on; returns the present time."""
+        now = perf_counter()
+        self._until = now + units * UNIT_S
+        return now
+
+    def _end_turn(self, begun: float) -> int:
+        """Returns the units used."""
+        self._until = 0.0
+        return int((perf_counter() - begun) / UNIT_S) + 1
+
+    @property
+    def _is_late(self) -> bool:
+        """True if the turn is over."""
+        return self._until > 0 and perf_counter() >= self._until
+
+    @property
+    def _is_full(self) -> bool:
+        return bool(self._backlog) and len(self._pending) + len(self._backlog) >= self.context.max_pipelined
+
+    def _continue(self) -> None:
+        """Go on with requests and data that wait, once the connection has its turn."""
+        is_able = len(self._pending) < self._window if self._backlog else bool(self._unparsed)
+        if is_able and not (self._is_queued or self._write_paused or self._transport is None):
+            self._is_queued = True
+            self.context.connections.turns.add(self)
+        self._steer_reading()
+
+    def work(self, units: int) -> int:
+        """See ``TurnTaker``."""
+        self._is_queued = False
+        begun = self._begin_turn(units)
+        self._take_backlog()
+        if self._unparsed and not self._is_full and not self._write_paused:
+            data, self._unparsed = self._unparsed, b""
+            self._parse(data)
+        used = self._end_turn(begun)
+        self._continue()
+        return used
+
+    @abstractmethod
+    def _parse(self, data: bytes) -> None:
+        """Take requests from ``data``; what there is no time or room for stays in ``_unparsed``."""
+
     def _take_backlog(self) -> None:
-        while self._backlog and not self._write_paused and len(self._pending) < self._window:
+        while self._backlog and not (self._write_paused or len(self._pending) >= self._window or self._is_late):
             exchange = self._backlog.popleft()
             self._pending.append(exchange)
             answer, exchange.answer = exchange.answer, None
@@ -135,7 +200,6 @@ class Responder(ServerConnection):
                 exchange.run()
             else:
                 self._settle(exchange, answer)
-        self._steer_reading()
 
     def _answer_later(self, exchange: Exchange, answer: Answer) -> None:
         """Queue a response that is already known behind those of all earlier requests."""
@@ -149,8 +213,7 @@ class Responder(ServerConnection):
     def _steer_reading(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        is_full = len(self._pending) + len(self._backlog) >= self.context.max_pipelined
-        if self._write_paused or (self._backlog and is_full):
+        if self._write_paused or self._unparsed or self._is_full:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
@@ -160,14 +223,14 @@ class Responder(ServerConnection):
     def answered(
         self, exchange: Exchange, status: int, headers: bytes, body: bytes, tensors: Sequence[Buffer] = ()
     ) -> None:
-        if exchange.reserved_bytes:
+        if exchange.reserved_bytes or exchange.passage is not None:
             self._give_back(exchange)
         transport = self._transport
         if transport is None:
             return
         draining = self.context.connections.draining
         if not exchange.keep_alive or (
-            draining and self._pending[-1] is exchange and not (self._backlog or self._receiving)
+            draining and self._pending[-1] is exchange and not (self._backlog or self._receiving or self._unparsed)
         ):
             exchange.keep_alive = False
             self._ending = True
@@ -244,6 +307,9 @@ class Responder(ServerConnection):
     def _give_back(self, exchange: Exchange) -> None:
         self.context.give_back(exchange.reserved_bytes)
         exchange.reserved_bytes = 0
+        if exchange.passage is not None:
+            exchange.passage.leave()
+            exchange.passage = None
 
     def _settle(self, exchange: Exchange, answer: Answer) -> None:
         if len(self._pending) == 1 and not self._backlog and not self._flushing:
@@ -276,20 +342,20 @@ class Responder(ServerConnection):
         self._flushing = False
         if last is not None:
             self._write(answers, last)
-        self._take_backlog()
+        self._continue()
 
     def _write(self, parts: Sequence[Buffer], last: Exchange) -> None:
         transport = self._transport
         if transport is None:
             return
-        if all(type(part) is bytes for part in parts):
+        if sum(map(len, parts)) <= _SMALL_BYTES:
             transport.write(b"".join(parts))
         else:
             transport.writelines(parts)
         if last.is_streaming:
             return
         self._count_unread()
-        is_done = not (self._pending or self._backlog or (self._receiving and not self._ending))
+        is_done = not (self._pending or self._backlog or ((self._receiving or self._unparsed) and not self._ending))
         if not last.keep_alive or (is_done and (self._ending or self.context.connections.draining)):
             self._close(transport)
 
@@ -327,7 +393,7 @@ class Responder(ServerConnection):
         self.make_room()
 
     def make_room(self) -> bool:
-        if self._transport is None or self._pending or self._backlog or self._receiving:
+        if self._transport is None or self._pending or self._backlog or self._receiving or self._unparsed:
             return False
         self._transport.close()
         return True

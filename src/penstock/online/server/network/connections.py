@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from abc import ABC, abstractmethod
 from collections import Counter
 from contextlib import suppress
@@ -14,6 +16,7 @@ from penstock.online.server.network.turns import Turns
 LAST_REQUEST_S = 0.5
 """Seconds that an idle connection of a draining server stays open for a request that may already be under way."""
 
+_TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8
 _LOOKS = 64
 """Most connections that a new one over the limit looks at for an idle one."""
 _LINGERING = 128
@@ -47,6 +50,16 @@ class ServerConnection(asyncio.Protocol, ABC):
     @abstractmethod
     def abort(self) -> None:
         """Close at once, without answering requests in flight."""
+
+
+def has_left(transport: asyncio.Transport) -> bool | None:
+    """True if the client has reset the connection, None if it has closed its side; ``transport`` notices only while it reads."""
+    try:
+        with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as connected:
+            state = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    except (OSError, AttributeError):
+        return False  # a Unix socket
+    return True if state == _TCP_CLOSE else None if state == _TCP_CLOSE_WAIT else False
 
 
 def end_sending(transport: asyncio.Transport) -> bool:

@@ -1,7 +1,7 @@
 """Shares the event loop among connections, so that the data of one client cannot keep it from the others.
 
-The work that data causes is counted in units; a unit is about one frame. The units of one iteration of the loop are limited, over all
-connections. A connection with more to do stops reading and waits, and those that wait take turns.
+The work that data causes is counted in units; a unit is about one frame, or ``UNIT_S`` of time. The units of one iteration of the loop
+are limited, over all connections. A connection with more to do stops reading and waits, and those that wait take turns.
 """
 
 from __future__ import annotations
@@ -9,6 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from typing import Protocol
+
+UNIT_S = 4e-6
+"""The time of one unit, for work that is measured."""
+CONTROL_UNITS = 256
+"""Units of a request to the control plane: one is answered in an iteration."""
 
 TURN_UNITS = 256
 """Units of one iteration; half of them are for connections that wait."""
@@ -46,6 +51,12 @@ class Turns:
         self._waiting.append(worker)
         self._schedule()
 
+    async def wait(self, units: int) -> None:
+        """Wait for a turn, in which the caller takes about ``units``."""
+        waiter = _Waiter(units)
+        self.add(waiter)
+        await waiter.begun
+
     def _schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -62,3 +73,19 @@ class Turns:
             self.left -= self._waiting.popleft().work(share)
         if self._waiting or self.left < TURN_UNITS:
             self._schedule()
+
+
+class _Waiter:
+    """Takes one turn, for a coroutine."""
+
+    __slots__ = ("_units", "begun")
+
+    def __init__(self, units: int) -> None:
+        self._units = units
+        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def work(self, units: int) -> int:
+        if self.begun.done():
+            return 0
+        self.begun.set_result(None)
+        return self._units

@@ -87,7 +87,8 @@ class HttpRequestDecoder:
         """
         size = len(body) if json_length is None else json_length
         if size == 0 == json_length:
-            yield len(body)
+            is_text = any(spec.datatype is DataType.BYTES for spec in handle.signature.inputs)
+            yield len(body) if is_text else 0
             return JsonLayout(form=BINARY), _raw_request(handle, body).inputs
         if size > len(body):
             raise _too_short(size, body)

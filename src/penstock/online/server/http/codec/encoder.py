@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,13 +12,15 @@ import orjson
 from penstock.errors import bounded
 from penstock.online.server.answer_form import ALL, NONE, AnswerForm
 from penstock.online.server.http.answer import JSON
-from penstock.online.server.http.codec.json_tensor import to_json
-from penstock.online.server.offload import INLINE_BYTES
+from penstock.online.server.http.codec.json_tensor import to_json, to_pieces
+from penstock.online.server.offload import INLINE_BYTES, Steps, beside
 from penstock.online.server.request_layout import BoundedCache
 from penstock.request import InferResponse
 from penstock.tensor import Array, Buffer, DataType, to_wire
 
 _SMALL_BYTES = 4096
+_TEXT_GROWTH = 6
+"""Bytes of JSON, with a copy, per byte in memory."""
 
 
 Encoded = tuple[bytes, bytes, Sequence[Buffer]]
@@ -66,6 +68,32 @@ class HttpAnswerEncoder:
             return template.binary_headers, template.binary, [to_wire(array) for array in outputs.values()]
         return _write(response, form)
 
+    def in_steps(self, response: InferResponse, form: AnswerForm) -> Steps[Encoded]:
+        """Encode a large response, on any thread; its text is in parts. Raises as ``__call__``."""
+        parts: list[Buffer] = [_head(response)]
+        tensors: list[Buffer] = []
+        held = 0
+        for number, (name, array) in enumerate(response.outputs.items()):
+            description = (b"," if number else b"") + _describe(name, array)
+            if name in form.placements:
+                yield held
+                form.placements[name].write(array)
+                parts.append(description + b"}")
+            elif name in form.binary:
+                yield held + (2 * weight(array) if array.dtype.hasobject else 0)
+                tensor = to_wire(array)
+                parts.append(_sized(description, len(tensor)))
+                tensors.append(tensor)
+                held += len(tensor) if array.dtype.hasobject else 0
+            else:
+                parts.append(description + b',"data":')
+                pieces = yield from beside(held, to_pieces(name, array))
+                parts += [*pieces, b"}"]
+                held += sum(map(len, pieces))
+        parts.append(b"]}")
+        headers = _binary_headers(sum(map(len, parts))) if tensors else JSON
+        return headers, b"", [*parts, *tensors]
+
     def is_light(self, response: InferResponse, form: AnswerForm) -> bool:
         """True if encoding ``response`` takes the event loop less time than a change of threads."""
         # Raw tensors without texts are sent as they are in memory.
@@ -101,6 +129,14 @@ def weight(array: Array) -> int:
     if not array.dtype.hasobject:
         return array.nbytes
     return array.nbytes + sum([len(one) for one in array.ravel().tolist() if isinstance(one, bytes | str)])
+
+
+def in_one_step(arrays: Iterable[Array], write: Callable[[], bytes]) -> Steps[bytes]:
+    """The result of ``write``, which encodes ``arrays`` as JSON."""
+    arrays = tuple(arrays)
+    yield _TEXT_GROWTH * sum(array.nbytes for array in arrays)
+    yield _TEXT_GROWTH * sum(map(weight, arrays))
+    return write()
 
 
 def encode_error(message: str) -> bytes:
