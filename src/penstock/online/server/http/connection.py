@@ -259,9 +259,9 @@ class Http1Connection(Responder):
             self._framing += b"Content-Length: %b\r\n" % value
         elif size == len(_EXPECT) and name.lower() == _EXPECT and value.lower() == b"100-continue":
             self._expects = True
-        elif size == len(_TRANSFER_ENCODING) and name.lower() == _TRANSFER_ENCODING:
-            self._framing += b"Transfer-Encoding: %b\r\n" % value
         else:
+            if size == len(_TRANSFER_ENCODING) and name.lower() == _TRANSFER_ENCODING:
+                self._framing += b"Transfer-Encoding: %b\r\n" % value
             try:
                 self._head.read(name, value)
                 if self.context.keys and (key := name.lower()) in self.context.keys:
