@@ -79,6 +79,7 @@ def test_answers_do_not_depend_on_the_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("arguments", [("0.1",), ("1", "--hostile")], ids=" ".join)
 def test_a_short_soak_of_a_real_server(arguments: tuple[str, ...]) -> None:
     done = subprocess.run(
