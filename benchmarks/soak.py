@@ -9,7 +9,7 @@ its limit, if an answer was wrong, or if one was missing.
 
 With ``--hostile``, a random attack of ``benchmarks.attacks`` runs for a few seconds in every ten. Samples are taken after the pause
 that follows an attack, and the second half of them is judged. A refusal (429 or 503, or the gRPC statuses for them) is then not an
-error; a request without any response is lost. The result is written to ``results/soak.json``.
+error; a request without any response is lost. A run of at least ten minutes writes ``results/soak.json`` and ``RESULTS.md``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from benchmarks.attacks.strikes import Strikes
 from benchmarks.attacks.targets import make_models
 from benchmarks.machine import MachineWatch
 from benchmarks.requests import Region, grpc_answer, grpc_request, post, shared_region
-from benchmarks.results import Result, Row, claim, failed, goal, save, shown
+from benchmarks.results import REPORT, Result, Row, claim, failed, goal, render, save, shown
+from benchmarks.results import load as load_results
+from benchmarks.scenarios import REPORTED
 from benchmarks.servers import Server, penstock, pinned, split_cores
 from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
@@ -52,6 +54,7 @@ HOSTILE_LIMITS = {"memory, MiB": 16.0, "descriptors": 8.0, "threads": 4.0}
 """The same between attacks."""
 _PERIOD_S = 10.0  # from one attack to the next, of which
 _REST_S = 4.0  # at least without one
+_KEPT_S = 600.0
 _FULL_S = 3600.0
 _MOST_KINDS = 5
 _WARM_UP = 0.2  # of the time, or
@@ -385,6 +388,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--hostile", action="store_true", help="attack the server at random meanwhile")
     arguments = parser.parse_args()
+    if arguments.hostile and arguments.minutes < 1:
+        parser.error(f"--hostile needs --minutes of at least 1, got {arguments.minutes:g}")
     seconds = 60 * arguments.minutes
     machine = MachineWatch()
     with tempfile.TemporaryDirectory() as folder, soaked_server(Path(folder), may_refuse=arguments.hostile) as held:
@@ -403,12 +408,13 @@ def main() -> int:
     for row in rows:
         print(f"{row.name}: {shown(row)}, goal {goal(row)}: {'holds' if row.holds else 'MISSED'} ({row.note})")
     print(f"done: {dict(soak.done)}\nwrong: {dict(soak.wrong)}\nlost: {dict(soak.lost)}")
-    if strikes is not None:
+    if strikes is not None and seconds >= _KEPT_S:
         about = " ".join((__doc__ or "").split())
         result = Result(
             scenario="soak", about=about, machine=machine.finish(), quick=seconds < _FULL_S, rows=tuple(rows)
         )
         print(f"written to {save(result)}")
+        REPORT.write_text(render(load_results(REPORTED)))
     print("FAIL" if failed(rows) else "PASS")
     return 1 if failed(rows) else 0
 

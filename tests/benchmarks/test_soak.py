@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from benchmarks.results import failed
-from benchmarks.soak import LIMITS, Sample, growth, verdict
+from benchmarks.soak import LIMITS, Sample, exact_mlp, growth, verdict
+from penstock.artifact import Artifact
+from penstock.engines.registry import get_engine
 
 ROOT = Path(__file__).parents[2]
 TIMES = np.arange(600.0)
@@ -65,11 +67,24 @@ def test_what_grows_while_warming_up_does_not_count() -> None:
     assert not failed(verdict(samples(memory), 100))
 
 
+def test_answers_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+    model = get_engine("onnxruntime").load(Artifact.from_file(exact_mlp(tmp_path / "mlp.onnx")), {"threads": 1})
+    inputs = np.random.default_rng(1).integers(-8, 9, (32, 32)).astype(np.float32)
+    whole = model.forward({"input": inputs})["output"]
+    for rows in (1, 3, 32):
+        for start in range(0, 32, rows):
+            part = model.forward({"input": inputs[start : start + rows]})["output"]
+            assert part.tobytes() == whole[start : start + rows].tobytes()
+    assert len(np.unique(whole)) > 32
+
+
 @pytest.mark.slow
-def test_a_short_soak_of_a_real_server() -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("arguments", [("0.1",), ("1", "--hostile")], ids=" ".join)
+def test_a_short_soak_of_a_real_server(arguments: tuple[str, ...]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.soak", "--minutes", "0.1"],
-        capture_output=True, text=True, cwd=ROOT, timeout=90, check=False,
+        [sys.executable, "-m", "benchmarks.soak", "--minutes", *arguments],
+        capture_output=True, text=True, cwd=ROOT, timeout=280, check=False,
     )  # fmt: skip
     assert done.stdout.rstrip().endswith(("PASS", "FAIL")), done.stderr
     assert "'gRPC'" in done.stdout
