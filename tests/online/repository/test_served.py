@@ -38,8 +38,9 @@ def test_look_up_by_name_and_version_and_unloading() -> None:
         assert repository.find("m", "2").version == "2"
         with pytest.raises(NotFound, match="Request for unknown model: 'n' is not found"):
             repository.find("n")
-        with pytest.raises(NotFound, match="'m' version 3 is not found"):
+        with pytest.raises(NotFound, match="'m' version 3 is not found") as absent:
             repository.find("m", "3")
+        assert absent.value.hint == "its versions are 2, 9, 10"
         await repository.remove("m", "10").unload()
         assert repository.find("m").version == "9"
         await repository.unload_all()

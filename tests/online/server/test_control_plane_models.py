@@ -125,9 +125,9 @@ def test_files_that_one_process_could_not_load_are_given_to_it_again(tell: Calla
         with pytest.raises(PenstockError):
             await plane.load("m", {"config": "{}", "file:1/model.onnx": b"two"})
         second.loads.while_loading = accept
-        await plane.load("m", {})
+        assert [one.served.find("m").identity for one in (first, second)] == ["two", "one"]
+        await plane.poll()
         assert [one.served.find("m").identity for one in (first, second)] == ["two", "two"]
-        await plane.unload("m", {})
         await plane.load("m", {})
         assert [one.served.find("m").identity for one in (first, second)] == ["disk", "disk"]
 

@@ -131,15 +131,15 @@ class Manager:
         """Load or reload model ``name`` from the repositories, with the replacements of ``override``, or without any.
 
         Returns when the model is ready, and with it the ensembles that were unloaded because of it. Keeps versions that have not
-        changed. ``is_part``: an ensemble needs the model, whose override is kept. ``is_due``: the server loads the model by itself,
-        and is incomplete without it. Raises PenstockError if there is no such model, LoadFailed or InvalidConfig with the reason of a
-        failure, and Unavailable during shutdown.
+        changed. ``is_part``: an ensemble needs the model. ``is_due``: the server loads the model by itself, and is incomplete without
+        it. Both keep an earlier override. Raises PenstockError if there is no such model, LoadFailed or InvalidConfig with the reason
+        of a failure, and Unavailable during shutdown.
         """
         if self._is_closed:
             raise Unavailable(f"model '{name}' cannot be loaded: the server is shutting down")
         model = self._models.setdefault(name, ManagedModel(name))
         model.is_wanted = model.is_wanted or not is_part
-        followers = await asyncio.shield(self._begin_load(model, override, is_due, keeps_override=is_part))
+        followers = await asyncio.shield(self._begin_load(model, override, is_due, keeps_override=is_part or is_due))
         if followers and not is_part:  # a part must not wait for the ensemble that waits for it
             await asyncio.wait(followers)
 

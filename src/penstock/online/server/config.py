@@ -99,7 +99,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """Maximum rows per batch, for every model. Defaults to the bundle's value, or 64."""
     max_request_rows: _Count = 1024
     """Maximum rows per request, or ``max_batch`` if that is greater; further rows are rejected with 400. A request with more than
-    ``max_batch`` rows runs alone."""
+    ``max_batch`` rows runs alone. A model whose configuration sets ``max_batch_size`` rejects requests with more rows than that."""
     instances: Flag[_Count | None] = None
     """Number of instances of each model. Defaults to the bundle's value, or 1."""
     isolation: Flag[Literal["thread", "process"]] = "thread"

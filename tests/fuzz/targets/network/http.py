@@ -158,7 +158,9 @@ class HttpTarget(Target):
         return (*lines(head), end, *words(body))
 
     def run(self, data: bytes) -> None:
-        check_answers(b"".join(self._lab.try_out(self._connect, data).written))
+        written = b"".join(self._lab.try_out(self._connect, data).written)
+        if b"HEAD" not in data:  # answers to HEAD have no body, which the parser of answers cannot know
+            check_answers(written)
         answer = self._lab.ask(self._connect, self._valid)
         assert answer.endswith(_EXPECTED), answer
 

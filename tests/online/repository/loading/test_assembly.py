@@ -1,10 +1,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import models
+from penstock.errors import InvalidArgument
+from penstock.online.repository.handle import Handle
 from penstock.online.repository.layout import Layout
 from penstock.online.repository.loading.assembly import Assembler, RequestLimits
 from penstock.online.repository.loading.loader import load
@@ -12,23 +21,30 @@ from penstock.online.repository.resolved_version import LoadOptions, find
 from penstock.online.repository.served import ServedModels
 from penstock.online.scheduler.ensemble import Models
 from penstock.online.scheduler.rate_limiter import Gate, RateLimiter
+from penstock.request import InferRequest
 from penstock.telemetry.trace_settings import TraceSettings
 from penstock.telemetry.tracing import Tracer
 
+Found = TypeVar("Found")
+
 
 def identity(root: Path, config: str, limiter: RateLimiter | None = None) -> str:
+    return assemble(root, config, lambda handle: handle.identity, limiter)
+
+
+def assemble(root: Path, config: str, look: Callable[[Handle], Found], limiter: RateLimiter | None = None) -> Found:
     folder = root / "m" / "1"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.onnx").write_bytes(models.linear().data)
     (root / "m" / "config.pbtxt").write_text(config)
     loaded = load(find(Layout((root,), "", False, {}).define("m"), "1", LoadOptions()))
 
-    async def assemble() -> str:
+    async def run() -> Found:
         nobody = Models(ServedModels().find, lambda *_: None)
-        return Assembler(RequestLimits(), Tracer(TraceSettings()), None, nobody, limiter).assemble(loaded).identity
+        return look(Assembler(RequestLimits(), Tracer(TraceSettings()), None, nobody, limiter).assemble(loaded))
 
     try:
-        return asyncio.run(assemble())
+        return asyncio.run(run())
     finally:
         loaded.drop()
 
@@ -56,6 +72,29 @@ instance_group [
   { count: 1 }
 ]
 """
+
+
+def check(root: Path, config: str, rows: int) -> None:
+    """Check a request of ``rows`` on the model with ``config``."""
+    request = InferRequest("m", {"x": np.zeros((rows, 3), np.float32)})
+    assemble(root, config, lambda handle: handle.check(request))
+
+
+@settings(max_examples=20, deadline=None)
+@given(most=st.integers(1, 1100), more=st.integers(0, 3))
+def test_a_configured_batch_size_bounds_every_request(
+    tmp_path_factory: pytest.TempPathFactory, most: int, more: int
+) -> None:
+    root = tmp_path_factory.mktemp("repository")
+    refusal = pytest.raises(InvalidArgument, match=f"batch-size must be <= {most} for 'm'") if more else nullcontext()
+    with refusal:
+        check(root, f"max_batch_size: {most}", most + more)
+
+
+def test_a_batch_size_that_the_server_chose_bounds_no_request(tmp_path: Path) -> None:
+    check(tmp_path, "", 1024)
+    with pytest.raises(InvalidArgument, match="batch-size must be <= 1024"):
+        check(tmp_path, "", 1025)
 
 
 def test_each_instance_has_the_gate_of_its_group(tmp_path: Path) -> None:

@@ -47,6 +47,13 @@ def test_a_response_has_its_whole_body(body: bytes, tensors: list[bytes], status
     assert found.headers["Content-Type"] == "application/json"
 
 
+@given(st.binary(max_size=300), st.lists(st.binary(max_size=60_000), max_size=4))
+def test_the_answer_to_head_has_the_head_of_the_whole_one(body: bytes, tensors: list[bytes]) -> None:
+    whole = answer.compose(200, answer.JSON, b"", body, tensors)
+    head = answer.without_body(whole)
+    assert joined(whole) == head + body + b"".join(tensors)
+
+
 @pytest.mark.parametrize(("connection", "keeps_alive"), [(answer.CLOSE, False), (answer.KEEP_ALIVE, True), (b"", True)])
 def test_the_connection_is_kept_or_closed(connection: bytes, keeps_alive: bool) -> None:
     assert Response(joined(answer.compose(200, b"", connection, b"x"))).keeps_alive is keeps_alive

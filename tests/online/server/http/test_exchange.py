@@ -264,6 +264,14 @@ def test_compressed_answers(client: Client, accept: str, encoding: str | None) -
     assert client.read().data == [2, 0]
 
 
+def test_answers_below_four_kib_are_not_compressed(client: Client) -> None:
+    for count, encoding in ((300, None), (3000, "gzip")):
+        body = json.dumps(tensor([[1.5] * count])).encode()
+        answer = client.ask(post(body, "Accept-Encoding: gzip\r\n", "/v2/models/fp32/infer"))
+        assert answer.headers.get("content-encoding") == encoding
+        assert (len(answer.body) > 1024) is (encoding is None)
+
+
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
 def test_compression_both_ways_by_the_library(library: triton.InferenceServerClient, algorithm: str) -> None:
     array = np.zeros((4, 2000), np.float32)
