@@ -28,7 +28,7 @@ ROOM_LINES = {
     "online/instances": 3_128,
     "online/repository": 4_885,
     "online/scheduler": 2_661,
-    "online/server": 13_231,
+    "online/server": 13_313,
     "perf": 2_387,
     "pipeline": 448,
     "protocol": 406,
