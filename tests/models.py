@@ -174,3 +174,26 @@ def count_to(fixed: int = 0) -> Artifact:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     return Artifact.from_bytes(model.SerializeToString(), Format.ONNX)
+
+
+def endless_on_zeros() -> Artifact:
+    """``y = x``, x (N, 2); never ends if an element of x is 0."""
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Identity", ["x_in"], ["x_out"])],
+        "body",
+        [value("i", TensorProto.INT64, []), value("go", TensorProto.BOOL, []), value("x_in", _FP32, ["N", 2])],
+        [value("go_on", TensorProto.BOOL, []), value("x_out", _FP32, ["N", 2])],
+    )
+    nodes = [
+        helper.make_node("Equal", ["x", "zero"], ["is_zero"]),
+        helper.make_node("Cast", ["is_zero"], ["count"], to=_FP32),
+        helper.make_node("ReduceMax", ["count"], ["most"], keepdims=0),
+        helper.make_node("Cast", ["most"], ["loops"], to=TensorProto.BOOL),
+        helper.make_node("Loop", ["", "loops", "x"], ["y"], body=body),
+    ]
+    rows = (_FP32, ["N", 2])
+    zero = numpy_helper.from_array(np.array(0, np.float32), "zero")
+    graph = helper.make_graph(nodes, "endless", [value("x", *rows)], [value("y", *rows)], [zero])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return Artifact.from_bytes(model.SerializeToString(), Format.ONNX)

@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
-    "": 1_951,
+    "": 1_954,
     "bundle": 1_800,
     "cli": 2_150,
     "engines": 1_850,
@@ -26,9 +26,9 @@ ROOM_LINES = {
     "online": 56,
     "online/cache": 849,
     "online/instances": 3_128,
-    "online/repository": 4_874,
+    "online/repository": 4_914,
     "online/scheduler": 2_661,
-    "online/server": 14_145,
+    "online/server": 14_216,
     "perf": 2_426,
     "pipeline": 448,
     "protocol": 406,

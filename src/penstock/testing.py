@@ -57,6 +57,9 @@ class FakeModel:
         self.calls.append(dict(inputs))
         return self._forward(inputs)
 
+    def forward_within(self, inputs: Mapping[str, Array], limit_s: float) -> dict[str, Array]:
+        return self.forward(inputs)
+
     def unload(self) -> None:
         self.loaded = False
 

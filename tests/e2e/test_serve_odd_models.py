@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 import models
 from http_servers import Client, get, post
+from penstock.artifact import Artifact
 from processes import ServerProcess
 
 INT64, FP32 = TensorProto.INT64, TensorProto.FLOAT
@@ -29,21 +30,78 @@ def tensor(name: str, values: list[Any], datatype: str) -> dict[str, Any]:
     return {"name": name, "shape": [len(values)], "datatype": datatype, "data": values}
 
 
+ONE, VECTOR = [1], ["N"]
+
+
+def odd_models() -> dict[str, tuple[Artifact, list[dict[str, Any]], list[Any], bool]]:
+    """By name: a model, a request that it takes, the answer, and whether it refuses zeros."""
+    table = {"table": np.arange(10, 14, dtype=np.int64)}
+    bounds = {"start": np.array(3), "end": np.array(8)}
+    hot = {"depth": np.array(3), "values": np.array([0, 1])}
+    pair = [tensor("a", [7, 9], "INT64"), tensor("x", [2, 5], "INT64")]
+    return {
+        "Div": (models.artifact([("Div", ["a", "x"], ["y"])], PAIR, [("y", INT64, VECTOR)]), pair, [3, 1], True),
+        "Mod": (models.artifact([("Mod", ["a", "x"], ["y"])], PAIR, [("y", INT64, VECTOR)]), pair, [1, 4], True),
+        "Range": (
+            # Its step must not be zero.
+            models.artifact(
+                [
+                    ("Squeeze", ["x"], ["step"]),
+                    ("Range", ["start", "end", "step"], ["all"]),
+                    ("ReduceMax", ["all"], ["y"]),
+                ],
+                [("x", INT64, ONE)],
+                [("y", INT64, ONE)],
+                bounds,
+            ),
+            [tensor("x", [2], "INT64")],
+            [7],
+            True,
+        ),
+        "Gather": (
+            models.artifact(
+                [("Sub", ["x", "base"], ["at"]), ("Gather", ["table", "at"], ["y"])],
+                [("x", INT64, VECTOR)],
+                [("y", INT64, VECTOR)],
+                {**table, "base": np.array(100)},
+            ),
+            [tensor("x", [102, 103], "INT64")],
+            [12, 13],
+            True,
+        ),
+        "OneHot": (
+            models.artifact(
+                [("OneHot", ["x", "depth", "values"], ["y"])], [("x", INT64, VECTOR)], [("y", INT64, ["N", 3])], hot
+            ),
+            [tensor("x", [2], "INT64")],
+            [0, 0, 1],
+            False,
+        ),
+        "Reshape": (
+            models.artifact(
+                [("Reshape", ["a", "x"], ["y"])], [("a", INT64, [4]), ("x", INT64, [2])], [("y", INT64, ["A", "B"])]
+            ),
+            [tensor("a", [1, 2, 3, 4], "INT64"), tensor("x", [2, 2], "INT64")],
+            [1, 2, 3, 4],
+            True,
+        ),
+    }
+
+
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_models_that_refuse_zeros_are_served(tmp_path: Path, isolation: str) -> None:
-    for operator in ("Div", "Mod"):
-        artifact = models.artifact([(operator, ["a", "x"], ["y"])], PAIR, [("y", INT64, ["N"])])
-        (tmp_path / f"{operator}.onnx").write_bytes(artifact.data)
-    targets = sorted(tmp_path.iterdir())
-    with ServerProcess(*targets, arguments=("--json",), isolation=isolation) as server:
-        inputs = tensor("a", [7, 9], "INT64"), tensor("x", [2, 5], "INT64")
-        for name, expected in (("Div", [3, 1]), ("Mod", [1, 4])):
+    cases = odd_models()
+    for name, (artifact, *_) in cases.items():
+        (tmp_path / f"{name}.onnx").write_bytes(artifact.data)
+    with ServerProcess(*sorted(tmp_path.iterdir()), arguments=("--json",), isolation=isolation) as server:
+        for name, (_, inputs, expected, _) in cases.items():
             status, answer = ask(server, f"/v2/models/{name}/infer", *inputs)
-            assert (status, answer["outputs"][0]["data"]) == (200, expected)
+            assert (status, answer["outputs"][0]["data"]) == (200, expected), (name, answer)
     _, errors = server.end()
-    for name in ("Div", "Mod"):
-        assert errors.count(f"model '{name}' stays cold: it refuses a guessed batch of 1 zero rows") == 1
+    for name, (*_, refuses_zeros) in cases.items():
+        assert errors.count(f"model '{name}' stays cold: it refuses a guessed batch of 1 zero rows") == refuses_zeros
     assert "describe a request that it takes in 'model_warmup'" in errors
+    assert "Traceback" not in errors
 
 
 def test_a_default_may_be_replaced(tmp_path: Path) -> None:

@@ -188,6 +188,8 @@ def test_a_model_that_hangs_while_it_is_loaded_does_not_keep_the_server(model: P
             _, errors = process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
+    assert process.returncode == 0
+    assert errors.count("model 'linear' was still being loaded after the 0.1 s drain timeout") == 1
     assert "Traceback" not in errors
 
 

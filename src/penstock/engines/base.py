@@ -74,6 +74,10 @@ class LoadedModel(Protocol):
         """
         ...
 
+    def forward_within(self, inputs: Mapping[str, Array], limit_s: float) -> dict[str, Array]:
+        """Like ``forward``, but raise DeadlineExceeded after ``limit_s`` if the engine can end a run. No other may be running."""
+        return self.forward(inputs)
+
     def unload(self) -> None:
         """Release the memory. Idempotent. No ``forward`` may be running; later calls of ``forward`` raise Unavailable."""
         ...

@@ -6,6 +6,7 @@ import ctypes
 import glob
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
@@ -26,7 +27,15 @@ from penstock.engines.base import (
     refuse_errors,
     typed_options,
 )
-from penstock.errors import InvalidArgument, InvalidConfig, InvalidModel, PenstockError, Unavailable, Unsupported
+from penstock.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    InvalidConfig,
+    InvalidModel,
+    PenstockError,
+    Unavailable,
+    Unsupported,
+)
 from penstock.protocol.onnx_scan import has_control_flow, has_external_data, unranked_inputs
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
 
@@ -137,6 +146,7 @@ class OnnxRuntimeModel(LoadedModel):
         """Inputs that have a default value in the model; not part of the signature."""
         self._names = self.signature.output_names
         self._session: ort.InferenceSession | None = session
+        self._run_options: ort.RunOptions | None = None
         inputs = self.signature.inputs + self.optional_inputs
         self._run: Callable[[Mapping[str, Array]], list[Array]] = self._run_arrays
         if any(spec.datatype is DataType.BF16 for spec in inputs + self.signature.outputs):
@@ -167,16 +177,31 @@ class OnnxRuntimeModel(LoadedModel):
             named[name] = _from_text(named[name])
         return named
 
+    def forward_within(self, inputs: Mapping[str, Array], limit_s: float) -> dict[str, Array]:
+        options = self._run_options = ort.RunOptions()
+        timer = threading.Timer(limit_s, setattr, (options, "terminate", True))
+        timer.daemon = True
+        timer.start()
+        try:
+            return self.forward(inputs)
+        except PenstockError:
+            if options.terminate:
+                raise DeadlineExceeded(f"the run was ended after {limit_s:g} s") from None
+            raise
+        finally:
+            timer.cancel()
+            self._run_options = None
+
     def unload(self) -> None:
         self._session = None
 
     def _run_arrays(self, inputs: Mapping[str, Array]) -> list[Array]:
-        return self._session.run(self._names, inputs)  # type: ignore[union-attr, no-any-return]
+        return self._session.run(self._names, inputs, self._run_options)  # type: ignore[union-attr, no-any-return]
 
     def _run_values(self, inputs: Mapping[str, Array]) -> list[Array]:
         # ONNX Runtime's numpy interface does not support bfloat16, so such tensors are passed as 16-bit integers.
         feeds = {name: _to_value(array) for name, array in inputs.items()}
-        values = self._session.run_with_ort_values(self._names, feeds)  # type: ignore[union-attr]
+        values = self._session.run_with_ort_values(self._names, feeds, self._run_options)  # type: ignore[union-attr]
         return [_from_value(value) for value in values]
 
 

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from asyncio import Future, wrap_future
 from collections.abc import Callable
-from concurrent import futures
+from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 _Result = TypeVar("_Result")
 
 
-def on_daemon_thread(name: str, work: Callable[[], _Result]) -> Future[_Result]:
-    """The result of ``work()``, on a thread called ``name`` that ends with the process at the latest."""
-    future: futures.Future[_Result] = futures.Future()
+def on_daemon_thread(name: str, work: Callable[[], _Result]) -> asyncio.Future[_Result]:
+    """The result of ``work()``, on a thread called ``name`` that ends with the process at the latest.
+
+    If the event loop closes first, the result is dropped.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_Result] = loop.create_future()
+
+    def settle(settler: Callable[[], None]) -> None:
+        if not future.done():  # it may be cancelled
+            settler()
 
     def run() -> None:
-        if not future.set_running_or_notify_cancel():
-            return
         try:
-            future.set_result(work())
+            result = work()
+            settler = partial(future.set_result, result)
         except BaseException as error:  # noqa: BLE001 - handed on to the waiting caller
-            future.set_exception(error)
+            settler = partial(future.set_exception, error)
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, settler)
 
     threading.Thread(target=run, name=name, daemon=True).start()
-    return wrap_future(future)
+    return future

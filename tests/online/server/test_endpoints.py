@@ -6,7 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ from penstock.telemetry.tracing import Tracer
 from penstock.testing import FakeModel
 
 SERVER_LIVE = "/inference.GRPCInferenceService/ServerLive"
+METADATA = "/inference.GRPCInferenceService/ServerMetadata"
+CHECK = "/grpc.health.v1.Health/Check"
 
 
 @asynccontextmanager
@@ -93,6 +95,12 @@ def speaks_grpc(address: str) -> bool:
             return peer.ask(1, b"", SERVER_LIVE).status == 0
         except (EOFError, ConnectionError):
             return False
+
+
+def grpc_status(address: str, method: str) -> int:
+    with Peer(of(address)) as peer:
+        peer.greet()
+        return peer.ask(1, b"", method).status
 
 
 def test_both_protocols_on_both_ports_and_metrics_on_their_own() -> None:
@@ -202,7 +210,22 @@ def test_a_flood_does_not_blind_who_watches(monkeypatch: pytest.MonkeyPatch) -> 
             head = b"Host: localhost\r\nExpect: 100-continue\r\nContent-Length: 2\r\n"
             first.send(b"POST /v2/repository/index HTTP/1.1\r\n" + head + b"\r\n")
             assert first.read().status == 100
-            assert status(found.grpc) == 503
+            for address in (found.http, found.grpc):
+                assert status(address, "/v2") == 503
+                assert [status(address, f"/v2/health/{what}") for what in ("live", "ready")] == [200, 200]
+                assert [grpc_status(address, method) for method in (SERVER_LIVE, CHECK, METADATA)] == [0, 0, 14]
+            with Client(of(found.http)) as probe:
+                answer = probe.ask(get("/v2/health/ready"))
+                assert answer.headers["connection"] == "close"
+                assert probe.is_closed
+            # Clients that hold the spare connections lose them to others.
+            held = [socket.create_connection(of(found.http)) for _ in range(200)]
+            for number, each in enumerate(held):
+                with suppress(OSError):
+                    each.sendall(b"POST /v2" if number % 2 else b"PRI *")
+            assert [status(found.http), grpc_status(found.grpc, CHECK)] == [200, 0]
+            for each in held:
+                each.close()
             with Client(of(found.metrics)) as watcher:
                 assert watcher.ask(get("/metrics")).status == 200
                 assert status(found.metrics, "/metrics") == 200, "an idle connection makes room"

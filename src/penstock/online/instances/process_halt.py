@@ -20,7 +20,8 @@ class Endable(Protocol):
 class Halt:
     """Ends processes that are still loading their models, which may take for ever. Any thread may use it."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = "") -> None:
+        self._model = model
         self.reason = ""
         """The reason why no model may be loaded; empty while models may be."""
         self._lock = threading.Lock()
@@ -43,6 +44,7 @@ class Halt:
         with self._lock:
             self.reason = reason
             loading, self._loading = self._loading, set()
+        if loading:
+            _log.warning("the loading of model '%s' is ended: %s", self._model, reason)
         for process in loading:
-            _log.warning("a process that is still loading its model is ended: %s", reason)
             process.end_at_once()

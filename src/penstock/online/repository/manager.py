@@ -21,7 +21,14 @@ from penstock.online.daemon import on_daemon_thread
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.layout import Layout
 from penstock.online.repository.loading.assembly import Assembler
-from penstock.online.repository.loading.loader import FilesChanged, LoadedVersion, load_more, load_version
+from penstock.online.repository.loading.loader import (
+    FilesChanged,
+    LoadedVersion,
+    Preloaded,
+    load_more,
+    load_version,
+    warm,
+)
 from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.override import Override, discard, hold
 from penstock.online.repository.policy import choose, plan
@@ -63,7 +70,7 @@ class Manager:
         assembler: Assembler,
         layout: Layout,
         load_options: LoadOptions,
-        preloaded: Mapping[tuple[str, str], LoadedVersion] = {},
+        preloaded: Mapping[tuple[str, str], Preloaded] = {},
         load: Callable[[Layout, ModelSource, str, LoadOptions], LoadedVersion] = load_version,
         *,
         is_explicit: bool = False,
@@ -86,7 +93,7 @@ class Manager:
         self._seat_s = seat_s
         self._tasks: set[asyncio.Task[Any]] = set()
         self._retirement = Retirement()
-        self._loading: set[asyncio.Future[Any]] = set()
+        self._loading: dict[asyncio.Future[Any], str] = {}
         self._seen: dict[str, str] = {}
         self._is_closed = False
         self._level = logging.DEBUG
@@ -186,10 +193,10 @@ class Manager:
         for model in self._models.values():
             model.end_loads("the server is shutting down")
 
-    async def close(self, timeout_s: float) -> None:
-        """Refuse further operations, and wait for running loads; served models stay.
+    async def close(self, timeout_s: float) -> list[str]:
+        """Refuse further operations, and wait for running loads; served models stay. Returns the models that are still being loaded.
 
-        Exiting while a thread is in an engine's native code would abort the process.
+        A regular exit while a thread is in an engine's native code would abort the process.
         """
         self.end_loads()
         for task in self._tasks:
@@ -199,6 +206,7 @@ class Manager:
         for future in self._loading:
             if future.done() and not future.exception() and isinstance(loaded := future.result(), LoadedVersion):
                 loaded.drop()
+        return sorted({name for future, name in self._loading.items() if not future.done()})
 
     async def unload_all(self) -> None:
         """Return when all requests are answered, the models unloaded, and the files of overrides removed."""
@@ -241,18 +249,20 @@ class Manager:
         task.add_done_callback(end)
         return task
 
-    async def _on_thread(self, name: str, work: Callable[[], _Result]) -> _Result:
-        """Run ``work()`` on a thread once a seat is free. It keeps the seat until it ends, even if the caller is cancelled, but no
-        longer than ``_SEAT_S``: a load that hangs must not keep other models from being loaded.
+    async def _on_thread(self, verb: str, name: str, work: Callable[[], _Result]) -> _Result:
+        """Run ``work()``, part of loading model ``name``, on a thread once a seat is free.
+
+        It keeps the seat until it ends, even if the caller is cancelled, but no longer than ``_SEAT_S``: a load that hangs must not
+        keep other models from being loaded.
         """
         seats = self._seats
         await seats.acquire()
         try:
-            future = on_daemon_thread(name, work)
+            future = on_daemon_thread(f"{verb}-{name}", work)
         except RuntimeError as error:
             seats.release()
             raise ResourceExhausted(f"cannot start a thread to load a model: {error}", "raise the task limit") from None
-        self._loading.add(future)
+        self._loading[future] = name
         given_back = ExitStack()
         given_back.callback(seats.release)
         limit = asyncio.get_running_loop().call_later(self._seat_s, given_back.close)
@@ -260,7 +270,7 @@ class Manager:
         future.add_done_callback(lambda _: given_back.close())
         # If this task is cancelled, ``close`` waits for the future.
         await asyncio.wait((future,))
-        self._loading.discard(future)
+        del self._loading[future]
         return future.result()
 
     async def _load(
@@ -316,8 +326,12 @@ class Manager:
             if attempt + 1 == _ATTEMPTS or not any(isinstance(error, FilesChanged) for error in failures.values()):
                 break
         if failures:
-            _log.error("model '%s', generation %d: %s", model.name, model.generation, LoadFailed(model.name, failures))
-            raise LoadFailed(model.name, failures)
+            failed = LoadFailed(model.name, failures)
+            _log.log(
+                logging.DEBUG if self._is_closed else logging.ERROR,  # the server has ended the load, and says so
+                "model '%s', generation %d: %s", model.name, model.generation, failed,
+            )  # fmt: skip
+            raise failed
         model.override, model.replaced = used, source.fingerprint
         _log.log(
             self._level, "model '%s', generation %d serves %s", model.name, model.generation, ", ".join(model.served)
@@ -338,7 +352,7 @@ class Manager:
             return self._layout.define(name, override), override
 
         try:
-            source, used = await self._on_thread(f"read-{name}", read)
+            source, used = await self._on_thread("read", name, read)
         except NotFound as error:
             raise PenstockError(f"failed to load '{name}', failed to poll from model repository", str(error)) from None
         except PenstockError as error:
@@ -423,10 +437,12 @@ class Manager:
     async def _make(self, source: ModelSource, number: str, load_options: LoadOptions) -> Handle:
         if source.is_ensemble:
             return self._assembler.assemble_ensemble(source, number)
-        loaded = self._preloaded.pop((source.name, number), None)
-        if loaded is None or loaded.resolved.source.fingerprint != source.fingerprint:
+        preloaded = self._preloaded.pop((source.name, number), None)
+        if preloaded is not None and preloaded.resolved.source.fingerprint == source.fingerprint:
+            work = partial(warm, preloaded, load_options)
+        else:
             work = partial(self._load_now, self._layout, source, number, load_options)
-            loaded = await self._on_thread(f"load-{source.name}", work)
+        loaded = await self._on_thread("load", source.name, work)
         try:
             return self._assembler.assemble(loaded)
         except BaseException:
@@ -439,7 +455,7 @@ class Manager:
         wanted = source.given.instances
         if (more := wanted - handle.instance_count) > 0:
             work = partial(load_more, self._layout, source, number, load_options, handle.first_model, more)
-            handle.grow(await self._on_thread(f"load-{source.name}", work))
+            handle.grow(await self._on_thread("load", source.name, work))
         else:
             handle.shrink(-more)
 

@@ -135,7 +135,7 @@ class ManagedModel:
         """The last operation, if it is a load without an override that has not begun."""
         self.waiting_keeps_override = False
         """Whether ``waiting`` keeps a previous override."""
-        self.halt = Halt()
+        self.halt = Halt(self.name)
         """Ends the loads that are requested from now on."""
         self.running_options = LoadOptions()
         """The options of the running load."""
@@ -176,7 +176,7 @@ class ManagedModel:
         """Let waiting loads fail, and end the child processes of a running load."""
         self.waiting = None
         self.halt.end(reason)
-        self.halt = Halt()
+        self.halt = Halt(self.name)
 
     def forget(self) -> None:
         """Return to the state before the first request to load it."""

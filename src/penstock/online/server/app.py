@@ -23,7 +23,7 @@ from penstock.online.cache.response_cache import open_cache
 from penstock.online.daemon import on_daemon_thread
 from penstock.online.repository.layout import Layout
 from penstock.online.repository.loading.assembly import Assembler, RequestLimits
-from penstock.online.repository.loading.loader import LoadedVersion, preload
+from penstock.online.repository.loading.loader import Preloaded, preload
 from penstock.online.repository.loading.memory import give_back, share_arenas
 from penstock.online.repository.manager import Manager
 from penstock.online.repository.override import clear_abandoned
@@ -114,7 +114,7 @@ def build(
     config: ServerConfig,
     layout: Layout,
     member: GroupMember | None = None,
-    preloaded: Mapping[tuple[str, str], LoadedVersion] = MappingProxyType({}),
+    preloaded: Mapping[tuple[str, str], Preloaded] = MappingProxyType({}),
 ) -> Application:
     """Construct one server process. ``member`` is None if it is the only one; ``preloaded`` is described by ``Manager``.
 

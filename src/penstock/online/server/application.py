@@ -198,10 +198,16 @@ class Application:
         end = loop.time() + grace_s + timeout_s
         self.manager.end_loads()  # clients that wait for a load would delay the shutdown
         await self.endpoints.drain(grace_s, timeout_s)
+        for name in await self.manager.close(max(end - loop.time(), _UNLOAD_S)):
+            _log.warning(
+                "model '%s' was still being loaded after the %g s drain timeout; the server exited without waiting for it",
+                name,
+                timeout_s,
+            )
+            atexit.register(_end_at_once, 0)
         try:
             # Slow clients may use up the timeout; idle models are unloaded all the same.
             async with asyncio.timeout_at(max(end, loop.time() + _UNLOAD_S)):
-                await self.manager.close(timeout_s)
                 await self.manager.unload_all()
         except TimeoutError:
             atexit.register(_end_at_once)
@@ -222,11 +228,11 @@ def _all_of(failures: Mapping[str, PenstockError]) -> PenstockError:
     )
 
 
-def _end_at_once() -> None:
-    """Exit with code 1 at once. A regular exit would abort while a model still runs on another thread."""
+def _end_at_once(code: int = 1) -> None:
+    """Exit with ``code`` at once. A regular exit would abort while a model still runs on another thread."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(code)
 
 
 def _calm_collector() -> None:

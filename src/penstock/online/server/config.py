@@ -125,8 +125,8 @@ class ServerConfig(msgspec.Struct, frozen=True):
     max_header_bytes: _Count = 64 << 10
     """Maximum bytes of a request's headers, counting 32 bytes of overhead per header; more are rejected with 431."""
     max_connections: _Count = 10_000
-    """Maximum open connections, at most the process's limit on open files less 256; further ones get 503 and are closed. The
-    metrics port has 32 connections of its own."""
+    """Maximum open connections, at most the process's limit on open files less 256; requests on further ones are
+    answered with 503, except for health and metrics, and the connection is closed. The metrics port has 32 connections of its own."""
     max_pipelined: _Count = 64
     """Maximum requests of one connection in flight; the server stops reading until one is answered."""
     max_unsent_bytes: _Count = 8 << 20

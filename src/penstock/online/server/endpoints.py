@@ -24,7 +24,7 @@ from penstock.online.server.h2 import connection as h2_connection
 from penstock.online.server.http import connection as http_connection
 from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.resources import make_resources, metrics_resources
-from penstock.online.server.network.connections import LAST_REQUEST_S, Connections
+from penstock.online.server.network.connections import LAST_REQUEST_S, Connections, SpareConnections
 from penstock.online.server.network.listener import Endpoint, Listener
 from penstock.online.server.network.sniffer import Factory
 from penstock.online.server.network.tls import make_context
@@ -67,9 +67,10 @@ class Endpoints:
         self._metrics_listener = Listener(for_metrics, config, clock)
         access = admission.access
         restrictions = config.http_restricted_api, config.grpc_restricted_protocol
-        tables = {
-            port: AccessTable(access, *restrictions, admission=admission, port=port) for port in ("http", "grpc", "")
-        }
+        table = partial(AccessTable, access, *restrictions, admission=admission)
+        tables = {port: table(port=port) for port in ("http", "grpc", "")}
+        spare_tables = {port: table(port=port, is_spare=True) for port in tables}
+        connections.spare = spare = SpareConnections()
         self._service = GrpcService(dataplane, control, tables[""], config.max_pipelined, budget)
         resources = make_resources(dataplane, control, access, config)
         # Browsers reach no Unix socket, and HTTP/2 over TLS only, where they compare the name with the certificate.
@@ -79,11 +80,14 @@ class Endpoints:
 
         def http(port: str) -> Factory | None:
             context = HttpContext(resources, tables[port], config, connections, budget, web[port])
+            context.spare = HttpContext(resources, spare_tables[port], config, spare, budget, web[port])
             return partial(http_connection.Http1Connection, context) if config.allow_http else None
 
         def http2(port: str) -> Factory | None:
             methods = self._service.methods_of(tables[port])
             context = h2_connection.H2Context(methods, config, connections, clock, budget, any_name, unread)
+            few = self._service.methods_of(spare_tables[port])
+            context.spare = h2_connection.H2Context(few, config, spare, clock, budget, any_name, unread)
             return partial(h2_connection.H2Connection, context) if config.allow_grpc else None
 
         self._protocols = {port: (http(port), http2(port)) for port in tables}

@@ -9,6 +9,7 @@ import pytest
 import bundles
 import models
 from penstock.bundle.manifest import ServingConfig, Variant
+from penstock.engines.onnxruntime import OnnxRuntimeEngine
 from penstock.errors import (
     AlreadyExists,
     IntegrityError,
@@ -199,6 +200,15 @@ def test_a_model_may_refuse_guessed_inputs(shape: tuple[int, int], caplog: pytes
         "model 'm' stays cold: it refuses a guessed batch of 1 zero rows: the model failed "
         "(describe a request that it takes in 'model_warmup')"
     )
+
+
+def test_a_run_with_guessed_inputs_that_never_ends_is_ended(caplog: pytest.LogCaptureFixture) -> None:
+    model = OnnxRuntimeEngine().load(models.endless_on_zeros(), {"threads": 1})
+    assert warm_up(model, 8, "m", limit_s=0.2)
+    (record,) = caplog.records
+    assert "a guessed batch of 1 zero rows: the run was ended after 0.2 s (describe a request" in record.getMessage()
+    ones = np.ones((1, 2), np.float32)
+    np.testing.assert_array_equal(model.forward({"x": ones})["y"], ones)
 
 
 def test_a_model_whose_process_ends_while_it_is_warmed_up_is_refused() -> None:

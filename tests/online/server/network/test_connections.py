@@ -2,7 +2,7 @@
 
 import asyncio
 
-from penstock.online.server.network.connections import Connections, ServerConnection
+from penstock.online.server.network.connections import Connections, ServerConnection, SpareConnections
 
 
 class Recorded(ServerConnection):
@@ -99,3 +99,28 @@ def test_draining() -> None:
 
 def test_draining_ends_at_once_without_connections() -> None:
     asyncio.run(Connections(1).drain())
+
+
+def test_the_oldest_spare_connection_makes_room_whatever_it_does() -> None:
+    connections = SpareConnections(2)
+    assert connections.draining, "each answer closes its connection"
+    three = [Recorded(connections, is_idle=False) for _ in range(3)]
+    assert [connections.add(each) for each in three] == [True] * 3
+    assert [each.calls for each in three] == [["abort"], [], []]
+    assert len(connections) == 2
+
+
+def test_spare_connections_are_swept_drained_and_aborted_with_the_others() -> None:
+    async def run() -> None:
+        connections = Connections(1)
+        connections.spare = spare = SpareConnections(1)
+        one = Recorded(spare)
+        spare.add(one)
+        connections.check_time(7.5)
+        await connections.drain()
+        assert one.calls == [7.5, "begin", "close"]
+        spare.add(one)
+        connections.abort()
+        assert one.calls[-1] == "abort"
+
+    asyncio.run(run())

@@ -41,6 +41,9 @@ class Wire:
     def set_protocol(self, protocol: ServerConnection) -> None:
         self.protocol = protocol
 
+    def get_protocol(self) -> Any:
+        return self.protocol
+
     def close(self) -> None:
         self.ended = "closed"
 

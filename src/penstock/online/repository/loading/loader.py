@@ -49,23 +49,31 @@ class LoadedVersion(msgspec.Struct, frozen=True):
             model.unload()
 
 
+class Preloaded(msgspec.Struct, frozen=True):
+    """A model in memory that has not been warmed up: a call may never return, and server processes start only after it."""
+
+    resolved: ResolvedVersion
+    models: tuple[Model, ...]
+
+
 class FilesChanged(Unavailable):
     """A model's files were written while it was being loaded."""
 
 
-def load(resolved: ResolvedVersion, usable_bytes: int | None = None) -> LoadedVersion:
-    """Load and warm up the model of every instance.
+def load(resolved: ResolvedVersion, usable_bytes: int | None = None, preloaded: Sequence[Model] = ()) -> LoadedVersion:
+    """Load and warm up the model of every instance, or only warm up those that are ``preloaded``.
 
     ``usable_bytes`` is the memory that this process may use; None: that of the machine or its cgroup.
     Raises the engine's errors with the model's name in front, ResourceExhausted if there is too little memory, and Unavailable if
     ``resolved.load_options.halt`` ends the child processes. After an error nothing stays in memory.
     """
-    models: list[Model] = []
+    models = list(preloaded)
     started = time.monotonic()
     try:
-        _check_memory(resolved, usable_memory() if usable_bytes is None else usable_bytes)
-        for model in _in_processes(resolved) if resolved.is_apart else _in_threads(resolved):
-            models.append(model)  # noqa: PERF402 - if a later one fails, these are unloaded below
+        if not models:
+            _check_memory(resolved, usable_memory() if usable_bytes is None else usable_bytes)
+            for model in _in_processes(resolved) if resolved.is_apart else _in_threads(resolved):
+                models.append(model)  # noqa: PERF402 - if a later one fails, these are unloaded below
         config = prepare(resolved, models)
         _release(resolved, models)
         if resolved.load_options.halt.reason and resolved.is_apart:
@@ -110,8 +118,15 @@ def _load_quietly(layout: Layout, source: ModelSource, resolved: ResolvedVersion
     return loaded
 
 
-def preload(layout: Layout, names: Iterable[str], load_options: LoadOptions) -> dict[tuple[str, str], LoadedVersion]:
-    """Load the models ``names`` before there is an event loop; by name and version.
+def warm(preloaded: Preloaded, load_options: LoadOptions) -> LoadedVersion:
+    """Warm up a model that is in memory; errors as for ``load``."""
+    resolved = msgspec.structs.replace(preloaded.resolved, load_options=load_options)
+    with low_priority(leaves_threads=False):
+        return load(resolved, preloaded=preloaded.models)
+
+
+def preload(layout: Layout, names: Iterable[str], load_options: LoadOptions) -> dict[tuple[str, str], Preloaded]:
+    """Load the models ``names``, without a warm-up, before there is an event loop; by name and version.
 
     Leaves out models that keep threads, which do not survive a fork, and models that cannot be loaded.
     """
@@ -122,11 +137,12 @@ def preload(layout: Layout, names: Iterable[str], load_options: LoadOptions) -> 
             for version in () if model.is_ensemble else choose(model.given.version_policy, model.versions).versions:
                 resolved = find(model, version, load_options)
                 if not resolved.has_own_threads:
-                    loaded = load(resolved)
+                    _check_memory(resolved, usable_memory())
+                    models = tuple(_in_threads(resolved))
                     # The bytes of the file would take as much memory as the model.
                     artifact = msgspec.structs.replace(resolved.artifact, data=b"", contents={})
                     resolved = msgspec.structs.replace(resolved, artifact=artifact)
-                    found[name, version] = msgspec.structs.replace(loaded, resolved=resolved)
+                    found[name, version] = Preloaded(resolved, models)
     give_back()
     return found
 

@@ -23,6 +23,9 @@ from penstock.tensor import Array, DataType, Signature
 
 _log = logging.getLogger(__name__)
 
+_GUESS_S = 30.0
+"""Time limit for a call with guessed inputs."""
+
 
 def prepare(resolved: ResolvedVersion, models: Sequence[Model]) -> ModelConfig:
     """Warm up ``models``, one for each instance of ``resolved``, and return the completed configuration.
@@ -109,10 +112,11 @@ def _replay(resolved: ResolvedVersion, runner: Runner, models: Sequence[Model]) 
         _log.info("model '%s' warmed up with %d recorded requests", resolved.name, count)
 
 
-def warm_up(model: LoadedModel, max_batch: int, name: str = "") -> bool:
+def warm_up(model: LoadedModel, max_batch: int, name: str = "", limit_s: float = _GUESS_S) -> bool:
     """Run batches of 1 and ``max_batch`` zero rows, and return whether the model returns as many rows as it receives.
 
-    A model may reject the guessed inputs, in which free dimensions are 1. It then stays cold, with a warning that names it ``name``.
+    A model may reject the guessed inputs, in which free dimensions are 1, or loop for ever on them. It then stays cold, with a
+    warning that names it ``name``.
     A model that keeps state is not called.
     """
     signature = model.signature
@@ -120,7 +124,7 @@ def warm_up(model: LoadedModel, max_batch: int, name: str = "") -> bool:
         return signature.batchable
     for batch in dict.fromkeys((1, max_batch if signature.batchable else 1)):
         try:
-            outputs = model.forward(_zeros(signature, batch))
+            outputs = model.forward_within(_zeros(signature, batch), limit_s)
         except (InstanceDied, Unavailable):
             raise  # the model's process has ended, or is being ended
         except PenstockError as error:

@@ -198,6 +198,23 @@ class _Closed(Guard):
         raise PermissionDenied(f"'{self._name}' is closed: no access rule names it")
 
 
+_VITAL_PATHS = "/v2/health/live", "/v2/health/ready", "/ping", "/metrics", "/monitoring/prometheus/metrics"
+_VITAL = frozenset([*_VITAL_PATHS, "ServerLive", "ServerReady", "Check"])
+"""What monitoring asks for, also over connections that are too many."""
+
+
+class _Full(Guard):
+    """Refuses all callers, for the time being."""
+
+    __slots__ = ()
+
+    def __init__(self, access: Access) -> None:
+        super().__init__(Needs.NOTHING, access)
+
+    def __call__(self, credential: bytes | None, headers: Mapping[str, str | bytes], model: str = "") -> str:
+        raise Unavailable("too many connections", "try again later")
+
+
 class AccessTable:
     """Returns the guards of endpoints of one port. An endpoint that everyone may use has none, so its requests skip the check."""
 
@@ -209,17 +226,20 @@ class AccessTable:
         rules: Iterable[AccessRule] = RULES,
         admission: Admission | None = None,
         port: str = "",
+        is_spare: bool = False,
     ) -> None:
         """``http`` and ``grpc`` are the restrictions of the protocols, for ``read_restrictions``; ``admission`` counts requests.
 
         The restrictions of a protocol hold on every port. On the ``port`` of a protocol, ``http`` or ``grpc``, those of that protocol
-        hold for the other one too: otherwise clients of that port could evade them. Raises InvalidConfig.
+        hold for the other one too: otherwise clients of that port could evade them. ``is_spare`` is for connections over the limit,
+        over which only monitoring is admitted. Raises InvalidConfig.
         """
         self.access = access
         self._admission = admission
         self._http = read_restrictions(http)
         self._grpc = read_restrictions(grpc, "triton-grpc-protocol-")
         self._port = port
+        self._is_spare = is_spare
         self._paths = {path: rule for rule in rules for path in rule.http}
         self._methods = {name: rule for rule in rules for name in rule.grpc}
 
@@ -243,6 +263,8 @@ class AccessTable:
     ) -> Guard | None:
         if rule is None:
             return _Closed(name, self.access)
+        if self._is_spare and name not in _VITAL:
+            return _Full(self.access)
         found = [
             Restriction(header, value, partial(kind, f"This {what} is restricted, expecting header '{header}'"))
             for header, value in (each[rule.group] for each in restrictions if rule.group in each)

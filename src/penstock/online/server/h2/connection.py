@@ -55,6 +55,8 @@ class H2Context:
         web: WebAccess | None = None,
         unread: UnreadTotal | None = None,
     ) -> None:
+        self.spare: H2Context | None = None
+        """That of connections over the limit; None if they are refused."""
         self.methods = methods
         self.web = web or WebAccess()
         self.config = config
@@ -115,12 +117,19 @@ class H2Connection(ServerConnection):
         self._unchecked: list[H2Stream] = []  # streams whose time is to be checked next
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        is_in = self._shared.connections.add(self)
         # uvloop's transports do not derive from asyncio's.
+        if not is_in and self._shared.spare is not None:
+            self._shared.connections.discard(self)
+            other = H2Connection(self._shared.spare)
+            cast(asyncio.Transport, transport).set_protocol(other)
+            other.connection_made(transport)
+            return
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(_WRITE_BUFFER)
         self._outbox.open(self._transport)
         self._outbox.control(self._shared.greeting)
-        if not self._shared.connections.add(self):
+        if not is_in:
             self._fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many connections"))
         elif self._shared.connections.leaving:
             self.begin_drain()

@@ -97,7 +97,17 @@ class Http1Connection(Responder):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         if not self.context.connections.add(self):
-            self._refuse(503, "too many connections", _RETRY)
+            if self.context.spare is None:
+                self._refuse(503, "too many connections", _RETRY)
+            else:
+                self._leave_for(Http1Connection(self.context.spare))
+
+    def _leave_for(self, other: Http1Connection) -> None:
+        transport, self._transport = self._transport, None
+        assert transport is not None
+        self.context.connections.discard(self)
+        transport.set_protocol(other)
+        other.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._drop_body()

@@ -36,6 +36,8 @@ class HttpContext:
         web: WebAccess | None = None,
     ) -> None:
         """``budget`` bounds the bytes of all bodies together. By default requests may have any name in ``Host``."""
+        self.spare: HttpContext | None = None
+        """That of connections over the limit; None if they are refused."""
         self.config = config
         self.connections = connections
         self.budget = budget

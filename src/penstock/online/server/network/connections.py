@@ -19,6 +19,8 @@ LAST_REQUEST_S = 0.5
 _TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8
 _LOOKS = 64
 """Most connections that a new one over the limit looks at for an idle one."""
+_SPARE = 64
+"""Connections over the limit that may ask for the server's health."""
 _LINGERING = 128
 """Most connections that were closed to make room and still exist; their descriptors are beyond the limit."""
 
@@ -77,6 +79,9 @@ def end_sending(transport: asyncio.Transport) -> bool:
 class Connections:
     """All open connections. Each adds itself when it is made and discards itself when it is lost. Belongs to the event loop."""
 
+    spare: Connections | None = None
+    """Where connections over the limit go; None if they are refused."""
+
     def __init__(self, limit: int) -> None:
         self.draining = False
         """True if a connection closes once its requests are answered."""
@@ -95,8 +100,8 @@ class Connections:
     def add(self, connection: ServerConnection) -> bool:
         """Count ``connection``. Over the limit, an old connection without a request is closed in its favour.
 
-        So clients that hold connections idle do not lock out others, such as health probes. Returns False if there is none; the
-        new connection must then refuse its client and close.
+        So clients that hold connections idle do not lock out others. Returns False if there is none; the new connection must then
+        leave for the ``spare`` ones, or refuse its client and close.
         """
         self._open[connection] = None
         return len(self._open) - len(self._evicted) <= self._limit or self._evict(connection)
@@ -131,11 +136,15 @@ class Connections:
         """Abort connections that exceed a time limit."""
         for connection in list(self._open):
             connection.check_time(now)
+        if self.spare is not None:
+            self.spare.check_time(now)
 
     def abort(self) -> None:
         """Abort all connections."""
         for connection in list(self._open):
             connection.abort()
+        if self.spare is not None:
+            self.spare.abort()
 
     async def drain(self) -> None:
         """Wait until all are closed: each after its last answer, or after a short idle time."""
@@ -146,6 +155,8 @@ class Connections:
         for connection in list(self._open):
             connection.close_if_idle()
         await self._wait_until_empty(None)
+        if self.spare is not None:
+            await self.spare.drain()
 
     async def _wait_until_empty(self, timeout_s: float | None) -> None:
         with suppress(TimeoutError):
@@ -153,3 +164,21 @@ class Connections:
                 while self._open:
                     self._empty.clear()
                     await self._empty.wait()
+
+
+class SpareConnections(Connections):
+    """Connections over the limit of others, which may ask for the server's health only, and close after the answer.
+
+    There are few, and none is refused: the oldest is closed in favour of a new one, whatever it does.
+    """
+
+    def __init__(self, limit: int = _SPARE) -> None:
+        super().__init__(limit)
+        self.draining = True
+
+    def _evict(self, newest: ServerConnection) -> bool:
+        oldest = next(connection for connection in self._open if connection not in self._evicted)
+        self._evicted.add(oldest)
+        oldest.abort()
+        self._evicted &= self._open.keys()  # it may be gone already
+        return True

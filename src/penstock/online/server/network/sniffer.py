@@ -33,7 +33,12 @@ class Sniffer(ServerConnection):
         self._transport = cast(asyncio.Transport, transport)
         tls = transport.get_extra_info("ssl_object")
         agreed = tls.selected_alpn_protocol() if tls is not None else None
-        if not self._connections.add(self) or agreed == "http/1.1":
+        is_in = self._connections.add(self)
+        if not is_in and self._connections.spare is not None:
+            self._connections.discard(self)
+            self._connections = self._connections.spare
+            is_in = self._connections.add(self)
+        if not is_in or agreed == "http/1.1":
             self._hand_over(self._http)  # which refuses its client if the limit is exceeded
         elif agreed == "h2":
             self._hand_over(self._http2)
@@ -83,4 +88,5 @@ class Sniffer(ServerConnection):
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         if self._received:
-            protocol.data_received(self._received)
+            # The connection may have handed over to another.
+            cast(asyncio.Protocol, transport.get_protocol()).data_received(self._received)
