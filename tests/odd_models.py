@@ -179,7 +179,10 @@ def rows_that_meet() -> Iterator[OddModel]:
                 [("y", DataType.FP32, ["N", 2])],
                 {key: np.asarray(array) for key, array in weights.items() if key in used},
             ),
-            [{"x": np.float32([[1, 2], [scale, -scale], [0, 5]])} for scale in (1, 1000, *[np.inf] * (name == "bilinear"))],
+            [
+                {"x": np.float32([[1, 2], [scale, -scale], [0, 5]])}
+                for scale in (1, 1000, *[np.inf] * (name == "bilinear"))
+            ],
         )
 
 

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
-
 from scipy import stats
 
 from penstock.offline.judge.metrics import matched_pairs, mean_interval, output_errors, paired_interval, sample_errors
