@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
-    "": 1_933,
+    "": 1_947,
     "bundle": 1_800,
     "cli": 2_150,
     "engines": 1_850,
@@ -32,7 +32,7 @@ ROOM_LINES = {
     "perf": 2_387,
     "pipeline": 448,
     "protocol": 406,
-    "rows": 2_136,
+    "rows": 2_167,
     "storage": 550,
     "telemetry": 1_970,
 }
