@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from penstock.rows.call import Call
+from penstock.rows.call import RULES, Call, after_first, keeps_shape
 from penstock.rows.facts import Dependent, Fact
 from penstock.rows.graph import OnnxNode
 from penstock.rows.sizes import BATCH, symbol
@@ -59,3 +59,18 @@ def test_what_rules_ask_of_their_inputs() -> None:
         call(CONSTANT)[1]
     with pytest.raises(Dependent, match="has axis 2, but 2 axes"):
         call(ROWS, axis=2).axis(2, 0)
+
+
+def test_operators_that_keep_the_shape() -> None:
+    keeps_shape("Kept", mixed=after_first, constants=(1,), singles=(2,), domain="test")
+    rule = RULES.pop(("test", "Kept"))
+    found = rule(call(ROWS, CONSTANT))
+    assert isinstance(found, Fact)
+    assert found.shape == ROWS.shape
+    for inputs, reason in (
+        ((Fact([3, BATCH]),), "mixes the rows"),
+        ((ROWS, ROWS), "takes its input 'b' from the rows"),
+        ((ROWS, None, CONSTANT), "more than one number in its input 'c'"),
+    ):
+        with pytest.raises(Dependent, match=reason):
+            rule(call(*inputs))

@@ -97,6 +97,23 @@ def test_every_rule_is_of_an_operator() -> None:
     assert {each for each in RULES if each[0] != MICROSOFT} - known == {("", "SimplifiedLayerNormalization")}
 
 
+@pytest.mark.parametrize(("outside", "inside"), [(11, 13), (12, 17), (17, 13)])
+def test_functions_of_another_operator_set(outside: int, inside: int) -> None:
+    """ONNX Runtime computes Softmax as in the model's set: before version 13 over all axes."""
+    head = f'<opset_import: ["": {inside}], domain: "local"> soft (a) => (b)'
+    body = f"{head} {{ c = Transpose(a) d = Softmax<axis = 0>(c) b = Transpose(d) }}"
+    found = objection(parsed(f"y = local.soft(x) FUNCTIONS {body}", opset=outside))
+    assert found == "node 'y' (soft) is a function of the model that imports another operator set than the model"
+
+
+def test_a_domain_with_two_operator_sets() -> None:
+    model = onnx.load_model_from_string(models.linear().data)
+    model.opset_import.add(domain="ai.onnx", version=12)
+    signature = OnnxRuntimeEngine().load(models.linear(), {}).signature
+    reason = unproven(Artifact.from_bytes(model.SerializeToString()), signature)
+    assert reason == "its graph cannot be read: a domain has two operator sets"
+
+
 def test_functions_that_call_one_another_end() -> None:
     layers = "".join(
         f'<opset_import: ["local": 1, "": 17], domain: "local"> f{n} (a) => (b) {{ c = local.f{n + 1}(a) b = local.f{n + 1}(c) }} '

@@ -6,7 +6,7 @@ combine elements along the batch axis of an input, nor treats them by their posi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from penstock.rows.facts import Fact, stop
@@ -130,3 +130,28 @@ def rule(*operators: str, domain: str = "") -> Callable[[Rule], Rule]:
         return function
 
     return register
+
+
+def keeps_shape(
+    *operators: str,
+    mixed: Callable[[Call], Iterable[int]] = lambda call: (),
+    constants: Sequence[int] = (),
+    singles: Sequence[int] = (),
+    domain: str = "",
+) -> None:
+    """Register the rule of ``operators`` whose output has the shape of their first input.
+
+    They combine elements along the axes ``mixed``. The inputs ``constants`` do not differ by row, and ``singles`` have one element.
+    """
+
+    @rule(*operators, domain=domain)
+    def keeps(call: Call) -> Fact:
+        call.constants(*constants)
+        call.singles(*singles)
+        call.mixes(call[0], *mixed(call))
+        return Fact(call[0].shape)
+
+
+def after_first(call: Call) -> range:
+    """All axes after the first."""
+    return range(1, call[0].rank)

@@ -91,6 +91,9 @@ class Walk:
         if (node.domain, node.operator) in RULES or (not node.domain and node.operator in {"If", "Loop", "Scan"}):
             stop("is a function of the model with the name of a known operator")
         function = self._model.functions[node.domain, node.operator, node.overload]
+        # ONNX Runtime runs the body with the model's operator sets.
+        if any(self._model.opsets.get(domain, version) != version for domain, version in function.opsets.items()):
+            stop("is a function of the model that imports another operator set than the model")
         given = {name: fact for name, fact in zip(function.body.inputs, inputs, strict=False) if fact is not None}
         inner = Scope({}, function.opsets, {**function.defaults, **node.attributes}, scope.depth)
         wanted = [inside for inside, outside in zip(function.body.outputs, node.outputs, strict=False) if outside]

@@ -6,9 +6,20 @@ from functools import reduce
 
 import numpy as np
 
-from penstock.rows.call import MICROSOFT, Call, Facts, rule
+from penstock.rows.call import MICROSOFT, Call, Facts, after_first, keeps_shape, rule
 from penstock.rows.facts import Fact, broadcast, stop
 from penstock.rows.sizes import Number, bounded, depends_on_batch, plus, result, times
+
+keeps_shape("InstanceNormalization", "GroupNormalization", "LRN", mixed=after_first, constants=(1, 2))
+keeps_shape("MeanVarianceNormalization", mixed=lambda call: call.attribute("axes", (0, 2, 3)))
+keeps_shape("LpNormalization", mixed=lambda call: (call.attribute("axis", -1),))
+keeps_shape("CumSum", "CumProd", mixed=lambda call: call.integers("", 1) or ())
+keeps_shape(
+    "QLinearSoftmax",
+    mixed=lambda call: range(call.axis(call[0].rank, -1), call[0].rank),
+    singles=(1, 2, 3, 4),
+    domain=MICROSOFT,
+)
 
 _REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
 _IMAGE_RANK = 4
@@ -51,14 +62,6 @@ def softmax(call: Call) -> Fact:
     return Fact(x.shape)
 
 
-@rule("QLinearSoftmax", domain=MICROSOFT)
-def quantized_softmax(call: Call) -> Fact:
-    call.singles(1, 2, 3, 4)
-    x = call[0]
-    call.mixes(x, *range(call.axis(x.rank, -1), x.rank))
-    return Fact(x.shape)
-
-
 @rule("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 def layer_norm(call: Call) -> Facts:
     x = call[0]
@@ -86,31 +89,6 @@ def batch_norm(call: Call) -> Facts:
     call.constants(1, 2, 3, 4)
     call.mixes(call[0], *range(1, call[0].rank))
     return [Fact(call[0].shape)]
-
-
-@rule("InstanceNormalization", "GroupNormalization", "LRN")
-def channel_norm(call: Call) -> Fact:
-    call.constants(1, 2)
-    call.mixes(call[0], *range(1, call[0].rank))
-    return Fact(call[0].shape)
-
-
-@rule("MeanVarianceNormalization")
-def variance_norm(call: Call) -> Fact:
-    call.mixes(call[0], *call.attribute("axes", (0, 2, 3)))
-    return Fact(call[0].shape)
-
-
-@rule("LpNormalization")
-def norm(call: Call) -> Fact:
-    call.mixes(call[0], call.attribute("axis", -1))
-    return Fact(call[0].shape)
-
-
-@rule("CumSum", "CumProd")
-def running(call: Call) -> Fact:
-    call.mixes(call[0], *(call.integers("", 1) or ()))
-    return Fact(call[0].shape)
 
 
 @rule("TopK")

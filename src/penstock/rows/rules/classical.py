@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.rows.call import CLASSICAL, Call, Facts, rule
+from penstock.rows.call import CLASSICAL, Call, Facts, keeps_shape, rule
 from penstock.rows.facts import Fact, stop
 from penstock.rows.sizes import plus
 
@@ -36,9 +36,7 @@ def scaler(call: Call) -> Fact:
     return Fact(call[0].shape)
 
 
-@rule("LabelEncoder", "CategoryMapper", "Binarizer", domain=CLASSICAL)
-def encoder(call: Call) -> Fact:
-    return Fact(call[0].shape)
+keeps_shape("LabelEncoder", "CategoryMapper", "Binarizer", domain=CLASSICAL)
 
 
 @rule("OneHotEncoder", domain=CLASSICAL)

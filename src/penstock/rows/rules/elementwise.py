@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.rows import sizes
-from penstock.rows.call import MICROSOFT, Call, Facts, rule
+from penstock.rows.call import MICROSOFT, Call, Facts, keeps_shape, rule
 from penstock.rows.facts import MAX_KNOWN, Fact, broadcast, stop
 from penstock.rows.sizes import Number
 from penstock.tensor import Array
@@ -127,10 +127,7 @@ def quantized_pair(call: Call) -> Fact:
     return Fact(broadcast(call[0].shape, call[3].shape))
 
 
-@rule("QLinearSigmoid", "QLinearLeakyRelu", domain=MICROSOFT)
-def quantized_activation(call: Call) -> Fact:
-    call.singles(1, 2, 3, 4)
-    return Fact(call[0].shape)
+keeps_shape("QLinearSigmoid", "QLinearLeakyRelu", singles=(1, 2, 3, 4), domain=MICROSOFT)
 
 
 @rule("DynamicQuantizeLinear")

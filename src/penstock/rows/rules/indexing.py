@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.rows.call import CLASSICAL, Call, rule
+from penstock.rows.call import CLASSICAL, Call, keeps_shape, rule
 from penstock.rows.facts import MAX_KNOWN, Fact, stop
 from penstock.rows.sizes import Number, Size, depends_on_batch, plus, result
 
@@ -164,11 +164,7 @@ def positions(call: Call) -> Fact:
     return Fact([max(call[0].rank, 1), call.unknown()])
 
 
-@rule("Trilu")
-def triangle(call: Call) -> Fact:
-    call.constants(1)
-    call.mixes(call[0], -1, -2)
-    return Fact(call[0].shape)
+keeps_shape("Trilu", mixed=lambda call: (-1, -2), constants=(1,))
 
 
 @rule("GridSample")
