@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from contextlib import closing
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def main() -> int:
     names = given.targets or list(TARGETS)
     if given.replay is None and given.seconds is None and given.runs is None:
         return 0 if spread(names, given.minutes, given.seed, os.cpu_count() or 1, given.corpus) else 1
+    warnings.simplefilter("error")  # as in the tests
     logging.getLogger("penstock").addHandler(logging.NullHandler())  # instead of printing warnings
     for name in names:
         try:

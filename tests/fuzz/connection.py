@@ -43,6 +43,9 @@ class Transport(asyncio.Transport):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol
 
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
     def receive(self, data: bytes) -> None:
         """Give ``data`` to whoever has the connection by then."""
         while data and not self._is_closing:
@@ -207,7 +210,7 @@ class Lab:
         sweeps = 0
         for piece in data:
             while transport.is_paused and not transport.is_closing():
-                sweeps = await self._sweep(connection, sweeps)
+                sweeps = await self._sweep(transport, sweeps)
             if transport.is_closing():
                 break
             transport.receive(piece)
@@ -216,14 +219,14 @@ class Lab:
         if ends and not transport.is_closing() and not transport.end():
             transport.close()
         while not transport.is_closed:
-            sweeps = await self._sweep(connection, sweeps)
+            sweeps = await self._sweep(transport, sweeps)
         # What the models are still at has nowhere to go.
         await asyncio.sleep(_PATIENCE_S)
         return transport
 
-    async def _sweep(self, connection: ServerConnection, sweeps: int) -> int:
+    async def _sweep(self, transport: Transport, sweeps: int) -> int:
         assert sweeps < _MAX_SWEEPS, "the connection neither closes nor comes to rest"
-        connection.check_time(self.loop.now())
+        cast(ServerConnection, transport.get_protocol()).check_time(self.loop.now())
         await asyncio.sleep(_PATIENCE_S / 3)
         return sweeps + 1
 

@@ -2,6 +2,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,28 @@ def test_a_url_that_is_none_is_refused_without_repeating_it(url: str) -> None:
     with pytest.raises(InvalidConfig, match="not a URL of a Redis") as caught:
         RedisTier(url, 60, 1000, SystemClock())
     assert "password" not in str(caught.value)
+
+
+@pytest.mark.parametrize("reply", [b":x\r\n", b"*1\r\n" * 5000, b"$x\r\n", b"*2\r\n:x\r\n"])
+def test_a_malformed_reply_is_a_miss(reply: bytes, tmp_path: Path) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while (asked := await reader.read(1 << 16)) and not {b"GETRANGE", b"SET"} & set(asked.split(b"\r\n")):
+            writer.write(b"+OK\r\n" * asked.count(b"SETINFO"))
+        writer.write(reply)
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_unix_server(serve, tmp_path / "redis")
+        tier = RedisTier(f"unix://{tmp_path}/redis", 0, 10_000, SystemClock(), timeout_s=60)
+        assert await look_up(tier) is None
+        tier.put(KEY, ANSWER)
+        assert tier._writer is not None
+        await tier._writer  # which reports what it did not expect
+        await tier.close()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(main())
 
 
 @pytest.mark.real

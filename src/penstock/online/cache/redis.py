@@ -14,7 +14,6 @@ from collections.abc import Callable
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
 
 from penstock.clock import Clock
 from penstock.errors import IntegrityError, InvalidConfig
@@ -142,7 +141,7 @@ class RedisTier:
             async with asyncio.timeout(self._timeout_s):
                 # GETRANGE bounds the bytes that are read into memory; a missing key reads as empty.
                 stored = await self._redis.getrange(KEY_PREFIX + key.hex().encode(), 0, self._max_value_bytes)
-        except (RedisError, OSError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001 - its client raises anything for a malformed reply
             self._failed(error)
         else:
             self._succeeded()
@@ -170,10 +169,10 @@ class RedisTier:
                 return
             async with asyncio.timeout(_SET_S):
                 await self._redis.set(KEY_PREFIX + key.hex().encode(), stored, px=self._ttl_ms)
-        except (RedisError, OSError, TimeoutError) as error:
-            self._failed(error)
         except IntegrityError as error:
             self._warn(str(error))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failed(error)
         else:
             self._succeeded()
 

@@ -86,6 +86,8 @@ def _archive(data: bytes, is_consistent: bool) -> bytes:
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w") as archive:
         for name, content in entries.items():
-            archive.writestr(zipfile.ZipInfo(name), content)
+            info = zipfile.ZipInfo(name)  # which shortens some names
+            if info.filename not in archive.NameToInfo:
+                archive.writestr(info, content)
     whole = target.getvalue()
     return whole + sha256(whole).encode()
