@@ -372,10 +372,12 @@ class Http1Connection(Responder):
 
     def _leave_gate(self) -> None:
         passage, self._passage = self._passage, None
-        self._is_gated = False
         if passage is not None:
             passage.cancel()
             passage.leave()
+        if self._is_gated:
+            self._is_gated = False
+            self._steer_reading()
 
     def _drop_body(self) -> None:
         self._leave_gate()
