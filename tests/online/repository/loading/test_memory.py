@@ -98,3 +98,25 @@ def test_threads_share_arenas() -> None:
     assert heaps() > 3
     assert heaps("1") == 2
     assert heaps("3") == 3
+
+
+def test_large_buffers_return_to_the_system_at_once_whatever_lies_beside_them() -> None:
+    program = """
+import sys
+from penstock.online.repository.loading.memory import share_arenas
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+share_arenas(2)
+before, kept = resident(), []
+for size in (30, 20, 10, 30, 20, 10):
+    buffers = [bytearray(size << 20) for _ in range(3)]
+    for buffer in buffers:
+        kept.append(bytes(100_000))
+    del buffer, buffers
+print(resident() - before)
+"""
+    left = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
+    assert int(left) < 16 << 20, "80 MiB without a limit"

@@ -3,6 +3,7 @@
 import gzip
 import json
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -347,6 +348,60 @@ def test_pipelined_large_requests_do_not_wait_for_one_another(server: GatedServe
         assert server.call(lambda: (server.budget.gate.used, server.budget.used)) == (0, 0)
     finally:
         server.budget.gate = gate
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_a_large_body_is_received_when_there_is_room_to_decode_it(loop: str, is_chunked: bool) -> None:
+    body, path = oip(1_000_000), "/v2/models/rows/infer"
+    request = post(body, path=path)
+    if is_chunked:
+        request = post(b"", "Transfer-Encoding: chunked\r\n", path).replace(b"Content-Length: 0\r\n", b"")
+        request += b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    with GatedServer(loop, {"rows": rows()}) as server:
+        gate = server.budget.gate = Watched(5_000_000)
+        first = Passage(gate)
+        server.call(lambda: first.note(5_000_000))
+        clients = [server.connect() for _ in range(4)]
+        senders = [threading.Thread(target=client.send, args=(request,)) for client in clients]
+        for sender in senders:
+            sender.start()
+        while server.call(lambda: gate.waiting) < 4:
+            pass
+        assert server.call(lambda: server.budget.used) < 4 * 2_000_000
+        assert server.connect().ask(infer(1)).data == [2, 0]
+        server.call(first.leave)
+        assert [client.read().body.count(b"1.5") for client in clients] == [1_000_000] * 4
+        for sender in senders:
+            sender.join()
+        assert server.call(lambda: (gate.used, gate.waiting, server.budget.used)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_a_client_that_leaves_while_its_body_is_not_received_is_noticed(loop: str) -> None:
+    with GatedServer(loop, {"rows": rows()}) as server:
+        gate = server.budget.gate = Watched(1_000_000)
+        first = Passage(gate)
+        server.call(lambda: first.note(5_000_000))
+        client, closing = server.connect(), server.connect()
+        head = b"POST /v2/models/rows/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3000000\r\n\r\n"
+        client.send(head + b"[" * 1000)
+        closing.send(head)
+        while server.call(lambda: gate.waiting) < 2:
+            pass
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        while server.call(lambda: len(server.connections)) > 1:
+            server.pass_time(0.1)
+        closing.close()
+        server.call(first.leave)
+        while server.call(lambda: (len(server.connections), gate.used, gate.waiting, server.budget.used)) != (
+            0,
+            0,
+            0,
+            0,
+        ):
+            pass
 
 
 def test_a_stream_of_large_events_holds_nothing_between_them(server: GatedServer) -> None:

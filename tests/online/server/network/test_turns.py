@@ -91,3 +91,24 @@ def test_a_step_that_was_too_large_keeps_those_that_wait_waiting() -> None:
         assert len(order) == 2
 
     on_loop(main)
+
+
+def test_coroutines_wait_for_turns_too_and_one_that_is_cancelled_takes_none() -> None:
+    async def main() -> None:
+        turns, done = Turns(), list[int]()
+
+        async def request(number: int) -> None:
+            await turns.wait(TURN_UNITS // 2)
+            done.append(number)
+
+        tasks = [asyncio.create_task(request(number)) for number in range(6)]
+        await asyncio.sleep(0)
+        tasks[3].cancel()
+        before = 0
+        while len(done) < 5:
+            await asyncio.sleep(0)
+            assert len(done) - before <= 1
+            before = len(done)
+        assert done == [0, 1, 2, 4, 5]
+
+    on_loop(main)

@@ -12,18 +12,23 @@ from typing import Any
 
 _LOW = 10
 """A niceness that gives a thread a tenth of the time of a normal one while both want a core."""
+_M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
+_OWN_PAGES_BYTES = 4 << 20
 _loading: set[int] = set()
 """The threads that are loading models."""
 
 
 def share_arenas(cores: int) -> None:
-    """Limit the C library to one arena per core, at least two, instead of eight.
+    """Limit what the C library keeps of freed memory: to one arena per core, at least two, instead of eight, and to small buffers.
 
     Each arena keeps some megabytes of every model that was loaded in it, which ``give_back`` cannot return.
     """
     if set_option := _c_function("mallopt"):
         set_option(_M_ARENA_MAX, max(2, cores))
+        # Large buffers have pages of their own, which return to the system at once. Otherwise the C library raises this
+        # threshold up to 32 MiB, and the small objects beside a freed buffer keep it.
+        set_option(_M_MMAP_THRESHOLD, _OWN_PAGES_BYTES)
 
 
 def give_back() -> None:

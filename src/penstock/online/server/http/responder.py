@@ -44,6 +44,7 @@ class Responder(ServerConnection):
         "_ending",
         "_flushing",
         "_held",
+        "_is_gated",
         "_is_half_closed",
         "_is_queued",
         "_pending",
@@ -68,6 +69,7 @@ class Responder(ServerConnection):
         self._waiting = 0  # bytes of whole responses that wait for earlier ones
         self._held = 0  # bytes of responses that are taken from the server's budget
         self._is_half_closed = False
+        self._is_gated = False  # a large body waits to be received
         self._is_queued = False  # waits for its turn
         self._until = 0.0  # the end of its turn; 0 while it need not be watched
         self._unparsed = b""  # received data that waits: for its turn, or for the backlog
@@ -108,7 +110,11 @@ class Responder(ServerConnection):
 
     def _look_for_client(self) -> None:
         """Notice a client that has left while the connection does not read, or that may have."""
-        if self._transport is not None and (self._unparsed or self._is_full) and not self._write_paused:
+        if (
+            self._transport is not None
+            and (self._unparsed or self._is_full or self._is_gated)
+            and not self._write_paused
+        ):
             left = has_left(self._transport)
             if left:
                 self._transport.abort()
@@ -213,7 +219,7 @@ class Responder(ServerConnection):
     def _steer_reading(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        if self._write_paused or self._unparsed or self._is_full:
+        if self._write_paused or self._unparsed or self._is_full or self._is_gated:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()

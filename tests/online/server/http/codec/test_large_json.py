@@ -1,6 +1,7 @@
 """Large JSON in pieces: what it decodes to is what a decoder gives for the whole, or an error."""
 
 import json
+import tracemalloc
 from contextlib import suppress
 from typing import Any
 from unittest import mock
@@ -168,3 +169,35 @@ def test_what_is_accepted_is_json(text: bytes) -> None:
     with suppress(InvalidArgument, msgspec.DecodeError, UnicodeDecodeError):
         found = plain(read(text))
         assert found == decode(text)
+
+
+@pytest.mark.parametrize("text", [b"[" + b"1.5," * 300_000 + b"1.5]", b'{"a":[' + b"0," * 500_000 + b"0]}"])
+def test_the_text_is_not_copied(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # pieces of the usual size
+    body = bytearray(text)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        sizes, _ = announced(large_json.read(memoryview(body), msgspec.json.decode))
+        peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert peak <= max(sizes) + 300_000
+
+
+def test_values_outside_of_lists_are_counted_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    text = b"[%b]" % b",".join([b'{"a":1}'] * 100_000)
+    with pytest.raises(InvalidArgument, match="more than 131072 values"):
+        finish(large_json.read(text, never))
+
+
+def never(text: bytes) -> None:
+    raise AssertionError
+
+
+@pytest.mark.parametrize("gap", [b" " * 10_000, b"\n" * 300_000])
+def test_whitespace_is_no_hindrance(gap: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    text = b'{"a":%b[%b]%b}' % (gap, b",".join([b"1"] * 1000), gap)
+    assert np.array_equal(finish(large_json.read(text, msgspec.json.decode))["a"], np.ones(1000))
