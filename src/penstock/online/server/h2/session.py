@@ -258,15 +258,12 @@ class H2Session:
 
     def occupy(self, size: int) -> None:
         was_occupied = self.is_occupied
-        # Each may hold this much without passing the gate.
         self._occupied += max(size, SMALL_BYTES) if size > 0 else min(size, -SMALL_BYTES)
         if self.is_occupied != was_occupied:
             self._owner.continue_later()
 
     def admits(self, stream: H2Stream) -> bool:
-        method = stream.head.method
-        assert method is not None
-        units = method.units
+        units = stream.head.units
         if self.units >= units and self.unread.count < self.max_unsent_bytes and not self.is_occupied:
             self.units -= units
             return True
@@ -391,8 +388,6 @@ class H2Session:
         if self.ending and not self.streams:
             self._owner.hang_up_later()
 
-    # Details
-
     def _receive(self, stream: H2Stream, ended: bool, data: bytes, start: int, stop: int) -> None:
         size = stop - start
         if size:
@@ -474,8 +469,8 @@ class H2Session:
         increment = h2.parse_window_update(payload)
         if stream_id == 0:
             h2.check(increment > 0, ErrorCode.PROTOCOL_ERROR, "a WINDOW_UPDATE of 0")
-            window = self.outbox.window + increment
-            h2.check(window <= h2.MAX_WINDOW, ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31 - 1")
+            is_allowed = self.outbox.window + increment <= h2.MAX_WINDOW
+            h2.check(is_allowed, ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31 - 1")
             self.outbox.widen(increment)
             return
         stream = self.streams.get(stream_id)
