@@ -202,7 +202,8 @@ class H2Stream(msgspec.Struct, eq=False):
         self.on_cancel = None
         if self.reader is not None or self.receiver is not None or self.timer is not None or self.inflating is not None:
             self._clear()
-        self.park()
+        if self.passage is not None:
+            self.passage.park(self.reserved)
         if not self.is_ready:
             self.carrier.ready(self)
 
