@@ -27,9 +27,9 @@ from penstock.online.server.network.sniffer import PREFACE
 from penstock.protocol import h2_frames as h2
 from penstock.tensor import Buffer
 
-ECHO, FAIL, BREAK, HOLD, CHAT, FLOOD, STALL, KEYED, KEYED_CHAT, COSTLY = (
+ECHO, FAIL, BREAK, HOLD, CHAT, FLOOD, STALL, KEYED, KEYED_CHAT, COSTLY, DECODE = (
     f"/test.Test/{name}"
-    for name in ("Echo", "Fail", "Break", "Hold", "Chat", "Flood", "Stall", "Keyed", "KeyedChat", "Costly")
+    for name in ("Echo", "Fail", "Break", "Hold", "Chat", "Flood", "Stall", "Keyed", "KeyedChat", "Costly", "Decode")
 )
 KEYED_BYTES = 1000
 """Maximum bytes of a message of the methods that need a key."""
@@ -141,6 +141,7 @@ class GrpcServer:
         table |= {path.encode(): GrpcMethod(stream=method) for path, method in streams.items()}
         keyed = {"admit": self._admit, "max_bytes": KEYED_BYTES}
         table[KEYED.encode()] = GrpcMethod(self._echo_client, **keyed)
+        table[DECODE.encode()] = GrpcMethod(self._decode)
         table[COSTLY.encode()] = GrpcMethod(self._echo, units=COSTLY_UNITS)
         table[KEYED_CHAT.encode()] = GrpcMethod(stream=streams[CHAT], **keyed)
         return table
@@ -174,6 +175,11 @@ class GrpcServer:
         call.on_cancel = self.cancelled.release
         self.held.append(call)
         self.entered.release()
+
+    def _decode(self, call: GrpcCall, data: Buffer) -> None:
+        """Hold the call as one whose message another thread decodes."""
+        call.occupy(len(data))
+        self._hold(call, data)
 
     def _flood(self, call: GrpcCall, data: Buffer) -> None:
         """As many messages as asked for."""

@@ -132,7 +132,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
     max_unsent_bytes: _Count = 8 << 20
     """Maximum bytes of responses to one request that a client leaves unread; beyond it the request is cancelled, and a gRPC call
     ends with RESOURCE_EXHAUSTED."""
-    max_unread_bytes: _Count = 128 << 20
+    max_unread_bytes: _Count = 64 << 20
     """Maximum bytes of responses, over all gRPC connections, that clients leave unread. Beyond it, clients that have read nothing for
     a second are disconnected, and further responses of more than 1 MiB per connection end with RESOURCE_EXHAUSTED."""
     max_streams: _Count = 1024

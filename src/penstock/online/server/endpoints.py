@@ -76,7 +76,7 @@ class Endpoints:
         # Browsers reach no Unix socket, and HTTP/2 over TLS only, where they compare the name with the certificate.
         any_name = WebAccess(config.allow_origin)
         web = {port: WebAccess.of(config, config.host) if port else any_name for port in tables}
-        unread = UnreadTotal(config.max_unread_bytes, clock)
+        unread = UnreadTotal(config.max_unread_bytes, clock, budget.on_fall)
 
         def http(port: str) -> Factory | None:
             context = HttpContext(resources, tables[port], config, connections, budget, web[port])

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from h2_servers import CHAT, COSTLY, COSTLY_UNITS, ECHO, FLOOD, FLOOD_BYTES, HOLD, data_frame, message
+from h2_servers import CHAT, COSTLY, COSTLY_UNITS, DECODE, ECHO, FLOOD, FLOOD_BYTES, HOLD, data_frame, message
 from h2_wire import READ_BYTES, Client, Lab, on_loop
 from penstock.online.server.h2.connection import BYTES_A_UNIT
 from penstock.online.server.h2.guard import BURST, CALL
@@ -18,6 +18,7 @@ from penstock.protocol.h2_frames import ErrorCode
 MIB = 1 << 20
 MESSAGES = (1 << 19) // FLOOD_BYTES
 """Messages of an answer of half a MiB."""
+MOST_DECODED = 8
 FLOODS = {
     "PING": h2.ping(bytes(8)),
     "PING ACK": h2.ping(bytes(8), h2.ACK),
@@ -160,6 +161,37 @@ def test_large_amounts_of_data_arrive_in_turns() -> None:
             assert innocent.frames()[-1].stream_id == 2 * n + 1
             await asyncio.sleep(0)
         assert left < sent - 50 * TURN_UNITS // 2 * BYTES_A_UNIT
+
+    on_loop(main)
+
+
+def test_a_client_with_much_to_decode_is_not_read() -> None:
+    async def main() -> None:
+        lab = Lab()
+        client, other = lab.connect(), lab.connect()
+        client.send(*(client.request(2 * n + 1, b"x", DECODE) for n in range(20)))
+        client.send(*(client.request(2 * n + 1, b"x", ECHO) for n in range(20, 30)))
+        for _ in range(20):
+            client.arrive()
+            await asyncio.sleep(0)
+        held = lab.server.held
+        assert not client.wire.reading
+        assert len(held) == MOST_DECODED
+        other.send(other.request(1, b"x", ECHO))
+        other.arrive()
+        assert len(other.of(h2.DATA)) == 1
+        while held:
+            assert len(held) <= MOST_DECODED
+            call = held.pop()
+            call.occupy(-1)
+            call.finish()
+            for _ in range(20):
+                client.arrive()
+                await asyncio.sleep(0)
+        assert client.wire.reading
+        assert len(client.of(h2.DATA)) == 10
+        ends = [frame for frame in client.of(h2.HEADERS) if frame.flags & h2.END_STREAM]
+        assert len(ends) == 30
 
     on_loop(main)
 

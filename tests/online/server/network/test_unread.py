@@ -78,3 +78,32 @@ def test_nobody_makes_room_for_himself() -> None:
     clock.advance(60)
     assert not client.answer(MIB)
     assert not client.is_evicted
+
+
+def test_a_client_that_reads_nothing_gives_way_to_the_only_answer_of_another() -> None:
+    clock = ManualClock()
+    total = UnreadTotal(10 * MIB, clock)
+    idle = [Client(total) for _ in range(5)]
+    assert all(client.answer(8 * MIB) for client in idle)
+    clock.advance(STALE_S)
+    assert Client(total).answer(8 * MIB)
+    assert all(client.is_evicted for client in idle)
+    assert total.count == 8 * MIB
+
+
+def test_memory_is_returned_once_most_answers_are_read() -> None:
+    falls: list[None] = []
+    total = UnreadTotal(100 * MIB, ManualClock(), lambda: falls.append(None))
+    clients = [Client(total) for _ in range(4)]
+    for client in clients:
+        assert client.answer(5 * MIB)
+        client.read(5 * MIB)
+    assert not falls
+    for client in clients:
+        assert client.answer(5 * MIB)
+    for client, count in zip(clients, (0, 0, 1, 1), strict=True):
+        client.read(5 * MIB)
+        assert len(falls) == count
+    clients[0].answer(MIB)
+    clients[0].read(MIB)
+    assert len(falls) == 1

@@ -18,7 +18,8 @@ from penstock.online.server.access.gate import Gate
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 
 _BUSY_S = 1.0
-_LARGE_BYTES = 8 << 20
+LARGE_BYTES = 8 << 20
+"""Memory that is returned to the system once little of it is used."""
 
 
 class TokenBucket(msgspec.Struct):
@@ -55,7 +56,7 @@ class ByteBudget:
         """Bounds what large requests hold at once; others wait as small as they were sent."""
         self.turn = asyncio.Lock()
         """Held by the one request that is decompressed; others wait as small as they were sent."""
-        self._on_fall = on_fall
+        self.on_fall = on_fall
         self._peak = 0
 
     def take(self, count: int) -> bool:
@@ -69,9 +70,9 @@ class ByteBudget:
     def give(self, count: int) -> None:
         """Give back ``count`` bytes."""
         self.used -= count
-        if self._peak >= _LARGE_BYTES and self.used <= self._peak // 4:
+        if self._peak >= LARGE_BYTES and self.used <= self._peak // 4:
             self._peak = self.used
-            self._on_fall()
+            self.on_fall()
 
     def refusal(self) -> Unavailable:
         """The error for a request whose bytes cannot be taken."""

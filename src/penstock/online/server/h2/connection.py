@@ -147,7 +147,9 @@ class H2Connection(ServerConnection):
         if self._discarding:
             self._linger(len(data))
             return
-        self._spend(self._receive(self._reader.feed, data), len(data))
+        used = self._receive(self._reader.feed, data)
+        if used > FREE_UNITS or len(data) >= BYTES_A_UNIT:
+            self._spend(used, len(data))
         if self._reader.missing > _DIRECT_BYTES and self._transport is not None and self.place() is not None:
             self._transport.set_protocol(FrameReceiver(self))
 

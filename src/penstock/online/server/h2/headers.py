@@ -78,6 +78,8 @@ class CallHead(msgspec.Struct, frozen=True):
     timeout_s: float | None = None
     encoding: bytes = b""
     content_length: int | None = None
+    units: int = 0
+    """See ``GrpcMethod``."""
     size: int = 0
     """Bytes of the decoded headers, of which each request with them holds a copy; 0 if they are shared."""
 
@@ -172,7 +174,12 @@ class HeaderReader:
         except PenstockError as error:
             return CallHead(refusal=RESPONSE + accepted + trailers(error))
         return CallHead(
-            parse_metadata(headers), method, timeout_s=timeout_s, encoding=encoding, content_length=content_length
+            parse_metadata(headers),
+            method,
+            timeout_s=timeout_s,
+            encoding=encoding,
+            content_length=content_length,
+            units=method.units,
         )
 
 

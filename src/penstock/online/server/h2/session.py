@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from penstock.clock import Clock
 from penstock.errors import PenstockError, ResourceExhausted
 from penstock.online.server.access.admission import ByteBudget
-from penstock.online.server.access.gate import Gate
+from penstock.online.server.access.gate import SMALL_BYTES, Gate
 from penstock.online.server.access.web import WebAccess
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcMethod
@@ -38,9 +38,7 @@ _MAX_SETTINGS = 64
 _HEAD_BYTES = 4 << 20
 """Bytes of the headers of open streams; further streams are refused."""
 _STREAMS_A_FRAME = 16
-_OCCUPIED_BYTES = 2 << 20
-_LEAST_BYTES = 16 << 10
-"""A message that is being decoded counts as at least this much."""
+_OCCUPIED_BYTES = 8 * SMALL_BYTES
 
 
 class H2Session:
@@ -260,14 +258,12 @@ class H2Session:
 
     def occupy(self, size: int) -> None:
         was_occupied = self.is_occupied
-        self._occupied += max(size, _LEAST_BYTES) if size > 0 else min(size, -_LEAST_BYTES)
+        self._occupied += max(size, SMALL_BYTES) if size > 0 else min(size, -SMALL_BYTES)
         if self.is_occupied != was_occupied:
             self._owner.continue_later()
 
     def admits(self, stream: H2Stream) -> bool:
-        method = stream.head.method
-        assert method is not None
-        units = method.units
+        units = stream.head.units
         if self.units >= units and self.unread.count < self.max_unsent_bytes and not self.is_occupied:
             self.units -= units
             return True
@@ -339,7 +335,7 @@ class H2Session:
         self._held.clear()
         for stream in streams.values():
             stream.lose()
-        self._budget.give(sum(stream.charged for stream in streams.values()))
+            self._budget.give(stream.charged)
         self._head_bytes = 0
         self.outbox.forget_all()
         self.unread.settle()
@@ -373,14 +369,15 @@ class H2Session:
         del self.streams[stream.id]
         self._budget.give(stream.charged)
         self._head_bytes -= stream.head.size
+        if stream.passage is not None:
+            stream.leave()
         if stream.kept:
             self.unread.remove(stream.kept)
             self.guard.earn(CALL)
         self._wake()
         if not stream.half_closed:
             self._end_early(stream.id, ErrorCode.NO_ERROR)
-        if self.ending:
-            self._look_whether_empty()
+        self._look_whether_empty()
 
     def _end_early(self, stream_id: int, code: ErrorCode) -> None:
         """Reset a stream, and ignore frames that the client sent before it learns of that."""
@@ -390,8 +387,6 @@ class H2Session:
     def _look_whether_empty(self) -> None:
         if self.ending and not self.streams:
             self._owner.hang_up_later()
-
-    # Details
 
     def _receive(self, stream: H2Stream, ended: bool, data: bytes, start: int, stop: int) -> None:
         size = stop - start
@@ -474,8 +469,8 @@ class H2Session:
         increment = h2.parse_window_update(payload)
         if stream_id == 0:
             h2.check(increment > 0, ErrorCode.PROTOCOL_ERROR, "a WINDOW_UPDATE of 0")
-            window = self.outbox.window + increment
-            h2.check(window <= h2.MAX_WINDOW, ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31 - 1")
+            is_allowed = self.outbox.window + increment <= h2.MAX_WINDOW
+            h2.check(is_allowed, ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31 - 1")
             self.outbox.widen(increment)
             return
         stream = self.streams.get(stream_id)

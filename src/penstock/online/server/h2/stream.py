@@ -158,8 +158,8 @@ class H2Stream(msgspec.Struct, eq=False):
 
     def occupy(self, size: int) -> None:
         self.carrier.occupy(size)
-        if size < 0 and (self.finished or self.gone):
-            self._leave()
+        if size < 0 and self.gone:
+            self.leave()
 
     def send(self, *parts: Buffer) -> None:
         if self.finished or self.gone:
@@ -200,14 +200,10 @@ class H2Stream(msgspec.Struct, eq=False):
         self.finished = True
         self.is_untouched = False
         self.on_cancel = None
-        if (
-            self.reader is not None
-            or self.receiver is not None
-            or self.timer is not None
-            or self.inflating is not None
-            or self.passage is not None
-        ):
+        if self.reader is not None or self.receiver is not None or self.timer is not None or self.inflating is not None:
             self._clear()
+        if self.passage is not None:
+            self.passage.park(self.reserved)
         if not self.is_ready:
             self.carrier.ready(self)
 
@@ -293,6 +289,7 @@ class H2Stream(msgspec.Struct, eq=False):
         self._drop(0)
         self._cancel()
         self._clear()
+        self.leave()
 
     def abandon(self, error: PenstockError) -> None:
         """End the call with ``error`` in place of the service, and drop unsent messages."""
@@ -471,8 +468,8 @@ class H2Stream(msgspec.Struct, eq=False):
                 self._deliver()
                 self.carrier.grant(self)
 
-    def _leave(self) -> None:
-        """Make room for other large requests. A step that is still running makes its own when it ends."""
+    def leave(self) -> None:
+        """Make room for other large requests: the answer has been sent, or dropped."""
         if self.passage is not None:
             self.passage.leave()
 
@@ -494,7 +491,6 @@ class H2Stream(msgspec.Struct, eq=False):
         self.on_cancel = self.receiver = self.reader = self.message = self.content = None
         if self.inflating is not None:
             self.inflating.cancel()
-        self._leave()
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

@@ -6,18 +6,22 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from penstock.clock import Clock
+from penstock.online.server.access.admission import LARGE_BYTES
 
 STALE_S = 1.0
 """A client that has read nothing for this time is disconnected when others need the memory."""
 FLOOR_BYTES = 1 << 20
-"""A connection may always leave this much unread."""
+"""A connection may always leave this much unread, or one answer of any size."""
 
 
 class UnreadTotal:
     """The unread answers of all connections. Belongs to the event loop."""
 
-    def __init__(self, limit: int, clock: Clock) -> None:
+    def __init__(self, limit: int, clock: Clock, on_fall: Callable[[], None] = lambda: None) -> None:
+        """``on_fall``: see ``ByteBudget``."""
         self.limit = limit
+        self._on_fall = on_fall
+        self._peak = 0
         self.clock = clock
         self.count = 0
         """Bytes, as of each connection's last ``settle``."""
@@ -34,6 +38,14 @@ class UnreadTotal:
             stalest.evict()
             stalest.settle()
         return True
+
+    def report(self, change: int) -> None:
+        """Count ``change`` bytes more."""
+        self.count += change
+        self._peak = max(self._peak, self.count)
+        if self._peak >= LARGE_BYTES and self.count <= self._peak // 4:
+            self._peak = self.count
+            self._on_fall()
 
 
 class Unread:
@@ -55,7 +67,7 @@ class Unread:
     def add(self, size: int) -> bool:
         """Count an answer of ``size`` bytes. Returns False, and does not count it, if it must be dropped for lack of memory."""
         count = self.count + size
-        if count > FLOOR_BYTES and self.count and not self._total.has_room(count - self.reported, self):
+        if count > FLOOR_BYTES and not self._total.has_room(count - self.reported, self) and self.count:
             return False
         self.count = count
         return True
@@ -69,7 +81,7 @@ class Unread:
         """Report the count, once everything that could be sent is sent."""
         count, total = self.count, self._total
         if count or self.reported:
-            total.count += count - self.reported
+            total.report(count - self.reported)
             self.reported = count
             if not count:
                 total.waiting.pop(self, None)
