@@ -130,7 +130,7 @@ class Manifest(msgspec.Struct, frozen=True):
             if variant.name == name:
                 return variant
         raise InvalidArgument(
-            f"bundle '{self.name}' has no variant '{name}'", f"known: {[v.name for v in self.variants]}"
+            f"bundle '{self.name}' has no variant '{name}'", f"its variants are {[v.name for v in self.variants]}"
         )
 
     def pipeline_graph(self) -> graph.Graph:

@@ -41,7 +41,9 @@ class Bundle:
         try:
             return self._files[path]
         except KeyError:
-            raise NotFound(f"bundle '{self.name}' has no file '{path}'", f"known: {sorted(self._files)}") from None
+            raise NotFound(
+                f"bundle '{self.name}' has no file '{path}'", f"its files are {sorted(self._files)}"
+            ) from None
 
     def artifact(self, variant: Variant) -> Artifact:
         """The model of ``variant`` with all its files, decoded if it is coded.

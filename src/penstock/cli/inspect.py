@@ -19,6 +19,7 @@ from penstock.bundle.open import open_bundle
 from penstock.errors import InvalidArgument
 from penstock.perf.report import write_report
 from penstock.resources import machine_facts
+from penstock.storage.atomic import real_path
 from penstock.tensor import TensorSpec
 
 _PIPE_WIDTH = 140
@@ -43,7 +44,7 @@ def inspect(
     """
     opened = open_bundle(bundle)
     if report is not None:
-        if report.resolve().is_relative_to(bundle.resolve()):
+        if real_path(report).is_relative_to(real_path(bundle)):
             raise InvalidArgument(f"the report '{report}' cannot be inside the bundle", "choose another path")
         write_report(report, opened.manifest)
     if json:

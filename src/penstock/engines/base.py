@@ -261,7 +261,7 @@ def typed_options(engine: str, options: Options, into: type[_Typed]) -> _Typed:
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise InvalidConfig(
-            f"unknown option(s) for engine '{engine}': {', '.join(unknown)}", f"known: {', '.join(known)}"
+            f"unknown option(s) for engine '{engine}': {', '.join(unknown)}", f"use one of: {', '.join(known)}"
         )
     try:
         with _first_use:

@@ -100,7 +100,7 @@ _ENGINES = {
 def traits(name: str) -> EngineTraits:
     """Traits of the engine called ``name``, installed or not. Raises InvalidArgument if unknown."""
     if name not in _ENGINES:
-        raise InvalidArgument(f"unknown engine '{name}'", f"known: {', '.join(_ENGINES)}")
+        raise InvalidArgument(f"unknown engine '{name}'", f"use one of: {', '.join(_ENGINES)}")
     return _ENGINES[name]
 
 
