@@ -30,7 +30,7 @@ class StageProgress:
         task = self._stage
         if task is None or self._progress.tasks[task].description != stage:
             self._finish()
-            self._progress.start()  # not before the first stage: even an empty display takes a line
+            self._progress.start()
             task = self._stage = self._progress.add_task(stage)
         self._progress.update(task, completed=done, total=max(total, 1))
 
@@ -42,7 +42,8 @@ class StageProgress:
     ) -> None:
         if error is None:
             self._finish()
-        self._progress.stop()
+        if self._stage is not None and self._console.is_terminal:
+            self._progress.stop()  # prints a line even if it has not started
 
     def _finish(self) -> None:
         """Complete the current stage."""
