@@ -29,7 +29,7 @@ ROOM_LINES = {
     "online/repository": 4_854,
     "online/scheduler": 2_647,
     "online/server": 13_342,
-    "perf": 2_387,
+    "perf": 2_426,
     "pipeline": 448,
     "protocol": 406,
     "rows": 2_136,
