@@ -24,7 +24,8 @@ def test_the_highest_rate_within_an_objective(tmp_path: Path) -> None:
             "--duration 30", "--duration 0.2"
         )
         done = subprocess.run(
-            ["bash", "-c", f"set -o pipefail; {short}"],
+            ["bash", "-c", short],
+            cwd=tmp_path,
             env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
             capture_output=True,
             text=True,
