@@ -81,9 +81,9 @@ class DeclaredStep(msgspec.Struct, frozen=True):
     run: str
     """Name of the variant or transform that the step runs."""
     inputs: dict[str, str]
-    """The pipeline's tensor by the step's name of the input."""
+    """Tensors of the pipeline, by the name of the step's input."""
     outputs: dict[str, str]
-    """The pipeline's tensor by the step's name of the output."""
+    """Tensors of the pipeline, by the name of the step's output."""
     condition: str = ""
     """The step runs only if this condition is true, e.g. ``score >= 0.5``; empty: always."""
 

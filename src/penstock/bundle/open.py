@@ -48,7 +48,7 @@ class Bundle:
     def artifact(self, variant: Variant) -> Artifact:
         """The model of ``variant`` with all its files, decoded if it is coded.
 
-        Raises NotFound, and IntegrityError if a coded model decodes to another model than was packed.
+        Raises NotFound, and IntegrityError if a coded model does not decode to the model that was packed.
         """
         main = PurePosixPath(variant.file)
         files = {str(PurePosixPath(path).relative_to(main.parent)): self.read(path) for path in variant.paths}

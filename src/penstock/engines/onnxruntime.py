@@ -270,7 +270,7 @@ def _to_text(name: str, array: Array) -> Array:
         if element.endswith(b"\0"):
             raise InvalidArgument(
                 f"input '{name}' has elements that are not UTF-8, and element {number} ends with a zero byte, "
-                "which ONNX Runtime takes in UTF-8 only",
+                "which ONNX Runtime accepts only in UTF-8 text",
                 "send text, or the bytes as a UINT8 tensor",
             )
     return np.array(elements, np.bytes_).reshape(array.shape)

@@ -105,7 +105,7 @@ def traits(name: str) -> EngineTraits:
 
 
 def engine_names() -> Sequence[str]:
-    """All engines, installed or not; of several for a format the usual one comes first."""
+    """All engines, installed or not. The default engine of a format precedes its other engines."""
     return tuple(_ENGINES)
 
 

@@ -1,4 +1,4 @@
-"""The part of ``penstock inspect`` that shows an ONNX file."""
+"""Reads and prints the contents of an ONNX file for ``penstock inspect``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.tensor import Signature, TensorSpec
 
 
 class OnnxFacts(msgspec.Struct):
-    """What an ONNX model contains. Encodes to the JSON of the command."""
+    """The contents of an ONNX model, in the form of the JSON output."""
 
     model: str
     size_bytes: int
@@ -29,7 +29,7 @@ class OnnxFacts(msgspec.Struct):
     operators: dict[str, int]
     """Number of nodes by operator, subgraphs included."""
     dependent_rows: str
-    """Why requests cannot be merged; empty if the rows are proven to be independent."""
+    """The reason why requests cannot be merged. Empty: the rows are proven to be independent."""
 
 
 def read(artifact: Artifact) -> OnnxFacts:
