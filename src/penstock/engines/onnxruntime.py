@@ -257,9 +257,9 @@ def _from_maps(spec: TensorSpec, maps: Any) -> Array:
 
 
 def _to_text(name: str, array: Array) -> Array:
-    """ONNX strings are UTF-8 text; ONNX Runtime would take ``str(element)`` of bytes.
+    """``array`` in the form that ONNX Runtime expects: UTF-8 text, or else numpy's bytes type.
 
-    Its strings may hold any bytes, which it takes from numpy's type of bytes; that one drops zeros at the end.
+    Of bytes objects, ONNX Runtime would store ``str(element)``. Numpy's bytes type drops zero bytes at the end of an element.
     """
     elements = [as_bytes(element) for element in array.reshape(-1).tolist()]
     try:
