@@ -126,7 +126,7 @@ def test_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", ["m.pkl", "m", "onnx"])
 def test_unknown_suffix_lists_the_known(name: str, tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match=r"not a model file that Penstock reads \(known suffixes: \.onnx"):
+    with pytest.raises(Unsupported, match=r"not a model file that Penstock reads \(use a file with the suffix \.onnx"):
         Artifact.from_file(tmp_path / name)
 
 

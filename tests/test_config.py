@@ -112,7 +112,7 @@ def test_environment_of_other_sections_is_not_ours() -> None:
         ),
         (
             {"flags": {"zzz": 1}},
-            r"unknown setting 'zzz' in the flag \(known: port, host, drain, log, limit_ms, ports\)",
+            r"unknown setting 'zzz' in the flag \(use one of: port, host, drain, log, limit_ms, ports\)",
         ),
         ({"environment": {"PENSTOCK_SERVER_PORT": "http"}}, "setting 'port' from the environment is wrong: .*int"),
         ({"environment": {"PENSTOCK_SERVER_PORT": "70000"}}, "setting 'port' from the environment is wrong: .*65535"),
@@ -158,4 +158,4 @@ def test_no_file(tmp_path: Path) -> None:
 
 def test_did_you_mean_lists_all_when_nothing_is_near() -> None:
     assert did_you_mean("thread", ["threads", "arena"]) == "did you mean 'threads'?"
-    assert did_you_mean("xyz", ["threads", "arena"]) == "known: threads, arena"
+    assert did_you_mean("xyz", ["threads", "arena"]) == "use one of: threads, arena"

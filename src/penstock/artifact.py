@@ -235,7 +235,7 @@ def _main_file(path: Path) -> tuple[Path, Format]:
     if format is None:
         raise Unsupported(
             f"'{path.name}' is not a model file that Penstock reads",
-            f"known suffixes: {', '.join(SUFFIXES)}; and folders that hold a saved_model.pb",
+            f"use a file with the suffix {', '.join(SUFFIXES)}, or a folder that contains saved_model.pb",
         )
     if format is Format.SAVED_MODEL or (path.is_dir() and format is Format.ONNX):
         return path / _DEFAULT_NAMES[format], format

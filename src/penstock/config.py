@@ -177,7 +177,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint: the known word most similar to ``word``, or all known words."""
     names = list(known)
     near = difflib.get_close_matches(word, names, n=1)
-    return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
+    return f"did you mean '{near[0]}'?" if near else f"use one of: {', '.join(names)}"
 
 
 def _given(

@@ -72,7 +72,7 @@ def test_damaged_manifests_never_escape_the_error_tree(data: st.DataObject) -> N
 
 def test_variant_by_name() -> None:
     assert _MANIFEST.variant("fp32").file == "model.onnx"
-    with pytest.raises(InvalidArgument, match=r"bundle 'test' has no variant 'int4' \(known: \['fp32'\]\)"):
+    with pytest.raises(InvalidArgument, match=r"bundle 'test' has no variant 'int4' \(its variants are \['fp32'\]\)"):
         _MANIFEST.variant("int4")
 
 

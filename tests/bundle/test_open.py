@@ -136,7 +136,7 @@ def test_peek_reads_the_manifest_alone(folder: bool, tmp_path: Path) -> None:
 
 
 def test_no_such_file_in_the_bundle_lists_what_there_is(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=r"no file 'x' \(known: \['model.onnx', 'report/index.html'\]\)"):
+    with pytest.raises(NotFound, match=r"no file 'x' \(its files are \['model.onnx', 'report/index.html'\]\)"):
         open_bundle(packed(tmp_path / "a.bundle")).read("x")
 
 

@@ -125,3 +125,27 @@ def test_outputs_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
         with pytest.raises(ResourceExhausted):
             write_npz(target, {"y": np.ones(3)})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+@pytest.mark.parametrize("place", ["loop.onnx", "loop/x.npz"])
+def test_a_link_to_itself_is_reported(penstock, tmp_path: Path, place: str) -> None:
+    loop = tmp_path / place
+    (tmp_path / place.partition("/")[0]).symlink_to(place.partition("/")[0])
+    model, data = tmp_path / "m.onnx", tmp_path / "x.npz"
+    model.write_bytes(models.linear().data)
+    np.savez(data, x=np.zeros((2, 3), np.float32))
+    for arguments in (
+        ("infer", loop, "--inputs", data),
+        ("infer", loop, "--inputs", data, "--outputs", tmp_path / "y.npz"),
+        ("infer", model, "--inputs", loop),
+        ("infer", model, "--inputs", data, "--outputs", loop),
+        ("build", loop, "-o", tmp_path / "a.bundle"),
+        ("build", model, "-o", loop),
+        ("quantize", loop, "-o", tmp_path / "q.onnx"),
+        ("quantize", model, "-o", loop),
+        ("inspect", loop),
+    ):
+        done = penstock(*arguments)
+        assert done.code in (2, 3, 7), done.err
+        assert done.err.startswith("error: "), arguments
+        assert "Traceback" not in done.err

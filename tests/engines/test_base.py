@@ -25,7 +25,7 @@ def test_all_unknown_names_are_told_at_once() -> None:
     with pytest.raises(InvalidConfig) as caught:
         typed_options("e", {"thread": 1, "threads": 1, "arena": True}, Options)
     assert caught.value.message == "unknown option(s) for engine 'e': arena, thread"
-    assert caught.value.hint == "known: threads, hint"
+    assert caught.value.hint == "use one of: threads, hint"
 
 
 @pytest.mark.parametrize("options", [{"threads": "2"}, {"threads": -1}, {"threads": True}, {"hint": "speed"}], ids=str)

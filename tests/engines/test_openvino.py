@@ -99,7 +99,7 @@ def test_options_change_answers_by_rounding_only(options: dict[str, object]) -> 
 
 
 def test_streams_are_no_option_since_there_is_one_request() -> None:
-    with pytest.raises(InvalidConfig, match="unknown option.*hint.*known: threads, precision"):
+    with pytest.raises(InvalidConfig, match="unknown option.*hint.*use one of: threads, precision"):
         OpenVinoEngine().load(models.linear(), {"hint": "throughput"})
 
 

@@ -67,7 +67,7 @@ def test_traits_say_what_the_engine_takes(name: str) -> None:
     options |= {"precision"} if known.precisions else set()
     with pytest.raises(InvalidConfig) as caught:
         engine.validate(Artifact.from_bytes(b"", known.formats[0]), {"": 0})
-    assert options <= set(caught.value.hint.removeprefix("known: ").split(", "))
+    assert options <= set(caught.value.hint.removeprefix("use one of: ").split(", "))
 
 
 def test_every_format_has_an_engine() -> None:
@@ -76,7 +76,7 @@ def test_every_format_has_an_engine() -> None:
 
 
 def test_unknown_engine_lists_the_known() -> None:
-    with pytest.raises(InvalidArgument, match="unknown engine 'onxruntime'.*known: onnxruntime, torch, openvino"):
+    with pytest.raises(InvalidArgument, match="unknown engine 'onxruntime'.*use one of: onnxruntime, torch, openvino"):
         get_engine("onxruntime")
 
 

@@ -32,7 +32,7 @@ def test_without_a_signature_tensors_go_by_their_names() -> None:
 def test_signature_that_the_model_lacks() -> None:
     model = TfLiteEngine().load(tflite_models.linear(), {"signature": "serving_default"})
     assert model.signature.input_names == ["x"]
-    with pytest.raises(InvalidConfig, match="no signature 'other' .known: serving_default"):
+    with pytest.raises(InvalidConfig, match="no signature 'other' .its signatures: serving_default"):
         TfLiteEngine().load(tflite_models.linear(), {"signature": "other"})
 
 

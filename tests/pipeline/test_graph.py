@@ -137,7 +137,7 @@ def test_tensors_that_fit(one: PipelineStep, batchable: bool) -> None:
         (typed((2,)), False, "but FP32 [2] as input"),
         (typed((-1, -1, 2), batchable=True), True, "but FP32 [-1, -1, 2] as input"),
         (typed(inputs={}), False, "input 'i0' of step 'x>y' has no tensor"),
-        (typed(inputs={"i0": "x", "i1": "x"}), False, "step 'x>y' has no input 'i1' (known: i0)"),
+        (typed(inputs={"i0": "x", "i1": "x"}), False, "step 'x>y' has no input 'i1' (use one of: i0)"),
         (typed(outputs={"p": "y"}), False, "step 'x>y' has no output 'p'"),
         (typed(condition="x"), False, "'x != 0' of step 'x>y' needs one number, but the tensor is FP32"),
     ],

@@ -81,9 +81,9 @@ class DeclaredStep(msgspec.Struct, frozen=True):
     run: str
     """Name of the variant or transform that the step runs."""
     inputs: dict[str, str]
-    """The pipeline's tensor by the step's name of the input."""
+    """Tensors of the pipeline, by the name of the step's input."""
     outputs: dict[str, str]
-    """The pipeline's tensor by the step's name of the output."""
+    """Tensors of the pipeline, by the name of the step's output."""
     condition: str = ""
     """The step runs only if this condition is true, e.g. ``score >= 0.5``; empty: always."""
 
@@ -130,7 +130,7 @@ class Manifest(msgspec.Struct, frozen=True):
             if variant.name == name:
                 return variant
         raise InvalidArgument(
-            f"bundle '{self.name}' has no variant '{name}'", f"known: {[v.name for v in self.variants]}"
+            f"bundle '{self.name}' has no variant '{name}'", f"its variants are {[v.name for v in self.variants]}"
         )
 
     def pipeline_graph(self) -> graph.Graph:

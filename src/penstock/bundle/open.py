@@ -41,12 +41,14 @@ class Bundle:
         try:
             return self._files[path]
         except KeyError:
-            raise NotFound(f"bundle '{self.name}' has no file '{path}'", f"known: {sorted(self._files)}") from None
+            raise NotFound(
+                f"bundle '{self.name}' has no file '{path}'", f"its files are {sorted(self._files)}"
+            ) from None
 
     def artifact(self, variant: Variant) -> Artifact:
         """The model of ``variant`` with all its files, decoded if it is coded.
 
-        Raises NotFound, and IntegrityError if a coded model decodes to another model than was packed.
+        Raises NotFound, and IntegrityError if a coded model does not decode to the model that was packed.
         """
         main = PurePosixPath(variant.file)
         files = {str(PurePosixPath(path).relative_to(main.parent)): self.read(path) for path in variant.paths}

@@ -19,6 +19,7 @@ from penstock.offline.build import build as build_bundle
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.judge.contract import Contract
 from penstock.perf.report import check_report_target, write_report
+from penstock.storage.atomic import real_path
 
 _BEST = "best"
 """The calibration that chooses each tensor's range by its effect on the outputs, equalises channels and corrects biases."""
@@ -100,14 +101,14 @@ def show_result(result: BuildResult, report: Path | None, json: bool) -> None:
 
 def check_places(output: Path, report: Path | None, inputs: list[Path]) -> None:
     """Check, before the build, that no output overwrites an input and the report is outside the bundle."""
-    places = {given.resolve() for given in inputs}
+    places = {real_path(given) for given in inputs}
     for target in (output, *([report] if report else [])):
-        if target.resolve() in places:
+        if real_path(target) in places:
             raise InvalidArgument(
                 f"'{target}' is an input of this command and cannot be overwritten", "choose another name"
             )
     if report is not None:
-        if output.resolve() in (report.resolve(), *report.resolve().parents):
+        if real_path(output) in (real_path(report), *real_path(report).parents):
             raise InvalidArgument(
                 f"the report '{report}' cannot be inside the bundle '{output}'", "choose another name"
             )
@@ -160,5 +161,7 @@ def _methods(names: list[str] | None) -> tuple[RangeMethod, ...]:
     known = {method.value: method for method in RangeMethod}
     for name in names:
         if name not in known and name != _BEST:
-            raise InvalidArgument(f"unknown calibration method '{name}'", f"known: {', '.join(known)}, {_BEST}, none")
+            raise InvalidArgument(
+                f"unknown calibration method '{name}'", f"use one of: {', '.join(known)}, {_BEST}, none"
+            )
     return tuple(known[name] for name in names if name != _BEST)

@@ -15,7 +15,7 @@ from penstock.cli import options
 from penstock.dataset import Dataset, load_dataset
 from penstock.errors import InvalidArgument
 from penstock.runtime import open as open_model
-from penstock.storage.atomic import check_writable, whole_file
+from penstock.storage.atomic import check_writable, real_path, whole_file
 from penstock.tensor import Array, DataType
 
 
@@ -91,9 +91,9 @@ def write_npz(path: Path, arrays: dict[str, Array]) -> None:
 
 def _check_target(outputs: Path, bundle: Path, inputs: Path) -> None:
     """Raise InvalidArgument before any work if the target is an input or cannot be written."""
-    target = outputs.resolve()
+    target = real_path(outputs)
     for what, source in (("bundle or model", bundle), ("inputs", inputs)):
-        if target.is_relative_to(source.resolve()):
+        if target.is_relative_to(real_path(source)):
             raise InvalidArgument(f"'{outputs}' would overwrite the {what}", "choose another name for the outputs")
     check_writable(outputs)
 

@@ -1,4 +1,4 @@
-"""``penstock inspect``: show the contents and the evidence of a bundle."""
+"""``penstock inspect``: show the contents and the evidence of a bundle, or the contents of an ONNX file."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.artifact import Format
+from penstock.artifact import Artifact, Format, format_of
 from penstock.bundle.evidence import CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest
 from penstock.bundle.open import open_bundle
+from penstock.cli.views import onnx_model
 from penstock.errors import InvalidArgument
 from penstock.perf.report import write_report
 from penstock.resources import machine_facts
+from penstock.storage.atomic import real_path
 from penstock.tensor import TensorSpec
 
 _PIPE_WIDTH = 140
@@ -26,7 +28,9 @@ _STYLES = {"chosen": "bold green", "rejected": "red", "failed": "red", "baseline
 
 
 def inspect(
-    bundle: Annotated[Path, typer.Argument(help="The bundle, a file or a folder.", show_default=False)],
+    bundle: Annotated[
+        Path, typer.Argument(help="The bundle, a file or a folder; or an ONNX file.", show_default=False)
+    ],
     report: Annotated[Path | None, typer.Option(help="Also write the build's HTML report to this path.")] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Show every candidate, not only the best of each kind.")
@@ -35,15 +39,22 @@ def inspect(
 ) -> None:
     """Show a bundle's models, measurements, and rejected candidates with reasons. Verifies every digest.
 
+    For an ONNX file, show its inputs, outputs, opsets, operators, and whether requests to it can be merged.
+
     [bold]Examples[/bold]
 
       penstock inspect digits.bundle
 
       penstock inspect digits.bundle --report report.html
+
+      penstock inspect digits.onnx
     """
+    if bundle.is_file() and format_of(bundle) is Format.ONNX:
+        _inspect_onnx(bundle, report, json)
+        return
     opened = open_bundle(bundle)
     if report is not None:
-        if report.resolve().is_relative_to(bundle.resolve()):
+        if real_path(report).is_relative_to(real_path(bundle)):
             raise InvalidArgument(f"the report '{report}' cannot be inside the bundle", "choose another path")
         write_report(report, opened.manifest)
     if json:
@@ -61,6 +72,16 @@ def inspect(
         console.print(f"[yellow]note[/yellow]    {escape(difference)}; build again on this machine for valid figures")
     if report is not None:
         console.print(f"report  {escape(str(report))}")
+
+
+def _inspect_onnx(path: Path, report: Path | None, json: bool) -> None:
+    if report is not None:
+        raise InvalidArgument(f"'{path}' is a model, which has no report", "leave out --report, or name a bundle")
+    facts = onnx_model.read(Artifact.from_file(path))
+    if json:
+        print(msgspec.json.encode(facts).decode())
+    else:
+        onnx_model.show(make_console(), facts)
 
 
 def make_console() -> Console:

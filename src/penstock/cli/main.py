@@ -38,7 +38,7 @@ _PANELS = {
     "Build a bundle": {
         "build": "Optimise and quantise a model, measure the candidates, and pack the fastest within the contract.",
         "compress": "Search for the best sequence of compression methods within a contract.",
-        "inspect": "Show a bundle's models, measurements, and rejected candidates with reasons.",
+        "inspect": "Show a bundle's models, measurements, and rejected candidates with reasons, or an ONNX file.",
     },
     "Serve": {
         "serve": "Serve bundles and models over the Open Inference Protocol (KServe v2).",

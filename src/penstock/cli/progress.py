@@ -1,4 +1,4 @@
-"""Progress of long operations, drawn on stderr; stdout is for results."""
+"""Progress of long operations on stderr; stdout is for results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 
 class StageProgress:
-    """A context manager that draws one bar per stage. Call it with (stage, done, total)."""
+    """A context manager that draws one bar per stage. Call it with (stage, done, total).
+
+    Without a terminal, it prints one line for each finished stage instead, so that no bar mixes with an error.
+    """
 
     def __init__(self) -> None:
         columns = (
@@ -19,28 +22,36 @@ class StageProgress:
             TextColumn("{task.percentage:>3.0f}%"),
             TimeElapsedColumn(),
         )
-        # Without a terminal, only finished bars are printed, which keeps logs short.
-        self._progress = Progress(*columns, console=Console(stderr=True))
-        self._tasks: dict[str, TaskID] = {}
+        self._console = Console(stderr=True)
+        self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._stage: TaskID | None = None
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        if stage not in self._tasks:
-            self._finish_all()
-            self._tasks[stage] = self._progress.add_task(stage)
-        self._progress.update(self._tasks[stage], completed=done, total=max(total, 1))
+        task = self._stage
+        if task is None or self._progress.tasks[task].description != stage:
+            self._finish()
+            self._progress.start()
+            task = self._stage = self._progress.add_task(stage)
+        self._progress.update(task, completed=done, total=max(total, 1))
 
     def __enter__(self) -> Self:
-        self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            self._finish_all()
-        self._progress.stop()
+            self._finish()
+        if self._stage is not None and self._console.is_terminal:
+            self._progress.stop()  # prints a line even if it has not started
 
-    def _finish_all(self) -> None:
-        for task in self._progress.tasks:
-            if task.total and not task.finished:
-                self._progress.update(task.id, completed=task.total)
+    def _finish(self) -> None:
+        """Complete the current stage."""
+        if self._stage is None:
+            return
+        task = self._progress.tasks[self._stage]
+        self._progress.update(self._stage, completed=task.total)
+        if not self._console.is_terminal:
+            self._console.print(
+                f"{task.description:<10} done in {task.elapsed or 0:.1f} s", markup=False, highlight=False
+            )

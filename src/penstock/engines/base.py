@@ -65,7 +65,7 @@ class LoadedModel(Protocol):
     unranked: frozenset[str] = frozenset()
     """Inputs that take any shape; the signature has an empty one."""
     left_out: Mapping[str, str] = {}
-    """Outputs that it does not give, because they are no tensors: name and type."""
+    """Outputs that are omitted because they are not tensors: name and type."""
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run once. ``inputs`` must not be changed or kept; the caller owns the outputs, which are in signature order.
@@ -265,7 +265,7 @@ def typed_options(engine: str, options: Options, into: type[_Typed]) -> _Typed:
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise InvalidConfig(
-            f"unknown option(s) for engine '{engine}': {', '.join(unknown)}", f"known: {', '.join(known)}"
+            f"unknown option(s) for engine '{engine}': {', '.join(unknown)}", f"use one of: {', '.join(known)}"
         )
     try:
         with _first_use:

@@ -282,9 +282,9 @@ def _from_maps(spec: TensorSpec, maps: Any) -> Array:
 
 
 def _to_text(name: str, array: Array) -> Array:
-    """ONNX strings are UTF-8 text; ONNX Runtime would take ``str(element)`` of bytes.
+    """``array`` in the form that ONNX Runtime expects: UTF-8 text, or else numpy's bytes type.
 
-    Its strings may hold any bytes, which it takes from numpy's type of bytes; that one drops zeros at the end.
+    Of bytes objects, ONNX Runtime would store ``str(element)``. Numpy's bytes type drops zero bytes at the end of an element.
     """
     elements = [as_bytes(element) for element in array.reshape(-1).tolist()]
     try:
@@ -295,7 +295,7 @@ def _to_text(name: str, array: Array) -> Array:
         if element.endswith(b"\0"):
             raise InvalidArgument(
                 f"input '{name}' has elements that are not UTF-8, and element {number} ends with a zero byte, "
-                "which ONNX Runtime takes in UTF-8 only",
+                "which ONNX Runtime accepts only in UTF-8 text",
                 "send text, or the bytes as a UINT8 tensor",
             )
     return np.array(elements, np.bytes_).reshape(array.shape)

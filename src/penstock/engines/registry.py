@@ -100,12 +100,12 @@ _ENGINES = {
 def traits(name: str) -> EngineTraits:
     """Traits of the engine called ``name``, installed or not. Raises InvalidArgument if unknown."""
     if name not in _ENGINES:
-        raise InvalidArgument(f"unknown engine '{name}'", f"known: {', '.join(_ENGINES)}")
+        raise InvalidArgument(f"unknown engine '{name}'", f"use one of: {', '.join(_ENGINES)}")
     return _ENGINES[name]
 
 
 def engine_names() -> Sequence[str]:
-    """All engines, installed or not; of several for a format the usual one comes first."""
+    """All engines, installed or not. The default engine of a format precedes its other engines."""
     return tuple(_ENGINES)
 
 

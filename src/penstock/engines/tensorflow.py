@@ -51,7 +51,8 @@ class TensorFlowEngine(OptionsEngine):
             raise InvalidModel(f"TensorFlow refuses the model: {_reason(error)}", "save the model again") from error
         if typed.signature not in model.signatures:
             raise InvalidConfig(
-                f"the model has no signature '{typed.signature}'", f"known: {', '.join(model.signatures) or 'none'}"
+                f"the model has no signature '{typed.signature}'",
+                f"its signatures: {', '.join(model.signatures) or 'none'}",
             )
         return TensorFlowModel(model, model.signatures[typed.signature])
 

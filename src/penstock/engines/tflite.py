@@ -109,7 +109,9 @@ def _tensors(interpreter: Interpreter, signature: str) -> tuple[dict[str, dict[s
     """Details of the inputs and the outputs by name, in the model's order."""
     known = list(interpreter.get_signature_list())
     if signature and signature not in known:
-        raise InvalidConfig(f"the model has no signature '{signature}'", f"known: {', '.join(known) or 'none'}")
+        raise InvalidConfig(
+            f"the model has no signature '{signature}'", f"its signatures: {', '.join(known) or 'none'}"
+        )
     inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
     if not known:
         return {details["name"]: details for details in inputs}, {details["name"]: details for details in outputs}

@@ -242,7 +242,7 @@ def _engines(recipe: Recipe) -> tuple[str, ...]:
     for name in recipe.engines:
         if Format.ONNX not in get_engine(name).formats:
             raise InvalidArgument(
-                f"engine '{name}' does not run ONNX models", f"known: {', '.join(engines_for(Format.ONNX))}"
+                f"engine '{name}' does not run ONNX models", f"use one of: {', '.join(engines_for(Format.ONNX))}"
             )
     engines = recipe.engines or tuple(available_engines())
     # When optimising for size, a variant for another engine is too large, because it needs a fallback variant.

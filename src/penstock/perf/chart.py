@@ -196,7 +196,7 @@ def throughput_chart(profiles: Mapping[str, Sequence[LatencyPoint]]) -> str:
 def attempts_chart(attempts: Sequence[Attempt], original_bytes: int) -> str:
     """All models that a plan measured, by size (logarithmic) and accuracy, each connected to its parent.
 
-    Sizes are coded sizes if the plan coded its models. Hollow points were not kept. Empty without measurements.
+    If the plan coded its models, sizes are those of the coded files. Hollow points were not kept. Empty without measurements.
     """
     measured = [(attempt, attempt.accuracy) for attempt in attempts if attempt.accuracy is not None]
     if not measured:

@@ -1,4 +1,4 @@
-"""The closed and the open loop: their connections, the times of sending, and the phases of a run.
+"""The closed and the open loop: connections, send times, and the phases of a run.
 
 Each request is counted exactly once, as answered or as an error of some kind. A failed connection is replaced.
 """

@@ -127,7 +127,7 @@ class ConditionsWatch:
         self._steal, self._total = _steal(proc)
 
     def finish(self) -> Conditions:
-        """The machine's load since construction. One busy process per core is not a disturbance."""
+        """The machine's load since construction. A load of up to one busy process per core counts as undisturbed."""
         load = _load(self._proc)
         steal, total = _steal(self._proc)
         percent = 100 * (steal - self._steal) / max(1, total - self._total)

@@ -37,6 +37,11 @@ _HINTS = {
 }
 
 
+def real_path(path: Path) -> Path:
+    """The absolute ``path`` without links. A link to itself remains, so that its use fails with an OSError."""
+    return Path(os.path.realpath(path))
+
+
 def write_whole(path: Path, *parts: bytes, what: str = "", durable: bool = False, private: bool = False) -> None:
     """Write ``parts``, one after the other, to ``path``, with the guarantees of ``whole_file``."""
     with whole_file(path, what, durable=durable, private=private) as file:
@@ -50,7 +55,7 @@ def check_writable(path: Path, *, or_folder: bool = False) -> None:
     A folder at ``path`` itself is accepted only with ``or_folder``.
     """
     try:
-        target = local_path(path).resolve()
+        target = real_path(local_path(path))
         if not or_folder:
             _mode_of(target)
         target.exists()  # raises if the name is too long

@@ -158,4 +158,6 @@ def _read(name: str, value: Any) -> Any:
             raise InvalidArgument(
                 "log file location can not be updated through network protocol", "set log_file when starting the server"
             )
-    raise InvalidArgument(f"unknown log setting {quoted(name)}", f"known: {', '.join(LogSetting.__struct_fields__)}")
+    raise InvalidArgument(
+        f"unknown log setting {quoted(name)}", f"use one of: {', '.join(LogSetting.__struct_fields__)}"
+    )

@@ -1,7 +1,7 @@
 """Statistics of the requests of one model version: exact counts and durations, cheap enough for every request.
 
-The numbers are those of Triton (statistics extension of the Open Inference Protocol). In addition there are histograms, reasons why
-batches left the queue, and reasons why requests failed. Counting takes a fixed time per batch and two look-ups per request.
+The figures follow the statistics extension of the Open Inference Protocol, as in Triton. Penstock adds histograms, the reasons why
+batches left the queue, and the reasons why requests failed. Counting takes a fixed time per batch and two look-ups per request.
 
 A ``ModelStatistics`` is plain data: msgspec encodes it, and ``merge`` adds the statistics of several processes.
 """
@@ -35,7 +35,7 @@ class Reason(enum.StrEnum):
     """The reason why a batch left the queue."""
 
     FULL = "full"
-    """No more rows fitted, or the next request did not fit."""
+    """The batch had the maximum number of rows, or the next request did not fit."""
     PREFERRED = "preferred"
     """The batch had a preferred size."""
     DELAY = "delay"

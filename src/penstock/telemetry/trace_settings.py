@@ -115,7 +115,7 @@ def _read(name: str, value: Any, model: str) -> Any:
         case "trace_mode":
             mode = _only(name, value)
             if mode not in _MODES:
-                raise InvalidArgument(f"trace_mode {quoted(str(mode))} is unknown", f"known: {', '.join(_MODES)}")
+                raise InvalidArgument(f"trace_mode {quoted(str(mode))} is unknown", f"use one of: {', '.join(_MODES)}")
             if model:
                 raise InvalidArgument("trace_mode is the same for all models", "change the global setting")
             return mode
@@ -126,7 +126,7 @@ def _read(name: str, value: Any, model: str) -> Any:
                 "set trace_file when starting the server",
             )
     raise InvalidArgument(
-        f"unknown trace setting {quoted(name)}", f"known: {', '.join(TraceSetting.__struct_fields__)}"
+        f"unknown trace setting {quoted(name)}", f"use one of: {', '.join(TraceSetting.__struct_fields__)}"
     )
 
 
@@ -152,14 +152,14 @@ def _number(name: str, value: Any, least: int) -> int:
 
 def _level(values: Any) -> str:
     if not isinstance(values, list | tuple) or not values:
-        raise InvalidArgument("trace_level must be a list of levels", f"known: {', '.join(_LEVELS)}")
+        raise InvalidArgument("trace_level must be a list of levels", f"use one of: {', '.join(_LEVELS)}")
     if "TENSORS" in values:
         raise InvalidArgument(
             "trace_level TENSORS is not supported: the contents of tensors are not recorded", "use TIMESTAMPS"
         )
     for value in values:
         if value not in _LEVELS:
-            raise InvalidArgument(f"trace_level {quoted(str(value))} is unknown", f"known: {', '.join(_LEVELS)}")
+            raise InvalidArgument(f"trace_level {quoted(str(value))} is unknown", f"use one of: {', '.join(_LEVELS)}")
     if "OFF" in values and len(values) > 1:
         raise InvalidArgument("trace_level OFF cannot be combined with other levels", "remove the other levels")
     return str(values[0])

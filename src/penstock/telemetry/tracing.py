@@ -91,7 +91,7 @@ class Tracer:
     ) -> None:
         """``exporters`` has a writer by trace mode. The caller starts and stops the writers."""
         self.enabled = False
-        """True if any request may be recorded. While tracing is off, a request costs only this test."""
+        """True if any request may be recorded. While it is False, requests pay nothing else for tracing."""
         self._settings = settings
         self._exporters = dict(exporters or {})
         self._access_log = access_log
@@ -112,7 +112,7 @@ class Tracer:
         return result
 
     def changes(self) -> dict[str, dict[str, Any]]:
-        """Changed settings by model, in the form of the argument of another tracer's ``settings``."""
+        """The settings that were changed, by model. Another tracer accepts them as its ``settings``."""
         return self._settings.changes()
 
     def begin(self, request: InferRequest, traceparent: str = "", tracestate: str = "") -> Trace | None:

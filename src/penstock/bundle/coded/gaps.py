@@ -14,7 +14,7 @@ MAX_BITS = 12
 
 
 def to_gaps(positions: Array, bits: int) -> Array:
-    """The gap symbols, int64, for the ascending ``positions`` of the values; the filler is ``2 ** bits - 1``."""
+    """Encode the ascending ``positions`` of the values as gap symbols (int64). The filler is ``2 ** bits - 1``."""
     filler = (1 << bits) - 1
     zeros = np.diff(positions, prepend=-1) - 1
     fillers, rest = np.divmod(zeros, filler)

@@ -14,7 +14,7 @@ from penstock.bundle import coded
 from penstock.errors import AlreadyExists, InvalidArgument, InvalidModel, Unsupported
 from penstock.offline.optimize.model import read_proto
 from penstock.perf.report import check_report_target
-from penstock.storage.atomic import check_writable
+from penstock.storage.atomic import check_writable, real_path
 
 _MAGICS = {"picture": b"<svg", "coded model": coded.MAGIC}
 
@@ -54,7 +54,7 @@ def check_target(path: Path, inputs: Sequence[Path], force: bool) -> None:
 
 def check_place(path: Path, others: Sequence[Path]) -> None:
     """Raise InvalidArgument if ``path`` is one of ``others`` or is not writable."""
-    if any(other.resolve() == path.resolve() for other in others):
+    if any(real_path(other) == real_path(path) for other in others):
         raise InvalidArgument(f"'{path}' would overwrite another file of this command", "choose another name")
     check_writable(path)
 

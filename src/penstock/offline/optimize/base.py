@@ -51,8 +51,8 @@ class PassRecord(msgspec.Struct, frozen=True):
     nodes_after: int
     """Number of nodes afterwards; for a reverted pass, the same as before."""
     max_relative_error: float | None
-    """Error against the original over all samples. If all passes of a round agree, the error after the last one. None if nothing
-    was run. JSON writes an infinite error as null too.
+    """Error against the original over all samples. Passes that are verified together share the error after the last
+    one. None if nothing was run. JSON writes an infinite error as null too.
     """
     seconds: float
     reason: str = ""

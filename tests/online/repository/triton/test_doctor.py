@@ -159,7 +159,7 @@ def test_an_ensemble_needs_its_parts(tmp_path: Path) -> None:
 def test_a_version_that_is_asked_for_and_not_there_is_told(tmp_path: Path) -> None:
     (finding,) = diagnose(put(tmp_path, "m", "version_policy { specific { versions: [1, 7] } }")).findings
     assert "names 7, which model 'm' does not have" in finding.message
-    assert finding.hint == "known: 1"
+    assert finding.hint == "use one of: 1"
 
 
 def test_no_copy_of_an_old_file_is_written_over(tmp_path: Path) -> None:

@@ -330,3 +330,15 @@ def test_a_request_with_two_readings_is_never_answered(
     if status == 200:
         assert told == [CODING + "chunked\r\n" if is_chunked else LENGTH]
         assert all(each.endswith("\r\n") and not each.startswith(" ") for each in fields)
+
+
+def test_only_a_browser_without_tls_has_to_name_an_exposed_server() -> None:
+    with GatedServer(web=WebAccess.of(ServerConfig(), "0.0.0.0")) as server:
+        for fields, status in (
+            ("Accept-Language: en\r\n", 403),
+            ("Origin: http://evil.example\r\n", 403),
+            ("", 200),
+            ("Accept-Language: *\r\nSec-Fetch-Mode: cors\r\n", 200),
+            ("Accept-Language: en\r\nSec-Fetch-Site: same-origin\r\n", 200),
+        ):
+            assert status_of(server, head(fields, "GET /v2 HTTP/1.1", "Host: evil.example\r\n")) == status

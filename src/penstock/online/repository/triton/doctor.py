@@ -177,7 +177,7 @@ def _newest(name: str, folder: Path, given: Message) -> ResolvedVersion:
         if str(number) not in versions:
             raise NotFound(
                 f"'version_policy.specific.versions' names {number}, which model '{name}' does not have",
-                f"known: {', '.join(versions)}",
+                f"use one of: {', '.join(versions)}",
             )
     plain = ModelConfig()
     plain.CopyFrom(given)

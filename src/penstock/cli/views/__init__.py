@@ -1,0 +1,1 @@
+"""The text that commands print about files."""
