@@ -255,9 +255,24 @@ def traits() -> Iterator[OddModel]:
         yield OddModel(f"trait_name_{number}", _whole(graph), [{first: x}])
 
 
+def other_outputs() -> Iterator[OddModel]:
+    """Outputs that are sequences and optionals, which are left out, beside a tensor."""
+    x = np.float32([[1, 2], [3, 4]])
+    sequence = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, ["N", 2])
+    optional = helper.make_value_info("s", helper.make_optional_type_proto(_value("", DataType.FP32, ["N", 2]).type))
+    for operator, output in (("SequenceConstruct", sequence), ("Optional", optional)):
+        graph = helper.make_graph(
+            [helper.make_node("Neg", ["x"], ["y"]), helper.make_node(operator, ["x"], ["s"])],
+            "g",
+            [_value("x", DataType.FP32, ["N", 2])],
+            [_value("y", DataType.FP32, ["N", 2]), output],
+        )
+        yield OddModel(f"other_{operator.lower()}", _whole(graph), [{"x": x}])
+
+
 def odd_models() -> list[OddModel]:
     """All of them."""
-    return [*echoes(), *casts(), *control_flow(), *rows_that_meet(), *traits()]
+    return [*echoes(), *casts(), *control_flow(), *rows_that_meet(), *traits(), *other_outputs()]
 
 
 Node = tuple[str, str, str, dict[str, Any]]
