@@ -62,9 +62,7 @@ async def open_loop(
     if not 0 < rate <= _MAX_RATE:
         raise InvalidArgument(f"the rate must be above 0 and at most {_MAX_RATE:,} requests per second, got {rate:g}")
     if window.duration_s is None or window.max_requests is not None:
-        raise InvalidArgument(
-            "an open loop needs a duration instead of a number of requests", "set the duration only"
-        )
+        raise InvalidArgument("an open loop needs a duration instead of a number of requests", "set the duration only")
     loop = OpenLoop(Target(address, requests, connect), max_connections, window, check, poisson_arrivals(rate, seed))
     await loop.run()
     figures = loop.tally.figures()
