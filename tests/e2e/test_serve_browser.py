@@ -158,7 +158,7 @@ def test_the_page_that_is_allowed_works_and_others_do_not(root: Path, tmp_path: 
             marks = {each.name for each in (tmp_path / "marks").iterdir()}
             assert marks == LOADS - {"sandbox", "data"}, "the attacks work where nothing prevents them"
             assert answers["keyed"][0] == ("OPTIONS", 200)
-            assert answers["infer"] == [("POST", 200)]
+            assert set(answers["infer"]) == {("POST", 200)}
             length, status, body = seen["infer"]
             assert (status, json.loads(body)["model_name"]) == (200, "first")
             assert int(length) == len(body), "headers can be read"
