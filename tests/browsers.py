@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from real import require
 
-PATIENCE_S = 120
+PATIENCE_S = 45
 _FLAGS = (
     "--headless",
     "--no-sandbox",

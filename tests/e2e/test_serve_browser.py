@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import pytest
@@ -107,9 +109,12 @@ def visit(site: Site, name: str, target: str, folder: Path, only: str = "") -> d
     marks = folder / "marks"
     marks.mkdir(exist_ok=True)
     url = f"http://{name}:{site.port}/page?target={target}&folder={marks}&only={only}"
-    with Browser(folder, url):
-        report: dict[str, Any] = site.reports.get(timeout=PATIENCE_S)
-        return report
+    for attempt in range(3):  # a browser may hang on a loaded machine
+        (start := folder / str(attempt)).mkdir()
+        with Browser(start, url), suppress(Empty):
+            report: dict[str, Any] = site.reports.get(timeout=PATIENCE_S)
+            return report
+    raise AssertionError("the page has reported nothing")
 
 
 def test_a_page_of_another_site_achieves_nothing(server: ServerProcess, tmp_path: Path) -> None:
@@ -153,7 +158,7 @@ def test_the_page_that_is_allowed_works_and_others_do_not(root: Path, tmp_path: 
             marks = {each.name for each in (tmp_path / "marks").iterdir()}
             assert marks == LOADS - {"sandbox", "data"}, "the attacks work where nothing prevents them"
             assert answers["keyed"][0] == ("OPTIONS", 200)
-            assert answers["infer"] == [("POST", 200)]
+            assert set(answers["infer"]) == {("POST", 200)}
             length, status, body = seen["infer"]
             assert (status, json.loads(body)["model_name"]) == (200, "first")
             assert int(length) == len(body), "headers can be read"
