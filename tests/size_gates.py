@@ -26,7 +26,7 @@ ROOM_LINES = {
     "online": 56,
     "online/cache": 849,
     "online/instances": 3_128,
-    "online/repository": 4_915,
+    "online/repository": 4_925,
     "online/scheduler": 2_661,
     "online/server": 14_286,
     "perf": 2_426,

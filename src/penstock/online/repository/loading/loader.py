@@ -19,6 +19,7 @@ from penstock.online.instances.python.process import PythonProcess
 from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.layout import Layout
 from penstock.online.repository.loading.memory import give_back, low_priority
+from penstock.online.repository.loading.merging import unmerged
 from penstock.online.repository.loading.warm_up import prepare
 from penstock.online.repository.model_source import ModelSource
 from penstock.online.repository.policy import choose
@@ -53,28 +54,33 @@ class Preloaded(msgspec.Struct, frozen=True):
     """A model in memory that has not been warmed up: a call may never return, and server processes start only after it."""
 
     resolved: ResolvedVersion
+    """Without the model's bytes."""
     models: tuple[Model, ...]
+    unmerged: str
+    """See ``unmerged``, which needs the bytes."""
 
 
 class FilesChanged(Unavailable):
     """A model's files were written while it was being loaded."""
 
 
-def load(resolved: ResolvedVersion, usable_bytes: int | None = None, preloaded: Sequence[Model] = ()) -> LoadedVersion:
+def load(
+    resolved: ResolvedVersion, usable_bytes: int | None = None, preloaded: Preloaded | None = None
+) -> LoadedVersion:
     """Load and warm up the model of every instance, or only warm up those that are ``preloaded``.
 
     ``usable_bytes`` is the memory that this process may use; None: that of the machine or its cgroup.
     Raises the engine's errors with the model's name in front, ResourceExhausted if there is too little memory, and Unavailable if
     ``resolved.load_options.halt`` ends the child processes. After an error nothing stays in memory.
     """
-    models = list(preloaded)
+    models: list[Model] = list(preloaded.models) if preloaded else []
     started = time.monotonic()
     try:
         if not models:
             _check_memory(resolved, usable_memory() if usable_bytes is None else usable_bytes)
             for model in _in_processes(resolved) if resolved.is_apart else _in_threads(resolved):
                 models.append(model)  # noqa: PERF402 - if a later one fails, these are unloaded below
-        config = prepare(resolved, models)
+        config = prepare(resolved, models, preloaded.unmerged if preloaded else None)
         _release(resolved, models)
         if resolved.load_options.halt.reason and resolved.is_apart:
             raise Unavailable(resolved.load_options.halt.reason)
@@ -122,7 +128,7 @@ def warm(preloaded: Preloaded, load_options: LoadOptions) -> LoadedVersion:
     """Warm up a model that is in memory; errors as for ``load``."""
     resolved = msgspec.structs.replace(preloaded.resolved, load_options=load_options)
     with low_priority(leaves_threads=False):
-        return load(resolved, preloaded=preloaded.models)
+        return load(resolved, preloaded=preloaded)
 
 
 def preload(layout: Layout, names: Iterable[str], load_options: LoadOptions) -> dict[tuple[str, str], Preloaded]:
@@ -139,10 +145,11 @@ def preload(layout: Layout, names: Iterable[str], load_options: LoadOptions) -> 
                 if not resolved.has_own_threads:
                     _check_memory(resolved, usable_memory())
                     models = tuple(_in_threads(resolved))
+                    reason = unmerged(resolved, models[0])
                     # The bytes of the file would take as much memory as the model.
                     artifact = msgspec.structs.replace(resolved.artifact, data=b"", contents={})
                     resolved = msgspec.structs.replace(resolved, artifact=artifact)
-                    found[name, version] = Preloaded(resolved, models)
+                    found[name, version] = Preloaded(resolved, models, reason)
     give_back()
     return found
 

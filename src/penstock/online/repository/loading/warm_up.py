@@ -27,17 +27,20 @@ _GUESS_S = 30.0
 """Time limit for a call with guessed inputs."""
 
 
-def prepare(resolved: ResolvedVersion, models: Sequence[Model]) -> ModelConfig:
+def prepare(resolved: ResolvedVersion, models: Sequence[Model], reason: str | None = None) -> ModelConfig:
     """Warm up ``models``, one for each instance of ``resolved``, and return the completed configuration.
 
-    Runs the requests that the configuration describes, or guessed ones; then the recorded requests that still fit.
+    Runs the requests that the configuration describes, or guessed ones; then the recorded requests that still fit. ``reason`` is that
+    of ``unmerged``, if it is known.
     Raises InvalidConfig if the configuration contradicts the model, and PenstockError if a model refuses a configured request.
     """
     distinct = list({id(model): model for model in models}.values())
     if not isinstance(models[0], RequestModel):
         for output, kind in models[0].left_out.items():
             _log.warning("model '%s': output '%s' is left out: it is a %s, not a tensor", resolved.name, output, kind)
-    if reason := unmerged(resolved, models[0]):
+    if reason is None:
+        reason = unmerged(resolved, models[0])
+    if reason:
         _log.warning("%s", reason)
     rows = min(_rows(resolved, model, is_merged=not reason) for model in distinct)
     config = effective_config(resolved, models, rows or None)
