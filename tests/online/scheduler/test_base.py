@@ -11,7 +11,7 @@ import pytest
 from penstock.online.instances.instance import Instance
 from penstock.online.scheduler.batching_config import BatchingConfig
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
-from penstock.online.scheduler.rate_limiter import Gate, RateLimiter
+from penstock.online.scheduler.rate_limiter import RateLimiter, ResourceGate
 from penstock.request import InferRequest, InferResponse, Outcome
 from penstock.tensor import Array
 from penstock.testing import FakeModel, double
@@ -21,7 +21,7 @@ def make_request(value: float) -> InferRequest:
     return InferRequest("m", {"x": np.full((1, 2), value, np.float32)})
 
 
-def make_gates(limiter: RateLimiter, count: int, priority: int = 1) -> list[Gate | None]:
+def make_gates(limiter: RateLimiter, count: int, priority: int = 1) -> list[ResourceGate | None]:
     return [limiter.gate("m", {"R": 1}, priority) for _ in range(count)]
 
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidConfig
-from penstock.online.scheduler.rate_limiter import Gate, RateLimiter, read_resources
+from penstock.online.scheduler.rate_limiter import RateLimiter, ResourceGate, read_resources
 
 
-def gates(limiter: RateLimiter, *needs: dict[str, int], priority: int = 0) -> list[Gate]:
+def gates(limiter: RateLimiter, *needs: dict[str, int], priority: int = 0) -> list[ResourceGate]:
     found = []
     for one in needs:
         gate = limiter.gate("m", one, priority)
@@ -20,8 +20,8 @@ def gates(limiter: RateLimiter, *needs: dict[str, int], priority: int = 0) -> li
     return found
 
 
-def ask(limiter: RateLimiter, *asked: Gate) -> list[bool]:
-    """Have each wait, as ``Gate.enter`` does; who holds what it needs."""
+def ask(limiter: RateLimiter, *asked: ResourceGate) -> list[bool]:
+    """Have each wait, as ``ResourceGate.enter`` does; who holds what it needs."""
     for gate in asked:
         gate.ask()
     return [gate.held for gate in asked]
@@ -151,7 +151,7 @@ def test_threads_run_only_as_many_at_once_as_there_are_resources_for() -> None:
     threads = 6
     together, most, lock = 0, 0, threading.Lock()
 
-    def work(gate: Gate) -> int:
+    def work(gate: ResourceGate) -> int:
         nonlocal together, most
         runs = 0
         for _ in range(50):

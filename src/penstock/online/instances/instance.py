@@ -14,7 +14,7 @@ from penstock.online.instances.request_runs import run_requests
 from penstock.online.scheduler.base import InstanceDied
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.forming import Batch
-from penstock.online.scheduler.rate_limiter import Gate
+from penstock.online.scheduler.rate_limiter import ResourceGate
 from penstock.telemetry.statistics import BatchTimes, Reason
 from penstock.tensor import Array
 
@@ -28,7 +28,7 @@ class Instance:
     """
 
     def __init__(
-        self, name: str, model: LoadedModel | RequestModel, source: DynamicBatcher, gate: Gate | None = None
+        self, name: str, model: LoadedModel | RequestModel, source: DynamicBatcher, gate: ResourceGate | None = None
     ) -> None:
         self.model = model
         self._source = source

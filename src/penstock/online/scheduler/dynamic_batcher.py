@@ -25,7 +25,7 @@ from penstock.online.scheduler.forming import Batch, Rules, Wait, form
 from penstock.online.scheduler.latency_model import LatencyModel
 from penstock.online.scheduler.layout import BatchLayout, MergedRows, SingleRequest
 from penstock.online.scheduler.queue import NEVER, Pending, Queue
-from penstock.online.scheduler.rate_limiter import Gate
+from penstock.online.scheduler.rate_limiter import ResourceGate
 from penstock.request import Done, InferRequest
 from penstock.telemetry.statistics import BatchTimes, Failure, ModelStatistics
 from penstock.telemetry.tracing import Tracer
@@ -151,7 +151,7 @@ class DynamicBatcher:
             self._queue.remove(pending)
         self._answers.fail(pending, Cancelled("the request was cancelled"), Failure.CANCELED)
 
-    def take(self, gate: Gate | None = None) -> Batch | None:
+    def take(self, gate: ResourceGate | None = None) -> Batch | None:
         """Wait for the next batch; None if the instance has to end.
 
         With ``gate``, first release the resources of the batch before, and wait for those of this one. Requests keep joining the

@@ -23,13 +23,13 @@ class RateLimiter:
         self._available = dict(available)
         self.lock = threading.Lock()
         # The lock guards the other attributes, and those of the gates.
-        self.gates: set[Gate] = set()
-        self.waiting: list[Gate] = []
+        self.gates: set[ResourceGate] = set()
+        self.waiting: list[ResourceGate] = []
         self.held: Counter[str] = Counter()
         self.turn = 0
         """The latest turn that has come."""
 
-    def gate(self, model: str, needs: Mapping[str, int], priority: int = 1) -> Gate | None:
+    def gate(self, model: str, needs: Mapping[str, int], priority: int = 1) -> ResourceGate | None:
         """The gate of one instance of ``model``, which holds ``needs`` while it runs; None if it needs nothing.
 
         Raises InvalidConfig if it needs more than ``available``.
@@ -41,7 +41,7 @@ class RateLimiter:
                     f"scheduling of one or more model instances, the minimum required count is {count}",
                     "raise '--rate-limit-resource', or lower the count in 'rate_limiter'",
                 )
-        return Gate(self, needs, max(1, priority)) if needs else None
+        return ResourceGate(self, needs, max(1, priority)) if needs else None
 
     def grant(self) -> None:
         """Open the gates whose turn it is and whose resources are available."""
@@ -64,7 +64,7 @@ class RateLimiter:
         return all(self.held[name] + count <= available.get(name, 0) for name, count in needs.items())
 
 
-class Gate:
+class ResourceGate:
     """The place where one instance waits for its resources; it belongs to the instance's thread."""
 
     def __init__(self, limiter: RateLimiter, needs: Mapping[str, int], priority: int) -> None:

@@ -20,7 +20,7 @@ from penstock.online.repository.loading.loader import load
 from penstock.online.repository.resolved_version import LoadOptions, find
 from penstock.online.repository.served import ServedModels
 from penstock.online.scheduler.ensemble import Models
-from penstock.online.scheduler.rate_limiter import Gate, RateLimiter
+from penstock.online.scheduler.rate_limiter import RateLimiter, ResourceGate
 from penstock.request import InferRequest
 from penstock.telemetry.trace_settings import TraceSettings
 from penstock.telemetry.tracing import Tracer
@@ -61,7 +61,7 @@ class RecordingLimiter(RateLimiter):
         super().__init__({})
         self.asked: list[tuple[str, dict[str, int], int]] = []
 
-    def gate(self, name: str, needs: Mapping[str, int], priority: int = 1) -> Gate | None:
+    def gate(self, name: str, needs: Mapping[str, int], priority: int = 1) -> ResourceGate | None:
         self.asked.append((name, dict(needs), priority))
         return super().gate(name, needs, priority)
 

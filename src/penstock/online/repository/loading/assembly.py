@@ -27,7 +27,7 @@ from penstock.online.repository.triton.auto_complete import Model, complete, sig
 from penstock.online.scheduler.base import Scheduler
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.online.scheduler.ensemble import EnsembleScheduler, Models
-from penstock.online.scheduler.rate_limiter import Gate, RateLimiter
+from penstock.online.scheduler.rate_limiter import RateLimiter, ResourceGate
 from penstock.online.scheduler.sequences.batcher import SequenceBatcher
 from penstock.telemetry.quantiles import RecentDurations
 from penstock.telemetry.statistics import ModelStatistics
@@ -120,9 +120,9 @@ class Assembler:
         one = DynamicBatcher(batching(config, max_queue), loop, statistics, tracer=self._tracer, layout=layout)
         return one, [one] * len(loaded.models)
 
-    def _gates(self, config: ModelConfig) -> list[Gate | None]:
+    def _gates(self, config: ModelConfig) -> list[ResourceGate | None]:
         """The gate of each instance, by its group."""
-        gates: list[Gate | None] = []
+        gates: list[ResourceGate | None] = []
         for group in config.instance_group:
             limits = group.rate_limiter or RateLimiting()
             needs = {resource.name: resource.count for resource in limits.resources}
