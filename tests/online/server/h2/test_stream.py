@@ -24,6 +24,7 @@ from h2_servers import (
     data_frame,
     message,
 )
+from penstock.online.server.access.gate import LIMIT_BYTES
 from penstock.online.server.h2.guard import BURST
 from penstock.online.server.h2.session import STREAM_WINDOW
 from penstock.protocol import h2_frames as h2
@@ -311,3 +312,25 @@ def test_a_method_may_take_less_than_the_server(peer: Peer, path: str) -> None:
 def test_a_client_that_is_told_to_slow_down_keeps_its_connection(peer: Peer) -> None:
     for stream_id in range(1, 2 * BURST + 100, 2):
         assert peer.ask(stream_id, path=KEYED, x_api_key="busy").status == 8
+
+
+def test_decompressed_messages_share_the_gate_until_their_answers_are_sent() -> None:
+    content = zipped(bytes(5 << 20))
+    with GrpcServer(max_request_bytes=8 << 20) as server:
+        gate = server.budget.gate
+        peers = [server.connect(initial_window_size=0) for _ in range(4)]
+        for peer in peers:
+            for stream_id in range(1, 9, 2):
+                peer.send(peer.headers(stream_id, HOLD, grpc_encoding="gzip"))
+                peer.send(data_frame(stream_id, content, h2.END_STREAM))
+        for _ in range(4):
+            assert server.entered.acquire(timeout=PATIENCE_S)
+        server.until(lambda: gate.waiting > 0)
+        # The oldest request inside may exceed the limit.
+        assert 0 < server.call(lambda: gate.used) <= LIMIT_BYTES + (5 << 20)
+        # An answer that is not read still counts.
+        server.call(lambda: (server.held[0].send(b"x"), server.held[0].finish()))
+        assert server.call(lambda: gate.used) > 0
+        for peer in peers:
+            peer.send(*(h2.rst_stream(stream_id, ErrorCode.CANCEL) for stream_id in range(1, 9, 2)))
+        server.until(lambda: gate.used == gate.waiting == server.budget.used == 0)
