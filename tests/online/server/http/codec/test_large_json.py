@@ -114,6 +114,12 @@ def test_members_with_an_empty_name_are_not_taken_for_long_lists() -> None:
     assert plain(read(text)) == decode(text)
 
 
+@pytest.mark.parametrize("text", [b"[[],[]]", b"[ [ ], [1,2]]", b'[["a"],[\n]]', b'[["[]","a"],[]]'])
+def test_lists_without_elements_in_a_long_list_are_named_as_the_cause(text: bytes) -> None:
+    with pytest.raises(InvalidArgument, match="without elements"):
+        read(text)
+
+
 def test_values_outside_of_lists_are_bounded() -> None:
     with mock.patch.object(large_json, "_MAX_MARKS", 20), pytest.raises(InvalidArgument, match="more than 20 values"):
         read(b"[%b]" % b",".join([b'{"a":1}'] * 20))

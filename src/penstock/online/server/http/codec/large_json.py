@@ -39,6 +39,7 @@ _ELEMENT_BYTES = 56
 _SHAPE_COPIES = 6
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _OPENING = re.compile(rb"[ \t\r\n]{0,4096}+\[")
+_EMPTY = re.compile(rb"\[[ \t\r\n]*+\]")
 _STRUCTURE = re.compile(rb"[{}:]{1,4096}+")
 _PART = re.compile(rb'(?:[^"{}:]{1,512}+|"(?:[^"\\]{1,512}+|\\.){0,64}+"){1,64}+', re.DOTALL)
 _INSIDE = re.compile(rb'(?:[^"\\]{1,512}+|\\.){0,64}+("?)', re.DOTALL)
@@ -189,9 +190,12 @@ def _read_list(text: memoryview, start: int, stop: int, decode: Decode, held: in
 
 def _read_piece(piece: bytes, decode: Decode) -> tuple[bytes, list[Any]]:
     """The structure of ``piece``, in which only brackets and commas count, and its elements."""
-    if b'"' not in piece:
+    rest = _STRING.sub(b"0", piece) if b'"' in piece else piece
+    if _EMPTY.search(rest):
+        raise InvalidArgument(_UNEVEN)
+    if rest is piece:
         return piece, decode(b"[%b]" % piece.translate(_WITHOUT_BRACKETS))
-    rest, texts = _STRING.sub(b"0", piece), _STRING.findall(piece)
+    texts = _STRING.findall(piece)
     # Numbers and literals beside the strings would be lost, so they are counted.
     if decode(b"[%b]" % rest.translate(_WITHOUT_BRACKETS)) != [0] * len(texts):
         raise InvalidArgument(_MIXED)
