@@ -26,7 +26,7 @@ ROOM_LINES = {
     "online": 56,
     "online/cache": 849,
     "online/instances": 3_128,
-    "online/repository": 4_894,
+    "online/repository": 4_895,
     "online/scheduler": 2_661,
     "online/server": 13_313,
     "perf": 2_387,
