@@ -28,7 +28,7 @@ ROOM_LINES = {
     "online/instances": 3_128,
     "online/repository": 4_854,
     "online/scheduler": 2_647,
-    "online/server": 13_643,
+    "online/server": 13_646,
     "perf": 2_387,
     "pipeline": 448,
     "protocol": 406,
