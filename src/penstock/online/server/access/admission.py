@@ -5,7 +5,6 @@ A request enters with its headers, before anything of its message is kept or dec
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
 
@@ -54,8 +53,6 @@ class ByteBudget:
         self._limit = limit
         self.gate = Gate()
         """Bounds what large requests hold at once; others wait as small as they were sent."""
-        self.turn = asyncio.Lock()
-        """Held by the one request that is decompressed; others wait as small as they were sent."""
         self.on_fall = on_fall
         self._peak = 0
 

@@ -11,13 +11,12 @@ from contextlib import suppress
 
 import httptools
 
-from penstock.errors import Cancelled, InvalidArgument, PenstockError, Unavailable
+from penstock.errors import InvalidArgument, PenstockError, Unavailable
 from penstock.online.server import status
-from penstock.online.server.access.gate import Passage
 from penstock.online.server.http.answer import CLOSE, CONTINUE, JSON, compose, without_body
 from penstock.online.server.http.body import BodyReceiver
 from penstock.online.server.http.codec.encoder import encode_error
-from penstock.online.server.http.context import FREE_BYTES, HttpContext, is_json
+from penstock.online.server.http.context import FREE_BYTES, HttpContext, is_decoded
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.head import MAX_KNOWN_BYTES, RequestHead
 from penstock.online.server.http.responder import Responder
@@ -66,7 +65,6 @@ class Http1Connection(Responder):
         "_messages",
         "_overhead_bytes",
         "_parser",
-        "_passage",
         "_progressed",
         "_reserved_bytes",
         "_seen",
@@ -93,7 +91,6 @@ class Http1Connection(Responder):
         self._header_bytes = 0
         self._exchange = Exchange(self, self._head)
         self._is_wanted = True  # the request is run once its body is complete
-        self._passage: Passage | None = None  # of a large body that has begun to arrive
         self._is_aside = False  # a BodyReceiver is the transport's protocol
         self._begin_message()
 
@@ -335,7 +332,7 @@ class Http1Connection(Responder):
         if self._body_bytes > FREE_BYTES:
             self._check_body(self._body_bytes)
             self._hold(self._body_bytes)
-            if self._chunked and self._body_bytes > _GATED_BYTES and self._passage is None:
+            if self._chunked and self._body_bytes > _GATED_BYTES and not self._gate.is_used:
                 self._wait_for_gate(self.context.limit_of(self._head))
 
     def on_message_complete(self) -> None:
@@ -361,10 +358,9 @@ class Http1Connection(Responder):
         exchange = self._exchange
         exchange.body, exchange.keep_alive, exchange.reserved_bytes = self._body, head.keep_alive, self._reserved_bytes
         self._reserved_bytes = 0
-        if self._passage is not None:
-            if self._is_gated:
-                self._leave_gate()
-            exchange.passage, self._passage = self._passage, None
+        if self._gate.is_used:
+            exchange.passage = self._gate.take()
+            self._steer_reading()
         self._begin_message()
         self._take(exchange)
 
@@ -407,35 +403,15 @@ class Http1Connection(Responder):
         self._answer_later(Exchange(self, RequestHead(), keep_alive=False), answer)
 
     def _wait_for_gate(self, size: int) -> None:
-        """Receive a body that will be decoded only once there is room for it; it holds up to ``size`` bytes."""
-        if self._head.encoding or is_json(self._head):
-            self._passage = Passage(self.context.budget.gate)
-            self._is_gated = True
-            self._steer_reading()
-            self.context.start(self._enter_gate(self._passage, size))
-
-    async def _enter_gate(self, passage: Passage, size: int) -> None:
-        with suppress(Cancelled):
-            await passage.hold(size)
-        if passage is not self._passage:
-            passage.leave()
-            return
-        # From here on it waits for the client.
-        passage.park(size)
-        self._is_gated = False
-        self._steer_reading()
-
-    def _leave_gate(self) -> None:
-        passage, self._passage = self._passage, None
-        if passage is not None:
-            passage.cancel()
-            passage.leave()
-        if self._is_gated:
-            self._is_gated = False
+        """Receive the body only once there is room for the ``size`` bytes that it may hold, if decoding makes it larger."""
+        if is_decoded(self._head):
+            self._gate.wait(self.context, size, self._steer_reading)
             self._steer_reading()
 
     def _drop_body(self) -> None:
-        self._leave_gate()
+        if self._gate.is_used:
+            self._gate.leave()
+            self._steer_reading()
         self._body = b""
         self.context.give_back(self._reserved_bytes)
         self._reserved_bytes = 0

@@ -84,3 +84,8 @@ def is_json(head: RequestHead) -> bool:
         return head.json_length is None
     media = head.content_type.partition(b";")[0].strip().lower()
     return head.route.body == "Anything" and media in _PERHAPS_JSON
+
+
+def is_decoded(head: RequestHead) -> bool:
+    """True if decoding makes the body larger: it is compressed, or JSON."""
+    return bool(head.encoding) or is_json(head)

@@ -24,6 +24,7 @@ from penstock.online.server.http.answer import (
     compose_stream,
     without_body,
 )
+from penstock.online.server.http.body_gate import BodyGate
 from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.network.connections import LAST_REQUEST_S, ServerConnection, end_sending, has_left
@@ -43,8 +44,8 @@ class Responder(ServerConnection):
         "_discarding",
         "_ending",
         "_flushing",
+        "_gate",
         "_held",
-        "_is_gated",
         "_is_half_closed",
         "_is_queued",
         "_pending",
@@ -69,7 +70,7 @@ class Responder(ServerConnection):
         self._waiting = 0  # bytes of whole responses that wait for earlier ones
         self._held = 0  # bytes of responses that are taken from the server's budget
         self._is_half_closed = False
-        self._is_gated = False  # a large body waits to be received
+        self._gate = BodyGate()  # for large bodies, before they are received
         self._is_queued = False  # waits for its turn
         self._until = 0.0  # the end of its turn; 0 while it need not be watched
         self._unparsed = b""  # received data that waits: for its turn, or for the backlog
@@ -112,7 +113,7 @@ class Responder(ServerConnection):
         """Notice a client that has left while the connection does not read, or that may have."""
         if (
             self._transport is not None
-            and (self._unparsed or self._is_full or self._is_gated)
+            and (self._unparsed or self._is_full or self._gate.is_closed)
             and not self._write_paused
         ):
             left = has_left(self._transport)
@@ -219,7 +220,7 @@ class Responder(ServerConnection):
     def _steer_reading(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        if self._write_paused or self._unparsed or self._is_full or self._is_gated:
+        if self._write_paused or self._unparsed or self._is_full or self._gate.is_closed:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()

@@ -1,0 +1,57 @@
+"""Lets a connection receive a large body only once the gate for large requests has room for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from penstock.errors import Cancelled
+from penstock.online.server.access.gate import Passage
+from penstock.online.server.http.context import HttpContext
+
+
+class BodyGate:
+    """The wait of one connection, whose requests arrive one after the other. Belongs to the event loop."""
+
+    __slots__ = ("_passage", "is_closed")
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        """True while a body waits: the connection must not read."""
+        self._passage: Passage | None = None
+
+    @property
+    def is_used(self) -> bool:
+        """True if the current body passes the gate."""
+        return self._passage is not None
+
+    def wait(self, context: HttpContext, size: int, on_open: Callable[[], None]) -> None:
+        """Wait until a body of up to ``size`` bytes may be received; ``on_open`` is called then, unless ``leave`` ends the wait."""
+        self._passage = passage = Passage(context.budget.gate)
+        self.is_closed = True
+        context.start(self._enter(passage, size, on_open))
+
+    def take(self) -> Passage | None:
+        """The passage of the body, which is complete; None if it did not have to wait for it."""
+        if self.is_closed:
+            self.leave()
+        passage, self._passage = self._passage, None
+        return passage
+
+    def leave(self) -> None:
+        """End the wait and give up the passage. Idempotent."""
+        passage, self._passage = self._passage, None
+        self.is_closed = False
+        if passage is not None:
+            passage.cancel()
+            passage.leave()
+
+    async def _enter(self, passage: Passage, size: int, on_open: Callable[[], None]) -> None:
+        with suppress(Cancelled):
+            await passage.hold(size)
+        if passage is not self._passage:
+            passage.leave()
+            return
+        passage.park(size)  # from here on it waits for the client
+        self.is_closed = False
+        on_open()
