@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from google.protobuf import json_format
@@ -107,7 +108,7 @@ class GrpcControl:
 
     async def _parse_and_answer(self, call: GrpcCall, kind: Any, data: Buffer, answer: Answer) -> Message:
         call.reserve(_COPIES * len(data))
-        reply = answer(await asyncio.to_thread(parse, kind, data), call.client)
+        reply = answer(await offload.run(partial(parse, kind, data)), call.client)
         return await reply if isinstance(reply, Awaitable) else reply
 
     # Health and metadata
@@ -158,7 +159,7 @@ class GrpcControl:
         return messages.RepositoryIndexResponse(models=rows)
 
     async def _load(self, request: Message, client: str) -> Message:
-        await self._control.load(request.model_name, await asyncio.to_thread(parameter_values, request.parameters))
+        await self._control.load(request.model_name, await offload.run(partial(parameter_values, request.parameters)))
         return messages.RepositoryModelLoadResponse()
 
     async def _unload(self, request: Message, client: str) -> Message:

@@ -18,6 +18,7 @@ from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.grpc.call import GrpcCall
 from penstock.online.server.grpc.decoder import INLINE_BYTES, GrpcRequestDecoder
 from penstock.online.server.grpc.encoder import GrpcAnswerEncoder
+from penstock.online.server.offload import run
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.tensor import Buffer
 
@@ -53,10 +54,10 @@ class Inference:
 
         A request that its model would refuse is refused before its tensors are decoded. ``hold`` returns once they may be.
         """
-        opened, data = await asyncio.to_thread(self._decoder.open, data)
+        opened, data = await run(partial(self._decoder.open, data))
         self.dataplane.check(opened.outline(data), client)
         await hold(opened.produced)
-        return self._decoder.finish(opened, data, await asyncio.to_thread(opened.arrays, data))
+        return self._decoder.finish(opened, data, await run(partial(opened.arrays, data)))
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work`` as a task; it must not raise."""
@@ -144,7 +145,7 @@ class Inference:
             _finish(call, form, answer)
 
     async def _answer_later(self, call: GrpcCall, handle: Handle, form: AnswerForm, response: InferResponse) -> None:
-        answer = await asyncio.to_thread(self.encode, handle, response, form)
+        answer = await run(partial(self.encode, handle, response, form))
         assert answer is not None
         _finish(call, form, answer)
 

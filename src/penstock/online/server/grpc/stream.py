@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -18,6 +19,7 @@ from penstock.online.server.grpc.call import GrpcCall
 from penstock.online.server.grpc.decoder import request_id
 from penstock.online.server.grpc.encoder import streamed, streamed_error
 from penstock.online.server.grpc.inference import Inference, as_error
+from penstock.online.server.offload import run
 from penstock.request import InferRequest, Outcome
 from penstock.tensor import Buffer
 
@@ -185,7 +187,7 @@ class InferStream:
             pending, outcome, model_name = self._unwritten[0]
             message = self._message(pending, outcome, inline=True)
             if message is None:
-                message = await asyncio.to_thread(self._message, pending, outcome) or []
+                message = await run(partial(self._message, pending, outcome)) or []
             self._answered(pending, outcome, model_name, message)
             self._unwritten.popleft()
 
