@@ -58,10 +58,11 @@ class ByteBudget:
 
     def take(self, count: int) -> bool:
         """Take ``count`` bytes; returns False if that would exceed the limit."""
-        if self._limit and self.used + count > self._limit:
+        used = self.used + count
+        if used > self._limit > 0:
             return False
-        self.used += count
-        self._peak = max(self._peak, self.used)
+        self.used = used
+        self._peak = max(self._peak, used)
         return True
 
     def give(self, count: int) -> None:

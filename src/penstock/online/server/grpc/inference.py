@@ -139,7 +139,11 @@ class Inference:
             _finish(call, form, outcome)
             return
         answer = self.encode(handle, outcome, form, True)
-        if answer is None:
+        if type(answer) is list:  # the common case of ``_finish``
+            form.release()
+            call.send(*answer)
+            call.finish()
+        elif answer is None:
             self.start(self._answer_later(call, handle, form, outcome))
         else:
             _finish(call, form, answer)

@@ -264,7 +264,7 @@ class H2Session:
 
     def admits(self, stream: H2Stream) -> bool:
         units = stream.head.units
-        if self.units >= units and self.unread.count < self.max_unsent_bytes and not self.is_occupied:
+        if self.units >= units and self.unread.count < self.max_unsent_bytes and self._occupied < _OCCUPIED_BYTES:
             self.units -= units
             return True
         is_unary = stream.receiver is None
@@ -374,10 +374,12 @@ class H2Session:
         if stream.kept:
             self.unread.remove(stream.kept)
             self.guard.earn(CALL)
-        self._wake()
+        if self._held:
+            self._owner.continue_later()
         if not stream.half_closed:
             self._end_early(stream.id, ErrorCode.NO_ERROR)
-        self._look_whether_empty()
+        if self.ending:
+            self._look_whether_empty()
 
     def _end_early(self, stream_id: int, code: ErrorCode) -> None:
         """Reset a stream, and ignore frames that the client sent before it learns of that."""
