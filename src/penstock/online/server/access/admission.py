@@ -58,19 +58,20 @@ class ByteBudget:
 
     def take(self, count: int) -> bool:
         """Take ``count`` bytes; returns False if that would exceed the limit."""
-        used = self.used + count
-        if used > self._limit > 0:
+        if self._limit and self.used + count > self._limit:
             return False
-        self.used = used
-        self._peak = max(self._peak, used)
+        self.used += count
         return True
 
     def give(self, count: int) -> None:
         """Give back ``count`` bytes."""
-        self.used -= count
-        if self._peak >= LARGE_BYTES and self.used <= self._peak // 4:
-            self._peak = self.used
-            self.on_fall()
+        before = self.used
+        self.used = before - count
+        if before >= LARGE_BYTES or self._peak:
+            self._peak = max(self._peak, before)
+            if self.used <= self._peak // 4:
+                self._peak = 0
+                self.on_fall()
 
     def refusal(self) -> Unavailable:
         """The error for a request whose bytes cannot be taken."""

@@ -34,9 +34,8 @@ class FloodGuard:
 
     def earn(self, count: int) -> None:
         """Add ``count`` for progress."""
-        self._left += count
-        if self._left > BURST:  # noqa: PLR1730 - for every answer, and faster than min
-            self._left = BURST
+        left = self._left + count
+        self._left = left if left < BURST else BURST  # for every answer, and faster than min
 
     def charge(self, count: int = 1) -> None:
         """Note such a frame. Raises ConnectionFault once the allowance is used up."""

@@ -66,9 +66,7 @@ class H2Session:
         self._max_message_bytes = config.max_request_bytes
         self.max_unsent_bytes = config.max_unsent_bytes
         self._max_streams = config.max_streams
-        self._clock = clock
-        self._budget = budget
-        self._owner = owner
+        self._clock, self._budget, self._owner = clock, budget, owner
         self._headers = HeaderReader(methods, config.max_header_bytes, web)
         self.unread = unread
         self.outbox = Outbox(self._sent, unread)
@@ -257,9 +255,9 @@ class H2Session:
         return self._occupied >= _OCCUPIED_BYTES
 
     def occupy(self, size: int) -> None:
-        was_occupied = self.is_occupied
+        before = self.is_occupied
         self._occupied += max(size, SMALL_BYTES) if size > 0 else min(size, -SMALL_BYTES)
-        if self.is_occupied != was_occupied:
+        if self.is_occupied != before:
             self._owner.continue_later()
 
     def admits(self, stream: H2Stream) -> bool:
@@ -372,14 +370,14 @@ class H2Session:
         if stream.passage is not None:
             stream.leave()
         if stream.kept:
-            self.unread.remove(stream.kept)
+            self.unread.count -= stream.kept
+            self.unread.has_read = True
             self.guard.earn(CALL)
         if self._held:
             self._owner.continue_later()
         if not stream.half_closed:
             self._end_early(stream.id, ErrorCode.NO_ERROR)
-        if self.ending:
-            self._look_whether_empty()
+        self._look_whether_empty()
 
     def _end_early(self, stream_id: int, code: ErrorCode) -> None:
         """Reset a stream, and ignore frames that the client sent before it learns of that."""

@@ -173,14 +173,13 @@ class H2Stream(msgspec.Struct, eq=False):
             views = [part if type(part) is bytes else memoryview(part).cast("B") for part in parts if len(part)]
             size = sum(map(len, views))
             message = [PREFIX.pack(0, size), *views]
-        kept, carrier = size + _MESSAGE_OVERHEAD, self.carrier
-        overhead = (len(self.unsent) - self.first) * _MESSAGE_OVERHEAD
-        if overhead and self.unsent_bytes + overhead + size > carrier.max_unsent_bytes:
-            self.abandon(
-                ResourceExhausted(f"the client has left more than {carrier.max_unsent_bytes} bytes of answers unread")
-            )
-            return
-        unread = carrier.unread
+        carrier = self.carrier
+        if self.unsent:
+            overhead = (len(self.unsent) - self.first) * _MESSAGE_OVERHEAD
+            if self.unsent_bytes + overhead + size > (limit := carrier.max_unsent_bytes):
+                self.abandon(ResourceExhausted(f"the client has left more than {limit} bytes of answers unread"))
+                return
+        kept, unread = size + _MESSAGE_OVERHEAD, carrier.unread
         if unread.count + kept <= FLOOR_BYTES:
             unread.count += kept
         elif not unread.add(kept):
