@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -294,10 +295,13 @@ def test_all_processes_answer_what_they_have_accepted_before_they_end(tmp_path: 
         assert server.end() == (0, "")
 
 
-def test_they_end_when_the_supervisor_is_killed(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
+def test_they_end_when_the_supervisor_is_killed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as name, monkeypatch.context() as patch:
+        patch.setenv("TMPDIR", name)  # short, since the path of a socket may have 107 bytes
+        _check_that_they_end(model, Path(name))
+
+
+def _check_that_they_end(model: Path, folder: Path) -> None:
     with start(model) as server:
         assert len(list(folder.glob("*/*.sock"))) == COUNT
         ends = [os.pidfd_open(pid) for pid in children(server)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from penstock.errors import InvalidConfig
-from penstock.online.scheduler.rate_limiter import Gate, RateLimiter, read_resources
+from penstock.online.scheduler.rate_limiter import RateLimiter, ResourceGate, read_resources
 from tests.fuzz.mutator import Seed
 from tests.fuzz.target import Script, Target
 
@@ -35,7 +35,7 @@ class RateLimiterTarget(Target):
         gates = self._gates(limiter, script)
         for gate in gates:
             gate.open()
-        waiting: list[Gate] = []
+        waiting: list[ResourceGate] = []
         while gates and not script.is_over:
             gate = gates[script.number(len(gates))]
             if gate in waiting:
@@ -49,7 +49,7 @@ class RateLimiterTarget(Target):
         self._end(limiter, gates, waiting, available)
 
     @staticmethod
-    def _gates(limiter: RateLimiter, script: Script) -> list[Gate]:
+    def _gates(limiter: RateLimiter, script: Script) -> list[ResourceGate]:
         gates = []
         for _ in range(script.number(6)):
             needs = {name: script.number(4) for name in _NAMES if script.number(2)}
@@ -61,7 +61,7 @@ class RateLimiterTarget(Target):
         return gates
 
     @staticmethod
-    def _settle(limiter: RateLimiter, waiting: list[Gate], available: dict[str, int]) -> None:
+    def _settle(limiter: RateLimiter, waiting: list[ResourceGate], available: dict[str, int]) -> None:
         """Take the granted turns, and check that no more is held than there is."""
         for gate in list(waiting):
             if gate.granted.acquire(blocking=False):
@@ -76,7 +76,9 @@ class RateLimiterTarget(Target):
             most = available[name] if available else max(gate.needs.get(name, 0) for gate in limiter.gates)
             assert count <= most, f"{count} of {most} are held of {name}"
 
-    def _end(self, limiter: RateLimiter, gates: list[Gate], waiting: list[Gate], available: dict[str, int]) -> None:
+    def _end(
+        self, limiter: RateLimiter, gates: list[ResourceGate], waiting: list[ResourceGate], available: dict[str, int]
+    ) -> None:
         """Whoever waits gets a turn once the others leave."""
         for _ in range(len(gates) + 1):
             for gate in gates:
