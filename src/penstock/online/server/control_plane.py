@@ -149,7 +149,7 @@ class ControlPlane:
         with_parts = parameters.get("unload_dependents", False)
         if parameters.keys() - {"unload_dependents"} or not isinstance(with_parts, bool):
             raise InvalidArgument(
-                f"bad parameters to unload model {quoted(name)}", "the only parameter is 'unload_dependents', true or false"
+                f"bad parameters to unload model {quoted(name)}", "only 'unload_dependents', true or false, is allowed"
             )
         await self.change_model("unload", name, with_parts)
 
@@ -160,8 +160,8 @@ class ControlPlane:
         changes |= {name: True for name in self._uneven if changes.get(name, True)}
         work = (self.change_model("update" if is_there else "unload", name) for name, is_there in changes.items())
         for outcome in await asyncio.gather(*work, return_exceptions=True):
-            if outcome is not None and not isinstance(outcome, PenstockError):  # the log and the index report PenstockErrors
-                raise outcome
+            if outcome is not None and not isinstance(outcome, PenstockError):
+                raise outcome  # PenstockErrors are in the log and the index already
 
     def check_load(self, name: str, parameters: Iterable[str]) -> None:
         """Check that a model may be loaded with these parameter names, before the values are decoded.

@@ -1,7 +1,7 @@
 """TorchServe's inference API for models without a handler, and its health check.
 
-A body contains the model's inputs: JSON, raw tensors, or text for a model that accepts text. Bodies that need a handler to decode
-them are rejected.
+A body contains the model's inputs: JSON, raw tensors, or text for a model that accepts text. Bodies that only a handler could decode
+are rejected.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def read(content_type: bytes, body: Buffer, inputs: Sequence[TensorSpec]) -> Ste
 
 
 def write(outputs: Mapping[str, Array], is_row: bool) -> bytes:
-    """Encode the only output, or an object of all. ``is_row`` removes the first dimension, which is 1."""
+    """Encode a single output, or an object with all outputs. ``is_row`` removes the first dimension, which is 1."""
     if is_row and all(array.shape[:1] == (1,) for array in outputs.values()):
         outputs = {name: array.reshape(array.shape[1:]) for name, array in outputs.items()}
     return write_json(unnamed({name: to_value(name, array) for name, array in outputs.items()}))
