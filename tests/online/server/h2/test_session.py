@@ -362,7 +362,7 @@ def test_a_client_that_does_not_read_loses_its_call(peer: Peer, server: GrpcServ
     assert server.cancelled.acquire(timeout=PATIENCE_S)
     peer.send(h2.window_update(1, 1 << 20))
     answer = peer.answer(1)
-    assert (answer.status, answer.message) == (8, "the client has left more than 1000000 bytes of answers unread")
+    assert (answer.status, answer.message) == (8, "the client has left more than 1000000 bytes of responses unread")
     assert len(answer.messages) <= 1
 
 

@@ -100,10 +100,10 @@ def test_pausing_within_pausing(peer: Peer, server: GrpcServer) -> None:
 @pytest.mark.parametrize(
     ("path", "sent", "status", "error"),
     [
-        (ECHO, b"", 12, "no complete one"),
-        (ECHO, message(b"abc")[:-1], 12, "no complete one"),
-        (ECHO, message(b"a") + message(b"b"), 12, "the client sent more"),
-        (ECHO, message(b"a") + b"\0", 12, "no complete one"),
+        (ECHO, b"", 12, "no complete message"),
+        (ECHO, message(b"abc")[:-1], 12, "no complete message"),
+        (ECHO, message(b"a") + message(b"b"), 12, "the client sent several"),
+        (ECHO, message(b"a") + b"\0", 12, "no complete message"),
         (ECHO, message(b"abc", 1), 13, "no grpc-encoding"),
         (CHAT, message(b"abc")[:-1], 13, "ends within a message"),
         (CHAT, message(b"abc", 1), 13, "no grpc-encoding"),
