@@ -73,7 +73,7 @@ def test_an_endpoint_that_is_not_in_the_table_is_closed_whoever_asks() -> None:
     table = AccessTable(EVERYONE, rules=[rule for rule in RULES if rule.group not in ("metadata", "inference")])
     guard = table.of_path("/v2")
     assert guard is not None
-    with pytest.raises(PermissionDenied, match="'/v2' is closed: no access rule names it"):
+    with pytest.raises(PermissionDenied, match="'/v2' is closed, since it has no access rule"):
         guard(None, {})
     resources = [Resource("/v3", {b"GET": lambda exchange, route: exchange.reply_empty()})]
     route = Routes(resources, table.of_path)[b"/v3"]
@@ -90,7 +90,7 @@ def test_a_closed_url_is_answered_403() -> None:
     with GatedServer(rules=[rule for rule in RULES if rule.group != "metadata"]) as server:
         client = server.connect()
         refused = client.ask(get("/v2/models/m"))
-        assert (refused.status, refused.error) == (403, "'/v2/models/{model}' is closed: no access rule names it")
+        assert (refused.status, refused.error) == (403, "'/v2/models/{model}' is closed, since it has no access rule")
         assert client.ask(infer(1)).status == 200
 
 
