@@ -108,7 +108,7 @@ class Supervisor:
         if self._failure is not None:
             raise self._failure
         if self._exit:
-            raise Unavailable(f"a server process ended with code {self._exit}", "see the messages of this process above")
+            raise Unavailable(f"a server process ended with code {self._exit}", "see its messages above")
 
     def _catch_signals(self) -> dict[int, Any]:
         self._wake, self._wake_end = socket.socketpair()
@@ -155,7 +155,7 @@ class Supervisor:
         read, write = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        # Signals that arrive before the child has its own handlers stay pending for it.
+        # The signals stay pending until the child has its own handlers.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             pid = os.fork()
@@ -228,7 +228,7 @@ class Supervisor:
         code = os.waitstatus_to_exitcode(status)
         del self._processes[process.index]
         if self._stops:
-            if code != -signal.SIGTERM or process.is_ready:  # otherwise, the signal arrived before its handler was installed
+            if code != -signal.SIGTERM or process.is_ready:  # otherwise, the signal preceded its handler
                 self._exit = self._exit or abs(code)
         else:
             self._miss(process.index, f"ended with signal {-code}" if code < 0 else f"ended with code {code}")

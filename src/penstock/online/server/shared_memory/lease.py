@@ -18,9 +18,9 @@ from penstock.request import Done, InferResponse, Outcome
 from penstock.tensor import Array, DataType, element_count, from_wire, to_wire
 
 HERE_BYTES = 1 << 20
-"""Most bytes of one request that the event loop itself copies in each direction, which takes about 0.15 ms."""
+"""Maximum bytes of one request that the event loop copies in each direction, in about 0.15 ms."""
 _TEXT_HERE_BYTES = 16 << 10
-"""The same for BYTES, which are decoded."""
+"""The same maximum for BYTES, which are decoded too."""
 _LENGTH_BYTES = 4
 _PLAIN = frozenset(DataType) - {DataType.BYTES, DataType.BOOL}
 """Datatypes whose elements may consist of any bytes."""

@@ -74,9 +74,9 @@ class Region:
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Fill ``into``, which consists of bytes, from ``offset`` on; ``check`` has accepted the place. On any thread."""
+        """Fill ``into``, a view of bytes, from ``offset`` on. Call ``check`` first. May run on any thread."""
         start = self.offset + offset
-        while into:  # one call reads 2 GiB at most
+        while into:  # one call reads at most 2 GiB
             try:
                 count = os.preadv(self._file, [into], start)
             except OSError as error:
