@@ -210,7 +210,7 @@ def test_text_that_is_not_unicode_is_refused(code: int, order: str) -> None:
     codes = np.array([65, 0x10FFFF, 0xD7FF, 0xE000], f"{order}u4")
     assert check_dataset({"t": codes.view(f"{order}U2")}, signature).count == 2
     codes[1] = code
-    with pytest.raises(InvalidData, match="not Unicode"):
+    with pytest.raises(InvalidData, match="not valid Unicode"):
         check_dataset({"t": codes.view(f"{order}U2")}, signature)
 
 

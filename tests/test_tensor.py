@@ -135,10 +135,10 @@ def test_negative_dimension() -> None:
 @pytest.mark.parametrize(
     ("wire", "count", "message"),
     [
-        (b"\x05\0\0\0abc", 1, "says it has 5 bytes, but 3 are left"),
-        (b"\xff\xff\xff\xff", 1, "says it has 4294967295 bytes, but 0 are left"),
+        (b"\x05\0\0\0abc", 1, "declares 5 bytes, but 3 are left"),
+        (b"\xff\xff\xff\xff", 1, "declares 4294967295 bytes, but 0 are left"),
         (b"\x01\0\0\0a\0\0", 1, "2 bytes are left over"),
-        (b"\x05\0\0\0abcde\0\0\0", 2, "element 1 of 2 is cut off"),
+        (b"\x05\0\0\0abcde\0\0\0", 2, "element 1 of 2 is truncated"),
         (b"\0\0\0", 1, "do not fit in 3 bytes"),
         (b"\0\0\0\0", 2**30, "do not fit in 4 bytes"),
     ],

@@ -177,9 +177,9 @@ def parameter_without_value() -> Any:
         (with_raw(b"\x02\x00", "BOOL"), "must be the byte 0 or 1"),
         (
             with_raw(b"\x09\x00\x00\x00abc" + bytes(4), "BYTES"),
-            "input 'x0' for model 'm': BYTES element 0 says it has 9 bytes",
+            "input 'x0' for model 'm': BYTES element 0 declares 9 bytes",
         ),
-        (with_raw(b"\xff\xff\xff\xff" + bytes(4), "BYTES"), "says it has 4294967295 bytes"),
+        (with_raw(b"\xff\xff\xff\xff" + bytes(4), "BYTES"), "declares 4294967295 bytes"),
         (with_raw(bytes(9), "BYTES"), "left over"),
         (with_raw(bytes(7), "BYTES"), "do not fit"),
         (
@@ -250,7 +250,7 @@ def test_bytes_elements_are_bounded_in_number() -> None:
     message.raw_input_contents.extend([bytes(4 * MAX_BYTES_ELEMENTS), b""])
     assert decode(message).inputs["x"].shape == (MAX_BYTES_ELEMENTS,)
     message.inputs[1].shape[0] = 1
-    with pytest.raises(InvalidArgument, match="1048577 BYTES elements are more than the 1048576"):
+    with pytest.raises(InvalidArgument, match="1048577 BYTES elements exceed the limit of 1048576"):
         decode(message)
 
 

@@ -189,7 +189,7 @@ def test_many_small_inputs_count_as_a_large_one(memory: SharedMemory) -> None:
     ("datatype", "content", "message"),
     [
         (DataType.BOOL, b"\2" * LARGE, "must be the byte 0 or 1"),
-        (DataType.BYTES, b"\xff" * LARGE, "BYTES element 0 says it has"),
+        (DataType.BYTES, b"\xff" * LARGE, "BYTES element 0 declares"),
     ],
 )
 def test_wrong_elements_are_found_by_fill(
