@@ -1,4 +1,4 @@
-"""What may not be asked of the server."""
+"""Invalid settings of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models in several processes of a server, each with a manager of its own over one repository."""
+"""Models in several processes of a server, each with a separate manager over the same repository."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NUMBERS = itertools.count()
 
 
 class Other(ProcessGroup):
-    """One sibling, in the same process, which therefore has files of its own."""
+    """One sibling. It runs in the same process, and therefore has separate files."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane

@@ -47,7 +47,7 @@ def access(path: Path, clock: ManualClock) -> Access:
 
 @pytest.fixture
 def change(path: Path, clock: ManualClock) -> Callable[[str], None]:
-    """Replaces the keys file as an editor does, and lets it be noticed."""
+    """Replaces the keys file as an editor does, and advances the clock so that the change is noticed."""
 
     def change(text: str) -> None:
         new = path.with_suffix(".new")

@@ -1,4 +1,4 @@
-"""The gate for large requests: order, bounds, and that no request waits for ever."""
+"""The gate for large requests: order, limits, and progress of every request."""
 
 import asyncio
 import random
@@ -29,7 +29,7 @@ async def settle() -> None:
 
 
 class Asker:
-    """A request that asks for the gate, as a task."""
+    """A task that represents a request at the gate."""
 
     def __init__(self, gate: Gate, size: int) -> None:
         self.passage = Passage(gate)

@@ -50,7 +50,7 @@ def test_restrictions_that_are_wrong(texts: list[str], message: str) -> None:
 
 
 def made_resources() -> list[Resource]:
-    """Everything that HTTP answers, over planes that nothing is asked of."""
+    """All HTTP resources, with planes that are never called."""
     plane = cast(Any, SimpleNamespace(shared_memory=None))
     resources = make_resources(plane, plane, EVERYONE, ServerConfig())
     return [*resources, *metrics_resources(plane)]
@@ -185,7 +185,7 @@ def test_on_the_port_of_a_protocol_its_restrictions_hold_for_the_other_one_too()
 
 
 def test_requests_count_where_they_are_admitted(tmp_path: Path) -> None:
-    """Inference over either protocol takes a token before its message is read; nothing else does."""
+    """Only inference takes a token, over both protocols, and before its message is read."""
     keys = tmp_path / "keys.toml"
     keys.write_text('[clients.bob]\nkey = "bob-bob-bob-bob-bob"\nrequests_per_second = 0.001\nburst = 1\n')
     counted = {"ModelInfer", *(f"/v2/models/{{model}}/{what}" for what in ("infer", "generate", "generate_stream"))}

@@ -105,7 +105,7 @@ def test_everything_of_a_request_is_read() -> None:
 
 
 def changed(**fields: Any) -> Any:
-    """One input of shape (2,), raw; with other fields of that input."""
+    """One raw input of shape (2,), with further fields of that input."""
     message = raw_request([np.zeros(2, np.float32)])
     for name, value in fields.items():
         if isinstance(value, list):
@@ -243,7 +243,7 @@ def test_a_message_of_countless_parts_is_refused() -> None:
 
 
 def test_bytes_elements_are_bounded_in_number() -> None:
-    """Of all tensors together, and before any of them is read."""
+    """The limit applies to all tensors together, and is checked before any tensor is read."""
     message = messages.ModelInferRequest(model_name="m")
     for name, count in (("x", MAX_BYTES_ELEMENTS), ("y", 0)):
         message.inputs.add(name=name, datatype="BYTES", shape=[count])
@@ -279,7 +279,7 @@ def test_versions_are_numbers_or_empty() -> None:
 
 
 class Recorded:
-    """Shared memory that gives an array, and knows whether it is in use."""
+    """Shared memory that returns an array and records whether it is in use."""
 
     def __init__(self, fails: bool = False) -> None:
         self.leased = 0

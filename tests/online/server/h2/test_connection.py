@@ -1,4 +1,4 @@
-"""gRPC over our own HTTP/2 with real clients, and what ends a connection: time, faults, draining."""
+"""gRPC over the server's HTTP/2 with real clients, and the reasons that end a connection: time limits, faults, draining."""
 
 import asyncio
 import ssl
@@ -43,7 +43,7 @@ UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchanne
 
 
 class Transport:
-    """A listener with our own HTTP/2, as the suite wants it."""
+    """A listener with the server's HTTP/2, for the conformance suite."""
 
     def __init__(self, service: GrpcService, config: ServerConfig) -> None:
         connections = Connections(config.max_connections)
@@ -319,7 +319,7 @@ def test_grpcio_loses_nothing_to_draining(server: GrpcServer, channel: grpc.Chan
 
 
 def test_memory_of_a_connection_without_calls(server: GrpcServer) -> None:
-    """What stays after thousands of calls is what was there before."""
+    """Thousands of calls leave no objects behind."""
     peer = server.connect()
     for n in range(2000):
         peer.send(peer.request(2 * n + 1, struct.pack(">I", n)))

@@ -1,4 +1,4 @@
-"""Whatever the pieces in which bytes arrive, and whatever the bytes: the same answers, or an end that says why."""
+"""Bytes in pieces of any size: the responses are the same. Invalid bytes end the connection with a reason."""
 
 import asyncio
 from itertools import pairwise
@@ -18,7 +18,7 @@ from penstock.protocol import h2_frames as h2
 
 
 class Wire:
-    """A transport that keeps what is written."""
+    """A transport that records the written data."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -52,7 +52,7 @@ class Wire:
 
 
 def converse(pieces: list[bytes]) -> tuple[bytes, H2Connection]:
-    """What a server writes that is sent ``pieces``, and its connection afterwards."""
+    """The bytes that a server writes after it receives ``pieces``, and its connection."""
 
     async def run() -> tuple[bytes, H2Connection]:
         # The sockets and the thread of the server are not needed, only its methods.
@@ -88,7 +88,7 @@ def answers(written: bytes) -> dict[int, list[tuple[int, int, bytes]]]:
 
 
 def conversation() -> bytes:
-    """A bit of everything that a client may say."""
+    """Samples of all frames that a client may send."""
     encoder = hpack.Encoder()
 
     def block(path: str, **more: str) -> bytes:

@@ -1,4 +1,4 @@
-"""HTTP/2 frame by frame: what RFC 9113 asks of a server, and the bounds on what a client may cost it."""
+"""HTTP/2 frame by frame: the requirements of RFC 9113 for servers, and the limits on the cost of a client."""
 
 import gzip
 import itertools
@@ -37,7 +37,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[GrpcServer]:
 
 @pytest.fixture
 def peer(server: GrpcServer) -> Iterator[Peer]:
-    """A client; whatever the test did to its connection, the server answers others afterwards."""
+    """A client. After the test, the fixture checks that the server still answers other clients."""
     with Peer(server.address) as peer:
         peer.greet()
         yield peer
@@ -389,7 +389,7 @@ def test_a_smaller_header_table_is_acknowledged_in_the_next_block(peer: Peer) ->
 
 
 def calm(peer: Peer) -> None:
-    """The client was told to behave, and is cut off."""
+    """Check that the server has ended the connection with ENHANCE_YOUR_CALM."""
     assert peer.goaway()[1] == ErrorCode.ENHANCE_YOUR_CALM
     assert peer.is_closed
 

@@ -1,4 +1,4 @@
-"""Calls over HTTP/2: what is a message, what ends a call, and what holds a stream back."""
+"""Calls over HTTP/2: messages, the end of a call, and backpressure on streams."""
 
 import gzip
 import socket
@@ -198,7 +198,7 @@ def test_metadata(peer: Peer, server: GrpcServer) -> None:
 
 
 class Gate(ThreadPoolExecutor):
-    """An executor that begins nothing before it is opened."""
+    """An executor that starts no work before it is opened."""
 
     def __init__(self, server: GrpcServer) -> None:
         super().__init__(1)
@@ -282,7 +282,7 @@ def test_bombs_and_rubbish_end_their_call_alone(peer: Peer, path: str) -> None:
 
 @pytest.mark.parametrize("path", [KEYED, KEYED_CHAT])
 def test_callers_are_admitted_on_their_headers_alone(peer: Peer, server: GrpcServer, path: str) -> None:
-    """Before anything of a message is kept: nothing of it has been sent when the refusal arrives."""
+    """The refusal arrives before the client has sent any part of the message."""
     peer.send(peer.headers(1, path))
     answer = peer.answer(1)
     assert (answer.status, answer.message, answer.headers[":status"]) == (16, "no key", "200")

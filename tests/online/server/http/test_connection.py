@@ -1,4 +1,4 @@
-"""The HTTP server against plain sockets: what it answers, what it refuses, and that it goes on answering."""
+"""The HTTP server over plain sockets: its responses, its refusals, and its service to other clients afterwards."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ def shared(request: pytest.FixtureRequest) -> Iterator[GatedServer]:
 
 @pytest.fixture
 def client(shared: GatedServer) -> Iterator[Client]:
-    """A client; whatever the test did to its connection, the server answers others afterwards."""
+    """A client. After the test, the fixture checks that the server still answers other clients."""
     with Client(shared.address) as client:
         yield client
     with Client(shared.address) as other:

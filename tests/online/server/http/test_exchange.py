@@ -1,4 +1,4 @@
-"""Inference over HTTP in all its forms: compressed, classified, raw, in shared memory, by clients with keys, and given up."""
+"""Inference over HTTP in all forms: compressed, classified, raw, in shared memory, with keys, and cancelled."""
 
 import gc
 import gzip
@@ -359,7 +359,7 @@ def test_requests_leave_nothing_to_the_collector(server: GatedServer, client: Cl
 
 
 def garbage_of(ask: Callable[[], object]) -> int:
-    """Objects in cycles after 50 times."""
+    """The number of objects in reference cycles after 50 repetitions."""
     gc.collect()
     gc.disable()
     try:

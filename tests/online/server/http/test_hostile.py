@@ -1,4 +1,4 @@
-"""Clients that want to keep others waiting, or to take the server's memory: they pay first, and alone."""
+"""Clients that try to delay others, or to exhaust the server's memory: only they themselves are affected."""
 
 import gzip
 import json
@@ -32,13 +32,13 @@ def rows(datatype: DataType = DataType.FP32) -> FakeModel:
 
 
 def widen(size: int) -> FakeModel:
-    """Answers a number with ``size`` numbers."""
+    """Responds to a number with ``size`` numbers."""
     signature = Signature((TensorSpec("x", DataType.FP32, (-1, 1)),), (TensorSpec("y", DataType.FP32, (-1, size)),))
     return FakeModel(signature, lambda inputs: {"y": np.repeat(inputs["x"], size, axis=1)})
 
 
 class HeldExecutor(ThreadPoolExecutor):
-    """Runs nothing while ``gate`` is clear; ``asked`` counts what was asked for meanwhile."""
+    """An executor that starts no work while ``gate`` is clear; ``asked`` counts the submitted work."""
 
     def __init__(self) -> None:
         super().__init__(2)
@@ -56,7 +56,7 @@ class HeldExecutor(ThreadPoolExecutor):
 
 @contextmanager
 def held(server: GatedServer) -> Iterator[HeldExecutor]:
-    """Other threads than the event loop's decode and encode nothing while the executor is held."""
+    """While the executor is held, no thread except the event loop's decodes or encodes."""
     executor = HeldExecutor()
     server.call(lambda: server.loop.set_default_executor(executor))
     try:
@@ -256,7 +256,7 @@ def test_a_load_with_many_members_is_refused(server: GatedServer) -> None:
 
 
 class Watched(Gate):
-    """Keeps the most that was held at once."""
+    """Records the maximum number of bytes held at once."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit, patience_s=1e6)

@@ -6,7 +6,7 @@ from penstock.online.server.network.connections import Connections, ServerConnec
 
 
 class Recorded(ServerConnection):
-    """Writes down what is asked of it; closes when told to, if it is idle."""
+    """A connection that records its calls. It closes on request if it is idle."""
 
     def __init__(self, connections: Connections, is_idle: bool = True) -> None:
         self.connections = connections

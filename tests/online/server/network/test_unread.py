@@ -1,4 +1,4 @@
-"""Memory for unread answers: who may keep how much, and who has to go."""
+"""Memory for unread responses: limits per client, and the disconnection of clients."""
 
 from penstock.clock import ManualClock
 from penstock.online.server.network.unread import FLOOR_BYTES, STALE_S, Unread, UnreadTotal
@@ -7,7 +7,7 @@ MIB = 1 << 20
 
 
 class Client:
-    """A connection that notes its end."""
+    """A connection that records its end."""
 
     def __init__(self, total: UnreadTotal) -> None:
         self.unread = Unread(total, self.evict)

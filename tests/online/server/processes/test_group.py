@@ -1,4 +1,4 @@
-"""Sibling processes asking each other; here several ends in one process, over real sockets."""
+"""Requests between sibling processes. The tests run all of them in one process, over real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The supervisor, in a process of its own: it forks, and so it cannot run in this one."""
+"""The supervisor. It runs in a separate process, because it forks."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ except PenstockError as error:
 
 
 class Supervised:
-    """The script, and what it says."""
+    """The script, and its output."""
 
     def __init__(self, mode: str = "", count: int = 2) -> None:
         command = [sys.executable, "-c", SCRIPT, mode, str(count)]
@@ -89,7 +89,7 @@ class Supervised:
         self.process.communicate(timeout=PATIENCE_S)
 
     def lines(self, what: str, count: int) -> list[list[str]]:
-        """The next ``count`` lines that begin with ``what``, split; others are passed over."""
+        """The next ``count`` lines that begin with ``what``, split into words; other lines are skipped."""
         found: list[list[str]] = []
         assert self.process.stdout
         while len(found) < count:
@@ -100,13 +100,13 @@ class Supervised:
         return found
 
     def pids(self) -> dict[int, int]:
-        """Of the processes that start next, by index; when all are ready."""
+        """The ids of the processes that start next, by index, once all are ready."""
         pids = {int(index): int(pid) for _, index, pid in self.lines("start", 2)}
         self.lines("ready", 1)
         return pids
 
     def end(self) -> tuple[str, str]:
-        """What is left to say but for "told", and stderr."""
+        """The remaining output except lines with "told", and stderr."""
         out, err = self.process.communicate(timeout=PATIENCE_S)
         assert self.process.returncode == 0
         return "".join(line for line in out.splitlines(keepends=True) if not line.startswith("told")), err

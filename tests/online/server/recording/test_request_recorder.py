@@ -30,7 +30,7 @@ class Recorded:
         return request
 
     def end(self, name: str = "m") -> list[InferRequest]:
-        """Have all written, and read it again, fewest rows first."""
+        """Write all records, and read them again in ascending order of rows."""
         self._writer.start()
         self._writer.stop()
         found = [request for _, request in read_recorded(LocalStorage(folder_of(str(self.root), name)), name)]

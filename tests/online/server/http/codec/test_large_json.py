@@ -1,4 +1,4 @@
-"""Large JSON in pieces: what it decodes to is what a decoder gives for the whole, or an error."""
+"""Large JSON in pieces: decoding gives the same result as decoding the whole text, or an error."""
 
 import json
 import tracemalloc
@@ -22,7 +22,7 @@ decode = msgspec.json.decode
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything counts as large, so that short texts have many pieces."""
+    """Treats every text as large, so that short texts have many pieces."""
     for name, value in {"LARGE_BYTES": 0, "_LONG": 4, "_PIECE_BYTES": 64, "_SCAN_BYTES": 16}.items():
         monkeypatch.setattr(large_json, name, value)
 
