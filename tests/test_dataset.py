@@ -139,7 +139,7 @@ def test_a_fixed_batch_takes_multiples_of_it() -> None:
 
 
 class Bomb:
-    """Its pickle creates the file that it was given."""
+    """An object whose pickle creates the given file when it is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

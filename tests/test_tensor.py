@@ -20,7 +20,7 @@ _SHAPES = nps.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 
 @st.composite
 def _arrays(draw: st.DrawFn, datatype: DataType) -> np.ndarray:
-    """Arrays of any shape and any bit pattern, NaNs and denormals included."""
+    """Arrays of any shape and any bit pattern, including NaNs and denormals."""
     shape = draw(_SHAPES)
     count = math.prod(shape)
     if datatype is DataType.BYTES:

@@ -14,7 +14,7 @@ from penstock.online.server.config import ServerConfig
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        # The system takes an empty host for all addresses, which nobody means who leaves a variable empty.
+        # To the operating system, an empty host means all addresses. A user with an empty variable does not intend that.
         ({"host": ""}, "'host' from the file is wrong"),
         ({"allow_http": False, "allow_grpc": False}, "either HTTP or gRPC has to be allowed"),
         ({"max_inflight_bytes": 1}, "'max_inflight_bytes' must be at least 'max_request_bytes'"),

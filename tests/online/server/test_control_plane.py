@@ -229,7 +229,7 @@ def test_what_a_dead_process_has_counted_is_never_lost_nor_counted_twice(tmp_pat
         for deaths in range(2):
             await ends[-1].close()
             if deaths:
-                (tmp_path / "1.sock").touch()  # as if killed
+                (tmp_path / "1.sock").touch()  # as after a kill
             assert await seen(planes[0]) == (2 + deaths, 1)
             await start(1)
             assert await seen(planes[0]) == await seen(planes[-1]) == (2 + deaths, 1)

@@ -41,8 +41,8 @@ def _copied(argument: Any) -> Any:
     if not isinstance(argument, Override) or not argument.folder:
         return argument
     folder = Path(argument.folder)
-    # A name of another kind, since a server in another test removes what it takes for the folder of a killed server; and a new
-    # name each time, since the manager may still be removing an earlier copy.
+    # The name must not look like that of a killed server's folder, which a server in another test would remove. It is new each time,
+    # since the manager may still be removing an earlier copy.
     copy = shutil.copytree(folder, folder.with_name(f"copy-{next(_NUMBERS)}-of-{folder.name}"))
     return Override(argument.config, str(copy))
 

@@ -218,7 +218,7 @@ def test_a_flood_does_not_blind_who_watches(monkeypatch: pytest.MonkeyPatch) -> 
                 answer = probe.ask(get("/v2/health/ready"))
                 assert answer.headers["connection"] == "close"
                 assert probe.is_closed
-            # Clients that hold the spare connections lose them to others.
+            # New clients replace the clients that hold the spare connections.
             held = [socket.create_connection(of(found.http)) for _ in range(200)]
             for number, each in enumerate(held):
                 with suppress(OSError):

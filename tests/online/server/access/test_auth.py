@@ -130,7 +130,7 @@ def test_a_changed_file_is_read_within_a_second(
     with pytest.raises(Unauthenticated):
         access.identify(BOB.encode())
     with pytest.raises(Unauthenticated):
-        access.client("bob")  # identified before, and gone since
+        access.client("bob")  # identified earlier, and removed since
     assert [record.message for record in caplog.records] == ["the keys file was reloaded: 1 clients"]
 
 

@@ -131,7 +131,7 @@ def test_over_http() -> None:
                 refused = client.ask(ask(header))
                 assert refused.status == 403
                 assert refused.error == "This API is restricted, expecting header 'x-key'"
-        for _ in range(2):  # the second time the head is one that was seen before
+        for _ in range(2):  # the second time, the head is known
             assert client.ask(get("/v2/models/stats", "x-key: v\r\n")).status == 200
             assert client.ask(index("X-KEY: v\r\n")).status == 200
 

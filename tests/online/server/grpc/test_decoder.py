@@ -58,7 +58,7 @@ def test_typed_contents_come_out_as_they_went_in(given_arrays: list[np.ndarray])
 def test_typed_contents_may_come_in_pieces_of_either_kind(array: np.ndarray) -> None:
     first, second = typed_request([array.ravel()[: array.size // 2]]), typed_request([array.ravel()[array.size // 2 :]])
     tensor = describe("x0", array)
-    # Of a field that is there twice the lists are joined.
+    # The lists of a repeated field are concatenated.
     pieces = [tensor.SerializeToString()]
     for piece in (first, second):
         contents = piece.inputs[0].contents.SerializeToString()
@@ -101,7 +101,7 @@ def test_everything_of_a_request_is_read() -> None:
     assert form == AnswerForm(classification={"z": 2})
 
 
-# What is refused
+# Refused requests
 
 
 def changed(**fields: Any) -> Any:
@@ -272,7 +272,7 @@ def test_versions_are_numbers_or_empty() -> None:
     assert check_version("m", "") == ""
     assert check_version("m", "12") == "12"
     with pytest.raises(InvalidArgument):
-        check_version("m", "１")  # a digit, but not of ASCII
+        check_version("m", "１")  # a digit, but not an ASCII digit
 
 
 # Shared memory
@@ -350,7 +350,7 @@ def test_an_input_in_shared_memory_has_no_contents_and_its_size() -> None:
     assert caught.value.code is Code.UNIMPLEMENTED
 
 
-# The walk by hand and the protobuf class agree
+# The parser and the protobuf class agree
 
 
 @given(wire_messages(), wire_messages(), st.data())

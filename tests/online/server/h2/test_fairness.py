@@ -154,7 +154,7 @@ def test_large_amounts_of_data_arrive_in_turns() -> None:
             for attacker in attackers:
                 attacker.arrive()
             left = sum(len(attacker._to_send) for attacker in attackers)
-            # What has arrived at once is made up for by iterations in which nothing does.
+            # Data that arrived at once is compensated for by iterations without new data.
             assert sent - left <= n * TURN_UNITS * BYTES_A_UNIT + len(attackers) * READ_BYTES
             innocent.send(innocent.request(2 * n + 1, b"hello", ECHO))
             innocent.arrive()
@@ -371,7 +371,7 @@ def test_answers_that_nobody_reads_are_bounded_per_connection(window: int) -> No
         client.send(*requests)
         await lab.settle()
         assert 2 * MIB <= unread(lab) <= 4 * MIB
-        assert client.wire.reading  # or its WINDOW_UPDATE would not be seen
+        assert client.wire.reading  # otherwise, its WINDOW_UPDATE would not be received
         client.send(
             h2.window_update(0, h2.MAX_WINDOW - h2.DEFAULT_WINDOW), h2.settings({h2.INITIAL_WINDOW_SIZE: 1 << 24})
         )

@@ -55,7 +55,7 @@ def converse(pieces: list[bytes]) -> tuple[bytes, H2Connection]:
     """The bytes that a server writes after it receives ``pieces``, and its connection."""
 
     async def run() -> tuple[bytes, H2Connection]:
-        # The sockets and the thread of the server are not needed, only its methods.
+        # Only the server's methods are needed, not its sockets or its thread.
         config = ServerConfig(max_request_bytes=10_000, max_streams=8, max_header_bytes=2000, max_unsent_bytes=500_000)
         shared = H2Context(GrpcServer().methods(), config, Connections(10), ManualClock())
         connection, wire = H2Connection(shared), Wire()
@@ -182,7 +182,7 @@ def test_random_frames_are_answered_or_end_the_connection(frames: list[bytes], s
     assert found[0][0][0] == h2.SETTINGS
     assert sum(kind == h2.GOAWAY for kind, _, _ in found[0]) <= 1
     for stream_id, frames_of_stream in found.items():
-        # Nothing follows the end of a stream, but maybe its reset.
+        # After the end of a stream, only a reset may follow.
         ends = [
             n for n, (kind, flags, _) in enumerate(frames_of_stream) if kind == h2.HEADERS and flags & h2.END_STREAM
         ]

@@ -252,7 +252,7 @@ def test_a_stream_behind_a_slow_answer_grows_in_place() -> None:
     model = FakeStreamingModel(WORDS, speak)
     with GatedServer(also={"speaker": model}, max_unsent_bytes=1 << 30) as server:
         client = server.connect()
-        assert client.ask(infer(1)).data == [2, 0]  # from then on several requests may be in flight
+        assert client.ask(infer(1)).data == [2, 0]  # after the first response, several requests may be in flight
         server.entered.acquire()
         server.gate.clear()
         client.send(infer(1))

@@ -83,7 +83,7 @@ class Server:
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
         self.call(self.listener.stop)
-        self.call(lambda: None)  # what that scheduled
+        self.call(lambda: None)  # runs the callbacks that this scheduled
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(PATIENCE_S)
         self.loop.close()
@@ -273,7 +273,7 @@ def test_draining_stops_listening_and_answers_what_is_on_its_way(server: Server,
     addresses = [server.listen(), server.listen(unix_socket=str(tmp_path / "socket"))]
     used, silent = server.connect(addresses[0]), server.connect(addresses[1])
     assert ask(used) == b"HELLO"
-    # Nobody accepts while the loop is busy: these wait in the sockets' queues when listening ends.
+    # The busy loop accepts no connections, so these are still in the sockets' queues when listening ends.
     gate = threading.Event()
     server.loop.call_soon_threadsafe(gate.wait, PATIENCE_S)
     draining = server.start(server.listener.drain(0, 4 * PATIENCE_S))

@@ -70,7 +70,7 @@ def test_new_data_uses_what_is_left() -> None:
         turns.spend(5000)
         assert turns.left < 0
         await asyncio.sleep(0)
-        assert turns.left < 0  # one step was too large, which is made up for by and by
+        assert turns.left < 0  # one step was too large; later iterations compensate for it
         for _ in range(5000 // TURN_UNITS + 1):
             await asyncio.sleep(0)
         assert turns.left == TURN_UNITS

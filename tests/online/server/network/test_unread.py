@@ -63,7 +63,7 @@ def test_a_client_that_reads_nothing_gives_way_to_others() -> None:
     assert idle.is_evicted
     assert not reading.is_evicted
     assert total.count == 8 * MIB
-    assert not late.answer(6 * MIB)  # the others have read a moment ago
+    assert not late.answer(6 * MIB)  # the other clients have read recently
     clock.advance(STALE_S)
     late.read(6 * MIB)
     assert late.answer(9 * MIB)

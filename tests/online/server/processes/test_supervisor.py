@@ -28,7 +28,7 @@ from penstock.online.server.processes.supervisor import Supervisor
 mode, count = sys.argv[1], int(sys.argv[2])
 
 def serve(place, ready):
-    # A handler alone would be late for a signal that comes just before select() begins to wait.
+    # With only a handler, a signal that arrives just before select() waits would be noticed too late.
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -63,7 +63,7 @@ def say(*words):
 def on_ready(found):
     say("ready", *found)
     if mode == "cannot fork":
-        # A pipe takes two.
+        # A pipe takes two file descriptors.
         most = len(os.listdir("/proc/self/fd")) - 1
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 

@@ -129,7 +129,7 @@ class Admission:
                 self._take_token(client, limits, usage)
 
     def admit(self, request: InferRequest, done: Done) -> Done:
-        """Admit ``request``, which has entered. Returns a wrapper of ``done``; call it with every response or error instead.
+        """Admit ``request`` after ``enter``. Returns a wrapper of ``done``; pass every response or error to it instead.
 
         Raises PermissionDenied (model, priority), ResourceExhausted (concurrency), and Unauthenticated if the client has been
         removed from the keys file.

@@ -106,7 +106,7 @@ class MessageReader:
 
 
 def window_bits(flag: int, encoding: bytes) -> int:
-    """The format of a compressed message, for ``inflate``. Raises PenstockError if the message cannot be compressed."""
+    """The format of a compressed message, for ``inflate``. Raises PenstockError if the call declares no encoding."""
     bits = WINDOW_BITS.get(encoding)
     if flag != 1 or bits is None:
         raise PenstockError("a message is marked as compressed, but the call has no grpc-encoding")

@@ -77,7 +77,7 @@ class Http1Connection(Responder):
     def __init__(self, context: HttpContext) -> None:
         super().__init__(context)
         self._parser = httptools.HttpRequestParser(self)
-        self._progressed = False  # the last bytes received advanced a request
+        self._progressed = False  # the bytes received last belonged to a body or completed a request
         self._messages = 0
         self._seen: tuple[int, bool, bool, int] | None = None
         self._since = 0.0

@@ -28,7 +28,7 @@ def read(body: Buffer, inputs: Sequence[TensorSpec]) -> Steps[dict[str, Array]]:
         raise InvalidArgument("Expecting 'examples' to be a list of at least one object")
     for example in (context, *examples):
         if not isinstance(example, dict):
-            raise InvalidArgument("Example must be JSON object", "each of 'examples', and 'context'")
+            raise InvalidArgument("Example must be JSON object", "'context' and each of 'examples' must be objects")
     return {spec.name: _read_feature(spec, context, examples) for spec in inputs}
 
 

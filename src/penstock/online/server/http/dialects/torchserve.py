@@ -31,7 +31,7 @@ _PERHAPS_JSON = (b"", _JSON, b"application/x-www-form-urlencoded", b"text/plain"
 """Default content types of clients; the body may be JSON."""
 _HINT = "send its input as JSON lists, or as raw elements with 'Content-Type: application/octet-stream'"
 _ONLY = ("data", "body")
-"""Names that a single input may have in JSON."""
+"""Member names that clients may use in JSON for a single input."""
 _ERRORS = {401: "InvalidKey", 403: "InvalidKey", 404: "ModelNotFound", 405: "MethodNotAllowed", 408: "RequestTimeout"}
 _ERRORS |= {501: "UnsupportedOperation", 503: "ServiceUnavailable", 504: "RequestTimeout"}
 
