@@ -1,4 +1,4 @@
-"""Start here: a model goes into a bundle, comes out of it, and answers. Under two seconds, every part real."""
+"""Start here: packs a model into a bundle, opens the bundle and runs inference. It uses no fakes and takes less than two seconds."""
 
 from __future__ import annotations
 

@@ -99,18 +99,18 @@ def test_folder_without_its_main_file(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"no model file .*m\.onnx/model\.onnx"):
         Artifact.from_file(tmp_path / "m.onnx")
     (tmp_path / "m.pt").mkdir()
-    with pytest.raises(InvalidModel, match="cannot read model file .*it is no file"):
+    with pytest.raises(InvalidModel, match="cannot read model file .*it is not a file"):
         Artifact.from_file(tmp_path / "m.pt")
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "m.onnx")
-    with pytest.raises(InvalidModel, match="it is no file"):
+    with pytest.raises(InvalidModel, match="it is not a file"):
         Artifact.from_file(tmp_path / "m.onnx")
     (tmp_path / "f.onnx").mkdir()
     (tmp_path / "f.onnx" / "model.onnx").write_bytes(b"graph")
     os.mkfifo(tmp_path / "f.onnx" / "weights")
-    with pytest.raises(InvalidModel, match="'weights' in model folder .* is no file"):
+    with pytest.raises(InvalidModel, match="'weights' in model folder .* is not a regular file"):
         Artifact.from_file(tmp_path / "f.onnx")
 
 
@@ -120,7 +120,7 @@ def test_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (tmp_path / name).write_bytes(b"1")
     assert Artifact.from_file(tmp_path).size_bytes == 3
     (tmp_path / "c").write_bytes(b"1")
-    with pytest.raises(InvalidModel, match="holds more than 3 files"):
+    with pytest.raises(InvalidModel, match="contains more than 3 files"):
         Artifact.from_file(tmp_path)
 
 
@@ -209,7 +209,7 @@ def test_immutable() -> None:
 def test_an_object_store_is_called_what_it_is(address: str) -> None:
     for given in (address, Path(address)):
         message = (
-            f"'{address}' is in an object store: object stores and URLs are not supported yet (sync it to a folder"
+            f"'{address}' is in an object store: object stores and URLs are not supported yet (copy it to a folder"
         )
         with pytest.raises(Unsupported, match=re.escape(message)):
             Artifact.from_file(given)

@@ -139,7 +139,7 @@ def test_a_fixed_batch_takes_multiples_of_it() -> None:
 
 
 class Bomb:
-    """Its pickle creates the file that it was given."""
+    """An object whose pickle creates the given file when it is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -210,7 +210,7 @@ def test_text_that_is_not_unicode_is_refused(code: int, order: str) -> None:
     codes = np.array([65, 0x10FFFF, 0xD7FF, 0xE000], f"{order}u4")
     assert check_dataset({"t": codes.view(f"{order}U2")}, signature).count == 2
     codes[1] = code
-    with pytest.raises(InvalidData, match="not Unicode"):
+    with pytest.raises(InvalidData, match="not valid Unicode"):
         check_dataset({"t": codes.view(f"{order}U2")}, signature)
 
 

@@ -34,7 +34,7 @@ def _classes() -> dict[str, type[PenstockError]]:
 
 
 def _drawn() -> list[tuple[str, str, str]]:
-    """``(class, parent, code)`` of every line of the tree in the module's docstring."""
+    """``(class, parent, code)`` for each line of the tree in the module's docstring."""
     rows, parents = [], {-1: "Exception"}
     for match in filter(None, map(_LINE.match, (errors.__doc__ or "").splitlines())):
         depth = len(match["branch"]) // 4

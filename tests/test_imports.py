@@ -1,4 +1,4 @@
-"""No module of the package imports itself in a circle, imports for type checkers included."""
+"""No imports of the package form a cycle, including imports for type checkers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def module_name(path: Path) -> str:
 
 
 def imported(tree: ast.Module, modules: set[str]) -> set[str]:
-    """The modules of the package that ``tree`` imports, wherever the import stands."""
+    """The modules of the package that ``tree`` imports, at any level."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -32,7 +32,7 @@ def graph() -> dict[str, set[str]]:
 
 
 def circles(edges: Mapping[str, set[str]]) -> Iterator[set[str]]:
-    """The groups of modules that reach one another (Tarjan's strongly connected components)."""
+    """The groups of modules that import one another (Tarjan's strongly connected components)."""
     index: dict[str, int] = {}
     lowest: dict[str, int] = {}
     path: list[str] = []

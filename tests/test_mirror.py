@@ -22,7 +22,7 @@ MOST_PENDING = 8
 
 
 def untested() -> list[str]:
-    """The source files without a test of their name."""
+    """The source files without a test file of the same name."""
     files = (path.relative_to(SOURCE) for path in sorted(SOURCE.rglob("*.py")) if not path.name.startswith("__"))
     return [file.as_posix() for file in files if not (TESTS / file.parent / f"test_{file.name}").is_file()]
 

@@ -1,4 +1,4 @@
-"""One noun, one class: no public class name stands for two things in the package."""
+"""No two public classes of the package have the same name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PENDING: set[str] = {
 
 
 def definitions() -> dict[str, list[str]]:
-    """By public class name the files that define it."""
+    """For each public class name, the files that define it."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.parse(path.read_text()).body:

@@ -1,4 +1,4 @@
-"""Error messages and help texts read like documentation: none has one of the words that give our old style away."""
+"""Error messages and help texts must not contain any of the words that are typical of unclear sentences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MESSAGES = {name for name, kind in vars(errors).items() if isinstance(kind, type
 
 
 def text_of(node: ast.AST) -> str:
-    """The constant text below ``node``, each formatted value as an ellipsis."""
+    """The constant text below ``node``, with an ellipsis for each formatted value."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.FormattedValue):
@@ -32,7 +32,7 @@ def text_of(node: ast.AST) -> str:
 
 
 def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and text of each message, hint and help."""
+    """Line and text of each message, hint and help text."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
@@ -44,7 +44,7 @@ def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def offenders() -> list[str]:
-    """Where a text has a word of ``WORDS``."""
+    """The places of texts that contain a word of ``WORDS``."""
     return [
         f"{path.relative_to(SOURCE)}:{line}: {text}"
         for path in sorted(SOURCE.rglob("*.py"))

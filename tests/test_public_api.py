@@ -1,4 +1,4 @@
-"""What ``import penstock`` offers, and what it costs."""
+"""The public names of ``penstock``, and the cost of importing it."""
 
 from __future__ import annotations
 

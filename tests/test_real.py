@@ -1,4 +1,4 @@
-"""The peers of other tests start, answer and stop."""
+"""The peers of other tests start, respond and stop."""
 
 from __future__ import annotations
 

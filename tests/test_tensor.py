@@ -20,7 +20,7 @@ _SHAPES = nps.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 
 @st.composite
 def _arrays(draw: st.DrawFn, datatype: DataType) -> np.ndarray:
-    """Arrays of any shape and any bit pattern, NaNs and denormals included."""
+    """Arrays of any shape and any bit pattern, including NaNs and denormals."""
     shape = draw(_SHAPES)
     count = math.prod(shape)
     if datatype is DataType.BYTES:
@@ -135,10 +135,10 @@ def test_negative_dimension() -> None:
 @pytest.mark.parametrize(
     ("wire", "count", "message"),
     [
-        (b"\x05\0\0\0abc", 1, "says it has 5 bytes, but 3 are left"),
-        (b"\xff\xff\xff\xff", 1, "says it has 4294967295 bytes, but 0 are left"),
+        (b"\x05\0\0\0abc", 1, "declares 5 bytes, but 3 are left"),
+        (b"\xff\xff\xff\xff", 1, "declares 4294967295 bytes, but 0 are left"),
         (b"\x01\0\0\0a\0\0", 1, "2 bytes are left over"),
-        (b"\x05\0\0\0abcde\0\0\0", 2, "element 1 of 2 is cut off"),
+        (b"\x05\0\0\0abcde\0\0\0", 2, "element 1 of 2 is truncated"),
         (b"\0\0\0", 1, "do not fit in 3 bytes"),
         (b"\0\0\0\0", 2**30, "do not fit in 4 bytes"),
     ],

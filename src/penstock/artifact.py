@@ -1,4 +1,4 @@
-"""Artifact: the files of one model at one step from source to bundle. Immutable."""
+"""Artifact: the files of one model at one step of the way from source to bundle. Immutable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.errors import InvalidModel, NotFound, ResourceExhausted, Unsupport
 from penstock.protocol.onnx_scan import external_files
 
 _CHUNK_BYTES = 1 << 20
-"""Bytes per system call. Other threads that need the core wait for the end of a call."""
+"""Bytes per system call. The call must be short, because other threads on the same core wait until it ends."""
 
 
 class Format(enum.Enum):
@@ -49,13 +49,13 @@ _DEFAULT_NAMES = {format: f"model{suffix}" for suffix, format in SUFFIXES.items(
     Format.SAVED_MODEL: "saved_model.pb"
 }
 _ADDRESS = re.compile(r"(s3|gs|as|az|abfss?|wasbs?|hdfs|https?|hf):/+", re.IGNORECASE)
-"""``Path`` merges two slashes into one."""
+"""One slash suffices, because ``Path`` merges two slashes into one."""
 _MAX_FILES = 10_000
 _LFS = b"version https://git-lfs"
 
 
 class ProvenanceStep(msgspec.Struct, frozen=True):
-    """One entry of provenance: the step that made the artifact, its options, the digest of its source, and its measurements."""
+    """One entry of provenance: the step that created the artifact, its options, the digest of its source, and measurements."""
 
     name: str
     source_digest: str
@@ -103,7 +103,7 @@ class Artifact(msgspec.Struct, frozen=True):
     def from_files(
         cls, name: str, files: Mapping[str, bytes], format: Format, provenance: tuple[ProvenanceStep, ...] = ()
     ) -> Artifact:
-        """A model in memory. ``files`` are by their path relative to the folder of the main file ``name``."""
+        """Create a model in memory. The keys of ``files`` are paths relative to the folder of the main file ``name``."""
         contents = {path: data for path, data in files.items() if path != name}
         beside = file_entries(contents)
         digest = _digest_of_all(name, sha256(files[name]), beside)
@@ -113,8 +113,8 @@ class Artifact(msgspec.Struct, frozen=True):
     def from_file(cls, path: str | Path) -> Artifact:
         """Read a model file or folder. A file's suffix determines the format.
 
-        A folder is a SavedModel, or ``NAME.onnx`` with a ``model.onnx`` and the files with its weights. Raises NotFound,
-        Unsupported, InvalidModel.
+        A folder is a SavedModel, or a folder ``NAME.onnx`` that contains ``model.onnx`` and the files with its weights. Raises
+        NotFound, Unsupported, InvalidModel.
         """
         path = local_path(path)
         main, format = _main_file(path)
@@ -128,12 +128,12 @@ class Artifact(msgspec.Struct, frozen=True):
         return cls(data, format, _digest_of_all(main.name, sha256(data), beside), main, name=main.name, beside=beside)
 
     def derive(self, data: bytes, step: str, options: dict[str, Any], facts: dict[str, Any]) -> Artifact:
-        """The artifact that ``step`` made of this one."""
+        """Create the artifact that ``step`` produces from this one."""
         record = ProvenanceStep(step, self.digest, options, facts)
         return Artifact(data, self.format, sha256(data), provenance=(*self.provenance, record))
 
     def files(self) -> dict[str, bytes]:
-        """All files by their path relative to the main file's folder, the main file first. Raises InvalidModel if a file has
+        """All files by path, relative to the main file's folder. The main file comes first. Raises InvalidModel if a file has
         changed.
         """
         found = {self.file_name: self.data}
@@ -149,7 +149,7 @@ class Artifact(msgspec.Struct, frozen=True):
 
     @contextlib.contextmanager
     def on_disk(self) -> Iterator[Path | None]:
-        """The main file's path, with the other files in place, valid within the context; None for a single file in memory.
+        """The main file's path, valid within the context; the other files are in place. None for a single file in memory.
 
         A model in memory with several files is written to a private temporary folder. Raises ResourceExhausted.
         """
@@ -169,8 +169,8 @@ class Artifact(msgspec.Struct, frozen=True):
             yield Path(folder, self.file_name)
 
     def in_memory(self) -> int:
-        """A file descriptor of memory with ``data`` followed by ``contents``, for engines that load from files and for other
-        processes. The caller closes it.
+        """A descriptor of a memory file with ``data`` followed by ``contents``, for other processes and for engines that load
+        files. The caller closes it.
         """
         file = os.memfd_create("penstock-model", os.MFD_CLOEXEC)
         try:
@@ -195,19 +195,19 @@ class Artifact(msgspec.Struct, frozen=True):
 
 
 def local_path(given: str | Path) -> Path:
-    """``given`` as a path on this machine. Raises Unsupported for the address of an object store or of a web server."""
+    """``given`` as a path on this machine. Raises Unsupported for a URL and for the address of an object store."""
     if address := _ADDRESS.match(str(given)):
         url = f"{address[1]}://{str(given)[address.end() :]}"
         kind = "a URL" if address[1].startswith("http") else "in an object store"
         raise Unsupported(
             f"'{url}' is {kind}: object stores and URLs are not supported yet",
-            "sync it to a folder of this machine, e.g. with 'aws s3 sync', 'gcloud storage rsync' or 'curl', and give that path",
+            "copy it to a folder on this machine, e.g. with 'aws s3 sync', 'gcloud storage rsync' or 'curl', and use that path",
         )
     return Path(given)
 
 
 def sha256(data: bytes) -> str:
-    """Hexadecimal SHA-256: the digest used for every file, artifact and data set."""
+    """Hexadecimal SHA-256, the digest of files, artifacts and data sets."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -223,7 +223,7 @@ def file_entries(files: Mapping[str, bytes]) -> tuple[FileEntry, ...]:
 
 
 def format_of(path: Path) -> Format | None:
-    """The format of the model file or folder at ``path``, by its name and, for a SavedModel, its main file; None if unknown."""
+    """The format of the model at ``path``, determined by its name or, for a SavedModel, its main file; None if unknown."""
     if (path / _DEFAULT_NAMES[Format.SAVED_MODEL]).is_file():
         return Format.SAVED_MODEL
     return SUFFIXES.get(path.suffix.lower())
@@ -244,7 +244,7 @@ def _main_file(path: Path) -> tuple[Path, Format]:
 
 def _read(main: Path) -> bytes:
     if main.exists() and not main.is_file():
-        raise InvalidModel(f"cannot read model file '{main}': it is no file", "check the path")
+        raise InvalidModel(f"cannot read model file '{main}': it is not a file", "check the path")
     data = main.read_bytes()
     if not data:
         raise InvalidModel(f"model file '{main}' is empty", "export the model again")
@@ -254,7 +254,7 @@ def _read(main: Path) -> bytes:
 
 
 def _files_beside(main: Path, data: bytes, format: Format, path: Path) -> list[Path]:
-    """The other files of the model that is opened as ``path``, in a stable order."""
+    """The other files of the model at ``path``, in a stable order."""
     if format is Format.OPENVINO_IR:
         weights = main.with_suffix(".bin")
         return [weights] if weights.is_file() else []
@@ -265,15 +265,15 @@ def _files_beside(main: Path, data: bytes, format: Format, path: Path) -> list[P
         folders.sort()
         found += (Path(folder, name) for name in sorted(names))
         if len(found) > _MAX_FILES:
-            raise InvalidModel(f"model folder '{path}' holds more than {_MAX_FILES} files", "check the path")
+            raise InvalidModel(f"model folder '{path}' contains more than {_MAX_FILES} files", "check the path")
     for file in found:
         if not file.is_file():
-            raise InvalidModel(f"'{file.name}' in model folder '{path}' is no file", "leave files and folders only")
+            raise InvalidModel(f"'{file.name}' in model folder '{path}' is not a regular file", "remove it")
     return [file for file in found if file != main]
 
 
 def _external_data(main: Path, data: bytes) -> list[Path]:
-    """The files below the folder of ``main`` that hold its weights. The engine rejects missing files and files elsewhere."""
+    """The files below the folder of ``main`` that contain its weights. The engine rejects missing files and files elsewhere."""
     with contextlib.suppress(ValueError):  # not an ONNX model; the engine reports this
         names = (PurePosixPath(name) for name in sorted(external_files(data)))
         inside = [main.parent / name for name in names if not name.is_absolute() and ".." not in name.parts]
@@ -287,7 +287,7 @@ def _entry_of(file: Path, folder: Path) -> FileEntry:
 
 
 def _digest_of_all(name: str, digest: str, beside: Sequence[FileEntry]) -> str:
-    """The digest of a model whose main file is called ``name`` and has ``digest``."""
+    """The digest of a model whose main file has the name ``name`` and the digest ``digest``."""
     if not beside:
         return digest
     lines = (f"{one}  {path}\n" for path, one in ((name, digest), *((entry.path, entry.sha256) for entry in beside)))

@@ -1,4 +1,4 @@
-"""Clocks, passed as arguments to code that depends on time, so that tests do not sleep."""
+"""Clocks. Code that depends on time takes a clock as an argument, so that tests do not sleep."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class ManualClock:
     def advance(self, seconds: float) -> None:
         """Advance the time by ``seconds`` (>= 0)."""
         if seconds < 0:
-            raise ValueError("time does not run backwards")
+            raise ValueError("time cannot run backwards")
         self._now += seconds

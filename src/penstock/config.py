@@ -38,9 +38,9 @@ class Setting(msgspec.Struct, frozen=True):
 
     name: str
     kind: Any
-    """The type, without bounds and without None."""
+    """The field's type, without bounds and without None."""
     bounds: str
-    """For example ``1 to 1024``; empty if there are none."""
+    """For example ``1 to 1024``; empty if the field has no bounds."""
     default: Any
     help: str
     is_flag: bool
@@ -103,8 +103,8 @@ def resolve(
 ) -> Resolved[_Config]:
     """Merge the sources of ``section`` into a configuration. Raises InvalidConfig.
 
-    A flag of None counts as absent. ``into`` may name removed settings and their reasons in a class attribute ``REMOVED``.
-    ``assignments`` are the texts ``name=value`` of ``--set``. A list that is assigned twice has the items of both.
+    A flag of None counts as absent. ``into`` may list removed settings and their reasons in a class attribute ``REMOVED``.
+    ``assignments`` are the texts ``name=value`` of ``--set``. Repeated assignments to a list append their items.
     """
     kinds = {field.name: field.type for field in msgspec.structs.fields(into)}
     removed: Mapping[str, str] = getattr(into, "REMOVED", {})
@@ -115,7 +115,7 @@ def resolve(
         if key not in kinds:
             place = origin if origin == "--set" else f"the {origin}"
             if key in removed:
-                raise InvalidConfig(f"setting '{shown}' in {place} was removed: {removed[key]}", "leave it out")
+                raise InvalidConfig(f"setting '{shown}' in {place} was removed: {removed[key]}", "remove it")
             raise InvalidConfig(f"unknown setting '{shown}' in {place}", did_you_mean(key, kinds))
         value = _convert(kinds[key], key, given, origin)
         if origin == origins[key] == "--set" and isinstance(value, tuple):
@@ -151,7 +151,7 @@ def read_text(kind: Any, text: str) -> Any:
     """Convert ``text`` to the type ``kind``: ``8000``, ``true``; lists as ``a,b`` or as a JSON array. Raises MsgspecError."""
     if get_origin(plain_type(kind)) is not tuple:
         return msgspec.convert(text, kind, strict=False)
-    if text.lstrip().startswith("["):  # for items that contain commas
+    if text.lstrip().startswith("["):  # a JSON array, for items that contain commas
         return msgspec.json.decode(text, type=kind)
     return msgspec.convert([part.strip() for part in text.split(",") if part.strip()], kind, strict=False)
 
@@ -187,7 +187,7 @@ def _given(
     flags: Mapping[str, Any],
     assignments: Sequence[str],
 ) -> Iterator[tuple[str, str, str, Any]]:
-    """Origin, name as written by the user, field name, and value of each given setting, in ascending precedence."""
+    """Origin, name as the user wrote it, field name, and value of each given setting, in ascending precedence."""
     for key, value in file.items():
         yield "file", key, key, value
     for variable, text in environment.items():

@@ -1,4 +1,4 @@
-"""Dataset: samples for calibration or evaluation, checked against the model before long work starts."""
+"""Dataset: samples for calibration or evaluation. They are checked against the model before long work starts."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ LABELS = "labels"
 """Name of the array of labels in an npz file."""
 
 _ROWS = 256
-"""Number of samples checked at a time, which bounds the memory of the check."""
+"""Number of samples to check at a time, which limits the memory for the check."""
 
 _MAGICS = b"\x93NUMPY", b"PK"
-"""First bytes of a single array, and of an archive of arrays. For any other file, numpy expects Python objects."""
+"""First bytes of an npy file (a single array) and of an npz file. numpy would read any other file as Python objects."""
 
 _MAX_CODE = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 
-_SAVE = "write it with numpy.savez, without Python objects"
+_SAVE = "write the file with numpy.savez, without Python objects"
 
 
 class Dataset(msgspec.Struct, frozen=True):
@@ -45,8 +45,8 @@ class Dataset(msgspec.Struct, frozen=True):
         return {name: array[start:stop] for name, array in self.inputs.items()}
 
     def split(self, held_out: float, multiple: int = 1) -> tuple[Dataset, Dataset]:
-        """Split off the last fraction ``held_out``: the rest, and that part. Both are multiples of ``multiple`` samples, and not
-        empty.
+        """Split off the last fraction ``held_out``; returns the rest and that part. Both have a positive multiple of ``multiple``
+        samples.
         """
         parts = self.count // multiple
         self._check_splits(parts, multiple)
@@ -54,9 +54,9 @@ class Dataset(msgspec.Struct, frozen=True):
         return self._part(0, cut), self._part(cut, self.count)
 
     def split_evenly(self, period: int, multiple: int = 1) -> tuple[Dataset, Dataset]:
-        """Split off every ``period``-th block of ``multiple`` samples: the rest, and that part. Both represent data in any order.
+        """Split off every ``period``-th block of ``multiple`` samples; returns the rest and that part.
 
-        Raises InvalidData if there are not two blocks.
+        Both parts represent the data even if it is sorted. Raises InvalidData if there are fewer than two blocks.
         """
         blocks = self.count // multiple
         self._check_splits(blocks, multiple)
@@ -85,26 +85,26 @@ class Dataset(msgspec.Struct, frozen=True):
 
 
 def load_dataset(path: str | Path, signature: Signature) -> Dataset:
-    """Read an npz file whose arrays are named after the model's inputs, and ``labels``.
+    """Read an npz file whose arrays are named after the model's inputs, with an optional array ``labels``.
 
-    Raises NotFound; InvalidData if the file is not an npz file, lacks an input, or does not fit the model.
+    Raises NotFound, and InvalidData if the file is not an npz file, lacks an input, or does not fit the model.
     """
     path = local_path(path)
     try:
-        # If the archive is damaged, numpy does not close a file that it opened itself.
+        # Open the file here, because numpy does not close its own file if the archive is damaged.
         with path.open("rb") as file:
             if not file.read(len(_MAGICS[0])).startswith(_MAGICS):
                 raise InvalidData(f"cannot read '{path}': it is not an npz file", _SAVE)
             file.seek(0)
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise InvalidData(f"'{path}' holds a single array, not an npz archive", "write it with numpy.savez")
+                raise InvalidData(f"'{path}' contains a single array, not an npz archive", "write it with numpy.savez")
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise NotFound(f"no data file '{path}'", "check the path") from None
     except PenstockError:
         raise
-    except Exception as error:  # noqa: BLE001 - numpy and zipfile raise anything for damaged or forged files
+    except Exception as error:  # noqa: BLE001 - numpy and zipfile raise arbitrary exceptions for damaged or forged files
         raise InvalidData(f"cannot read '{path}': {error}", _SAVE) from None
     if not all(isinstance(array, np.ndarray) for array in arrays.values()):
         raise InvalidData(f"'{path}' is a zip archive, but not of numpy arrays", "write it with numpy.savez")
@@ -115,7 +115,7 @@ def load_dataset(path: str | Path, signature: Signature) -> Dataset:
 
 
 def check_dataset(arrays: Mapping[str, Array], signature: Signature) -> Dataset:
-    """A dataset of the arrays named in ``signature``, and ``labels``; other arrays are ignored. Raises InvalidData."""
+    """A dataset of the arrays for the inputs of ``signature``, and ``labels``. Ignores other arrays. Raises InvalidData."""
     labels = arrays.get(LABELS) if LABELS not in signature.input_names else None
     missing = [name for name in signature.input_names if name not in arrays]
     if missing:
@@ -134,7 +134,7 @@ def check_dataset(arrays: Mapping[str, Array], signature: Signature) -> Dataset:
 
 
 def make_dataset(inputs: dict[str, Array], labels: Array | None) -> Dataset:
-    """A dataset of arrays that are already checked, with its digest."""
+    """A dataset, with its digest, of arrays that are already checked."""
     digest = hashlib.sha256()
     for name, array in sorted({**inputs, **({} if labels is None else {LABELS: labels})}.items()):
         digest.update(f"{name} {array.dtype} {array.shape};".encode())
@@ -148,7 +148,7 @@ def _check_labels(labels: Array) -> Array:
     if flat.ndim != 1 or flat.dtype.kind not in "iu":
         raise InvalidData(
             f"labels must be one integer class per sample, but have shape {list(labels.shape)} and type {labels.dtype}",
-            "leave labels out where there are no classes",
+            "omit labels if the model has no classes",
         )
     if flat.min(initial=0) < 0:
         raise InvalidData(f"labels must not be negative, but one is {flat.min()}", "number the classes from 0")
@@ -161,7 +161,7 @@ def _check_array(spec: TensorSpec, array: Array) -> Array:
             f"input '{spec.name}' is a single number, with no axis for samples",
             "export the model with that input as a constant",
         )
-    # npy files have no name for bfloat16; numpy reads its 16 bits as void.
+    # npy files have no name for bfloat16; numpy reads its elements as 16 bits of type void.
     if spec.datatype is DataType.BF16 and array.dtype.str[1:] == "V2":
         array = array.view(spec.datatype.dtype)
     if not _holds(array, spec.datatype):
@@ -180,10 +180,10 @@ def _check_array(spec: TensorSpec, array: Array) -> Array:
     if any(want not in (-1, got) for want, got in zip(spec.shape[1:], array.shape[1:], strict=True)):
         raise InvalidData(
             f"input '{spec.name}' has shape {list(spec.shape)}, but the data has shape {list(array.shape)}",
-            "the first axis counts samples, the others must be the model's",
+            "the first axis counts samples; the other axes must match the model's",
         )
     if len(array) == 0:
-        raise InvalidData(f"input '{spec.name}' has no samples", "give at least one, better some hundred")
+        raise InvalidData(f"input '{spec.name}' has no samples", "give at least one sample, preferably several hundred")
     if spec.shape[0] > 1 and len(array) % spec.shape[0]:
         raise InvalidData(
             f"the model takes exactly {spec.shape[0]} samples at a time, but the data has {len(array)}",
@@ -195,12 +195,12 @@ def _check_array(spec: TensorSpec, array: Array) -> Array:
             first = int(np.flatnonzero(bad)[0])
             raise InvalidData(
                 f"input '{spec.name}' contains NaN or infinity in {int(bad.sum())} of {len(array)} samples, first in sample {first}",
-                "clean the data",
+                "remove these samples, or replace the values",
             )
     if array.dtype.kind == "U" and array.dtype.itemsize:
         codes = np.ascontiguousarray(array).view(np.dtype("u4").newbyteorder(array.dtype.byteorder))
         if ((codes > _MAX_CODE) | (codes - _SURROGATES.start < len(_SURROGATES))).any():
-            raise InvalidData(f"input '{spec.name}' contains text that is not Unicode", "save it again as text")
+            raise InvalidData(f"input '{spec.name}' contains text that is not valid Unicode", "save it again as text")
     return array.astype(spec.datatype.dtype, copy=False)
 
 
@@ -209,7 +209,7 @@ def _not_finite(rows: Array) -> Array:
 
 
 def _holds(array: Array, datatype: DataType) -> bool:
-    """True if the elements of ``array`` are of ``datatype``, in any byte order; text counts as BYTES."""
+    """True if the elements of ``array`` have type ``datatype``, in any byte order; text counts as BYTES."""
     if datatype is DataType.BYTES:
         return array.dtype.kind in "OSU"
     return array.dtype.newbyteorder("=") == datatype.dtype

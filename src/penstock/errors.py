@@ -2,26 +2,26 @@
 
 The tree (one canonical code per class; transports map codes to statuses, the CLI to exit codes)::
 
-    PenstockError                 INTERNAL             a bug of ours, or an engine that failed
-    ├── InvalidArgument           INVALID_ARGUMENT     the caller must change the request
-    │   ├── InvalidModel          INVALID_ARGUMENT     a model file is corrupt or holds what we cannot take
-    │   ├── InvalidData           INVALID_ARGUMENT     a data set is empty, misnamed, misshapen or not finite
+    PenstockError                 INTERNAL             a bug in Penstock, or a failed engine
+    ├── InvalidArgument           INVALID_ARGUMENT     the client must change the request
+    │   ├── InvalidModel          INVALID_ARGUMENT     a model file is corrupt or has unsupported content
+    │   ├── InvalidData           INVALID_ARGUMENT     a data set is empty, or its names, shapes or values are wrong
     │   └── InvalidConfig         INVALID_ARGUMENT     a configuration key or value is wrong
-    ├── NotFound                  NOT_FOUND            no such model, version or file
-    ├── AlreadyExists             ALREADY_EXISTS       the target is there and may not be overwritten
-    ├── Unauthenticated           UNAUTHENTICATED      no key, or a wrong one
-    ├── PermissionDenied          PERMISSION_DENIED    the key does not open this
+    ├── NotFound                  NOT_FOUND            the model, version or file does not exist
+    ├── AlreadyExists             ALREADY_EXISTS       the target exists and may not be overwritten
+    ├── Unauthenticated           UNAUTHENTICATED      the key is missing or unknown
+    ├── PermissionDenied          PERMISSION_DENIED    the key does not permit this
     ├── ResourceExhausted         RESOURCE_EXHAUSTED   a queue, a limit or a disk is full
-    ├── DeadlineExceeded          DEADLINE_EXCEEDED    too late to be of use
-    ├── Cancelled                 CANCELLED            the caller went away
-    ├── Unavailable               UNAVAILABLE          not now: starting, draining, port in use
+    ├── DeadlineExceeded          DEADLINE_EXCEEDED    the deadline has passed
+    ├── Cancelled                 CANCELLED            the client has disconnected or cancelled
+    ├── Unavailable               UNAVAILABLE          temporary: starting, draining, port in use
     │   └── EngineUnavailable     UNAVAILABLE          an optional engine is not installed
-    ├── Unsupported               UNIMPLEMENTED        valid, but not something Penstock does
+    ├── Unsupported               UNIMPLEMENTED        valid, but not supported by Penstock
     ├── ContractUnmet             FAILED_PRECONDITION  no candidate meets the accuracy and latency contract
-    └── IntegrityError            DATA_LOSS            a bundle is not what was packed
+    └── IntegrityError            DATA_LOSS            a bundle differs from its digests
 
-Messages name the cause and are safe to show to a client: no paths of the server's, no secrets, no stack.
-``hint`` names the fix. ``quoted`` writes a client's text into a message, ``bounded`` limits a message that leaves the server.
+A message states the cause, and ``hint`` states the fix. Messages are safe to show to clients: they contain no server paths, secrets
+or tracebacks. ``quoted`` puts a client's text into a message, and ``bounded`` limits a message that leaves the server.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHOWN_BYTES = 960
 
 
 class Code(enum.Enum):
-    """Canonical, transport-free error codes (the names are gRPC's)."""
+    """Canonical error codes, independent of the transport. The names are gRPC's."""
 
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     NOT_FOUND = "NOT_FOUND"
@@ -52,9 +52,9 @@ class Code(enum.Enum):
 
 
 class PenstockError(Exception):
-    """Base of the tree. ``message`` says what is wrong; ``hint`` says how to fix it.
+    """Base of the tree. ``message`` states what is wrong; ``hint`` states how to fix it.
 
-    ``retry_after_s`` (>= 0) is the time that the caller should wait before a retry, if known.
+    ``retry_after_s`` (>= 0) is the time that the client should wait before a retry, if known.
     """
 
     code: ClassVar[Code] = Code.INTERNAL
@@ -132,7 +132,7 @@ class Unsupported(PenstockError):
 
 
 class ContractUnmet(PenstockError):
-    """``candidates`` are the records of all candidates, as plain data."""
+    """No candidate meets the contract. ``candidates`` are the records of all candidates, as plain data."""
 
     code = Code.FAILED_PRECONDITION
     candidates: tuple[dict[str, Any], ...] = ()
@@ -143,7 +143,7 @@ class IntegrityError(PenstockError):
 
 
 def revive(kind: str, message: str, hint: str) -> PenstockError:
-    """An error that another process reported by class name; of its base class if the class takes other arguments."""
+    """Recreate an error that another process reported by class name. If the class has other arguments, use its base class."""
     found = globals().get(kind)
     return _anew(
         found if isinstance(found, type) and issubclass(found, PenstockError) else PenstockError, message, hint
@@ -156,25 +156,25 @@ def prefixed(prefix: str, error: PenstockError) -> PenstockError:
 
 
 def printable(text: str) -> str:
-    """``text`` with every character escaped that controls a terminal, ends a line or is invisible."""
+    """``text`` with escapes for all characters that control a terminal, end a line or are invisible."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def shortened(text: str, limit: int = _QUOTED) -> str:
-    """``text`` of a client for a message: printable, and cut off after ``limit`` characters."""
+    """A client's ``text`` for use in a message: printable, and truncated after ``limit`` characters."""
     shown = printable(text[: limit + 1])
     return shown if len(shown) <= limit else f"{shown[:limit]}…"
 
 
 def quoted(text: str) -> str:
-    """The same in quotes."""
+    """``shortened(text)`` in quotes."""
     return f"'{shortened(text)}'"
 
 
 def bounded(text: str, limit: int = _SHOWN_BYTES) -> str:
-    """``text`` as it leaves the server: printable but for line ends, without its middle if it takes over ``limit`` bytes as JSON."""
+    """``text`` for a client: printable, except for line ends. If it exceeds ``limit`` bytes as JSON, its middle is left out."""
     kept = limit
     while True:
         part = text if len(text) <= kept else f"{text[: kept * 2 // 3]} … {text[-(kept // 3) :]}"

@@ -28,4 +28,4 @@ class Conditions(msgspec.Struct, frozen=True):
     load_after: float
     steal_percent: float
     dirty: bool
-    """True if other work took so much of the machine that the measurements are unreliable."""
+    """True if the measurements are unreliable because of other work on the machine."""

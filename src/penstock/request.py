@@ -1,4 +1,4 @@
-"""An inference request and its response, in the terms of the Open Inference Protocol, independent of the transport."""
+"""Inference requests and responses, in the terms of the Open Inference Protocol, independent of the transport."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from penstock.errors import DeadlineExceeded, InvalidArgument, PenstockError
 from penstock.tensor import Array
 
 MAX_BYTES_ELEMENTS = 1 << 20
-"""Maximum number of BYTES elements in a request. Reading them takes about a quarter of a second of the server's event loop."""
+"""Maximum number of BYTES elements in a request. Reading them blocks the server's event loop for about a quarter of a second."""
 
 MAX_PARAMETERS = 1024
-"""Maximum number of parameters of a request or a tensor. Each takes many times its bytes in memory, and processing time."""
+"""Maximum number of parameters of a request or a tensor. A parameter takes many times its bytes in memory, and processing time."""
 
 Parameters = dict[str, Any]
 
@@ -43,8 +43,8 @@ class Deadline(msgspec.Struct, frozen=True):
 class InferRequest(msgspec.Struct):
     """One request. ``inputs`` may be read-only views of a received buffer and must not be written to.
 
-    ``outputs`` empty means all. ``model_version`` empty means that the server chooses. ``client`` is the name under which the
-    caller is known, empty without authentication.
+    If ``outputs`` is empty, all outputs are requested. If ``model_version`` is empty, the server chooses a version. ``client`` is
+    the client's name in the keys file, or empty without authentication.
     """
 
     model_name: str
@@ -56,25 +56,25 @@ class InferRequest(msgspec.Struct):
     deadline: Deadline | None = None
     """Time after which the response is useless, on the system's monotonic clock."""
     timeout_us: int = 0
-    """Maximum time in the queue that the caller requests; 0: the model's default."""
+    """Maximum time in the queue that the client requests; 0 means the model's default."""
     priority: int = 0
-    """Priority level; 1 is the highest, 0 is the model's default."""
+    """Priority level; 1 is the highest, and 0 means the model's default."""
     sequence_id: int | str = 0
-    """The sequence that the request belongs to; 0 or empty: none."""
+    """The sequence that the request belongs to; 0 or empty for none."""
     sequence_start: bool = False
     sequence_end: bool = False
     client: str = ""
     traceparent: str = ""
-    """The caller's trace, from the headers ``traceparent`` and ``tracestate`` (W3C Trace Context)."""
+    """The client's trace, from the headers ``traceparent`` and ``tracestate`` (W3C Trace Context)."""
     tracestate: str = ""
     trace: object = None
-    """The record of this request, if there is one; used by telemetry."""
+    """The trace record of this request, if it is traced; used by telemetry."""
     step: object = None
     """The request's role in its sequence; used by the scheduler."""
     held: Mapping[tuple[str, str], Any] | None = None
-    """Models that stay loaded for this request of an ensemble, by name and version."""
+    """For an ensemble's request, the models that stay loaded for it, by name and version."""
     lease: object = None
-    """The shared memory of its inputs and outputs; used by the server."""
+    """The shared memory of the request's inputs and outputs; used by the server."""
 
 
 class InferResponse(msgspec.Struct):
@@ -100,6 +100,6 @@ def check_bytes_elements(count: int) -> None:
     """Raise InvalidArgument if ``count`` elements of BYTES exceed the limit of a request."""
     if count > MAX_BYTES_ELEMENTS:
         raise InvalidArgument(
-            f"{count} BYTES elements are more than the {MAX_BYTES_ELEMENTS} that one request may have",
+            f"{count} BYTES elements exceed the limit of {MAX_BYTES_ELEMENTS} per request",
             "send them in several requests",
         )

@@ -1,7 +1,7 @@
-"""Resources of machines and models, and the facts about a machine that determine speed.
+"""Resources of machines and models, and the properties of a machine that determine speed.
 
 Core counts are the numbers of cores that this process may use: the minimum of the host's cores, the CPU affinity and the cgroup
-quota (v1 and v2). Other sources show the host's count even inside a container.
+quota (v1 and v2). Other sources report the host's cores even inside a container.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 
 class Resources(msgspec.Struct, frozen=True):
-    """Resources of a model; in estimates, upper bounds."""
+    """Resources of a model. In estimates, they are upper bounds."""
 
     memory_bytes: int
     cores: int = 1
@@ -30,7 +30,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
     cpu: str
     architecture: str
     isa: tuple[str, ...]
-    """Instruction sets that matter to kernels, sorted, by the kernel's flag names (``avx2``, ``avx512_vnni``, ``asimddp`` …)."""
+    """Instruction sets that affect compute kernels, sorted; Linux's flag names (``avx2``, ``avx512_vnni``, ``asimddp`` …)."""
     cores: int
     memory_bytes: int
     numa_nodes: int
@@ -52,7 +52,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
 
 
 INTEGER_DOT_PRODUCT = "integer_dot_product"
-"""In a variant's ``requires``: any instruction set that accumulates INT8 products in 32 bits."""
+"""Entry of a variant's ``requires`` for any instruction set that accumulates INT8 products in 32 bits."""
 
 _DOT_PRODUCT = {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}
 _RELEVANT_ISA = _DOT_PRODUCT | {
@@ -72,7 +72,7 @@ _RELEVANT_ISA = _DOT_PRODUCT | {
 
 
 def machine_facts(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> MachineFacts:
-    """Read the facts of this machine; ``proc`` and ``sys`` may be other folders in tests."""
+    """Read the properties of this machine. Tests may pass other folders as ``proc`` and ``sys``."""
     cpuinfo = _read(proc / "cpuinfo")
     model = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
@@ -90,7 +90,7 @@ def machine_facts(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Machi
 
 
 def usable_cores(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int:
-    """Cores that this process may use, at least 1; a quota of 1.5 cores counts as 2."""
+    """The number of cores that this process may use, at least 1. A quota of 1.5 cores counts as 2."""
     cores = len(core_ids())
     quota = cpu_quota(proc, sys)
     return max(1, min(cores, math.ceil(quota))) if quota else cores
@@ -100,7 +100,7 @@ class CorePlan(msgspec.Struct, frozen=True):
     """The threads and cores of a model's instances."""
 
     threads: int
-    """Threads of each instance, within an operator."""
+    """Number of threads per instance, for parallel work within an operator."""
     cores: tuple[tuple[int, ...], ...]
     """For each instance, the ids of its cores."""
 
@@ -108,10 +108,10 @@ class CorePlan(msgspec.Struct, frozen=True):
 def plan_cores(instances: int, threads: int, cores: Sequence[int], quota: float | None = None) -> CorePlan:
     """Distribute ``cores`` among ``instances`` (>= 1). ``quota`` is the CPU quota, in cores.
 
-    Each gets a block of neighbouring ids, which mostly have caches and memory in common, and ``threads``, or as many as it has
-    cores to run on if that is 0 or more than those: ``instances`` × ``threads`` exceeds what may be used only where there are more
-    instances than cores, which then share them. No core is kept for the event loop, which needs little of one: threads that do not
-    spin leave it that.
+    Each instance gets a block of neighbouring ids, since such cores usually share caches and memory. It gets ``threads`` threads,
+    but at most its share of the usable cores, and exactly that share if ``threads`` is 0. ``instances`` × ``threads`` therefore
+    exceeds the usable cores only if there are more instances than cores. No core is reserved for the event loop: it needs little
+    time, which threads that do not spin leave to it.
     """
     usable = max(1, min(len(cores), math.ceil(quota))) if quota else len(cores)
     fitting = max(1, usable // instances)
@@ -129,7 +129,7 @@ def core_ids() -> list[int]:
 
 
 def cpu_quota(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> float | None:
-    """The smallest CPU quota of this process's cgroup and its ancestors, in cores; None if there is none."""
+    """The smallest CPU quota of this process's cgroup and its ancestors, in cores; None without a quota."""
     quotas: list[float] = []
     for folder in _cgroup_folders("cpu", proc, sys):
         limit, _, period = _read(folder / "cpu.max").strip().partition(" ")
@@ -141,7 +141,7 @@ def cpu_quota(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> float | N
 
 
 def usable_memory(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int:
-    """Bytes of memory that this process may use: the host's, or a smaller cgroup limit; 0 if unknown."""
+    """Bytes of memory that this process may use: the host's memory, or a smaller cgroup limit; 0 if unknown."""
     total = re.search(r"^MemTotal:\s+(\d+) kB", _read(proc / "meminfo"), re.MULTILINE)
     limits = [int(total[1]) * 1024] if total else []
     for folder in _cgroup_folders("memory", proc, sys):
@@ -164,7 +164,7 @@ def allow_open_files(count: int) -> int:
 def _cgroup_folders(controller: str, proc: Path, sys: Path) -> list[Path]:
     """This process's cgroup folders for ``controller``, from its own up to the root, v1 and v2.
 
-    Inside a container, the path in /proc might not exist below the mount; then its existing ancestors have the limit.
+    Inside a container, the path in /proc may not exist below the mount. Its existing ancestors then have the limit.
     """
     folders: list[Path] = []
     for line in _read(proc / "self/cgroup").splitlines():

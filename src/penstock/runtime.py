@@ -1,4 +1,4 @@
-"""Runtime: open a bundle in this process and run inference without a server, on devices and in other programs."""
+"""Runtime: opens a bundle in this process and runs inference without a server, on devices and in other programs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from penstock.rows.proof import unproven
 from penstock.tensor import Array, Signature
 
 _MAX_BATCH = 32
-"""Rows in a call of a model file whose rows are proven to be independent."""
+"""Rows per call of a model file, if its rows are proven to be independent."""
 
 
 class Model:
-    """A loaded model; a context manager. One thread may use it at a time, unless its engine is reentrant."""
+    """A loaded model, and a context manager. Only one thread may use it at a time, unless its engine is reentrant."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class Model:
         return self._loaded.signature
 
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once on ``inputs`` (name -> array as ``signature`` says). Raises InvalidArgument if they do not fit.
+        """Run once on ``inputs`` (name -> array). Raises InvalidArgument if they do not fit ``signature``.
 
-        Inputs with a default value in the model may be given, too.
+        Inputs for which the model has a default value are optional.
         """
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
         optional = {spec.name: spec for spec in self._loaded.optional_inputs if spec.name in arrays}
@@ -62,7 +62,7 @@ class Model:
     def infer_rows(self, inputs: Mapping[str, Array], batch: int | None = None) -> dict[str, Array]:
         """Run over any number of rows, ``batch`` at a time.
 
-        The default is what the bundle was tuned for; for a model file 32, or 1 if its rows are not proven to be independent.
+        The default is the size that the bundle was tuned for. For a model file, it is 32, or 1 without proof of independent rows.
         """
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
         if optional := sorted(arrays.keys() & {spec.name for spec in self._loaded.optional_inputs}):
@@ -76,7 +76,7 @@ class Model:
             for start in range(0, counts.pop(), size)
         ]
         if not parts:
-            raise InvalidArgument("there are no rows to infer", "give at least one")
+            raise InvalidArgument("there are no rows to infer", "give at least one row")
         return {name: np.concatenate([np.atleast_1d(part[name]) for part in parts]) for name in parts[0]}
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class Model:
         self.close()
 
     def _shaped(self, inputs: Mapping[str, Array]) -> Signature:
-        """The signature, in which inputs of unknown rank have the shapes of these ``inputs``."""
+        """The signature, with the shapes of ``inputs`` for inputs of unknown rank."""
         unranked = self._loaded.unranked & inputs.keys()
         if not unranked:
             return self.signature
@@ -111,7 +111,7 @@ class Model:
 def open(path: str | Path) -> Model:
     """Open a bundle on the engine of its tuned variant, or a model file or folder on its format's default engine.
 
-    Raises NotFound, IntegrityError if the bundle was changed, Unavailable if no variant runs here, InvalidModel, Unsupported.
+    Raises NotFound, IntegrityError (changed bundle), Unavailable (no variant runs on this machine), InvalidModel, Unsupported.
     """
     opened = open_model(path)
     if isinstance(opened, Artifact):

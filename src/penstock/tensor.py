@@ -1,7 +1,7 @@
 """Tensors in the terms of the Open Inference Protocol: datatypes, specs, signatures, and their wire form.
 
-A tensor in memory is a C-ordered ``numpy.ndarray``; a BYTES tensor is one of dtype ``object`` holding ``bytes``. Its wire form is
-the elements in little-endian row-major order. A BYTES element is a 4-byte length followed by the bytes.
+A tensor in memory is a C-ordered ``numpy.ndarray``. The array of a BYTES tensor has dtype ``object`` and contains ``bytes``. The wire
+form consists of the elements in little-endian row-major order. A BYTES element is a 4-byte length followed by the bytes.
 """
 
 from __future__ import annotations
@@ -101,14 +101,14 @@ _BY_ONNX = {datatype.onnx: datatype for datatype in DataType}
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """Name, datatype and shape of one input or output; a dimension of -1 may have any size."""
+    """Name, datatype and shape of one input or output. A dimension of -1 may have any size."""
 
     name: str
     datatype: DataType
     shape: tuple[int, ...]
 
     def admits(self, shape: Sequence[int]) -> bool:
-        """True if an array of ``shape`` fits: same rank, and every fixed dimension equal."""
+        """True if an array of ``shape`` fits: it has the same rank, and all fixed dimensions are equal."""
         if len(shape) != len(self.shape):
             return False
         return all(want in (-1, got) for want, got in zip(self.shape, shape, strict=True))
@@ -142,11 +142,11 @@ class Signature(msgspec.Struct, frozen=True):
 
     @property
     def smallest_batch(self) -> int:
-        """The minimum number of rows in a call: the inputs' first axis if it is fixed, and 1 if it is free."""
+        """The minimum number of rows per call: the size of the inputs' first axis if it is fixed, otherwise 1."""
         return max([1, *(spec.shape[0] for spec in self.inputs if spec.shape)])
 
     def check(self, inputs: Mapping[str, Array]) -> None:
-        """Raise InvalidArgument unless ``inputs`` are exactly these inputs, and agree in batch size if batchable."""
+        """Raise InvalidArgument unless ``inputs`` match the signature's inputs and, if batchable, have the same batch size."""
         for name in inputs:
             if all(name != spec.name for spec in self.inputs):
                 raise InvalidArgument(
@@ -176,7 +176,7 @@ class Signature(msgspec.Struct, frozen=True):
 def element_count(shape: Sequence[int]) -> int:
     """Number of elements of ``shape``. Raises InvalidArgument for a shape that no array can have."""
     if len(shape) > _MAX_RANK:
-        raise InvalidArgument(f"a shape of {len(shape)} dimensions is more than the {_MAX_RANK} that a tensor may have")
+        raise InvalidArgument(f"a shape of {len(shape)} dimensions exceeds the limit of {_MAX_RANK} dimensions")
     if any(dim < 0 for dim in shape):
         raise InvalidArgument(f"shape {list(shape)} has a negative dimension", "every dimension must be >= 0")
     # An empty tensor takes no memory, but numpy rejects dimensions beyond the address space.
@@ -186,20 +186,20 @@ def element_count(shape: Sequence[int]) -> int:
 
 
 def to_wire(array: Array) -> bytes | memoryview:
-    """The wire form of ``array``; a view of its memory if that is already contiguous and little-endian."""
+    """The wire form of ``array``. It is a view of the array's memory if that is contiguous and little-endian."""
     if array.dtype.kind in "OSU":
         return _bytes_to_wire(array)
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
-    # bfloat16 has no buffer format, so the view is of bytes.
+    # A view of bytes, because bfloat16 has no buffer format.
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def from_wire(buffer: Buffer, datatype: DataType, shape: Sequence[int]) -> Array:
-    """An array of ``datatype`` and ``shape`` over ``buffer``: a read-only view, no copy, except for BYTES.
+    """An array of ``datatype`` and ``shape`` over ``buffer``. It is a read-only view, except for BYTES, which are copied.
 
-    Nothing is allocated for ``shape`` before the size of ``buffer`` has been found to match.
-    Raises InvalidArgument if it does not.
+    The size of ``buffer`` is checked before memory is allocated for ``shape``.
+    Raises InvalidArgument if it does not match.
     """
     count = element_count(shape)
     if datatype is DataType.BYTES:
@@ -234,10 +234,10 @@ def _bytes_to_wire(array: Array) -> bytes:
 
 
 def _bytes_from_wire(buffer: Buffer, count: int) -> Array:
-    # Each element takes at least its length field, so a wrong count is detected before allocation.
+    # Each element has at least a length field, so this detects a wrong count before memory is allocated.
     if count * _LENGTH.size > len(buffer):
         raise InvalidArgument(f"{count} BYTES elements do not fit in {len(buffer)} bytes")
-    # Slices stop at the end of the bytes, so one check after all slices suffices; this is three times as fast as a check for each.
+    # Slices stop at the end of the bytes, so one check after all slices suffices. Checking each slice would take three times as long.
     data, end = bytes(buffer), 0
     elements: list[bytes] = []
     add, unpack, prefix = elements.append, _LENGTH.unpack_from, _LENGTH.size
@@ -257,14 +257,14 @@ def _bytes_from_wire(buffer: Buffer, count: int) -> Array:
 
 
 def _bytes_error(data: bytes, count: int) -> InvalidArgument:
-    """The error in the wire form of BYTES elements."""
+    """Find the error in an invalid wire form of BYTES elements."""
     offset = 0
     for index in range(count):
         left = len(data) - offset - _LENGTH.size
         if left < 0:
-            return InvalidArgument(f"BYTES element {index} of {count} is cut off")
+            return InvalidArgument(f"BYTES element {index} of {count} is truncated")
         (length,) = _LENGTH.unpack_from(data, offset)
         if length > left:
-            return InvalidArgument(f"BYTES element {index} says it has {length} bytes, but {left} are left")
+            return InvalidArgument(f"BYTES element {index} declares {length} bytes, but {left} are left")
         offset += _LENGTH.size + length
     return InvalidArgument(f"{len(data) - offset} bytes are left over after {count} BYTES elements")

@@ -1,4 +1,4 @@
-"""Fakes and assertions for our tests and for users': no patching needed."""
+"""Fakes and assertions for Penstock's tests and for users' tests, as an alternative to patching."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def double(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 class FakeModel:
-    """A loaded model that runs ``forward``; ``calls`` holds the inputs of every call, in order."""
+    """A loaded model that runs ``forward``. ``calls`` contains the inputs of all calls, in order."""
 
     def __init__(
         self,
@@ -65,14 +65,14 @@ class FakeModel:
 
 
 def repeat(inputs: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-    """As many answers as the input ``x`` has rows, one row each, doubled."""
+    """Yield one response per row of the input ``x``: the doubled row."""
     for row in inputs["x"]:
         yield {"y": row[None] * 2}
 
 
 class FakeStreamingModel:
-    """A decoupled ``RequestModel`` that runs ``stream``; ``calls`` holds the inputs of every call, ``closed`` counts the iterators
-    that ended, be it by themselves or before their time."""
+    """A decoupled ``RequestModel`` that runs ``stream``. ``calls`` contains the inputs of all calls. ``closed`` counts the iterators
+    that were exhausted or closed early."""
 
     reentrant, decoupled, max_batch = False, True, None
 
@@ -101,7 +101,7 @@ class FakeStreamingModel:
 
 
 class FakeEngine:
-    """An engine whose models are ``FakeModel``; ``models`` holds all that it loaded."""
+    """An engine whose models are ``FakeModel``. ``models`` contains all models that it has loaded."""
 
     name = "fake"
     version = "1"
@@ -130,7 +130,7 @@ class MemoryStorage:
 
     def __init__(self, scratch: Path | None = None) -> None:
         self._files: dict[str, tuple[bytes, int]] = {}
-        """By path the content, and how many writes there had been before it."""
+        """For each path, the content and the number of earlier writes."""
         self._writes = 0
         self._scratch = scratch
 
@@ -189,7 +189,7 @@ class MemoryStorage:
 def assert_tensors_close(
     actual: Mapping[str, Array], expected: Mapping[str, Array], rtol: float = 1e-5, atol: float = 1e-6
 ) -> None:
-    """Same names, datatypes and shapes; floats within tolerance, everything else equal."""
+    """Assert equal names, datatypes and shapes. Floats must agree within tolerance, other elements exactly."""
     assert sorted(actual) == sorted(expected), f"names differ: {sorted(actual)} and {sorted(expected)}"
     for name, want in expected.items():
         got = actual[name]

@@ -1,3 +1,3 @@
-"""The version of this package, where every layer can read it."""
+"""The version of this package, in a module that all layers may import."""
 
 __version__ = "0.1.0"

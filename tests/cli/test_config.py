@@ -82,7 +82,7 @@ def test_the_table_is_grouped(penstock) -> None:
         (["--set", "max_que=1"], "unknown setting 'max_que' in --set\n  fix: did you mean 'max_queue'?"),
         (
             ["--set", "grpc_implementation=h2"],
-            "was removed: gRPC always runs on the server's own HTTP/2 (h2)\n  fix: leave it out",
+            "was removed: gRPC always runs on the server's own HTTP/2 (h2)\n  fix: remove it",
         ),
         (["--grpc-implementation", "grpcio"], "setting 'grpc_implementation' in the flag was removed"),
         (["--set", "max_queue"], "--set 'max_queue' has no value"),

@@ -30,5 +30,5 @@ def test_an_object_store_is_called_what_it_is(penstock, folder: Path, arguments:
     done = penstock(*arguments)
     assert done.code == (1 if arguments[0] == "tritonserver" else 2)
     assert "is in an object store: object stores and URLs are not supported yet" in done.err
-    assert "fix: sync it to a folder of this machine" in done.err
+    assert "fix: copy it to a folder on this machine" in done.err
     assert sorted(folder.iterdir()) == before

@@ -1,4 +1,4 @@
-"""Frames as bytes."""
+"""Encoding and parsing of frames."""
 
 import pytest
 

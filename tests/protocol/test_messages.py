@@ -23,7 +23,7 @@ def test_the_committed_descriptors_are_those_of_the_schema(tmp_path: Path) -> No
 
 
 def shape_of(descriptor) -> object:
-    """What of a message travels: its fields by number."""
+    """The wire contract of a message: its fields by number."""
     return {
         field.number: (
             field.name,

@@ -18,10 +18,10 @@ def test_it_reads_and_writes_as_protobuf_does(value: int, before: bytes, after: 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * 9, b"\xff" * 10, b"\xff" * 20])
 def test_a_number_that_does_not_end(data: bytes) -> None:
-    with pytest.raises(ValueError, match=f"without end at byte {min(len(data), 10)}$"):
+    with pytest.raises(ValueError, match=f"unterminated varint at byte {min(len(data), 10)}$"):
         read_varint(data, 0, len(data))
 
 
 def test_what_lies_beyond_the_end_is_not_read() -> None:
-    with pytest.raises(ValueError, match="without end at byte 1"):
+    with pytest.raises(ValueError, match="unterminated varint at byte 1"):
         read_varint(b"\x80\x01", 0, 1)

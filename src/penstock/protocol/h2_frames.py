@@ -30,7 +30,7 @@ MAX_FRAME_SIZE = 5
 MAX_HEADER_LIST_SIZE = 6
 
 HEADER = struct.Struct(">HBBBI")
-"""A frame's header: length (upper 16 bits, lower 8), type, flags, stream."""
+"""A frame header: length (upper 16 bits, lower 8 bits), type, flags, stream."""
 SETTING = struct.Struct(">HI")
 UINT32 = struct.Struct(">I")
 GOAWAY_HEAD = struct.Struct(">II")
@@ -45,7 +45,7 @@ SETTINGS_ACK = HEADER.pack(0, 0, SETTINGS, ACK, 0)
 
 
 class ErrorCode(IntEnum):
-    """RFC 9113, section 7."""
+    """Error codes (RFC 9113, section 7)."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -78,33 +78,33 @@ class StreamFault(Exception):
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """One frame; ``payload`` has less than 2**24 bytes."""
+    """One frame; ``payload`` must have less than 2**24 bytes."""
     size = len(payload)
     return HEADER.pack(size >> 8, size & 0xFF, kind, flags, stream_id) + payload
 
 
 def settings(values: Mapping[int, int]) -> bytes:
-    """SETTINGS by identifier."""
+    """A SETTINGS frame with ``values`` by identifier."""
     return frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*each) for each in values.items()))
 
 
 def ping(payload: bytes, flags: int = 0) -> bytes:
-    """PING, or the response to it with ``ACK``; ``payload`` has 8 bytes."""
+    """A PING frame, or, with the flag ``ACK``, the response to one. ``payload`` must have 8 bytes."""
     return frame(PING, flags, 0, payload)
 
 
 def goaway(last_stream_id: int, code: ErrorCode, reason: str = "") -> bytes:
-    """GOAWAY: streams up to ``last_stream_id`` are answered."""
+    """A GOAWAY frame. Streams up to ``last_stream_id`` are still answered."""
     return frame(GOAWAY, 0, 0, GOAWAY_HEAD.pack(last_stream_id, code) + reason.encode())
 
 
 def rst_stream(stream_id: int, code: ErrorCode) -> bytes:
-    """RST_STREAM."""
+    """An RST_STREAM frame."""
     return frame(RST_STREAM, 0, stream_id, UINT32.pack(code))
 
 
 def window_update(stream_id: int, increment: int) -> bytes:
-    """WINDOW_UPDATE; for the connection if ``stream_id`` is 0."""
+    """A WINDOW_UPDATE frame for a stream, or for the connection if ``stream_id`` is 0."""
     return frame(WINDOW_UPDATE, 0, stream_id, UINT32.pack(increment))
 
 
@@ -118,12 +118,12 @@ def without_padding(payload: bytes, flags: int) -> bytes:
     if flags & PRIORITISED:
         start += 5
     if start > stop:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding or priority that exceed their frame")
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding or priority longer than the frame")
     return payload[start:stop]
 
 
 def dependency(payload: bytes, flags: int = 0) -> int:
-    """The stream that a PRIORITY frame, or a HEADERS frame with ``PRIORITISED``, depends on; 0 is none."""
+    """The stream on which a PRIORITY frame, or a HEADERS frame with ``PRIORITISED``, depends; 0 means none."""
     start = 1 if flags & PADDED else 0
     return int.from_bytes(payload[start : start + 4]) & MAX_STREAM_ID
 
@@ -144,20 +144,20 @@ def priority_fault(stream_id: int, payload: bytes) -> ErrorCode | None:
 
 def parse_settings(payload: bytes) -> list[tuple[int, int]]:
     """Identifiers and values of SETTINGS. Raises ConnectionFault for an invalid value of a known setting."""
-    check(len(payload) % SETTING.size == 0, ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a broken length")
+    check(len(payload) % SETTING.size == 0, ErrorCode.FRAME_SIZE_ERROR, "SETTINGS with an invalid length")
     values = list(SETTING.iter_unpack(payload))
     for name, value in values:
         if name == INITIAL_WINDOW_SIZE:
-            check(value <= MAX_WINDOW, ErrorCode.FLOW_CONTROL_ERROR, "a window beyond the largest")
+            check(value <= MAX_WINDOW, ErrorCode.FLOW_CONTROL_ERROR, "an initial window above 2^31 - 1")
         elif name == MAX_FRAME_SIZE:
             is_allowed = MIN_FRAME_SIZE <= value <= MAX_FRAME_SIZE_LIMIT
-            check(is_allowed, ErrorCode.PROTOCOL_ERROR, "a size of frames out of bounds")
+            check(is_allowed, ErrorCode.PROTOCOL_ERROR, "a maximum frame size out of bounds")
         elif name == ENABLE_PUSH:
-            check(value <= 1, ErrorCode.PROTOCOL_ERROR, "a setting that is neither 0 nor 1")
+            check(value <= 1, ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH that is neither 0 nor 1")
     return values
 
 
 def check(is_so: bool, code: ErrorCode, otherwise: str) -> None:
-    """Raise ConnectionFault unless ``is_so``."""
+    """Raise ConnectionFault with the reason ``otherwise`` unless ``is_so``."""
     if not is_so:
         raise ConnectionFault(code, otherwise)

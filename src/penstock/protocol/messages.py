@@ -1,8 +1,8 @@
 """Protobuf classes of the Open Inference Protocol, of model configuration, and of gRPC's health check and reflection.
 
-``make proto`` compiles ``proto/*.proto`` to the descriptor set beside this file. The classes are made from it at run time, in a
-separate descriptor pool. Generated code might not load with another release of protobuf. It would also clash with a client library
-in the same process, which registers the same names.
+``make proto`` compiles ``proto/*.proto`` to the descriptor set next to this file. The classes are created from it at run time, in a
+separate descriptor pool. Generated code might not load with another release of protobuf. It would also conflict with a client
+library in the same process, which registers the same names.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 Message = Any
-"""An instance of one of the classes below. Type checkers cannot know their fields, because the classes are made at run time."""
+"""An instance of one of the classes below. Type checkers do not know their fields, because the classes are created at run time."""
 
 DESCRIPTORS = "descriptors.binpb"
-"""Serialized ``FileDescriptorSet``; each file follows the files that it imports."""
+"""A serialized ``FileDescriptorSet``, in which each file follows the files that it imports."""
 
 POOL = DescriptorPool()
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from penstock.protocol.varint import read_varint
 
-# By message of onnx.proto: the fields that lead to tensors, and the message in each field.
+# For each message of onnx.proto, the fields that can contain tensors, and the message type of each field.
 _LEADS: dict[str, dict[int, str]] = {
     "Model": {7: "Graph", 20: "TrainingInfo", 25: "Function"},
     "TrainingInfo": {1: "Graph", 2: "Graph"},
@@ -26,12 +26,12 @@ _LEADS: dict[str, dict[int, str]] = {
 _DATA_LOCATION, _EXTERNAL = 14, 1
 _EXTERNAL_DATA = 13
 _KEY, _VALUE = 1, 2
-"""Fields of an entry of a tensor's external data."""
+"""Fields of an entry in a tensor's external data."""
 _GRAPHS = (6, 11)
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MAX_DEPTH = 100
-"""Protobuf's own limit."""
+"""The nesting limit of protobuf itself."""
 
 
 def has_external_data(model: bytes) -> bool:
@@ -39,7 +39,7 @@ def has_external_data(model: bytes) -> bool:
 
     Raises ValueError if the bytes are not well-formed protobuf.
     """
-    # Parsers keep the lower 32 bits of an enum.
+    # Like protobuf parsers, keep the lower 32 bits of an enum.
     return any(
         message == "Tensor" and field == _DATA_LOCATION and isinstance(value, int) and value & 0xFFFFFFFF == _EXTERNAL
         for message, field, value in _fields(model)
@@ -47,7 +47,7 @@ def has_external_data(model: bytes) -> bool:
 
 
 def external_files(model: bytes) -> set[str]:
-    """The external files of ``model``, by the names in it. Raises ValueError if the bytes are not well-formed protobuf."""
+    """The names of the external files of ``model``. Raises ValueError if the bytes are not well-formed protobuf."""
     if not has_external_data(model):
         return set()
     found = set()
@@ -60,7 +60,7 @@ def external_files(model: bytes) -> set[str]:
 
 
 def has_control_flow(model: bytes) -> bool:
-    """True if any operator of ``model`` contains graphs, like If, Loop and Scan, so that its run time depends on its inputs.
+    """True if an operator of ``model`` contains graphs, as If, Loop and Scan do. Its run time may then depend on its inputs.
 
     Raises ValueError if the bytes are not well-formed protobuf.
     """
@@ -79,7 +79,7 @@ def unranked_inputs(model: bytes) -> frozenset[str]:
 
 
 def _entries(data: bytes, wanted: int) -> Iterator[bytes]:
-    """The values of field ``wanted`` of a message in ``data``, which have a length."""
+    """The values of the length-delimited field ``wanted`` in the message ``data``."""
     position, end = 0, len(data)
     while position < end:
         tag, position = read_varint(data, position, end)
@@ -96,8 +96,8 @@ def _entries(data: bytes, wanted: int) -> Iterator[bytes]:
 
 
 def _fields(model: bytes, message: str = "Model") -> Iterator[tuple[str, int, int | bytes | None]]:
-    """Every field where tensors can be: its message, its number, and its value if it is a number or tells of external data."""
-    parents: list[tuple[str, int]] = []  # the messages around the current one: type and end of each
+    """The fields of all messages that may contain tensors: message, field number, and the value of a number or external-data field."""
+    parents: list[tuple[str, int]] = []  # the enclosing messages, each with its type and end
     position, end = 0, len(model)
     while True:
         while position == end:

@@ -6,7 +6,7 @@ _SMALL = [bytes((number,)) for number in range(0x80)]
 
 
 def write_varint(number: int) -> bytes:
-    """``number`` (>= 0) in protobuf's encoding."""
+    """Encode ``number`` (>= 0) as a protobuf varint."""
     if number < 0x80:
         return _SMALL[number]
     digits = bytearray()
@@ -18,7 +18,7 @@ def write_varint(number: int) -> bytes:
 
 
 def read_varint(data: bytes | bytearray | memoryview, position: int, end: int) -> tuple[int, int]:
-    """The number at ``position``, and the position after it. Raises ValueError if the number does not end before ``end``, or within
+    """The number at ``position``, and the position after it. Raises ValueError if the number does not end before ``end`` or within
     ten bytes.
     """
     value = 0
@@ -30,4 +30,4 @@ def read_varint(data: bytes | bytearray | memoryview, position: int, end: int) -
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, position
-    raise ValueError(f"a number without end at byte {position}")
+    raise ValueError(f"unterminated varint at byte {position}")

@@ -1,4 +1,4 @@
-"""The models of start-up; the rest of an application is tested with whole servers in ``tests/e2e``."""
+"""The start-up models. ``tests/e2e`` tests the rest of an application with complete servers."""
 
 from __future__ import annotations
 

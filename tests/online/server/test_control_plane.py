@@ -1,4 +1,4 @@
-"""The control plane of several processes: what one is told, the others know, whenever they were started."""
+"""The control plane of several processes: a change in one reaches the others, including those that start later."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from penstock.testing import FakeModel
 
 
 class Others(ProcessGroup):
-    """Control planes in the same process, asked one after the other."""
+    """Control planes in the same process that are called one after the other."""
 
     def __init__(self, *planes: ControlPlane) -> None:
         self.planes = planes
@@ -91,7 +91,7 @@ def memory() -> Iterator[Memory]:
 
 @asynccontextmanager
 async def processes(folder: Path, registries: list[SharedMemory]) -> AsyncIterator[list[ControlPlane]]:
-    """The control planes of a server's processes that ask each other over real sockets."""
+    """The control planes of a server's processes, connected by real sockets."""
     ends = [SocketGroup(folder, index) for index in range(len(registries))]
     planes = [make_plane(end, shared_memory=registry) for end, registry in zip(ends, registries, strict=True)]
     for end, plane in zip(ends, planes, strict=True):
@@ -229,7 +229,7 @@ def test_what_a_dead_process_has_counted_is_never_lost_nor_counted_twice(tmp_pat
         for deaths in range(2):
             await ends[-1].close()
             if deaths:
-                (tmp_path / "1.sock").touch()  # as if killed
+                (tmp_path / "1.sock").touch()  # as after a kill
             assert await seen(planes[0]) == (2 + deaths, 1)
             await start(1)
             assert await seen(planes[0]) == await seen(planes[-1]) == (2 + deaths, 1)

@@ -1,4 +1,4 @@
-"""Models in several processes of a server, each with a manager of its own over one repository."""
+"""Models in several processes of a server, each with a separate manager over the same repository."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NUMBERS = itertools.count()
 
 
 class Other(ProcessGroup):
-    """One sibling, in the same process, which therefore has files of its own."""
+    """One sibling. It runs in the same process, and therefore has separate files."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
@@ -41,8 +41,8 @@ def _copied(argument: Any) -> Any:
     if not isinstance(argument, Override) or not argument.folder:
         return argument
     folder = Path(argument.folder)
-    # A name of another kind, since a server in another test removes what it takes for the folder of a killed server; and a new
-    # name each time, since the manager may still be removing an earlier copy.
+    # The name must not look like that of a killed server's folder, which a server in another test would remove. It is new each time,
+    # since the manager may still be removing an earlier copy.
     copy = shutil.copytree(folder, folder.with_name(f"copy-{next(_NUMBERS)}-of-{folder.name}"))
     return Override(argument.config, str(copy))
 

@@ -31,7 +31,7 @@ ONES = {"x": np.ones((1, 2), np.float32)}
 
 
 class Bench:
-    """A data plane with one model ``m``, not started, so that requests stay in its queue."""
+    """A data plane with one model ``m``, which is not started, so that requests stay in its queue."""
 
     def __init__(self, handle: Handle, admission: Admission | None = None) -> None:
         self.handle = handle

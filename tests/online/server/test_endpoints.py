@@ -1,4 +1,4 @@
-"""What a server listens on, by its settings, asked over real sockets."""
+"""The addresses that a server listens on for given settings, tested over real sockets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CHECK = "/grpc.health.v1.Health/Check"
 
 @asynccontextmanager
 async def made(**settings: Any) -> AsyncIterator[Endpoints]:
-    """Endpoints that do not listen yet, of a server with one model."""
+    """The endpoints of a server with one model, before they listen."""
     config, clock = ServerConfig(**{"http_port": 0, **settings}), SystemClock()
     repository, shared_memory, tracer = ServedModels(), SharedMemory(enabled=False), Tracer(TraceSettings())
     handle = make_handle(FakeModel())
@@ -69,7 +69,7 @@ async def made(**settings: Any) -> AsyncIterator[Endpoints]:
 
 
 def serving(ask: Callable[[Addresses], None], **settings: Any) -> None:
-    """Listen as of ``settings``, and run ``ask`` on another thread."""
+    """Listen with ``settings``, and run ``ask`` on another thread."""
 
     async def run() -> None:
         async with made(**settings) as endpoints:
@@ -218,7 +218,7 @@ def test_a_flood_does_not_blind_who_watches(monkeypatch: pytest.MonkeyPatch) -> 
                 answer = probe.ask(get("/v2/health/ready"))
                 assert answer.headers["connection"] == "close"
                 assert probe.is_closed
-            # Clients that hold the spare connections lose them to others.
+            # New clients replace the clients that hold the spare connections.
             held = [socket.create_connection(of(found.http)) for _ in range(200)]
             for number, each in enumerate(held):
                 with suppress(OSError):
@@ -298,7 +298,7 @@ def test_stopping_ends_all_connections_at_once() -> None:
 
 
 def connected(found: Addresses, stack: ExitStack) -> list[Client]:
-    """Clients of every port that have been answered and stay."""
+    """Clients of all ports that have received a response and stay connected."""
     clients = [stack.enter_context(Client(of(address))) for address in (found.http, found.grpc, found.metrics)]
     assert [client.ask(get("/v2/health/live")).status for client in clients] == [200, 200, 404]
     return clients

@@ -1,4 +1,4 @@
-"""One page of metrics for one process, and for several."""
+"""The metrics page of one process, and of several processes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_facts_are_summed_but_for_the_worst_lag_and_the_first_start() -> None:
 
 
 class ManualLoop(asyncio.SelectorEventLoop):
-    """Runs what is due when told what time it is."""
+    """An event loop that runs due callbacks when its time is set."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Work in steps: what each may take is announced before, and several jobs take turns."""
+"""Work in steps: each step announces its memory in advance, and several jobs take turns."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor

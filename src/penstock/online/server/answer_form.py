@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class _Everything:
-    """A container of every name."""
+    """A container that contains every name."""
 
     def __contains__(self, name: object) -> bool:
         return True
@@ -23,16 +23,16 @@ NONE: Container[str] = frozenset()
 
 
 class AnswerForm(msgspec.Struct, frozen=True, gc=False):
-    """The form of each output. Outputs that no field names have the transport's default form."""
+    """The form of each output. An output that appears in no field has the transport's default form."""
 
     binary: Container[str] = NONE
-    """Outputs whose elements follow the message as raw bytes; compare it with ``ALL`` and ``NONE`` by identity."""
+    """Outputs whose elements follow the message as raw bytes; compare the field with ``ALL`` and ``NONE`` by identity."""
     classification: Mapping[str, int] = {}
-    """Number of greatest values to return, at least 1, for each classified output."""
+    """For each classified output, the number of greatest values to return, at least 1."""
     placements: Mapping[str, Placement] = {}
-    """Shared memory to write outputs into, by output."""
+    """For each output to write into shared memory, its region."""
     lease: Lease | None = None
-    """The shared memory in use; released once the response is written or the request has failed."""
+    """The lease on shared memory in use; released once the response is written or the request has failed."""
 
     def release(self) -> None:
         """Release the shared memory, if any. Idempotent."""

@@ -50,10 +50,10 @@ from penstock.resources import allow_open_files, core_ids
 _SWITCH_INTERVAL_S = 0.0005
 _TRIM_S = 3.0
 _OTHER_FILES = 256
-"""Open files that connections may not use: they are for models, logs, the cache, and clients being refused."""
+"""Open files reserved for models, logs, the cache and refused clients; connections may not use them."""
 
 ModelSettings = Mapping[str, Mapping[str, Any]]
-"""By model name: the fields of its configuration that the user has set."""
+"""For each model name, the configuration fields that the user has set."""
 
 
 def serve(
@@ -65,7 +65,7 @@ def serve(
 ) -> None:
     """Serve ``targets`` until SIGTERM or SIGINT; calls ``on_ready`` once all models are loaded and warm.
 
-    Files that ``settings`` names are relative to ``folder``.
+    Paths in ``settings`` are relative to ``folder``.
 
     Raises NotFound, InvalidModel, InvalidConfig, IntegrityError, AlreadyExists (two targets with one name), Unavailable (port in
     use, or an address of another machine), and DeadlineExceeded if a model was still running after the drain timeout.
@@ -90,7 +90,7 @@ def _run(application: Application, on_ready: Callable[[Ready], None]) -> None:
     share_arenas(len(core_ids()))
     loop_factory = _loop_factory(application.config)
     before = sys.getswitchinterval()
-    # The loop, the instances and the threads that decode pass the interpreter lock to each other, and each waits up to this interval.
+    # The event loop, instances and decoding threads share the interpreter lock; each may wait up to this interval for it.
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
@@ -105,7 +105,7 @@ def _run(application: Application, on_ready: Callable[[Ready], None]) -> None:
 def _serve_many(config: ServerConfig, layout: Layout, on_ready: Callable[[Ready], None]) -> None:
     with ExitStack() as held:
         config = Endpoints.reserve(config, held)
-        # All processes share the weights of models without threads; threads do not survive a fork.
+        # Loaded before the fork, so that all processes share the weights; only models without threads, which a fork would lose.
         preloaded = preload(layout, models_at_start(config, layout), _load_options(config))
 
         def be(member: GroupMember, ready: Callable[[dict[str, Any]], None]) -> None:
@@ -159,7 +159,7 @@ def build(
         _load_options(config),
         preloaded,
         is_explicit=config.model_control_mode == "explicit",
-        # With a keys file the access table lets only clients with ``admin`` load.
+        # With a keys file, the access table allows only clients with ``admin`` to load models.
         takes_files=config.allow_model_upload or access.enabled,
     )
     files = allow_open_files(config.max_connections + _OTHER_FILES)
@@ -187,7 +187,7 @@ def build(
 
 
 class _Trim:
-    """Returns freed memory to the system some seconds after it is called: requests have left by then, and it is not done for each."""
+    """Returns freed memory to the system a few seconds after a call. Further calls within that time have no effect."""
 
     _is_planned = False
 

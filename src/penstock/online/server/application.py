@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 _UNLOAD_S = 1.0
 _THREADS = 2
-"""Threads that decode and encode large messages. With each the event loop waits longer for the interpreter lock."""
+"""Number of threads that decode and encode large messages. More threads make the event loop wait longer for the interpreter lock."""
 
 
 class Ready(Addresses, frozen=True):
@@ -102,7 +102,7 @@ class Application:
         stop = asyncio.ensure_future(self._stopping.wait())
         poll = asyncio.ensure_future(self._poll())
         try:
-            # A replacement process listens late: until it can answer, the other processes answer its clients.
+            # A replacement process listens only once it can answer; until then, the other processes accept all connections.
             is_late = self.member is not None and self.member.is_replacement
             addresses = Addresses() if is_late else await self.endpoints.listen()
             if self.member is not None:
@@ -140,12 +140,12 @@ class Application:
         self.recording.stop()
 
     async def _load(self) -> None:
-        """Load the models of start-up. With ``exit_on_error`` it raises the errors of those that fail."""
+        """Load the start-up models. Raises the errors of models that fail if ``exit_on_error`` is set."""
         if self.member is not None and self.member.is_replacement:
             async with self.group.exclusive("models", patient=True):
                 wanted = await self.control.wanted_models()
                 work = asyncio.ensure_future(self._start(wanted))
-                await asyncio.sleep(0)  # queues the loads before any change that this process receives from here on
+                await asyncio.sleep(0)  # queues the loads before any change that this process receives from now on
             await work
         elif (failures := await self._start(None)) and self.config.exit_on_error:
             raise _all_of(failures)
@@ -159,7 +159,7 @@ class Application:
         return await self.manager.start(wanted, config.model_load_threads, at_start)
 
     async def _poll(self) -> None:
-        """Poll the repositories periodically; the first process does so for all."""
+        """Poll the repositories periodically. Only the first process polls, on behalf of all."""
         logged = ""
         while self.config.model_control_mode == "poll" and (self.member is None or self.member.index == 0):
             await asyncio.sleep(self.config.repository_poll_secs)
@@ -167,7 +167,7 @@ class Application:
                 await self.control.poll()
                 logged = ""
             except PenstockError as error:
-                if logged != str(error):  # once, not with every poll
+                if logged != str(error):  # log the same error once, not with every poll
                     _log.warning("the repositories cannot be polled: %s", error)
                 logged = str(error)
             except Exception:  # noqa: BLE001 - a bug must not end the polling
@@ -206,7 +206,7 @@ class Application:
             )
             atexit.register(_end_at_once, 0)
         try:
-            # Slow clients may use up the timeout; idle models are unloaded all the same.
+            # Slow clients may use up the timeout; idle models still get time to unload.
             async with asyncio.timeout_at(max(end, loop.time() + _UNLOAD_S)):
                 await self.manager.unload_all()
         except TimeoutError:
@@ -236,7 +236,7 @@ def _end_at_once(code: int = 1) -> None:
 
 
 def _calm_collector() -> None:
-    """Make the garbage collector run rarely: only closed connections leave cycles behind.
+    """Make the garbage collector run rarely, since only closed connections leave reference cycles behind.
 
     Objects made at start-up live as long as the process. With the default threshold of 700 objects the collector would scan the
     requests in flight several times per batch.

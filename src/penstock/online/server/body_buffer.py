@@ -11,7 +11,7 @@ _GROWTH = 8
 
 
 class BodyBuffer:
-    """A buffer that never exceeds ``_GROWTH`` times the bytes received: a client may announce more than it sends.
+    """A buffer that never exceeds ``_GROWTH`` times the bytes received, since a client may announce more bytes than it sends.
 
     Only received bytes can be read.
     """
@@ -19,7 +19,7 @@ class BodyBuffer:
     __slots__ = ("_aligned", "_memory", "filled", "size")
 
     def __init__(self, size: int, aligned: int = 0) -> None:
-        """For ``size`` bytes. The byte at offset ``aligned``, where tensors begin, is aligned in memory."""
+        """Create a buffer for ``size`` bytes. The byte at offset ``aligned``, where tensors begin, is aligned in memory."""
         self.size = size
         self.filled = 0
         """Bytes received."""
@@ -36,11 +36,11 @@ class BodyBuffer:
         return max(len(self._memory), min(self.size, _GROWTH * (self.filled + count)))
 
     def grow(self, count: int = 0) -> None:
-        """Make room for further bytes; ``count`` of them, at most all that are missing, have already arrived."""
+        """Make room for more bytes. ``count`` of them have already arrived; it must not exceed the missing bytes."""
         if self.spare > count or len(self._memory) == self.size:
             return
         size = self.wanted(count)
-        # Not cleared: that would take as long as copying.
+        # Not cleared, since clearing would take as long as copying.
         memory = np.empty(size + _ALIGNMENT, np.uint8)
         start = -(memory.__array_interface__["data"][0] + self._aligned) % _ALIGNMENT
         found = memory.data[start : start + size]
@@ -55,7 +55,7 @@ class BodyBuffer:
         self.filled += count
 
     def next(self) -> memoryview:
-        """The memory for the next bytes; empty if ``grow`` has to be called first."""
+        """The unfilled memory for the next bytes; if it is empty, call ``grow`` first."""
         return self._memory[self.filled :]
 
     def advance(self, count: int) -> None:

@@ -19,7 +19,7 @@ _WITHOUT_CLASSES = frozenset({DataType.BYTES, DataType.FP16, DataType.BF16})
 
 
 def classify_outputs(response: InferResponse, counts: Mapping[str, int], handle: Handle) -> None:
-    """Replace each output in ``counts`` by that many of its greatest values. ``handle`` is the version that answered.
+    """Replace each output in ``counts`` with that number of its greatest values. ``handle`` is the model version that answered.
 
     Raises InvalidArgument.
     """
@@ -56,7 +56,7 @@ def _classify(name: str, array: Array, count: int, batched: bool, labels: Sequen
     # numpy cannot infer the other axis of an empty array.
     table = array.reshape(rows, array.size // rows if rows else 0)
     yield 2 * array.nbytes + 3 * array.size * np.dtype(np.intp).itemsize
-    # Both reverse the order without overflow.
+    # Both expressions reverse the order without overflow.
     keys = -table if datatype.is_float else ~table
     order = np.argsort(keys, axis=1, kind="stable")[:, :count]
     values = np.take_along_axis(table, order, axis=1)

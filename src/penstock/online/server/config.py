@@ -32,11 +32,11 @@ PANELS = {
     "cache_bytes": "Response cache",
     "access_log": "Telemetry",
 }
-"""Groups of settings by the first field of each; a group ends where the next one starts."""
+"""Groups of settings, each with its first field; a group ends where the next one starts."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True):
-    """Section ``server``: options of ``penstock serve``, ``PENSTOCK_SERVER_*``, or the table ``[server]`` of the file."""
+    """Section ``server``: options of ``penstock serve``, ``PENSTOCK_SERVER_*`` variables, or the table ``[server]`` of the file."""
 
     REMOVED: ClassVar[Mapping[str, str]] = {"grpc_implementation": "gRPC always runs on the server's own HTTP/2 (h2)"}
     """Settings of earlier versions, each with the reason for its removal."""
@@ -62,7 +62,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
     allow_metrics: Flag[bool] = True
     """Serve metrics."""
     dialects: tuple[Dialect, ...] = DIALECTS
-    """Protocols of other servers that the HTTP port accepts beside the Open Inference Protocol."""
+    """Protocols of other servers that the HTTP port accepts in addition to the Open Inference Protocol."""
     server_name: str = "penstock"
     """Server name in the server metadata."""
     processes: Flag[Annotated[int, msgspec.Meta(ge=1, le=1024)]] = 1
@@ -71,26 +71,26 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """Event loop. ``auto`` uses uvloop if it is installed."""
 
     model_repository: Flag[tuple[str, ...]] = ()
-    """Folder of models in Triton's layout, ``<model>/<version>/…``; its models are served beside the targets."""
+    """Folder of models in Triton's layout, ``<model>/<version>/…``; its models are served in addition to the targets."""
     model_control_mode: Flag[Literal["none", "poll", "explicit"]] = "none"
     """When models change after start-up: never (``none``), when their folders change (``poll``), or on request (``explicit``)."""
     load_models: Flag[tuple[str, ...]] = ()
     """Model to load at start-up in mode ``explicit``; ``*`` loads all. The other modes load every model."""
     repository_poll_secs: Flag[Annotated[float, msgspec.Meta(gt=0)]] = 15.0
-    """Seconds between two polls of the repositories in mode ``poll``. A change is applied once two polls agree on it."""
+    """Seconds between two polls of the repositories in mode ``poll``. A change is applied once two consecutive polls agree on it."""
     exit_on_error: Flag[bool] = True
     """Exit if a model fails to load at start-up."""
     strict_readiness: Flag[bool] = True
     """Report ready only while every model that start-up loads is being served."""
     model_config_name: Flag[str] = ""
-    """Read a model's ``configs/NAME.pbtxt`` in place of its ``config.pbtxt`` if the file exists."""
+    """Read a model's ``configs/NAME.pbtxt`` instead of its ``config.pbtxt`` if the file exists."""
     model_namespacing: bool = False
     """Serve models as ``<repository>/<model>``, so that repositories may contain models of the same name."""
     model_load_threads: _Count = 2
     """Number of models that load concurrently while the server runs. Start-up uses one thread per core if that is more.
-    A load that takes longer than ten seconds does not count, so that one that hangs does not hold up others."""
+    A load that takes longer than ten seconds no longer counts, so that a hanging load does not block others."""
     warmup_folder: str = ""
-    """Folder of recorded requests, ``<model>/….request``, that warm models up."""
+    """Folder of recorded requests, ``<model>/….request``, which warm up models."""
     warmup_record: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
     """Number of requests of different shapes to record per model into ``warmup_folder``, readable by the server's user only.
     0 records none."""
@@ -98,14 +98,14 @@ class ServerConfig(msgspec.Struct, frozen=True):
     max_batch: Flag[_Count | None] = None
     """Maximum rows per batch, for every model. Defaults to the bundle's value, or 64."""
     max_request_rows: _Count = 1024
-    """Maximum rows per request, or ``max_batch`` if that is greater; further rows are rejected with 400. A request with more than
+    """Maximum rows per request, or ``max_batch`` if that is greater; larger requests are rejected with 400. A request with more than
     ``max_batch`` rows runs alone. A model whose configuration sets ``max_batch_size`` rejects requests with more rows than that."""
     instances: Flag[_Count | None] = None
     """Number of instances of each model. Defaults to the bundle's value, or 1."""
     isolation: Flag[Literal["thread", "process"]] = "thread"
-    """Where instances run: on threads of the server, or each in its own process, whose crash leaves the server running."""
+    """Where instances run: on threads of the server, or each in its own process. If that process crashes, the server keeps running."""
     model_timeout_s: _Seconds = 0.0
-    """Maximum seconds for one call of a model in its own process; a slower process is killed. Loading may take at least 60 s.
+    """Maximum seconds for one call of a model in its own process; a slower process is killed. For loading, the limit is at least 60 s.
     0 sets no limit."""
     rate_limit: Flag[Literal["off", "execution_count"]] = "off"
     """``execution_count``: an instance runs only while it holds the resources that its ``rate_limiter`` names."""
@@ -117,32 +117,32 @@ class ServerConfig(msgspec.Struct, frozen=True):
     max_request_bytes: Flag[_Count] = 64 << 20
     """Maximum size of a request body; larger bodies are rejected with 413 before they are read."""
     max_json_bytes: _Count = 16 << 20
-    """Maximum size of the JSON in an HTTP request for inference, after decompression; more is rejected with 413. Binary tensors do
+    """Maximum size of the JSON in an HTTP inference request, after decompression; larger JSON is rejected with 413. Binary tensors do
     not count."""
     max_inflight_bytes: _Bytes = 1 << 30
-    """Maximum bytes of all requests, tensors decoded from them and unread responses in memory, at least ``max_request_bytes``;
-    further requests are rejected with 503. 0 sets no limit."""
+    """Maximum bytes in memory of all requests, their decoded tensors and unread responses, at least ``max_request_bytes``; further
+    requests are rejected with 503. 0 sets no limit."""
     max_header_bytes: _Count = 64 << 10
-    """Maximum bytes of a request's headers, counting 32 bytes of overhead per header; more are rejected with 431."""
+    """Maximum bytes of a request's headers, counting 32 bytes of overhead per header; larger ones are rejected with 431."""
     max_connections: _Count = 10_000
-    """Maximum open connections, at most the process's limit on open files less 256; requests on further ones are
-    answered with 503, except for health and metrics, and the connection is closed. The metrics port has 32 connections of its own."""
+    """Maximum open connections, at most the process's limit on open files less 256. On further connections, requests other than
+    health and metrics are answered with 503, and the connection is closed. The metrics port has 32 additional connections."""
     max_pipelined: _Count = 64
-    """Maximum requests of one connection in flight; the server stops reading until one is answered."""
+    """Maximum requests in flight per connection; at the limit, the server stops reading until one is answered."""
     max_unsent_bytes: _Count = 8 << 20
-    """Maximum bytes of responses to one request that a client leaves unread; beyond it the request is cancelled, and a gRPC call
+    """Maximum bytes of responses to one request that a client leaves unread. Beyond it, the request is cancelled, and a gRPC call
     ends with RESOURCE_EXHAUSTED."""
     max_unread_bytes: _Count = 64 << 20
     """Maximum bytes of responses, over all gRPC connections, that clients leave unread. Beyond it, clients that have read nothing for
     a second are disconnected, and further responses of more than 1 MiB per connection end with RESOURCE_EXHAUSTED."""
     max_streams: _Count = 1024
-    """Maximum open gRPC calls per connection, which clients are told; further calls are refused."""
+    """Maximum open gRPC calls per connection, which the server announces to clients; further calls are refused."""
     request_timeout_s: _Seconds = 60.0
     """Maximum seconds for a client to send one request."""
     idle_timeout_s: _Seconds = 75.0
     """Maximum seconds that a connection stays open unused, or that a client leaves its responses unread."""
     shutdown_grace_s: _Seconds = 0.5
-    """Seconds between the end of readiness and the end of listening, so that load balancers notice first."""
+    """Seconds between the end of readiness and the end of listening, so that load balancers can react first."""
     drain_timeout_s: Flag[_Seconds] = 30.0
     """Maximum seconds that shutdown waits for requests in flight and for running models."""
 
@@ -155,21 +155,22 @@ class ServerConfig(msgspec.Struct, frozen=True):
     http_tls: bool = True
     """Use TLS for HTTP too. If false, each of the two ports accepts only its own protocol."""
     keys_file: Flag[str] = ""
-    """TOML file with the clients, their keys and what each may do. Without it every client may do everything but what the
-    settings below forbid."""
+    """TOML file with the clients, their keys and their rights. Without it, every client may do everything that the settings below
+    do not forbid."""
     allow_origin: Flag[tuple[str, ...]] = ()
-    """Origin of web pages that may use the server, as ``https://app.example``; ``*`` allows every page. Other sites' pages get 403."""
+    """Origin of web pages that may use the server, as ``https://app.example``; ``*`` allows every page. Other pages get 403."""
     allow_host: tuple[str, ...] = ()
-    """Name that requests may have in ``Host``, beside ``host``, the name of this machine and those of its loopback addresses; ``*``
-    allows every name. Without it, a server with a ``keys_file`` accepts every name. Another server checks the names of all requests if
-    it listens on a loopback address, and otherwise those of browsers over plain HTTP."""
+    """Name that requests may have in ``Host``, in addition to ``host``, the machine's name and loopback names; ``*`` allows every
+    name. Without it, a server with a ``keys_file`` accepts every name. A server without one checks all requests if it listens on a
+    loopback address, and otherwise only requests of browsers over plain HTTP."""
     allow_model_upload: Flag[bool] = False
-    """Let every client load models from files that it sends, so that it can run code in the server. Otherwise this needs the key of a
-    client with ``admin``."""
+    """Let every client load models from files that it sends, and thereby run code in the server. Otherwise, this requires the key of
+    a client with ``admin``."""
     http_restricted_api: Secret[tuple[str, ...]] = ()
-    """Parts of the API that require a header, as ``api,api:header=value``. Requires ``dialects`` to be empty."""
+    """Parts of the HTTP API that require a header, as ``api,api:header=value``. Requires ``dialects`` to be empty."""
     grpc_restricted_protocol: Secret[tuple[str, ...]] = ()
-    """The same for gRPC; the required header is ``triton-grpc-protocol-`` followed by the given name."""
+    """Parts of the gRPC API that require a header, as ``api,api:header=value``. Clients send ``triton-grpc-protocol-`` before the
+    header's name."""
     allow_client_shm: Flag[Literal["auto", "true", "false"]] = "auto"
     """Let clients register shared memory. ``auto`` allows it if ``host`` is a loopback address."""
 
@@ -185,7 +186,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
     trace_level: Flag[Literal["OFF", "TIMESTAMPS"]] = "OFF"
     """``TIMESTAMPS`` traces requests. Level, rate, count, frequency and mode can be changed at run time, also per model."""
     trace_rate: _Count = 1000
-    """Trace one in this many requests, in addition to requests that carry a trace."""
+    """Trace one in this number of requests, in addition to requests that carry a trace."""
     trace_count: Annotated[int, msgspec.Meta(ge=-1)] = -1
     """Maximum number of traced requests. -1 sets no limit."""
     trace_log_frequency: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -193,9 +194,9 @@ class ServerConfig(msgspec.Struct, frozen=True):
     trace_mode: Literal["triton", "opentelemetry"] = "triton"
     """Destination of traces: ``trace_file``, or the OpenTelemetry collector at ``trace_endpoint``."""
     trace_file: Flag[str] = ""
-    """JSON file for traces in mode ``triton``; it is overwritten. Without it this mode traces nothing."""
+    """JSON file for traces in mode ``triton``; it is overwritten. Without it, this mode traces nothing."""
     trace_endpoint: str = ""
-    """OpenTelemetry collector, as ``http://host:4318/v1/traces``. Without it mode ``opentelemetry`` traces nothing."""
+    """OpenTelemetry collector, as ``http://host:4318/v1/traces``. Without it, mode ``opentelemetry`` traces nothing."""
     log_file: Flag[str] = ""
     """File that the server's log messages are appended to. Defaults to stderr."""
     log_info: bool = True
@@ -209,7 +210,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
     log_format: Literal["default", "ISO8601"] = "default"
     """Timestamp format of log messages."""
     metrics_summaries: bool = False
-    """Add latency quantiles of the last minute to the metrics; every request costs more."""
+    """Add latency quantiles of the last minute to the metrics, at an additional cost per request."""
 
     def __post_init__(self) -> None:
         for name, value in msgspec.structs.asdict(self).items():
@@ -217,12 +218,10 @@ class ServerConfig(msgspec.Struct, frozen=True):
                 raise ValueError(f"'{name}' must be a finite number")
         if 0 < self.max_inflight_bytes < self.max_request_bytes:
             raise ValueError(
-                "'max_inflight_bytes' must be at least 'max_request_bytes', or the largest request could never be sent"
+                "'max_inflight_bytes' must be at least 'max_request_bytes', or the largest requests could never be accepted"
             )
         if self.processes > 1 and self.isolation == "process":
-            raise ValueError(
-                "with several 'processes' models cannot have processes of their own: use 'instances' instead of 'isolation'"
-            )
+            raise ValueError("several 'processes' cannot be combined with 'isolation' process: use 'instances' instead")
         if self.processes > 1 and self.unix_socket:
             raise ValueError("several 'processes' cannot listen on one 'unix_socket'")
         if not all(self.model_repository):
@@ -235,7 +234,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
             raise ValueError("'allow_http' and 'allow_grpc' are both false: either HTTP or gRPC has to be allowed")
         _check_origins(self.allow_origin)
         if self.http_restricted_api and self.dialects:
-            raise ValueError("'dialects' would be a way around 'http_restricted_api': set 'dialects' to []")
+            raise ValueError("'dialects' would bypass 'http_restricted_api': set 'dialects' to []")
 
     def port(self, name: Literal["http", "grpc", "metrics"]) -> int:
         """The port to listen on for ``name``; 0 means any free port."""
@@ -248,7 +247,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
 
     @property
     def is_apart(self) -> bool:
-        """True if HTTP and gRPC admit different clients, so that neither port may accept the other's protocol."""
+        """True if HTTP and gRPC admit different clients; neither port may then accept the other's protocol."""
         return self.host_of("grpc") != self.host or (bool(self.tls_certificate) and not self.http_tls)
 
     @property

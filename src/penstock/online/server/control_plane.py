@@ -1,7 +1,7 @@
-"""The control plane: questions about the server itself, and changes to it, independent of the transport.
+"""The control plane: queries about the server itself, and changes to it, independent of the transport.
 
-Everything is asynchronous. With several server processes an answer includes what the other processes know, and a change is
-forwarded to all of them.
+All operations are asynchronous. With several server processes, the answer to a query combines the answers of all processes, and a
+change is forwarded to all of them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FORWARDED = frozenset(
 
 
 class ControlPlane:
-    """Answers questions and applies changes, for all processes of the server. Belongs to the event loop."""
+    """Answers queries and applies changes, for all processes of the server. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class ControlPlane:
         self._metrics = metrics
         self._manager = manager
         self._uneven: set[str] = set()
-        """Models of which other processes may serve another state, since they could not load the one served here."""
+        """Models that other processes may serve in an older state, because they failed to load the one served here."""
 
     async def answer(self, what: str, arguments: list[Any]) -> Any:
-        """Answer another process: run one of the methods below for this process alone. Raises PenstockError."""
+        """Run the operation ``what`` of another process, for this process alone. Raises PenstockError."""
         if what == "statistics":
             return self._own_statistics()
         if what == "report":
@@ -83,17 +83,17 @@ class ControlPlane:
         if what == "regions_closed":
             return await self._shared_memory.closed(*arguments)
         if what not in _FORWARDED:
-            raise InvalidArgument(f"unknown question {quoted(what)} from another process")
+            raise InvalidArgument(f"unknown operation {quoted(what)} from another process")
         settings = (self._repository, self._shared_memory, self._tracer, self._log)
         local = ControlPlane(*settings, ProcessGroup(), self._metrics, self._manager)
         return await getattr(local, what)(*arguments)
 
     async def catch_up(self) -> None:
-        """Take over the settings that the other processes received before this one started. Raises Unavailable."""
+        """Apply the settings that the other processes received before this one started. Raises Unavailable."""
         async with self._group.exclusive():
             for state in await self._group.ask("state"):
                 for region in state["regions"]:
-                    with suppress(PenstockError):  # its client has removed it since
+                    with suppress(PenstockError):  # the client has since removed the memory
                         self._shared_memory.register(**region)
                 for model, update in state["trace"].items():
                     self._tracer.settings(model, update)
@@ -113,7 +113,7 @@ class ControlPlane:
         return dict(self._manager.loaded_by_name()) if self._manager is not None else {}
 
     async def repository_index(self, ready: bool = False) -> list[Row]:
-        """A row for every model version, with its error in any process; only the ready versions if ``ready``."""
+        """A row for every model version, with an error if any process has one; only ready versions if ``ready`` is true."""
         others = await self._group.ask("own_index")
         wrong = {(row["name"], row.get("version")): row for rows in others for row in rows if row.get("reason")}
         own = await self.own_index()
@@ -121,7 +121,7 @@ class ControlPlane:
         return [row for row in rows if not ready or row.get("state") == VersionPhase.READY.value]
 
     async def own_index(self) -> list[Row]:
-        """The rows of ``repository_index`` for this process alone."""
+        """The rows of ``repository_index``, for this process alone."""
         if self._manager is not None:
             return await self._manager.index()
         return [
@@ -133,7 +133,7 @@ class ControlPlane:
     async def load(self, name: str, parameters: Parameters) -> None:
         """Load a model in all processes, or reload it if it has changed; returns when it is ready.
 
-        Raises the errors of ``check_load`` and of ``Manager.load``, and InvalidArgument; after an error the model is served as before.
+        Raises the errors of ``check_load`` and ``Manager.load``, and InvalidArgument. After an error, the model is served as before.
         """
         self.check_load(name, parameters)
         config, files = read_parameters(name, parameters)
@@ -149,7 +149,7 @@ class ControlPlane:
         with_parts = parameters.get("unload_dependents", False)
         if parameters.keys() - {"unload_dependents"} or not isinstance(with_parts, bool):
             raise InvalidArgument(
-                f"bad parameters to unload model {quoted(name)}", "the only one is 'unload_dependents', true or false"
+                f"bad parameters to unload model {quoted(name)}", "only 'unload_dependents', true or false, is allowed"
             )
         await self.change_model("unload", name, with_parts)
 
@@ -160,11 +160,11 @@ class ControlPlane:
         changes |= {name: True for name in self._uneven if changes.get(name, True)}
         work = (self.change_model("update" if is_there else "unload", name) for name, is_there in changes.items())
         for outcome in await asyncio.gather(*work, return_exceptions=True):
-            if outcome is not None and not isinstance(outcome, PenstockError):  # the log and the index report those
-                raise outcome
+            if outcome is not None and not isinstance(outcome, PenstockError):
+                raise outcome  # PenstockErrors are in the log and the index already
 
     def check_load(self, name: str, parameters: Iterable[str]) -> None:
-        """Check that a model may be loaded with parameters of these names, before their values are decoded.
+        """Check that a model may be loaded with these parameter names, before the values are decoded.
 
         Raises Unavailable unless the server allows explicit control, InvalidArgument, and PermissionDenied for files.
         """
@@ -189,7 +189,7 @@ class ControlPlane:
         async with self._group.exclusive("models", patient=True):
             was_served = bool(self._repository.versions(name))
             await self._change_here(what, name, argument)
-            if what != "unload":  # includes versions that the others could not load when this process did
+            if what != "unload":  # also send versions that the other processes failed to load earlier
                 argument = (await self.own_models()).get(name)
             self._uneven.discard(name)
             try:
@@ -227,7 +227,7 @@ class ControlPlane:
         return merge([mine, *theirs]) if theirs else mine
 
     async def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
-        """The statistics of all models, one, or one version, in the protocol's form. Raises InvalidArgument if it is not served."""
+        """Statistics of all models, one model or one version, in the protocol's form. Raises InvalidArgument for an unserved model."""
         if name:
             try:
                 self._repository.find(name, version)
@@ -241,12 +241,12 @@ class ControlPlane:
         ]
 
     def inherit(self) -> None:
-        """Continue the counters of the process that this one replaces. Call it before other processes can ask."""
+        """Continue the counters of the process that this one replaces. Call this before other processes can query this one."""
         if (kept := self._group.inherited()) is not None:
             self._metrics.inherit(msgspec.convert(kept, list[ModelStatistics]))
 
     def _own_statistics(self) -> list[ModelStatistics]:
-        """The statistics of this process. They are stored before they are reported, so that no counter decreases if it dies."""
+        """This process's statistics. They are stored before they are reported, so that no counter decreases if the process dies."""
         own = self._metrics.models()
         self._group.keep([dataclasses.replace(one, pending=0, recent=None) for one in own])
         return own
@@ -283,7 +283,7 @@ class ControlPlane:
     async def register_shared_memory(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Register a region in all processes, or in none.
 
-        Raises AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unsupported, and Unavailable if the others are busy.
+        Raises AlreadyExists, InvalidArgument, NotFound, ResourceExhausted, Unsupported, and Unavailable if other processes are busy.
         """
         async with self._group.exclusive():
             self._shared_memory.register(name, key, offset, byte_size)
@@ -294,10 +294,10 @@ class ControlPlane:
                 raise
 
     async def unregister_shared_memory(self, name: str = "") -> None:
-        """Unregister a region, or all; returns when no request uses it any more. Raises Unsupported, Unavailable."""
+        """Unregister a region, or all regions; returns once no request uses them. Raises Unsupported, Unavailable."""
         async with self._group.exclusive():
             await self._forget(name)
-        # Without a time limit: until then the client must not reuse the memory.
+        # No time limit, because the client must not reuse the memory until then.
         await self._group.ask("regions_closed", name, patient=True)
         await self._shared_memory.closed(name)
 

@@ -41,7 +41,7 @@ _EXTENSIONS = [
 ]
 _RESERVED = "triton_"
 EMPTY_FINAL = "triton_enable_empty_final_response"
-"""The parameter that asks for a last answer without outputs if a decoupled model has nothing more to say when it ends."""
+"""Request parameter: if a decoupled model ends without a further response, send a final one that has no outputs."""
 _MAX_ID_BYTES = 128
 _ON_THE_WAY_S = 0.002
 """Part of a client's timeout that is reserved for reading the request and writing the response; at most a tenth of it."""
@@ -51,7 +51,7 @@ _REFUSALS = (Code.RESOURCE_EXHAUSTED, Code.PERMISSION_DENIED, Code.UNAUTHENTICAT
 class DataPlane:
     """Answers requests from the models in ``served``. Belongs to the event loop.
 
-    A transport resolves a request's model once, with ``acquire``; everything after that takes the handle.
+    A transport looks up a request's model once, with ``acquire``, and passes the handle to the other methods.
     """
 
     def __init__(  # noqa: PLR0913 - collaborators and keyword-only options
@@ -68,12 +68,12 @@ class DataPlane:
     ) -> None:
         """``admission`` is None if every client may do everything; ``name`` is the server's name in its metadata.
 
-        ``recorder`` keeps requests to warm models up with. ``is_complete`` is true once every required model is being served.
+        ``recorder`` stores requests that later warm up models. ``is_complete`` is true once every required model is being served.
         """
         self.shared_memory = shared_memory
         """Holds the tensors that requests refer to by region."""
         self.tracer = tracer
-        """Transports read the caller's trace context only while it is enabled."""
+        """Transports read the client's trace context only while the tracer is enabled."""
         self._served = served
         self._clock = clock
         self._admission = admission
@@ -84,7 +84,7 @@ class DataPlane:
         self._arrivals = Arrivals()
 
     def open(self) -> None:
-        """End start-up: from now on the server is ready while all required models are served."""
+        """End start-up: from now on, the server is ready while all required models are served."""
         self._is_open = True
 
     def close(self) -> None:
@@ -102,16 +102,16 @@ class DataPlane:
         return self._is_open and self._is_complete()
 
     def enter(self, client: str) -> None:
-        """Count a request of ``client`` before it is decoded, unless its access guard has. Raises ResourceExhausted."""
+        """Count a request of ``client`` before it is decoded, unless the access guard already has. Raises ResourceExhausted."""
         if self._admission is not None:
             self._admission.enter(client)
 
     def acquire(self, name: str, version: str = "", client: str = "") -> Handle:
-        """The model version that answers a request of ``client``; without ``version``, the greatest one.
+        """The model version for a request of ``client``; the greatest version if ``version`` is empty.
 
-        Call ``infer`` within the same event-loop iteration: unloading waits for the requests that have been submitted.
-        Raises NotFound, Unavailable while the server starts or shuts down, and PermissionDenied if ``client`` may not use a model of
-        that name, so that it does not learn which models exist.
+        Call ``infer`` within the same event-loop iteration, because unloading waits only for submitted requests.
+        Raises NotFound, Unavailable while the server starts or shuts down, and PermissionDenied if ``client`` may not use models of
+        that name, whether or not such a model exists.
         """
         try:
             return self._served.find(name, version)
@@ -125,7 +125,7 @@ class DataPlane:
             raise
 
     def check(self, request: InferRequest, client: str = "") -> None:
-        """Raise what ``acquire`` and ``infer`` would, given the names, datatypes and shapes of the inputs of ``request``."""
+        """Check the model name and the inputs' names, datatypes and shapes. Raises the errors of ``acquire`` and ``infer``."""
         handle = self.acquire(request.model_name, request.model_version, client)
         try:
             if self._admission is not None:
@@ -136,10 +136,10 @@ class DataPlane:
             raise
 
     def infer(self, handle: Handle, request: InferRequest, done: Done, decoupled: bool = False) -> Cancellable | None:
-        """Run ``request`` on ``handle``; ``done`` is called on the event loop, perhaps before this returns.
+        """Run ``request`` on ``handle``. ``done`` is called on the event loop, possibly before this method returns.
 
-        Returns an object that cancels the request, or None if it has already ended. ``decoupled``: ``done`` accepts several
-        responses. A callback is used because a task and a future per request would cost more than the rest of this path.
+        Returns an object that cancels the request, or None if it has already ended. If ``decoupled`` is true, ``done`` accepts
+        several responses. The result is a callback because a task and a future per request would cost more than the rest of this path.
         """
         if self.tracer.enabled:
             trace = self.tracer.begin(request, request.traceparent, request.tracestate)
@@ -151,7 +151,7 @@ class DataPlane:
     def call(
         self, request: InferRequest, done: Done, handle: Handle | None = None, decoupled: bool = False
     ) -> Cancellable | None:
-        """Like ``infer``, for a request that a model sends while it answers another, which has been admitted.
+        """Like ``infer``, for a request that a model sends while it processes another request, which has been admitted.
 
         Without ``handle`` the model is looked up by the request's name and version.
         """
@@ -196,7 +196,7 @@ class DataPlane:
     def _submit(
         self, handle: Handle, request: InferRequest, rows: int, key: Hashable, done: Done
     ) -> Cancellable | None:
-        """Pass a checked request on."""
+        """Pass a checked request to the scheduler or the cache."""
         try:
             if handle.cache is not None:
                 return handle.cache.answer(request, done, partial(handle.scheduler.submit, request, rows, key))
@@ -242,10 +242,10 @@ class DataPlane:
         done(error)
 
     def _read_parameters(self, request: InferRequest, handle: Handle) -> None:
-        """Read the scheduler's parameters. The mapping is not changed, since requests may share it."""
+        """Read the scheduler's parameters. Does not change the mapping, since requests may share it."""
         parameters = request.parameters
         if EMPTY_FINAL in parameters:
-            # Meant for streams, which read it. Some clients always send it.
+            # Only streams use this parameter, and have read it already. Some clients always send it.
             parameters = request.parameters = {name: parameters[name] for name in parameters if name != EMPTY_FINAL}
         for name in parameters:
             if name.startswith(_RESERVED):
@@ -282,7 +282,7 @@ def _flag(parameters: dict[str, Any], name: str) -> bool:
 
 
 def _identity(value: Any) -> int | str:
-    """The id of a sequence. A negative integer stands for the unsigned one with the same bits: some clients can only send that."""
+    """The id of a sequence. A negative integer means the unsigned one with the same bits: some clients have only signed integers."""
     if isinstance(value, str):
         if len(value.encode()) > _MAX_ID_BYTES:
             raise InvalidArgument(f"parameter 'sequence_id' is longer than {_MAX_ID_BYTES} bytes")

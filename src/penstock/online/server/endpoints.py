@@ -34,7 +34,7 @@ from penstock.online.server.processes.supervisor import reserve
 _Name = Literal["http", "grpc", "metrics"]
 
 _METRICS_CONNECTIONS = 32
-"""Maximum connections of the metrics port. They do not count as ``max_connections``, so monitoring works while clients use all."""
+"""Maximum connections of the metrics port. They do not count towards ``max_connections``, so that clients cannot block monitoring."""
 
 
 class Addresses(msgspec.Struct, frozen=True):
@@ -73,7 +73,8 @@ class Endpoints:
         connections.spare = spare = SpareConnections()
         self._service = GrpcService(dataplane, control, tables[""], config.max_pipelined, budget)
         resources = make_resources(dataplane, control, access, config)
-        # Browsers reach no Unix socket, and HTTP/2 over TLS only, where they compare the name with the certificate.
+        # Unix sockets and HTTP/2 need no check of ``Host``. Browsers cannot open Unix sockets. They use HTTP/2 only over TLS, where
+        # they compare the name with the certificate.
         any_name = WebAccess(config.allow_origin)
         web = {port: WebAccess.of(config, config.host) if port else any_name for port in tables}
         unread = UnreadTotal(config.max_unread_bytes, clock, budget.on_fall)
@@ -97,7 +98,7 @@ class Endpoints:
 
     @staticmethod
     def reserve(config: ServerConfig, held: ExitStack) -> ServerConfig:
-        """Reserve ports for several processes until ``held`` is closed; returns ``config`` with their numbers.
+        """Reserve ports for several processes until ``held`` is closed; returns ``config`` with the port numbers.
 
         Raises Unavailable, InvalidConfig.
         """

@@ -1,4 +1,4 @@
-"""Decompresses gzip and zlib data in steps, so that memory is counted before it is filled, and no step takes long."""
+"""Decompresses gzip and zlib data in short steps. Memory is reserved before each step fills it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.tensor import Buffer
 GZIP = 16 + zlib.MAX_WBITS
 """``window_bits`` of gzip."""
 ZLIB = zlib.MAX_WBITS
-"""``window_bits`` of zlib's format, which HTTP and gRPC call deflate."""
+"""``window_bits`` of the zlib format, which HTTP and gRPC call deflate."""
 _SLICE = 1 << 16
 _MAX_RATIO = 1040
 """Deflate makes data at most 1032 times smaller."""
@@ -40,7 +40,7 @@ def inflate(data: Buffer, window_bits: int, limit: int) -> Steps[memoryview]:
         while (rest or is_full) and not member.eof:
             most = min(_SLICE, limit - len(whole) + 1)
             if len(whole) + most > told:
-                # Small at first, since most contents are.
+                # Reserve little at first, since most contents are small.
                 told = len(whole) + max(_SLICE, min(len(whole), STEP_BYTES))
                 yield min(told, limit + 1, _MAX_RATIO * len(data))
             try:
@@ -62,7 +62,7 @@ def inflate(data: Buffer, window_bits: int, limit: int) -> Steps[memoryview]:
 
 
 def inflate_small(data: Buffer, window_bits: int) -> bytes | None:
-    """The content of ``data`` if both have at most ``INLINE_BYTES``; None if ``inflate`` has to look at it."""
+    """The content of ``data`` if both are at most ``INLINE_BYTES`` long; otherwise None, and ``inflate`` must be used."""
     if len(data) > INLINE_BYTES:
         return None
     member = zlib.decompressobj(window_bits)

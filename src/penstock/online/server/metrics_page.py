@@ -51,7 +51,7 @@ class LoopLag:
 
 
 class MetricsPage:
-    """Makes the report of one process, and the page of all. Belongs to the event loop."""
+    """Creates the report of one process, and the page of all processes. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class MetricsPage:
         inflight_bytes: Callable[[], int] | None = None,
         dropped_records: Callable[[], int] = int,
     ) -> None:
-        """``statistics`` returns those of the current models, ``connections`` the number of open connections by protocol."""
+        """``statistics`` returns the current models' statistics, ``connections`` the number of open connections by protocol."""
         self._statistics = statistics
         self._connections = connections
         self._inflight_bytes = inflight_bytes
@@ -94,9 +94,9 @@ class MetricsPage:
         return Report(self.models(), facts)
 
     async def render(self, others: Sequence[Report] = (), dead: Sequence[Sequence[ModelStatistics]] = ()) -> bytes:
-        """The page of this process, the ``others``, and the counters of ``dead`` ones.
+        """The page for this process, the ``others``, and the counters of ``dead`` processes.
 
-        It yields to the event loop after each family of metrics.
+        This coroutine yields to the event loop after each metric family.
         """
         own = self.report()
         whole = merged([own, *others]) if others else own

@@ -1,4 +1,4 @@
-"""Work that would keep the event loop busy: decoding and encoding of more than a few KiB, on other threads and in short steps."""
+"""Runs decoding and encoding of more than a few KiB in short steps on other threads, to keep the event loop free."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TypeVar
 _Result = TypeVar("_Result")
 
 INLINE_BYTES = 4 << 10
-"""Texts up to this size are decoded and encoded on the event loop, which takes less time than a change of threads."""
+"""Texts up to this size are decoded and encoded on the event loop, which takes less time than switching threads."""
 STEP_BYTES = 1 << 20
-"""Memory that one step may fill: little enough that several clients take turns."""
+"""Memory that one step may fill, small enough for several clients to take turns."""
 
 Steps = Generator[int, None, _Result]
-"""Work in short steps. Each ``yield`` is the number of bytes that the work may hold after its next step; the code before the first
-``yield`` does nothing that takes time or memory."""
+"""Work in short steps. Each ``yield`` gives the number of bytes that the work may hold after its next step. The code before the
+first ``yield`` takes negligible time and memory."""
 
 
 async def run(work: Callable[[], _Result]) -> _Result:
@@ -26,8 +26,8 @@ async def run(work: Callable[[], _Result]) -> _Result:
 async def in_steps(steps: Steps[_Result], charge: Callable[[int], Awaitable[None]]) -> _Result:
     """The result of ``steps``, each of which runs on another thread.
 
-    Every step waits its turn anew, so short work passes long work. ``charge`` is called on the event loop before each step with
-    the bytes that the work may then hold; an exception that it raises ends the work.
+    Each step queues separately for a thread, so that short work overtakes long work. ``charge`` is called on the event loop before
+    each step with the bytes that the work may then hold; an exception that it raises ends the work.
     """
     size, result = _advance(steps)
     while result is None:
@@ -37,7 +37,7 @@ async def in_steps(steps: Steps[_Result], charge: Callable[[int], Awaitable[None
 
 
 def beside(held: int, steps: Steps[_Result]) -> Steps[_Result]:
-    """``steps``, beside ``held`` bytes that stay in memory."""
+    """``steps``, with ``held`` further bytes that stay in memory added to each size."""
     size, result = _advance(steps)
     while result is None:
         yield held + size
@@ -54,7 +54,7 @@ def finish(steps: Steps[_Result]) -> _Result:
 
 
 def _advance(steps: Steps[_Result]) -> tuple[int, tuple[_Result] | None]:
-    """Run one step; returns the bytes wanted for the next one, or the result in a tuple."""
+    """Run one step; returns the bytes that the next step needs, or the result in a tuple."""
     try:
         return next(steps), None
     except StopIteration as end:

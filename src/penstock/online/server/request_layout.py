@@ -1,4 +1,4 @@
-"""The layout of a request: everything that stays the same when a client repeats it with other tensors. For HTTP and gRPC."""
+"""The layout of an HTTP or gRPC request: everything that stays the same when a client repeats it with other tensors."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ class RequestLayout(msgspec.Struct):
     """A request without its id and raw tensors."""
 
     arrays: dict[str, Array] = {}
-    """Inputs whose elements are part of the JSON or protobuf description."""
+    """Inputs whose elements are in the JSON or protobuf message."""
     parameters: Parameters = {}
     shared: list[tuple[TensorLayout, SharedSlice]] = []
     """Inputs in shared memory."""
     outputs: tuple[str, ...] = ()
-    """Requested outputs; empty requests all."""
+    """Requested outputs; empty if all are requested."""
     placed: list[tuple[str, SharedSlice]] = []
     """Outputs to write into shared memory."""
     form: AnswerForm = TEXT
-    """The form of the response, without shared memory, which each request leases."""
+    """The form of the response, without shared memory: each request has its own lease."""
 
     def lease(self, memory: SharedMemory, model_name: str, inputs: dict[str, Array]) -> AnswerForm:
-        """Add the inputs in shared memory to ``inputs``; returns the form of the response, which holds the lease.
+        """Add the inputs in shared memory to ``inputs``. Returns the form of the response, which holds the lease.
 
         Raises NotFound, InvalidArgument, Unavailable, Unsupported.
         """
@@ -102,7 +102,7 @@ class RequestLayout(msgspec.Struct):
 
 
 def find_datatype(name: str, datatype: str) -> DataType:
-    """The datatype called ``datatype``. Raises InvalidArgument with input ``name``."""
+    """The datatype called ``datatype``. Raises InvalidArgument, with ``name`` as the input's name."""
     found = _DATATYPES.get(datatype)
     if found is None:
         raise InvalidArgument(f"invalid datatype for input {shortened(name)}: {quoted(datatype)}")
@@ -119,7 +119,7 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def read_slice(what: str, parameters: Mapping[str, Any]) -> SharedSlice | None:
-    """The shared memory of an input or output, None without; errors call it ``what``. Raises InvalidArgument."""
+    """The shared-memory slice of an input or output, or None. Errors name the tensor as ``what``. Raises InvalidArgument."""
     region = parameters.get("shared_memory_region")
     if region is None:
         return None
@@ -130,7 +130,7 @@ def read_slice(what: str, parameters: Mapping[str, Any]) -> SharedSlice | None:
 
 
 def whole_number(what: str, parameters: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """Parameter ``name``, an integer of at least 0; errors call its owner ``what``. Raises InvalidArgument."""
+    """Parameter ``name``, an integer of at least 0. Errors name its tensor as ``what``. Raises InvalidArgument."""
     number = parameters.get(name, default)
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise InvalidArgument(f"{what}: {quoted(name)} must be a whole number, not {number!r:.80}")

@@ -47,7 +47,7 @@ def access(path: Path, clock: ManualClock) -> Access:
 
 @pytest.fixture
 def change(path: Path, clock: ManualClock) -> Callable[[str], None]:
-    """Replaces the keys file as an editor does, and lets it be noticed."""
+    """Replaces the keys file as an editor does, and advances the clock so that the change is noticed."""
 
     def change(text: str) -> None:
         new = path.with_suffix(".new")
@@ -130,7 +130,7 @@ def test_a_changed_file_is_read_within_a_second(
     with pytest.raises(Unauthenticated):
         access.identify(BOB.encode())
     with pytest.raises(Unauthenticated):
-        access.client("bob")  # identified before, and gone since
+        access.client("bob")  # identified earlier, and removed since
     assert [record.message for record in caplog.records] == ["the keys file was reloaded: 1 clients"]
 
 

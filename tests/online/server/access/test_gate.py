@@ -1,4 +1,4 @@
-"""The gate for large requests: order, bounds, and that no request waits for ever."""
+"""The gate for large requests: order, limits, and progress of every request."""
 
 import asyncio
 import random
@@ -29,7 +29,7 @@ async def settle() -> None:
 
 
 class Asker:
-    """A request that asks for the gate, as a task."""
+    """A task that represents a request at the gate."""
 
     def __init__(self, gate: Gate, size: int) -> None:
         self.passage = Passage(gate)
@@ -177,7 +177,7 @@ def test_requests_that_wait_for_their_model_count_until_nothing_has_moved_for_lo
         following = Passage(gate)
         await following.hold(5 * UNIT)  # returns, since ``parked`` no longer counts
         assert gate.used == 6 * UNIT
-        parked.note(3 * UNIT)  # its answer
+        parked.note(3 * UNIT)  # its response
         assert gate.used == 9 * UNIT
         for passage in (parked, working, following):
             passage.leave()
@@ -195,7 +195,7 @@ def test_a_model_that_waits_for_a_request_outside_does_not_stop_the_server() -> 
             await passage.hold(20 * UNIT)
             arrived[number].set()
             passage.park(20 * UNIT)
-            for event in arrived:  # as a sequence whose requests arrive in any order
+            for event in arrived:  # like a sequence whose requests arrive in any order
                 await event.wait()
             passage.note(30 * UNIT)
             await passage.hold(40 * UNIT)
@@ -240,7 +240,7 @@ def test_in_any_interleaving_all_finish_and_the_limit_holds(
                     passage.note(min(passage.size, size * UNIT))
                 inside = list(gate._inside)
                 assert gate.used == sum(one.size for one in inside)
-                # Only one request exceeds the limit, alone or beside what the others held before.
+                # Only one request may exceed the limit, alone or together with the bytes that others already held.
                 largest = max((one.size for one in inside), default=0)
                 assert gate.used <= LIMIT + largest
         finally:

@@ -50,7 +50,7 @@ def test_restrictions_that_are_wrong(texts: list[str], message: str) -> None:
 
 
 def made_resources() -> list[Resource]:
-    """Everything that HTTP answers, over planes that nothing is asked of."""
+    """All HTTP resources, with planes that are never called."""
     plane = cast(Any, SimpleNamespace(shared_memory=None))
     resources = make_resources(plane, plane, EVERYONE, ServerConfig())
     return [*resources, *metrics_resources(plane)]
@@ -73,7 +73,7 @@ def test_an_endpoint_that_is_not_in_the_table_is_closed_whoever_asks() -> None:
     table = AccessTable(EVERYONE, rules=[rule for rule in RULES if rule.group not in ("metadata", "inference")])
     guard = table.of_path("/v2")
     assert guard is not None
-    with pytest.raises(PermissionDenied, match="'/v2' is closed: no access rule names it"):
+    with pytest.raises(PermissionDenied, match="'/v2' is closed, since it has no access rule"):
         guard(None, {})
     resources = [Resource("/v3", {b"GET": lambda exchange, route: exchange.reply_empty()})]
     route = Routes(resources, table.of_path)[b"/v3"]
@@ -90,7 +90,7 @@ def test_a_closed_url_is_answered_403() -> None:
     with GatedServer(rules=[rule for rule in RULES if rule.group != "metadata"]) as server:
         client = server.connect()
         refused = client.ask(get("/v2/models/m"))
-        assert (refused.status, refused.error) == (403, "'/v2/models/{model}' is closed: no access rule names it")
+        assert (refused.status, refused.error) == (403, "'/v2/models/{model}' is closed, since it has no access rule")
         assert client.ask(infer(1)).status == 200
 
 
@@ -131,7 +131,7 @@ def test_over_http() -> None:
                 refused = client.ask(ask(header))
                 assert refused.status == 403
                 assert refused.error == "This API is restricted, expecting header 'x-key'"
-        for _ in range(2):  # the second time the head is one that was seen before
+        for _ in range(2):  # the second time, the head is known
             assert client.ask(get("/v2/models/stats", "x-key: v\r\n")).status == 200
             assert client.ask(index("X-KEY: v\r\n")).status == 200
 
@@ -185,7 +185,7 @@ def test_on_the_port_of_a_protocol_its_restrictions_hold_for_the_other_one_too()
 
 
 def test_requests_count_where_they_are_admitted(tmp_path: Path) -> None:
-    """Inference over either protocol takes a token before its message is read; nothing else does."""
+    """Only inference takes a token, over both protocols, and before its message is read."""
     keys = tmp_path / "keys.toml"
     keys.write_text('[clients.bob]\nkey = "bob-bob-bob-bob-bob"\nrequests_per_second = 0.001\nburst = 1\n')
     counted = {"ModelInfer", *(f"/v2/models/{{model}}/{what}" for what in ("infer", "generate", "generate_stream"))}

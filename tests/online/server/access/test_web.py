@@ -1,4 +1,4 @@
-"""Which senders may ask, by the headers that browsers send."""
+"""Which senders may use the server, according to the headers that browsers send."""
 
 from __future__ import annotations
 

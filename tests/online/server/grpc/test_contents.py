@@ -1,4 +1,4 @@
-"""Typed contents: every integer that protobuf can write, and what contents cost before they are found wrong."""
+"""Typed contents: all integers that protobuf can encode, and the cost of rejecting invalid contents."""
 
 import tracemalloc
 from typing import Any
@@ -43,7 +43,7 @@ def test_contents_come_out_as_they_went_in(array: np.ndarray) -> None:
 
 @given(st.sampled_from(INTEGERS), st.lists(st.integers(0, 2**70 - 1), max_size=20), st.integers(0, 3))
 def test_every_varint_means_what_protobuf_says(datatype: DataType, numbers: list[int], cut: int) -> None:
-    """Numbers too large are cut to the width of the field, and longer ones, or broken ones, are refused."""
+    """Numbers that are too large are truncated to the field's width; overlong and malformed varints are rejected."""
     number = messages.InferTensorContents.DESCRIPTOR.fields_by_name[TYPED[datatype]].number
     packed = b"".join(map(write_varint, numbers))
     data = field(number, packed[: len(packed) - cut])

@@ -17,7 +17,7 @@ from penstock.telemetry.statistics import Duration, ModelStatistics
 
 
 class Control:
-    """A control plane that writes down what it is told."""
+    """A control plane that records its calls."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -47,7 +47,7 @@ LOAD = b"/inference.GRPCInferenceService/RepositoryModelLoad"
 
 
 def ask(method: str, access: Path | None = None, metadata: Any = None, **fields: Any) -> tuple[Control, Any]:
-    """What the control plane was told, and the answer or the error."""
+    """The calls of the control plane, and the response or the error."""
     request = messages.message(f"inference.{method}Request")(**fields)
     return asyncio.run(run(method, request.SerializeToString(), access, metadata))
 

@@ -58,7 +58,7 @@ def test_typed_contents_come_out_as_they_went_in(given_arrays: list[np.ndarray])
 def test_typed_contents_may_come_in_pieces_of_either_kind(array: np.ndarray) -> None:
     first, second = typed_request([array.ravel()[: array.size // 2]]), typed_request([array.ravel()[array.size // 2 :]])
     tensor = describe("x0", array)
-    # Of a field that is there twice the lists are joined.
+    # The lists of a repeated field are concatenated.
     pieces = [tensor.SerializeToString()]
     for piece in (first, second):
         contents = piece.inputs[0].contents.SerializeToString()
@@ -101,11 +101,11 @@ def test_everything_of_a_request_is_read() -> None:
     assert form == AnswerForm(classification={"z": 2})
 
 
-# What is refused
+# Refused requests
 
 
 def changed(**fields: Any) -> Any:
-    """One input of shape (2,), raw; with other fields of that input."""
+    """One raw input of shape (2,), with further fields of that input."""
     message = raw_request([np.zeros(2, np.float32)])
     for name, value in fields.items():
         if isinstance(value, list):
@@ -177,9 +177,9 @@ def parameter_without_value() -> Any:
         (with_raw(b"\x02\x00", "BOOL"), "must be the byte 0 or 1"),
         (
             with_raw(b"\x09\x00\x00\x00abc" + bytes(4), "BYTES"),
-            "input 'x0' for model 'm': BYTES element 0 says it has 9 bytes",
+            "input 'x0' for model 'm': BYTES element 0 declares 9 bytes",
         ),
-        (with_raw(b"\xff\xff\xff\xff" + bytes(4), "BYTES"), "says it has 4294967295 bytes"),
+        (with_raw(b"\xff\xff\xff\xff" + bytes(4), "BYTES"), "declares 4294967295 bytes"),
         (with_raw(bytes(9), "BYTES"), "left over"),
         (with_raw(bytes(7), "BYTES"), "do not fit"),
         (
@@ -243,14 +243,14 @@ def test_a_message_of_countless_parts_is_refused() -> None:
 
 
 def test_bytes_elements_are_bounded_in_number() -> None:
-    """Of all tensors together, and before any of them is read."""
+    """The limit applies to all tensors together, and is checked before any tensor is read."""
     message = messages.ModelInferRequest(model_name="m")
     for name, count in (("x", MAX_BYTES_ELEMENTS), ("y", 0)):
         message.inputs.add(name=name, datatype="BYTES", shape=[count])
     message.raw_input_contents.extend([bytes(4 * MAX_BYTES_ELEMENTS), b""])
     assert decode(message).inputs["x"].shape == (MAX_BYTES_ELEMENTS,)
     message.inputs[1].shape[0] = 1
-    with pytest.raises(InvalidArgument, match="1048577 BYTES elements are more than the 1048576"):
+    with pytest.raises(InvalidArgument, match="1048577 BYTES elements exceed the limit of 1048576"):
         decode(message)
 
 
@@ -272,14 +272,14 @@ def test_versions_are_numbers_or_empty() -> None:
     assert check_version("m", "") == ""
     assert check_version("m", "12") == "12"
     with pytest.raises(InvalidArgument):
-        check_version("m", "１")  # a digit, but not of ASCII
+        check_version("m", "１")  # a digit, but not an ASCII digit
 
 
 # Shared memory
 
 
 class Recorded:
-    """Shared memory that gives an array, and knows whether it is in use."""
+    """Shared memory that returns an array and records whether it is in use."""
 
     def __init__(self, fails: bool = False) -> None:
         self.leased = 0
@@ -350,7 +350,7 @@ def test_an_input_in_shared_memory_has_no_contents_and_its_size() -> None:
     assert caught.value.code is Code.UNIMPLEMENTED
 
 
-# The walk by hand and the protobuf class agree
+# The parser and the protobuf class agree
 
 
 @given(wire_messages(), wire_messages(), st.data())

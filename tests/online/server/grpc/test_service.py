@@ -33,7 +33,7 @@ REFLECTION = [f"{package}.ServerReflection" for package in VERSIONS]
 
 
 def rpcs() -> dict[bytes, Any]:
-    """Every RPC of the schema by its path."""
+    """Tests every RPC of the schema by its path."""
     return {
         f"/{service.full_name}/{rpc.name}".encode(): rpc
         for service in map(messages.POOL.FindServiceByName, (INFERENCE, HEALTH, *REFLECTION))

@@ -21,7 +21,7 @@ from penstock.request import Deadline, Done, InferRequest, InferResponse
 
 
 class Asked:
-    """A request that the plane was given; the test answers it."""
+    """A request that the data plane has received; the test answers it."""
 
     def __init__(self, request: InferRequest, done: Done) -> None:
         self.request, self.done = request, done
@@ -42,7 +42,7 @@ class Asked:
 
 
 class Plane:
-    """A data plane whose answers come when the test says so; models that begin with ``d`` are decoupled."""
+    """A data plane whose responses the test triggers. Models whose names start with ``d`` are decoupled."""
 
     class tracer:  # noqa: N801 - stands for an attribute
         enabled = False
@@ -86,7 +86,7 @@ class Stream:
         self.send(message.SerializeToString())
 
     def send(self, data: bytes) -> None:
-        """As the transport does."""
+        """Deliver a message as the transport does."""
         if self.receiver.admit(data):
             self.receiver.message(data)
 
@@ -282,7 +282,7 @@ def test_every_request_is_answered_once_and_in_its_models_order(asked: list[str]
 
 
 def large(model: str, identity: str) -> bytes:
-    """A request that is decoded off the event loop."""
+    """A request that is decoded on another thread."""
     message = messages.ModelInferRequest(model_name=model, id=identity)
     tensor = message.inputs.add(name="x", datatype="INT64", shape=[10_000])
     tensor.contents.int64_contents.extend([5] * 10_000)

@@ -1,4 +1,4 @@
-"""What is remembered of streams that are not open, and for how many."""
+"""The memory of closed streams, and its limit."""
 
 from penstock.online.server.h2.closed_streams import REMEMBERED, ClosedStreams
 

@@ -1,6 +1,6 @@
-"""What RFC 9113 asks of a server, section by section; the cases of h2spec (generic and http2) among them.
+"""The requirements of RFC 9113 for servers, by section. They include the cases of h2spec (generic and http2).
 
-Each case is a client's frames and what must come of them. ``test_conformance_hpack.py`` has those of RFC 7541.
+Each case consists of a client's frames and the expected outcome. ``test_conformance_hpack.py`` has the cases of RFC 7541.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ Frames = Callable[[Client], Iterable[bytes]]
 
 
 def half_closed(*frames: bytes) -> Frames:
-    """A client whose request is complete and not answered yet goes on with ``frames``."""
+    """A client whose request is complete but not yet answered continues with ``frames``."""
     return lambda c: (c.request(1, path=HOLD), *frames)
 
 

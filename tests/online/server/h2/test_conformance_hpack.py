@@ -1,4 +1,4 @@
-"""What RFC 7541 asks of a decoder, section by section, on a connection; h2spec's cases for HPACK among them."""
+"""The requirements of RFC 7541 for decoders, by section, tested on a connection. They include h2spec's cases for HPACK."""
 
 from collections.abc import Callable
 
@@ -149,7 +149,7 @@ def test_rfc_7541(blocks: Blocks, expect: Expect) -> None:
     ids=["C.3 without Huffman coding", "C.4 with Huffman coding"],
 )
 def test_the_examples_of_the_appendix(blocks: tuple[str, ...]) -> None:
-    """They are no gRPC: each is told so, and the table is as it should be after them."""
+    """The appendix's requests are not gRPC. The server refuses each of them, and its dynamic table stays correct."""
 
     def frames(client: Client) -> list[bytes]:
         heads = [

@@ -1,4 +1,4 @@
-"""gRPC over our own HTTP/2 with real clients, and what ends a connection: time, faults, draining."""
+"""gRPC over the server's HTTP/2 with real clients, and the reasons that end a connection: time limits, faults, draining."""
 
 import asyncio
 import ssl
@@ -43,7 +43,7 @@ UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchanne
 
 
 class Transport:
-    """A listener with our own HTTP/2, as the suite wants it."""
+    """A listener with the server's HTTP/2, for the conformance suite."""
 
     def __init__(self, service: GrpcService, config: ServerConfig) -> None:
         connections = Connections(config.max_connections)
@@ -215,7 +215,7 @@ def test_clients_that_are_slow_to_ask(server: GrpcServer) -> None:
         assert peer.is_closed
         peer.socket.close()
     assert (half.answer(1).status, stream.answer(3).status) == (4, 4)
-    # A stream may be silent for as long as it likes.
+    # A stream may be silent for any time.
     stream.send(data_frame(1, message(b"still here"), h2.END_STREAM))
     assert stream.answer(1).messages == [b"still here"]
 
@@ -228,7 +228,7 @@ def test_clients_that_ask_nothing(server: GrpcServer) -> None:
     server.pass_time(31)
     assert idle.goaway()[:2] == (1, ErrorCode.NO_ERROR)
     assert idle.is_closed
-    # One that waits for a slow answer is asked whether it is still there.
+    # The server sends PING to a client that waits for a slow response.
     assert next(busy.frames(h2.PING)).payload == b"penstock"
     busy.send(h2.ping(b"penstock", h2.ACK), h2.ping(bytes(8)))
     next(busy.frames(h2.PING))
@@ -290,12 +290,12 @@ def test_draining(server: GrpcServer) -> None:
     asking.send(asking.headers(1))
     draining = asyncio.run_coroutine_threadsafe(server.listener.drain(0, PATIENCE_S), server.loop)
     for peer in (busy, idle, asking):
-        # First, that it is about to end, so that what is on its way still counts.
+        # The first GOAWAY only announces the end, so that requests on their way are still accepted.
         assert peer.goaway()[:2] == (h2.MAX_STREAM_ID, ErrorCode.NO_ERROR)
     assert busy.ask(3).messages == [b"hello"]
     assert (busy.goaway()[0], idle.goaway()[0], asking.goaway()[0]) == (3, 1, 1)
     assert idle.is_closed
-    busy.send(busy.request(5))  # beyond what was announced: it is the client's to ask elsewhere
+    busy.send(busy.request(5))  # after the final GOAWAY, so the client must send this request elsewhere
     asking.send(data_frame(1, message(b"late"), h2.END_STREAM))
     assert asking.answer(1).messages == [b"late"]
     server.call(lambda: (server.held[0].send(b"done"), server.held[0].finish()))
@@ -319,7 +319,7 @@ def test_grpcio_loses_nothing_to_draining(server: GrpcServer, channel: grpc.Chan
 
 
 def test_memory_of_a_connection_without_calls(server: GrpcServer) -> None:
-    """What stays after thousands of calls is what was there before."""
+    """Thousands of calls leave no objects behind."""
     peer = server.connect()
     for n in range(2000):
         peer.send(peer.request(2 * n + 1, struct.pack(">I", n)))
@@ -340,6 +340,6 @@ def test_a_client_that_is_gone_when_it_is_refused_is_no_error(loop: str, caplog:
                 gone.send(h2.frame(h2.PUSH_PROMISE, 0, 1))
                 gone.__exit__()
 
-            server.call(leave)  # while the server does, and so sees, nothing else
+            server.call(leave)  # the server is busy meanwhile, and cannot notice
         assert server.connect().ask(1).status == 0
     assert not caplog.records

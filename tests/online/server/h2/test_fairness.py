@@ -1,4 +1,4 @@
-"""What one client can cost the others: work in each iteration of the loop, frames that are handled at all, and memory."""
+"""The cost of one client for the others: work per event-loop iteration, number of handled frames, and memory."""
 
 import asyncio
 from itertools import pairwise
@@ -42,7 +42,7 @@ FLOODS = {
 
 
 def most_units(clients: int) -> int:
-    """What the work of one iteration may come to, and half of the next one's."""
+    """The maximum work of one iteration, plus half of the next one's."""
     return TURN_UNITS * 3 // 2 + SLICE_UNITS + clients * FREE_UNITS
 
 
@@ -154,7 +154,7 @@ def test_large_amounts_of_data_arrive_in_turns() -> None:
             for attacker in attackers:
                 attacker.arrive()
             left = sum(len(attacker._to_send) for attacker in attackers)
-            # What has arrived at once is made up for by iterations in which nothing does.
+            # Data that arrived at once is compensated for by iterations without new data.
             assert sent - left <= n * TURN_UNITS * BYTES_A_UNIT + len(attackers) * READ_BYTES
             innocent.send(innocent.request(2 * n + 1, b"hello", ECHO))
             innocent.arrive()
@@ -332,7 +332,7 @@ def test_continuations_are_charged() -> None:
 
 
 def test_a_client_that_does_not_read_causes_no_more_work() -> None:
-    """Its floods wait in the socket; those that have been read are not answered either."""
+    """The client's floods wait in the socket. Frames that have already been read are not answered either."""
 
     async def main() -> None:
         lab = Lab()
@@ -371,7 +371,7 @@ def test_answers_that_nobody_reads_are_bounded_per_connection(window: int) -> No
         client.send(*requests)
         await lab.settle()
         assert 2 * MIB <= unread(lab) <= 4 * MIB
-        assert client.wire.reading  # or its WINDOW_UPDATE would not be seen
+        assert client.wire.reading  # otherwise, its WINDOW_UPDATE would not be received
         client.send(
             h2.window_update(0, h2.MAX_WINDOW - h2.DEFAULT_WINDOW), h2.settings({h2.INITIAL_WINDOW_SIZE: 1 << 24})
         )
@@ -385,7 +385,7 @@ def test_answers_that_nobody_reads_are_bounded_per_connection(window: int) -> No
 
 
 def test_calls_that_are_slow_to_answer_are_bounded_in_all() -> None:
-    """They have all started before the first is answered, so that nothing is known of the size of their answers."""
+    """All calls have started before the first response, so the size of their responses is unknown."""
 
     async def main() -> None:
         lab = Lab(max_unsent_bytes=2 * MIB, max_unread_bytes=8 * MIB)
@@ -408,7 +408,7 @@ def test_calls_that_are_slow_to_answer_are_bounded_in_all() -> None:
 
 
 def test_a_part_that_is_left_counts_like_the_whole() -> None:
-    """It keeps the memory of the message."""
+    """The unsent part keeps the memory of the whole message in use."""
 
     async def main() -> None:
         lab = Lab()
@@ -494,7 +494,7 @@ def test_a_client_that_reads_nothing_is_disconnected_for_others() -> None:
 
 
 def test_each_window_is_used_by_as_many_streams_as_it_lasts_for() -> None:
-    """A thousand streams wait for the connection's window; a WINDOW_UPDATE of one byte costs one frame, not a look at all."""
+    """A thousand streams wait for the connection's window. A WINDOW_UPDATE of one byte costs one frame, not a visit of all streams."""
 
     async def main() -> None:
         lab = Lab()
@@ -514,7 +514,7 @@ def test_each_window_is_used_by_as_many_streams_as_it_lasts_for() -> None:
 
 
 def test_the_headers_of_open_calls_are_bounded() -> None:
-    """A few bytes may stand for many, by way of the dynamic table."""
+    """With the dynamic table, a short header block can represent many bytes."""
 
     async def main() -> None:
         lab = Lab(max_streams=1000)

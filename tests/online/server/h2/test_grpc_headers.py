@@ -1,4 +1,4 @@
-"""Time-outs, metadata and status messages as gRPC writes them."""
+"""Timeouts, metadata and status messages in gRPC's encoding."""
 
 from urllib.parse import unquote
 

@@ -1,4 +1,4 @@
-"""Messages out of pieces, and compressed ones, bounded before they are there."""
+"""Messages that arrive in pieces, compressed messages, and size limits that apply before a message is complete."""
 
 import gzip
 import tracemalloc
@@ -34,7 +34,7 @@ MESSAGES = st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=40)), max_
 
 @given(MESSAGES, st.lists(st.tuples(st.integers(0, 500), st.booleans(), st.booleans())))
 def test_any_pieces(messages: list[tuple[int, bytes]], cuts: list[tuple[int, bool, bool]]) -> None:
-    """Cut anywhere; pieces may be views, and nobody has to ask for messages after each."""
+    """Messages may be split at any byte. Pieces may be views, and the caller need not fetch messages after each piece."""
     whole = b"".join(framed(data, flag) for flag, data in messages)
     reader, found, start = MessageReader(LIMIT), [], 0
     for stop, is_view, asks in [*sorted(cuts), (len(whole), False, True)]:

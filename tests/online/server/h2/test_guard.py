@@ -1,4 +1,4 @@
-"""An allowance for what brings nothing forward."""
+"""The allowance for frames that do not advance a call."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_answers_pay_for_as_many() -> None:
 
 
 def test_bytes_that_the_client_has_read_pay_too() -> None:
-    """A client with a small window acknowledges a large answer with many frames."""
+    """A client with a small window acknowledges a large response with many frames."""
     written = 0
     guard = FloodGuard(ManualClock(), lambda: written)
     for _ in range(5 * BURST):

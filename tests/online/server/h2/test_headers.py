@@ -1,4 +1,4 @@
-"""Header blocks: what they come to, that keeping them is never wrong, and those that are sent."""
+"""Header blocks: decoding, caching, and the blocks that the server sends."""
 
 from contextlib import suppress
 
@@ -59,7 +59,7 @@ FIELDS = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(["1", "22", 
 
 @given(st.lists(FIELDS, max_size=12), st.booleans())
 def test_blocks_that_are_kept_mean_what_they_say(requests: list[dict[str, str]], is_plain: bool) -> None:
-    """Through a dynamic table that fills and overflows, like the encoder's."""
+    """Uses a dynamic table that fills and overflows, like the encoder's."""
     headers, encoder = reader(1 << 16), hpack.Encoder()
     for fields in requests:
         if is_plain and "f" in fields:

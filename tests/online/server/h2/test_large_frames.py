@@ -1,4 +1,4 @@
-"""Messages so large that most of a frame is received without a step between."""
+"""Messages that are large enough for most of a frame to be received without an intermediate copy."""
 
 import os
 import random
@@ -26,7 +26,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[GrpcServer]:
 
 @pytest.fixture
 def peer(server: GrpcServer) -> Iterator[Peer]:
-    """A client with a large window; whatever the test did, the server answers others afterwards."""
+    """A client with a large window. After the test, the fixture checks that the server still answers other clients."""
     with Peer(server.address) as peer:
         peer.greet(initial_window_size=h2.MAX_WINDOW)
         peer.send(h2.window_update(0, 1 << 30))
@@ -79,7 +79,7 @@ def test_several_messages_in_the_frames_of_a_stream(peer: Peer) -> None:
 
 
 def half_of_a_message(server: GrpcServer, peer: Peer, path: str = ECHO, **headers: str) -> bytes:
-    """Send most of a message, wait until it is there, and return the rest of the frame."""
+    """Send most of a message, wait until it has arrived, and return the rest of the frame."""
     frame = data_frame(1, message(bytes(BIG)), h2.END_STREAM)
     peer.send(peer.headers(1, path, **headers), frame[:200_000])
     server.until(lambda: server.budget.used >= 200_000 - 9)

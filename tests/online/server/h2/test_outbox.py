@@ -1,4 +1,4 @@
-"""What is sent, and in how many writes."""
+"""The frames that are sent, and the number of writes."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_what_is_answered_in_one_turn_is_sent_at_once(loop: str) -> None:
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))
 def test_a_client_that_reads_nothing_is_neither_read_from_nor_piled_up_for(loop: str) -> None:
-    """Its windows are as wide as can be; what bounds the server is the socket."""
+    """The client's windows have the maximum size, so only the socket limits the server."""
     with GrpcServer(loop, max_unsent_bytes=2 << 20, idle_timeout_s=30) as server:
         peer = server.connect(initial_window_size=h2.MAX_WINDOW)
         peer.send(h2.window_update(0, h2.MAX_WINDOW - h2.DEFAULT_WINDOW))
@@ -40,7 +40,7 @@ def test_a_client_that_reads_nothing_is_neither_read_from_nor_piled_up_for(loop:
 
 
 def test_an_answer_that_waits_for_its_window_is_not_taken_for_an_old_one() -> None:
-    """However long the server had been up when it was asked."""
+    """The result does not depend on how long the server has been running."""
     with GrpcServer(idle_timeout_s=30) as server:
         server.clock.advance(1000)
         peer = server.connect(initial_window_size=10)
@@ -52,7 +52,7 @@ def test_an_answer_that_waits_for_its_window_is_not_taken_for_an_old_one() -> No
 
 
 def test_turns_are_taken_within_the_windows_of_all() -> None:
-    """The connection's window ends while several streams wait; each goes on when it is widened."""
+    """The connection's window is used up while several streams wait. All of them continue once it is enlarged."""
     with GrpcServer() as server:
         peer = server.connect(initial_window_size=1 << 24)
         peer.send(*(peer.request(each, b"3", FLOOD) for each in (1, 3, 5)))

@@ -1,4 +1,4 @@
-"""Whatever the pieces in which bytes arrive, and whatever the bytes: the same answers, or an end that says why."""
+"""Bytes in pieces of any size: the responses are the same. Invalid bytes end the connection with a reason."""
 
 import asyncio
 from itertools import pairwise
@@ -18,7 +18,7 @@ from penstock.protocol import h2_frames as h2
 
 
 class Wire:
-    """A transport that keeps what is written."""
+    """A transport that records the written data."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -52,10 +52,10 @@ class Wire:
 
 
 def converse(pieces: list[bytes]) -> tuple[bytes, H2Connection]:
-    """What a server writes that is sent ``pieces``, and its connection afterwards."""
+    """The bytes that a server writes after it receives ``pieces``, and its connection."""
 
     async def run() -> tuple[bytes, H2Connection]:
-        # The sockets and the thread of the server are not needed, only its methods.
+        # Only the server's methods are needed, not its sockets or its thread.
         config = ServerConfig(max_request_bytes=10_000, max_streams=8, max_header_bytes=2000, max_unsent_bytes=500_000)
         shared = H2Context(GrpcServer().methods(), config, Connections(10), ManualClock())
         connection, wire = H2Connection(shared), Wire()
@@ -88,7 +88,7 @@ def answers(written: bytes) -> dict[int, list[tuple[int, int, bytes]]]:
 
 
 def conversation() -> bytes:
-    """A bit of everything that a client may say."""
+    """Samples of all frames that a client may send."""
     encoder = hpack.Encoder()
 
     def block(path: str, **more: str) -> bytes:
@@ -182,7 +182,7 @@ def test_random_frames_are_answered_or_end_the_connection(frames: list[bytes], s
     assert found[0][0][0] == h2.SETTINGS
     assert sum(kind == h2.GOAWAY for kind, _, _ in found[0]) <= 1
     for stream_id, frames_of_stream in found.items():
-        # Nothing follows the end of a stream, but maybe its reset.
+        # After the end of a stream, only a reset may follow.
         ends = [
             n for n, (kind, flags, _) in enumerate(frames_of_stream) if kind == h2.HEADERS and flags & h2.END_STREAM
         ]

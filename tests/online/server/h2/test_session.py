@@ -1,4 +1,4 @@
-"""HTTP/2 frame by frame: what RFC 9113 asks of a server, and the bounds on what a client may cost it."""
+"""HTTP/2 frame by frame: the requirements of RFC 9113 for servers, and the limits on the cost of a client."""
 
 import gzip
 import itertools
@@ -37,7 +37,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[GrpcServer]:
 
 @pytest.fixture
 def peer(server: GrpcServer) -> Iterator[Peer]:
-    """A client; whatever the test did to its connection, the server answers others afterwards."""
+    """A client. After the test, the fixture checks that the server still answers other clients."""
     with Peer(server.address) as peer:
         peer.greet()
         yield peer
@@ -47,7 +47,7 @@ def peer(server: GrpcServer) -> Iterator[Peer]:
 
 
 def test_unary_calls(peer: Peer) -> None:
-    for stream_id in (1, 3, 9):  # numbers may be left out
+    for stream_id in (1, 3, 9):  # numbers may be skipped
         answer = peer.ask(stream_id, b"x" * stream_id)
         assert answer.headers == {":status": "200", "content-type": "application/grpc"}
         assert (answer.messages, answer.status) == ([b"x" * stream_id], 0)
@@ -332,7 +332,7 @@ def test_answers_keep_within_the_windows(peer: Peer) -> None:
     peer.send(h2.settings({h2.INITIAL_WINDOW_SIZE: h2.DEFAULT_WINDOW + 10}))
     next(each for each in iter(peer.frame, None) if each.kind == h2.SETTINGS and each.flags & h2.ACK)
     peer.send(h2.window_update(0, 100), h2.ping(b"whatever"))
-    assert len(next(peer.frames(h2.DATA)).payload) == 10  # the stream's window is the smaller one
+    assert len(next(peer.frames(h2.DATA)).payload) == 10  # the stream's window is smaller
     peer.send(h2.settings({h2.INITIAL_WINDOW_SIZE: 0}), h2.window_update(1, h2.DEFAULT_WINDOW + 15))
     assert len(next(peer.frames(h2.DATA)).payload) == 5  # it was negative in between
     peer.send(h2.window_update(0, 10 << 20), h2.window_update(1, 10 << 20), h2.ping(b"whatever"))
@@ -362,7 +362,7 @@ def test_a_client_that_does_not_read_loses_its_call(peer: Peer, server: GrpcServ
     assert server.cancelled.acquire(timeout=PATIENCE_S)
     peer.send(h2.window_update(1, 1 << 20))
     answer = peer.answer(1)
-    assert (answer.status, answer.message) == (8, "the client has left more than 1000000 bytes of answers unread")
+    assert (answer.status, answer.message) == (8, "the client has left more than 1000000 bytes of responses unread")
     assert len(answer.messages) <= 1
 
 
@@ -381,7 +381,7 @@ def test_a_smaller_header_table_is_acknowledged_in_the_next_block(peer: Peer) ->
     peer.send(h2.settings({h2.HEADER_TABLE_SIZE: 100}))
     next(each for each in iter(peer.frame, None) if each.kind == h2.SETTINGS and each.flags & h2.ACK)
     peer.decoder.max_allowed_table_size = 100
-    assert peer.ask(1).status == 0  # this decoder insists on it
+    assert peer.ask(1).status == 0  # the test's decoder requires the size update
     assert peer.ask(3).status == 0
 
 
@@ -389,7 +389,7 @@ def test_a_smaller_header_table_is_acknowledged_in_the_next_block(peer: Peer) ->
 
 
 def calm(peer: Peer) -> None:
-    """The client was told to behave, and is cut off."""
+    """Check that the server has ended the connection with ENHANCE_YOUR_CALM."""
     assert peer.goaway()[1] == ErrorCode.ENHANCE_YOUR_CALM
     assert peer.is_closed
 
@@ -480,7 +480,7 @@ def test_what_a_stream_has_handed_on_is_its_receivers_to_count() -> None:
     with GrpcServer(max_request_bytes=1000, max_inflight_bytes=1000) as server:
         peer, text = server.connect(), message(bytes(900)) * 9
         peer.send(peer.headers(1, CHAT))
-        for start in range(0, len(text), 700):  # hardly ever between two messages
+        for start in range(0, len(text), 700):  # the cuts are rarely between two messages
             peer.send(data_frame(1, text[start : start + 700]))
         server.until(lambda: server.budget.used == 0)
         peer.send(data_frame(1, b"", h2.END_STREAM))

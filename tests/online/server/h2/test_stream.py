@@ -1,4 +1,4 @@
-"""Calls over HTTP/2: what is a message, what ends a call, and what holds a stream back."""
+"""Calls over HTTP/2: messages, the end of a call, and backpressure on streams."""
 
 import gzip
 import socket
@@ -100,10 +100,10 @@ def test_pausing_within_pausing(peer: Peer, server: GrpcServer) -> None:
 @pytest.mark.parametrize(
     ("path", "sent", "status", "error"),
     [
-        (ECHO, b"", 12, "no complete one"),
-        (ECHO, message(b"abc")[:-1], 12, "no complete one"),
-        (ECHO, message(b"a") + message(b"b"), 12, "the client sent more"),
-        (ECHO, message(b"a") + b"\0", 12, "no complete one"),
+        (ECHO, b"", 12, "no complete message"),
+        (ECHO, message(b"abc")[:-1], 12, "no complete message"),
+        (ECHO, message(b"a") + message(b"b"), 12, "the client sent several"),
+        (ECHO, message(b"a") + b"\0", 12, "no complete message"),
         (ECHO, message(b"abc", 1), 13, "no grpc-encoding"),
         (CHAT, message(b"abc")[:-1], 13, "ends within a message"),
         (CHAT, message(b"abc", 1), 13, "no grpc-encoding"),
@@ -176,7 +176,7 @@ def test_calls_are_cancelled_once_by_whatever_ends_them(server: GrpcServer) -> N
             peer.send(h2.window_update(0, 0))
         for _ in range(2):
             assert server.cancelled.acquire(timeout=PATIENCE_S)
-        # What the method does now is of no use and does no harm.
+        # Further calls of the method have no effect.
         server.call(lambda: [(call.send(b"late"), call.resume(), call.finish()) for call in server.held])
         server.held.clear()
     assert not server.cancelled.acquire(blocking=False)
@@ -198,7 +198,7 @@ def test_metadata(peer: Peer, server: GrpcServer) -> None:
 
 
 class Gate(ThreadPoolExecutor):
-    """An executor that begins nothing before it is opened."""
+    """An executor that starts no work before it is opened."""
 
     def __init__(self, server: GrpcServer) -> None:
         super().__init__(1)
@@ -234,7 +234,7 @@ def test_large_compressed_messages_leave_the_event_loop(gate: Gate) -> None:
     peer.send(peer.headers(1, grpc_encoding="gzip"), data_frame(1, zipped(bytes(50_000)), h2.END_STREAM))
     peer.send(peer.headers(3, CHAT, grpc_encoding="gzip"))
     peer.send(data_frame(3, message(b"one") + zipped(bytes(5000)) + message(b"three"), h2.END_STREAM))
-    # Another call does not wait, and what comes before a message that has to be decompressed is delivered.
+    # Another call does not wait. Messages before the one that needs decompression are delivered.
     peer.send(peer.request(5))
     seen = []
     while not seen or seen[-1] != (h2.HEADERS, 5, h2.END_HEADERS | h2.END_STREAM):
@@ -282,14 +282,14 @@ def test_bombs_and_rubbish_end_their_call_alone(peer: Peer, path: str) -> None:
 
 @pytest.mark.parametrize("path", [KEYED, KEYED_CHAT])
 def test_callers_are_admitted_on_their_headers_alone(peer: Peer, server: GrpcServer, path: str) -> None:
-    """Before anything of a message is kept: nothing of it has been sent when the refusal arrives."""
+    """The refusal arrives before the client has sent any part of the message."""
     peer.send(peer.headers(1, path))
     answer = peer.answer(1)
     assert (answer.status, answer.message, answer.headers[":status"]) == (16, "no key", "200")
     peer.send(peer.headers(3, path, x_api_key="busy"))
     answer = peer.answer(3)
     assert (answer.status, answer.headers["grpc-retry-pushback-ms"]) == (8, "1000")
-    # What the client sends all the same is dropped.
+    # Data that the client sends nevertheless is dropped.
     peer.send(data_frame(1, message(bytes(50_000)), h2.END_STREAM))
     assert server.call(lambda: server.budget.used) == 0
     assert peer.ask(5, path=KEYED, x_api_key="alice").messages == [b"alice"]
@@ -328,7 +328,7 @@ def test_decompressed_messages_share_the_gate_until_their_answers_are_sent() -> 
         server.until(lambda: gate.waiting > 0)
         # The oldest request inside may exceed the limit.
         assert 0 < server.call(lambda: gate.used) <= LIMIT_BYTES + (5 << 20)
-        # An answer that is not read still counts.
+        # An unread response still counts.
         server.call(lambda: (server.held[0].send(b"x"), server.held[0].finish()))
         assert server.call(lambda: gate.used) > 0
         for peer in peers:

@@ -1,4 +1,4 @@
-"""Every resource but inference, over HTTP and by the client library that users have."""
+"""Every resource except inference, over HTTP and with Triton's client library."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Bodies so large that they do not go through the parser."""
+"""Bodies that are large enough to bypass the parser."""
 
 import json
 import random

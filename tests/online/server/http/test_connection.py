@@ -1,4 +1,4 @@
-"""The HTTP server against plain sockets: what it answers, what it refuses, and that it goes on answering."""
+"""The HTTP server over plain sockets: its responses, its refusals, and its service to other clients afterwards."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ def shared(request: pytest.FixtureRequest) -> Iterator[GatedServer]:
 
 @pytest.fixture
 def client(shared: GatedServer) -> Iterator[Client]:
-    """A client; whatever the test did to its connection, the server answers others afterwards."""
+    """A client. After the test, the fixture checks that the server still answers other clients."""
     with Client(shared.address) as client:
         yield client
     with Client(shared.address) as other:
@@ -283,7 +283,7 @@ def test_what_arrives_while_the_model_runs_leaves_as_one_batch(loop: str) -> Non
         assert server.entered.acquire(timeout=PATIENCE_S)
         for n, client in enumerate(clients[1:], 1):
             client.send(infer(n))
-            # One turn of the loop for each, and an answer that proves it, so that all have been received.
+            # One event-loop iteration for each. The response proves that all of them have been received.
             assert server.connect().ask(get("/v2/health/live")).status == 200
         server.gate.set()
         assert [client.read().data[0] for client in clients] == [0, 2, 4, 6, 8, 10]
@@ -362,7 +362,7 @@ def test_a_client_that_reads_nothing_is_not_read_from_and_cut_off() -> None:
             while True:
                 client.socket.send(metadata)
         server.pass_time(29)
-        # What the system can take of the answers is progress.
+        # Bytes that the operating system can buffer count as progress.
         while server.call(lambda: len(server.connections)):
             server.pass_time(31)
 
@@ -428,7 +428,7 @@ def test_an_answer_in_flight_survives_garbage_and_a_half_close(loop: str) -> Non
         assert server.entered.acquire(timeout=PATIENCE_S)
         client.send(b"nonsense\r\n\r\n")
         client.socket.shutdown(1)
-        # An answer to another proves that both have been received.
+        # The response to another client proves that both have been received.
         assert server.connect().ask(get("/v2/health/live")).status == 200
         server.gate.set()
         assert client.read_final().data == [2, 0]
@@ -498,7 +498,7 @@ def test_a_client_that_is_gone_when_it_gets_the_last_answer_is_no_error(
             client.send(get("/v2/health/live"))
             client.close()
 
-        server.call(leave)  # while the server does, and so sees, nothing else
+        server.call(leave)  # the server is busy meanwhile, and cannot notice
         assert other.ask(infer()).status == 200
     assert not caplog.records
 

@@ -1,4 +1,4 @@
-"""Inference over HTTP in all its forms: compressed, classified, raw, in shared memory, by clients with keys, and given up."""
+"""Inference over HTTP in all forms: compressed, classified, raw, in shared memory, with keys, and cancelled."""
 
 import gc
 import gzip
@@ -284,7 +284,7 @@ def test_compression_both_ways_by_the_library(library: triton.InferenceServerCli
     np.testing.assert_array_equal(answer.as_numpy("y"), array)
 
 
-# Heads seen before
+# Known heads
 
 
 def test_a_head_seen_before_means_the_same(server: GatedServer, client: Client) -> None:
@@ -354,12 +354,12 @@ def test_mutated_requests_never_keep_others_from_their_answers(
 def test_requests_leave_nothing_to_the_collector(server: GatedServer, client: Client) -> None:
     for request, _ in MIXED:
         client.ask(request)
-        # What others have left in this process may come in between, but not every time.
+        # Garbage of earlier tests may disturb a measurement, but not all of them.
         assert min(garbage_of(lambda: client.ask(request)) for _ in range(4)) < 50  # noqa: B023
 
 
 def garbage_of(ask: Callable[[], object]) -> int:
-    """Objects in cycles after 50 times."""
+    """The number of objects in reference cycles after 50 repetitions."""
     gc.collect()
     gc.disable()
     try:
@@ -434,7 +434,7 @@ def test_clients_see_only_the_models_that_they_may_use(tmp_path: Path) -> None:
             assert sorted(one["name"] for one in json.loads(statistics.body)["model_stats"]) == names
 
 
-# Giving up, and having enough
+# Cancellation and limits
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))
@@ -512,7 +512,7 @@ def test_the_bytes_of_all_requests_together_are_bounded() -> None:
         assert again.ask(post(fewer, path="/v2/models/fp32/infer")).status == 200
         packed = post(gzip.compress(fewer), "Content-Encoding: gzip\r\n", "/v2/models/fp32/infer")
         assert again.ask(packed).status == 200
-        # The text alone would fit, but not with the tensor that it becomes.
+        # The text alone would fit, but not together with its tensor.
         assert again.ask(post(values, path="/v2/models/fp32/infer")).status == 503
         bomb = gzip.compress(json.dumps(tensor([[0.0] * 60_000])).encode())
         assert again.ask(post(bomb, "Content-Encoding: gzip\r\n", "/v2/models/fp32/infer")).status == 503

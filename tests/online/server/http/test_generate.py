@@ -1,4 +1,4 @@
-"""Generate and generate_stream: JSON members as tensors, events, and clients that go away or do not read."""
+"""Generate and generate_stream: JSON members as tensors, events, and clients that disconnect or do not read."""
 
 import itertools
 import json
@@ -32,7 +32,7 @@ INPUTS = [
 
 
 def speak(inputs: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-    """The text ``count`` times; after that it fails if the text is ``fail``."""
+    """Yields the text ``count`` times, then raises an error if the text is ``fail``."""
     text = inputs["text"][0, 0]
     for _ in range(int(inputs["count"][0, 0])):
         yield {"word": inputs["text"]}
@@ -248,11 +248,11 @@ def test_a_stream_behind_a_slow_answer_is_bounded_too() -> None:
 
 
 def test_a_stream_behind_a_slow_answer_grows_in_place() -> None:
-    """Copying what waits for each of its many events would take minutes."""
+    """The test would take minutes if each event copied all waiting data."""
     model = FakeStreamingModel(WORDS, speak)
     with GatedServer(also={"speaker": model}, max_unsent_bytes=1 << 30) as server:
         client = server.connect()
-        assert client.ask(infer(1)).data == [2, 0]  # from then on several requests may be in flight
+        assert client.ask(infer(1)).data == [2, 0]  # after the first response, several requests may be in flight
         server.entered.acquire()
         server.gate.clear()
         client.send(infer(1))

@@ -1,4 +1,4 @@
-"""Clients that want to keep others waiting, or to take the server's memory: they pay first, and alone."""
+"""Clients that try to delay others, or to exhaust the server's memory: only they themselves are affected."""
 
 import gzip
 import json
@@ -32,13 +32,13 @@ def rows(datatype: DataType = DataType.FP32) -> FakeModel:
 
 
 def widen(size: int) -> FakeModel:
-    """Answers a number with ``size`` numbers."""
+    """Responds to a number with ``size`` numbers."""
     signature = Signature((TensorSpec("x", DataType.FP32, (-1, 1)),), (TensorSpec("y", DataType.FP32, (-1, size)),))
     return FakeModel(signature, lambda inputs: {"y": np.repeat(inputs["x"], size, axis=1)})
 
 
 class HeldExecutor(ThreadPoolExecutor):
-    """Runs nothing while ``gate`` is clear; ``asked`` counts what was asked for meanwhile."""
+    """An executor that starts no work while ``gate`` is clear; ``asked`` counts the submitted work."""
 
     def __init__(self) -> None:
         super().__init__(2)
@@ -56,7 +56,7 @@ class HeldExecutor(ThreadPoolExecutor):
 
 @contextmanager
 def held(server: GatedServer) -> Iterator[HeldExecutor]:
-    """Other threads than the event loop's decode and encode nothing while the executor is held."""
+    """While the executor is held, no thread except the event loop's decodes or encodes."""
     executor = HeldExecutor()
     server.call(lambda: server.loop.set_default_executor(executor))
     try:
@@ -73,7 +73,7 @@ def guarded(tmp_path: Path) -> Iterator[GatedServer]:
         yield server
 
 
-# Who is unknown
+# Unknown clients
 
 
 @pytest.mark.parametrize("more", ["Content-Length: 1000000\r\n", "Expect: 100-continue\r\nContent-Length: 5\r\n"])
@@ -135,7 +135,7 @@ def test_a_known_client_continues(guarded: GatedServer) -> None:
     assert client.read().data == [6, 0]
 
 
-# Who keeps the loop busy
+# Clients that keep the event loop busy
 
 
 def numbers(count: int) -> str:
@@ -252,11 +252,11 @@ def test_a_load_with_many_members_is_refused(server: GatedServer) -> None:
     assert (answer.status, "more than 65536 members" in answer.error) == (400, True)
 
 
-# Who takes memory
+# Clients that take memory
 
 
 class Watched(Gate):
-    """Keeps the most that was held at once."""
+    """Records the maximum number of bytes held at once."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit, patience_s=1e6)
@@ -411,7 +411,7 @@ def test_a_stream_of_large_events_holds_nothing_between_them(server: GatedServer
     assert server.call(lambda: (server.budget.gate.used, server.budget.used)) == (0, 0)
 
 
-# Who does not read
+# Clients that do not read
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))
@@ -427,7 +427,7 @@ def test_a_client_that_never_reads_gets_few_answers(loop: str) -> None:
         seen = -1
         while seen != (seen := server.call(lambda: server.budget.used)) or not seen:
             assert innocent.ask(infer(1)).data == [2, 0]
-        # One answer of 2 MB to each, perhaps two with the first of the next window.
+        # One response of 2 MB for each, or two with the first one of the next window.
         assert server.call(lambda: server.budget.used) <= 4 * 4_000_000
         assert len(model.calls) <= 4 * 4
         for attacker in attackers:
@@ -458,7 +458,7 @@ def test_a_client_that_reads_gets_all_answers() -> None:
         assert server.call(lambda: server.budget.used) == 0
 
 
-# Who is slow
+# Slow clients
 
 
 def test_slow_heads_are_bounded_in_size_and_time() -> None:

@@ -1,4 +1,4 @@
-"""A request's model is looked up once, and is its own until it is answered."""
+"""A request looks up its model once, and keeps that version until it is answered."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The published description is valid, complete, and true of a running server."""
+"""The published description is valid, complete, and matches a running server."""
 
 import json
 import re
@@ -26,7 +26,7 @@ from penstock.online.server.http.resources import make_resources
 
 
 def no_bug(context: schemathesis.CheckContext, response: schemathesis.Response, case: schemathesis.Case) -> None:
-    """501 and 503 are honest answers, and 500 is that of Triton to one mistake."""
+    """501 and 503 are valid responses, and 500 is Triton's response to one mistake of clients."""
     assert response.status_code != 500 or "Unable to open shared memory region" in response.text, response.text
 
 

@@ -1,4 +1,4 @@
-"""Many requests on one connection: they take turns with other connections, and answers keep their order."""
+"""Many requests on one connection: they take turns with other connections, and responses keep their order."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -28,7 +28,7 @@ LONG_S = 1.5 * TURN_UNITS * UNIT_S
 
 
 class Transport(asyncio.Transport):
-    """Keeps what is written, and whether the connection reads."""
+    """Records the written data, and whether the connection reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Transport(asyncio.Transport):
 
 
 class Calls:
-    """Handlers that count their calls; ``long`` takes longer than an iteration of the loop may."""
+    """Handlers that count their calls; ``long`` takes longer than the time of one event-loop iteration."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,4 +1,4 @@
-"""One reading of every request: what a proxy could read differently is refused, so that no request hides in another one."""
+"""Ambiguous requests: the server refuses requests that a proxy could parse differently, so that no request can hide in another one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def head(fields: str, line: str = "POST /v2/models/m/infer HTTP/1.1", host: str 
 
 
 def status_of(server: GatedServer, request: bytes) -> int:
-    """The status of ``request``. After a refusal the connection is closed, without a response to what follows."""
+    """The status of ``request``. After a refusal, the connection is closed without a response to further data."""
     client = server.connect()
     client.send(request + HIDDEN)
     answer = client.read()
@@ -205,7 +205,7 @@ def test_the_host_of_an_absolute_url_precedes_the_header(strict: GatedServer, ur
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[GatedServer]:
-    """Knows only the name ``localhost``."""
+    """Accepts only the name ``localhost``."""
     with GatedServer(web=WebAccess.of(ServerConfig(), "127.0.0.1")) as server:
         yield server
 

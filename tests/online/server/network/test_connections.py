@@ -6,7 +6,7 @@ from penstock.online.server.network.connections import Connections, ServerConnec
 
 
 class Recorded(ServerConnection):
-    """Writes down what is asked of it; closes when told to, if it is idle."""
+    """A connection that records its calls. It closes on request if it is idle."""
 
     def __init__(self, connections: Connections, is_idle: bool = True) -> None:
         self.connections = connections
@@ -39,7 +39,7 @@ def test_the_limit() -> None:
     connections = Connections(2)
     three = [Recorded(connections, is_idle=False) for _ in range(3)]
     assert [connections.add(each) for each in three] == [True, True, False]
-    assert len(connections) == 3  # it is there until it has closed
+    assert len(connections) == 3  # it counts until it has closed
     connections.discard(three[2])
     connections.discard(three[0])
     assert connections.add(three[2])
@@ -58,7 +58,7 @@ def test_over_the_limit_the_oldest_idle_connection_makes_room() -> None:
     connections.discard(old)
     assert connections.add(fifth)
     assert (young.calls, fourth.calls, fifth.calls) == (["room"], [], [])
-    # One that is closing counts no more, so that the next client does not cost another.
+    # A closing connection no longer counts, so that the next client does not evict another one.
     connections.discard(fifth)
     assert connections.add(fifth)
     assert fourth.calls == []

@@ -1,4 +1,4 @@
-"""Where the server listens, and how it stops: ports, Unix sockets, TLS, connections that are on their way."""
+"""How the server listens and stops: ports, Unix sockets, TLS, connections that are being established."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ from penstock.protocol import h2_frames as h2
 
 
 class Plain(ServerConnection):
-    """Answers whatever it receives with that, in capitals; while draining with a mark, and then closes."""
+    """Echoes received data in capitals. While draining, it adds a mark and then closes."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -61,7 +61,7 @@ class Plain(ServerConnection):
 
 
 class Server:
-    """A listener in a thread. Its endpoints speak what they are told to: ``Plain`` for HTTP/1.1, and real HTTP/2."""
+    """A listener in a thread. Its endpoints use the given protocols: ``Plain`` for HTTP/1.1, and real HTTP/2."""
 
     def __init__(self, loop: str, **config: Any) -> None:
         self.clock = ManualClock()
@@ -83,7 +83,7 @@ class Server:
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
         self.call(self.listener.stop)
-        self.call(lambda: None)  # what that scheduled
+        self.call(lambda: None)  # runs the callbacks that this scheduled
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(PATIENCE_S)
         self.loop.close()
@@ -202,7 +202,7 @@ def test_a_stale_unix_socket_is_replaced_and_a_live_one_is_not(server: Server, t
 
 
 def context() -> tuple[ssl.SSLContext, Callable[[list[str]], ssl.SSLContext]]:
-    """A server's, and what makes those of clients."""
+    """The TLS context of a server, and a factory for those of clients."""
     authority = trustme.CA()
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(made)
@@ -273,7 +273,7 @@ def test_draining_stops_listening_and_answers_what_is_on_its_way(server: Server,
     addresses = [server.listen(), server.listen(unix_socket=str(tmp_path / "socket"))]
     used, silent = server.connect(addresses[0]), server.connect(addresses[1])
     assert ask(used) == b"HELLO"
-    # Nobody accepts while the loop is busy: these wait in the sockets' queues when listening ends.
+    # The busy loop accepts no connections, so these are still in the sockets' queues when listening ends.
     gate = threading.Event()
     server.loop.call_soon_threadsafe(gate.wait, PATIENCE_S)
     draining = server.start(server.listener.drain(0, 4 * PATIENCE_S))
@@ -336,7 +336,7 @@ def test_draining_ends_after_its_time(server: Server, caplog: pytest.LogCaptureF
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))
 def test_the_clock_is_looked_at_without_being_asked(loop: str) -> None:
-    """A sweep comes by itself."""
+    """Sweeps run periodically."""
     with Server(loop, request_timeout_s=0.1) as server:
         client = server.connect(server.listen())
         while not len(server.connections):
@@ -347,7 +347,7 @@ def test_the_clock_is_looked_at_without_being_asked(loop: str) -> None:
 
 
 def test_what_was_accepted_in_the_turn_before_is_waited_for(server: Server) -> None:
-    """Nobody else is connected, so there would be nothing to wait for."""
+    """No other client is connected, so the drain has no connection to wait for."""
     address = server.listen()
     gate = threading.Event()
     server.loop.call_soon_threadsafe(gate.wait, PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Errors that nobody catches on the event loop."""
+"""Uncaught errors on the event loop."""
 
 from __future__ import annotations
 

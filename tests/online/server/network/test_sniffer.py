@@ -1,4 +1,4 @@
-"""Which protocol a client speaks, whatever the pieces in which it says so."""
+"""Protocol detection, for first bytes that arrive in pieces of any size."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from penstock.online.server.network.sniffer import PREFACE, Sniffer
 
 
 class Spoken(ServerConnection):
-    """Keeps what it is given."""
+    """Records the received data."""
 
     def __init__(self, connections: Connections) -> None:
         self.connections = connections
@@ -61,7 +61,7 @@ class Scene:
         self.sniffer.connection_made(transport)
 
     def receive(self, *pieces: bytes) -> None:
-        """As the event loop would hand them out."""
+        """Deliver ``pieces`` as the event loop would."""
         for piece in pieces:
             (self.wire.protocol or self.sniffer).data_received(piece)
 

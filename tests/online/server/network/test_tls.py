@@ -1,4 +1,4 @@
-"""TLS with real certificates: the library, the standard library and curl as clients; and files that are wrong."""
+"""TLS with real certificates, for three clients (Triton's library, the standard library, curl); and invalid files."""
 
 import ssl
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from penstock.online.server.network.tls import make_context
 
 
 class Files:
-    """An authority, the server's certificate and key, and a client's, as files."""
+    """Files of an authority, and the certificates and keys of the server and a client."""
 
     def __init__(self, folder: Path) -> None:
         authority = trustme.CA()

@@ -1,4 +1,4 @@
-"""Work is shared by connections: how much there is in one iteration of the loop, and who gets it."""
+"""Connections share the work: its amount per event-loop iteration, and its distribution."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -11,7 +11,7 @@ from penstock.online.server.network.turns import SLICE_UNITS, TURN_UNITS, Turns
 
 
 class Load:
-    """A worker with ``left`` units of work, in steps of ``step`` units; notes who works when."""
+    """A worker with ``left`` units of work, in steps of ``step`` units. Records the order of the work."""
 
     def __init__(self, turns: Turns, left: int, order: list["Load"], step: int = 1) -> None:
         self.turns, self.left, self.order, self.step = turns, left, order, step
@@ -70,7 +70,7 @@ def test_new_data_uses_what_is_left() -> None:
         turns.spend(5000)
         assert turns.left < 0
         await asyncio.sleep(0)
-        assert turns.left < 0  # one step was too large, which is made up for by and by
+        assert turns.left < 0  # one step was too large; later iterations compensate for it
         for _ in range(5000 // TURN_UNITS + 1):
             await asyncio.sleep(0)
         assert turns.left == TURN_UNITS

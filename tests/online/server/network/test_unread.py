@@ -1,4 +1,4 @@
-"""Memory for unread answers: who may keep how much, and who has to go."""
+"""Memory for unread responses: limits per client, and the disconnection of clients."""
 
 from penstock.clock import ManualClock
 from penstock.online.server.network.unread import FLOOR_BYTES, STALE_S, Unread, UnreadTotal
@@ -7,7 +7,7 @@ MIB = 1 << 20
 
 
 class Client:
-    """A connection that notes its end."""
+    """A connection that records its end."""
 
     def __init__(self, total: UnreadTotal) -> None:
         self.unread = Unread(total, self.evict)
@@ -63,7 +63,7 @@ def test_a_client_that_reads_nothing_gives_way_to_others() -> None:
     assert idle.is_evicted
     assert not reading.is_evicted
     assert total.count == 8 * MIB
-    assert not late.answer(6 * MIB)  # the others have read a moment ago
+    assert not late.answer(6 * MIB)  # the other clients have read recently
     clock.advance(STALE_S)
     late.read(6 * MIB)
     assert late.answer(9 * MIB)

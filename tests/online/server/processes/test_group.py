@@ -1,4 +1,4 @@
-"""Sibling processes asking each other; here several ends in one process, over real sockets."""
+"""Requests between sibling processes. The tests run all of them in one process, over real sockets."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_question_in_flight_when_the_loop_ends_is_no_error(tmp_path: Path) -> 
         await other.close()
         assert not question.done()
 
-    asyncio.run(ask())  # which cancels the tasks that are left
+    asyncio.run(ask())  # also cancels the remaining tasks
     assert errors == []
 
 

@@ -1,4 +1,4 @@
-"""The supervisor, in a process of its own: it forks, and so it cannot run in this one."""
+"""The supervisor. It runs in a separate process, because it forks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from penstock.online.server.processes.supervisor import Supervisor
 mode, count = sys.argv[1], int(sys.argv[2])
 
 def serve(place, ready):
-    # A handler alone would be late for a signal that comes just before select() begins to wait.
+    # With only a handler, a signal that arrives just before select() waits would be noticed too late.
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -63,7 +63,7 @@ def say(*words):
 def on_ready(found):
     say("ready", *found)
     if mode == "cannot fork":
-        # A pipe takes two.
+        # A pipe takes two file descriptors.
         most = len(os.listdir("/proc/self/fd")) - 1
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
@@ -75,7 +75,7 @@ except PenstockError as error:
 
 
 class Supervised:
-    """The script, and what it says."""
+    """The script, and its output."""
 
     def __init__(self, mode: str = "", count: int = 2) -> None:
         command = [sys.executable, "-c", SCRIPT, mode, str(count)]
@@ -89,7 +89,7 @@ class Supervised:
         self.process.communicate(timeout=PATIENCE_S)
 
     def lines(self, what: str, count: int) -> list[list[str]]:
-        """The next ``count`` lines that begin with ``what``, split; others are passed over."""
+        """The next ``count`` lines that begin with ``what``, split into words; other lines are skipped."""
         found: list[list[str]] = []
         assert self.process.stdout
         while len(found) < count:
@@ -100,13 +100,13 @@ class Supervised:
         return found
 
     def pids(self) -> dict[int, int]:
-        """Of the processes that start next, by index; when all are ready."""
+        """The ids of the processes that start next, by index, once all are ready."""
         pids = {int(index): int(pid) for _, index, pid in self.lines("start", 2)}
         self.lines("ready", 1)
         return pids
 
     def end(self) -> tuple[str, str]:
-        """What is left to say but for "told", and stderr."""
+        """The remaining output except lines with "told", and stderr."""
         out, err = self.process.communicate(timeout=PATIENCE_S)
         assert self.process.returncode == 0
         return "".join(line for line in out.splitlines(keepends=True) if not line.startswith("told")), err

@@ -1,4 +1,4 @@
-"""What a configuration asks to be recorded is recorded."""
+"""Recording follows the configuration."""
 
 from __future__ import annotations
 

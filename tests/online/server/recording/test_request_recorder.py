@@ -30,7 +30,7 @@ class Recorded:
         return request
 
     def end(self, name: str = "m") -> list[InferRequest]:
-        """Have all written, and read it again, fewest rows first."""
+        """Write all records, and read them again in ascending order of rows."""
         self._writer.start()
         self._writer.stop()
         found = [request for _, request in read_recorded(LocalStorage(folder_of(str(self.root), name)), name)]
@@ -67,7 +67,7 @@ def test_a_stream_is_kept_once_and_inputs_are_those_that_were_answered(recorded:
     request = InferRequest("m", {"x": np.ones((1, 2), np.float32)}, "1")
 
     def done(_: Outcome) -> None:
-        request.inputs["x"][:] = 5  # its memory is used again
+        request.inputs["x"][:] = 5  # its memory is reused
 
     answered = recorded.recorder.watch(request, done)
     answered(ANSWER)
@@ -81,7 +81,7 @@ def test_models_and_versions_are_kept_apart_and_the_newest_stay(recorded: Record
         recorded.ask(count, name="a/b")
         recorded.ask(count, version="1")
         recorded.ask(count + 2, version="2")
-    # A folder belongs to a model, and holds no more than the newest.
+    # Each model has a folder, which keeps only the newest requests.
     assert rows(recorded.end()) == [3, 4, 5]
     assert (
         rows([request for _, request in read_recorded(LocalStorage(folder_of(str(recorded.root), "a/b")), "a/b")]) != []

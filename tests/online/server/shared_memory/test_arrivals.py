@@ -41,7 +41,7 @@ class Submitted:
 
 
 class Story:
-    """Requests to one handle, by name in the order of their ends."""
+    """Requests to one handle; the names are recorded in the order in which the requests end."""
 
     def __init__(self) -> None:
         self.arrivals = Arrivals()

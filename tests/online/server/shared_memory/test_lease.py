@@ -25,7 +25,7 @@ LARGE = HERE_BYTES + 4096
 
 @pytest.fixture
 def region() -> Iterator[Any]:
-    """A region made by the client's own library."""
+    """A region that Triton's client library has created."""
     key = f"/penstock-test-{uuid.uuid4().hex}"
     handle = shm.create_shared_memory_region("r", key, 4 * LARGE)
     handle.key = key
@@ -114,7 +114,7 @@ def test_an_output_that_does_not_fit_is_refused_and_nothing_written(region: Any,
 
 
 def test_what_is_copied_counts_until_the_request_ends() -> None:
-    """A region can claim far more than there is memory: what was never written takes none."""
+    """A region can be far larger than memory, since pages that were never written take none."""
     key, size = f"penstock-test-{uuid.uuid4().hex}", 1 << 40
     path = Path("/dev/shm", key)
     budget = ByteBudget(1 << 20)
@@ -189,7 +189,7 @@ def test_many_small_inputs_count_as_a_large_one(memory: SharedMemory) -> None:
     ("datatype", "content", "message"),
     [
         (DataType.BOOL, b"\2" * LARGE, "must be the byte 0 or 1"),
-        (DataType.BYTES, b"\xff" * LARGE, "BYTES element 0 says it has"),
+        (DataType.BYTES, b"\xff" * LARGE, "BYTES element 0 declares"),
     ],
 )
 def test_wrong_elements_are_found_by_fill(
@@ -241,7 +241,7 @@ def test_regions_stay_open_while_a_thread_reads_them(region: Any, memory: Shared
 
 
 def ask_to_store(lease: Lease, outcome: Outcome) -> list[Outcome]:
-    """What ``done`` got, after the thread that may have written."""
+    """The outcome that ``done`` received, after the writing thread has ended."""
     found: list[Outcome] = []
 
     async def story() -> None:

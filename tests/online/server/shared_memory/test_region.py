@@ -21,7 +21,7 @@ BYTES = 16 * PAGE
 
 @pytest.fixture
 def key() -> Iterator[str]:
-    """An object of 16 pages, whose every byte is its page's number."""
+    """An object of 16 pages, in which each byte is the number of its page."""
     name = f"penstock-test-{uuid.uuid4().hex}"
     path = Path("/dev/shm", name)
     path.write_bytes(b"".join(bytes([page]) * PAGE for page in range(16)))
@@ -212,7 +212,7 @@ def test_closing_gives_the_descriptor_back(key: str) -> None:
 
 
 def test_a_full_shared_memory_is_an_error_and_no_signal() -> None:
-    """In a namespace of its own, where /dev/shm can be made small."""
+    """Runs in a separate namespace, where /dev/shm can be made small."""
     code = (
         "import os\n"
         "from penstock.errors import ResourceExhausted\n"

@@ -22,7 +22,7 @@ BYTES = 64 << 10
 
 @pytest.fixture
 def region() -> Iterator[Any]:
-    """A region made by the client's own library."""
+    """A region that Triton's client library has created."""
     key = f"/penstock-test-{uuid.uuid4().hex}"
     handle = shm.create_shared_memory_region("r", key, BYTES)
     handle.key = key
@@ -153,7 +153,7 @@ def test_unregister_of_an_unknown_name_is_none(memory: SharedMemory) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_interleaving_of_users_ends_with_nothing_open(region: Any, seed: int) -> None:
-    """Each client keeps its own mark in its slice, registers, infers and unregisters under names in common."""
+    """Each client writes its own mark into its slice. It registers, infers and unregisters under names that all clients share."""
     choose = random.Random(seed)
     memory = SharedMemory(enabled=True)
 

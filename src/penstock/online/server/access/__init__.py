@@ -1,1 +1,1 @@
-"""Who may do what: keys, admission and restrictions."""
+"""Access control: keys, admission and restrictions."""

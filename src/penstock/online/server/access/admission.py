@@ -1,6 +1,6 @@
-"""Admission: each client's rights, rate and concurrency, and the bytes of all requests. Nothing here waits.
+"""Admission: limits each client's rights, rate and concurrency, and the bytes of all requests. No method waits.
 
-A request enters with its headers, before anything of its message is kept or decoded, and is admitted once it is decoded.
+A request enters when its headers arrive, before any part of its message is stored or decoded. It is admitted once it is decoded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.request import Done, InferRequest, InferResponse, Outcome
 
 _BUSY_S = 1.0
 LARGE_BYTES = 8 << 20
-"""Memory that is returned to the system once little of it is used."""
+"""Once this many bytes were in use, freed memory is returned to the system when usage falls to a quarter."""
 
 
 class TokenBucket(msgspec.Struct):
@@ -28,10 +28,10 @@ class TokenBucket(msgspec.Struct):
     """Tokens per second (> 0) since ``at``."""
     tokens: float
     at: float
-    """The time for which ``tokens`` holds."""
+    """The time at which ``tokens`` was computed."""
 
     def take(self, rate: float, burst: float, now: float) -> float:
-        """Take one token and return 0, or return the seconds until there is one. ``rate`` and ``burst`` (>= 1) may change."""
+        """Take one token and return 0, or return the seconds until one is available. ``rate`` and ``burst`` (>= 1) may change."""
         self.tokens = min(burst, self.tokens + (now - self.at) * self.rate)
         self.rate, self.at = rate, now
         if self.tokens >= 1:
@@ -41,18 +41,18 @@ class TokenBucket(msgspec.Struct):
 
 
 class ByteBudget:
-    """Bounds the bytes of all requests, and of unread responses, in memory; 0 sets no limit.
+    """Limits the bytes of all requests, and of unread responses, in memory; 0 sets no limit.
 
-    Take bytes when they arrive, not when they are announced: otherwise a few clients that announce large bodies and send nothing
-    would lock out all others. Give them back once the request is answered.
+    Take bytes when they arrive, not when they are announced. Otherwise, clients could lock out all others by announcing large bodies
+    and sending nothing. Give the bytes back once the request is answered.
     """
 
     def __init__(self, limit: int, on_fall: Callable[[], None] = lambda: None) -> None:
-        """``on_fall`` is called whenever little is left of a lot, which the C library may still keep."""
+        """``on_fall`` is called whenever usage falls to a small part of its peak; the C library may still hold the freed memory."""
         self.used = 0
         self._limit = limit
         self.gate = Gate()
-        """Bounds what large requests hold at once; others wait as small as they were sent."""
+        """Limits the memory that large requests hold at once. Further ones wait in the form in which they were received."""
         self.on_fall = on_fall
         self._peak = 0
 
@@ -128,7 +128,7 @@ class Admission:
                 self._take_token(client, limits, usage)
 
     def admit(self, request: InferRequest, done: Done) -> Done:
-        """Admit ``request``, which has entered. Returns a wrapper of ``done``, to be called with every response or error instead.
+        """Admit ``request`` after ``enter``. Returns a wrapper of ``done``; pass every response or error to it instead.
 
         Raises PermissionDenied (model, priority), ResourceExhausted (concurrency), and Unauthenticated if the client has been
         removed from the keys file.

@@ -42,7 +42,7 @@ class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One client of the keys file."""
 
     key_sha256: _Digest | list[_Digest] = []
-    """SHA-256 of the key in UTF-8, as hexadecimal; a list accepts several keys."""
+    """SHA-256 of the key in UTF-8, as hexadecimal digits. A list accepts several keys."""
     key: _Key = ""
     """The key in clear text, of at least 16 characters; ``key_sha256`` is safer."""
     models: tuple[str, ...] = ("*",)
@@ -52,7 +52,7 @@ class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests_per_second: _Rate | None = None
     """Maximum sustained rate of inference requests."""
     burst: _Count | None = None
-    """Maximum requests at once. Defaults to the requests of one second."""
+    """Maximum requests that the client may send at once. Defaults to the requests of one second."""
     max_concurrent: _Count | None = None
     """Maximum requests in flight."""
     highest_priority: _Count = 1
@@ -72,8 +72,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Keys:
     """The content of a keys file. Immutable.
 
-    Keys are looked up by a hash that is keyed with a secret of this process, so the time of a look-up reveals nothing: a caller
-    cannot know whose hash is closer to that of a valid key.
+    Keys are looked up by a hash that depends on a secret of this process. The time of a look-up therefore reveals nothing: a client
+    cannot tell how close a guess is to the hash of a valid key.
     """
 
     def __init__(self, clients: dict[str, Client]) -> None:
@@ -125,7 +125,7 @@ def read_keys(path: Path) -> Keys:
 
 
 def credential(authorization: str | bytes | None, api_key: str | bytes | None = None) -> bytes | None:
-    """The key in ``Authorization: Bearer KEY``, or else in ``X-API-Key: KEY``; None without one."""
+    """The key in ``Authorization: Bearer KEY``, or otherwise in ``X-API-Key: KEY``; None if both are missing."""
     if authorization is not None:
         scheme, _, key = _bytes(authorization).partition(b" ")
         if scheme.lower() == b"bearer" and key:
@@ -136,16 +136,16 @@ def credential(authorization: str | bytes | None, api_key: str | bytes | None = 
 
 
 class Access:
-    """Identifies clients and checks their rights. Without a keys file every client may do everything. Belongs to the event loop.
+    """Identifies clients and checks their rights. Without a keys file, every client may do everything. Belongs to the event loop.
 
-    The file is checked for changes with requests, at most once a second. If it becomes invalid or disappears, the last valid
-    content stays in force and the log reports it once.
+    A request triggers a check of the file for changes, at most once a second. If the file becomes invalid or disappears, its last
+    valid content stays in force, and the log reports the problem once.
     """
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
         """Raises InvalidConfig if the file is invalid."""
         self.enabled = path is not None
-        """True if clients need keys; otherwise every client has the name ``""``."""
+        """True if clients need keys. Otherwise, the name of every client is ``""``."""
         self._path = path
         self._clock = clock
         self._stamp = self._look()
@@ -166,7 +166,7 @@ class Access:
         return name
 
     def client(self, name: str) -> Client:
-        """The settings of an identified client. Raises Unauthenticated if it has been removed since."""
+        """The settings of an identified client. Raises Unauthenticated if the client has been removed from the file."""
         try:
             return self._keys.clients[name]
         except KeyError:
@@ -200,7 +200,7 @@ class Access:
             _log.info("the keys file was reloaded: %d clients", len(self._keys.clients))
 
     def _look(self) -> tuple[int, ...]:
-        """Facts about the file that change with its content; empty if it cannot be read."""
+        """Metadata of the file that changes with its content; empty if the file cannot be read."""
         try:
             status = os.stat(self._path) if self._path is not None else None
         except OSError:

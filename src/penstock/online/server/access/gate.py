@@ -1,15 +1,15 @@
-"""The gate for large requests: bounds the memory that decoding and encoding take at once, over all transports.
+"""The gate for large requests: limits the memory for decoding and encoding, over all transports.
 
-A request enters the gate once it is about to hold more than ``SMALL_BYTES`` of decoded or encoded data, and leaves it with its answer.
-Requests that do not fit wait in the order in which they asked, in the size in which they were sent.
+A request enters the gate before it holds more than ``SMALL_BYTES`` of decoded or encoded data, and leaves it with its response.
+Requests that do not fit wait in order of arrival, and keep only the data that they were sent with.
 
-Every request that waits continues in the end:
+No request waits for ever:
 
-1. The request that has been inside longest may always hold more. So a request larger than the limit is worked on too, while no other
-   grows.
+1. The oldest request inside may always hold more. A request larger than the limit is therefore processed too, while no other
+   request grows.
 2. A request inside waits only for the gate, for threads, which finish their steps, or for its model. A model may depend on a request
-   that waits, such as the next one of a sequence. So once no request has moved for ``patience_s``, those that wait for their models
-   no longer count.
+   that waits, such as the next one of a sequence. Therefore, once no request has progressed for ``patience_s``, requests that wait
+   for their models no longer count.
 3. A request outside holds nothing that another one waits for.
 """
 
@@ -20,31 +20,31 @@ import asyncio
 from penstock.errors import Cancelled
 
 SMALL_BYTES = 256 << 10
-"""Requests that hold at most this much do not pass the gate."""
+"""Requests that hold at most this number of bytes do not need the gate."""
 LIMIT_BYTES = 24 << 20
 _PATIENCE_S = 1.0
 
 
 class Gate:
-    """Bounds the bytes that all large requests hold; each has a ``Passage``. Belongs to the event loop."""
+    """Limits the bytes that all large requests hold; each request has a ``Passage``. Belongs to the event loop."""
 
     def __init__(self, limit: int = LIMIT_BYTES, patience_s: float = _PATIENCE_S) -> None:
         self.used = 0
-        """Bytes that the requests inside hold. Exceeds the limit while the oldest of them is larger, or outputs of models are."""
+        """Bytes that the requests inside hold. The oldest request, and outputs of models, may exceed the limit."""
         self._limit = limit
         self._patience_s = patience_s
         self._inside: dict[Passage, None] = {}
-        self._growing: dict[Passage, int] = {}  # those inside that wait to hold so many bytes
-        self._outside: dict[Passage, int] = {}  # those that wait to enter with so many bytes
+        self._growing: dict[Passage, int] = {}  # requests inside, with the bytes that they wait to hold
+        self._outside: dict[Passage, int] = {}  # requests that wait to enter, with the bytes that they need
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def waiting(self) -> int:
-        """The number of requests that wait."""
+        """The number of waiting requests."""
         return len(self._growing) + len(self._outside)
 
     async def wait(self, passage: Passage, size: int) -> None:
-        """Wait until ``passage`` may hold ``size`` bytes in all, and count them."""
+        """Wait until ``passage`` may hold a total of ``size`` bytes, and count them."""
         row = self._growing if passage in self._inside else self._outside
         row[passage] = size
         self._admit()
@@ -59,7 +59,7 @@ class Gate:
                 self._admit()
 
     def count(self, passage: Passage, size: int) -> None:
-        """Count ``size`` bytes for ``passage``, which is inside with more than 0 of them and outside with 0."""
+        """Set the bytes of ``passage`` to ``size``. It is inside while ``size`` is greater than 0."""
         self._set(passage, size)
         self._admit()
 
@@ -75,7 +75,7 @@ class Gate:
             self._timer = None
 
     def _admit(self) -> None:
-        """Let all requests continue that may: those inside before those outside, which enter in order."""
+        """Let all requests continue that fit: first those inside, then those outside, which enter in order."""
         for passage, size in list(self._growing.items()):
             if self._fits(passage, size) or next(iter(self._inside)) is passage:
                 self._let(passage, self._growing)
@@ -103,7 +103,7 @@ class Gate:
 
 
 class Passage:
-    """The bytes that one request holds inside the gate. A request has at most one step under way. Belongs to the event loop."""
+    """The bytes that one request holds inside the gate. A request has at most one step in progress. Belongs to the event loop."""
 
     __slots__ = ("_gate", "_is_cancelled", "admitted", "is_parked", "size")
 
@@ -111,14 +111,14 @@ class Passage:
         self._gate = gate
         self._is_cancelled = False
         self.size = 0
-        """Bytes counted; 0 while the request is small, or outside."""
+        """Counted bytes; 0 while the request is small, or outside."""
         self.is_parked = False
         """True while the request waits for its model."""
         self.admitted: asyncio.Future[None] | None = None
-        """Set while the request waits for the gate."""
+        """The future that ends the wait; None unless the request waits for the gate."""
 
     async def hold(self, size: int) -> None:
-        """Wait until the request may hold ``size`` bytes in all. Raises Cancelled after ``cancel``."""
+        """Wait until the request may hold a total of ``size`` bytes. Raises Cancelled after ``cancel``."""
         if self._is_cancelled:
             raise _cancelled()
         self.is_parked = False
@@ -126,7 +126,7 @@ class Passage:
             await self._gate.wait(self, size)
 
     def note(self, size: int) -> None:
-        """Count ``size`` bytes, all of which exist already, without waiting."""
+        """Count ``size`` bytes, which are already in memory, without waiting."""
         self.is_parked = False
         size = size if size > SMALL_BYTES else 0
         if size != self.size:
@@ -138,11 +138,11 @@ class Passage:
         self.is_parked = True
 
     def leave(self) -> None:
-        """Hold nothing. Idempotent."""
+        """Leave the gate. Idempotent."""
         self.note(0)
 
     def cancel(self) -> None:
-        """End a wait, and every later one, with Cancelled. What the request holds counts until it leaves."""
+        """Make the current wait and all later ones raise Cancelled. The request's bytes count until it leaves."""
         self._is_cancelled = True
         if self.admitted is not None and not self.admitted.done():
             self.admitted.set_exception(_cancelled())

@@ -1,4 +1,4 @@
-"""The access table: the rights that each endpoint requires, over HTTP and gRPC. Endpoints without a rule are closed."""
+"""The access table: the rights that each HTTP and gRPC endpoint requires. Endpoints without a rule are closed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.online.server.access.auth import Access
 
 
 class Needs(enum.Enum):
-    """The rights that a caller needs if the server has a keys file."""
+    """The rights that a client needs if the server has a keys file."""
 
     NOTHING = enum.auto()
     MODEL = enum.auto()
@@ -32,11 +32,11 @@ class AccessRule(NamedTuple):
     http: tuple[str, ...] = ()
     """Paths in the form of ``Resource``; a path covers its versioned form."""
     grpc: tuple[str, ...] = ()
-    """Names of methods."""
+    """Names of gRPC methods."""
     group: str = ""
-    """Triton's name for the part of the API that one restriction protects; empty if none does."""
+    """Triton's name for the part of the API that one restriction protects; empty if no restriction applies."""
     counts: bool = False
-    """True if each request counts towards the client's rate. The messages of a stream count one by one, not the stream."""
+    """True if each request counts towards the client's rate. On a stream, each message counts, not the stream itself."""
 
 
 def _regions(kind: str) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ RULES = (
         counts=True,
     ),
     AccessRule(Needs.MODEL, (), ("ModelStreamInfer",), "inference"),
-    # Registering a region makes the server read and write memory with the rights of its own user.
+    # After registration, the server reads and writes the memory with the rights of its own user.
     AccessRule(
         Needs.ADMIN,
         (*_regions("system"), *_regions("cuda")),
@@ -122,11 +122,11 @@ RULES = (
 GROUPS = tuple(dict.fromkeys(rule.group for rule in RULES if rule.group))
 
 Restrictions = Mapping[str, tuple[str, bytes]]
-"""By group, the header that unlocks it, in lower case, and the header's value."""
+"""For each group, the header that unlocks it, in lower case, and the header's value."""
 
 
 def read_restrictions(texts: Iterable[str], prefix: str = "") -> Restrictions:
-    """Parse ``group,group:header=value``. Raises InvalidConfig without showing the value, which is a secret."""
+    """Parse ``group,group:header=value``. Raises InvalidConfig; its message omits the value, which is a secret."""
     restrictions: dict[str, tuple[str, bytes]] = {}
     for text in texts:
         match = re.fullmatch(r"([^:]+):([^=]+)=(.+)", text)
@@ -147,18 +147,18 @@ class Restriction(NamedTuple):
     header: str
     value: bytes
     refusal: Callable[[], PenstockError]
-    """The error for callers without it."""
+    """Creates the error for clients without it."""
 
 
 class Guard:
-    """Checks the callers of one endpoint."""
+    """Checks the clients of one endpoint."""
 
     __slots__ = ("_access", "_admission", "_needs", "_restrictions")
 
     def __init__(
         self, needs: Needs, access: Access, restrictions: Iterable[Restriction] = (), admission: Admission | None = None
     ) -> None:
-        """``admission`` counts the requests; None if they do not count."""
+        """``admission`` counts the requests; without it, requests do not count."""
         self._needs = needs
         self._access = access
         self._restrictions = tuple(restrictions)
@@ -186,7 +186,7 @@ class Guard:
 
 
 class _Closed(Guard):
-    """Refuses every caller."""
+    """Refuses all clients."""
 
     __slots__ = ("_name",)
 
@@ -195,16 +195,16 @@ class _Closed(Guard):
         self._name = name
 
     def __call__(self, credential: bytes | None, headers: Mapping[str, str | bytes], model: str = "") -> str:
-        raise PermissionDenied(f"'{self._name}' is closed: no access rule names it")
+        raise PermissionDenied(f"'{self._name}' is closed, since it has no access rule")
 
 
 _VITAL_PATHS = "/v2/health/live", "/v2/health/ready", "/ping", "/metrics", "/monitoring/prometheus/metrics"
 _VITAL = frozenset([*_VITAL_PATHS, "ServerLive", "ServerReady", "Check"])
-"""What monitoring asks for, also over connections that are too many."""
+"""Endpoints for monitoring, which are open over spare connections too."""
 
 
 class _Full(Guard):
-    """Refuses all callers, for the time being."""
+    """Refuses all clients with a temporary error."""
 
     __slots__ = ()
 
@@ -216,7 +216,7 @@ class _Full(Guard):
 
 
 class AccessTable:
-    """Returns the guards of endpoints of one port. An endpoint that everyone may use has none, so its requests skip the check."""
+    """Returns the guards of the endpoints of one port. An endpoint that all clients may use has no guard."""
 
     def __init__(
         self,
@@ -228,11 +228,11 @@ class AccessTable:
         port: str = "",
         is_spare: bool = False,
     ) -> None:
-        """``http`` and ``grpc`` are the restrictions of the protocols, for ``read_restrictions``; ``admission`` counts requests.
+        """``http`` and ``grpc`` are the protocols' restrictions, for ``read_restrictions``; ``admission`` counts requests.
 
-        The restrictions of a protocol hold on every port. On the ``port`` of a protocol, ``http`` or ``grpc``, those of that protocol
-        hold for the other one too: otherwise clients of that port could evade them. ``is_spare`` is for connections over the limit,
-        over which only monitoring is admitted. Raises InvalidConfig.
+        The restrictions of a protocol apply to it on every port. On the ``port`` of a protocol, ``http`` or ``grpc``, they apply to
+        the other protocol too, so that clients cannot evade them by switching protocols. ``is_spare`` is for connections over the
+        limit, which admit only monitoring. Raises InvalidConfig.
         """
         self.access = access
         self._admission = admission
@@ -249,12 +249,12 @@ class AccessTable:
         return frozenset(header.encode() for group in (self._http, self._grpc) for header, _ in group.values())
 
     def of_path(self, path: str) -> Guard | None:
-        """The guard of an HTTP path, in the form of ``Resource``; None if everyone may use it."""
+        """The guard of an HTTP path, in the form of ``Resource``; None if all clients may use it."""
         others = self._grpc if self._port == "grpc" else {}
         return self._guard(path, self._paths.get(path), PermissionDenied, "API", self._http, others)
 
     def of_method(self, name: str) -> Guard | None:
-        """The guard of a gRPC method; None if everyone may use it."""
+        """The guard of a gRPC method; None if all clients may use it."""
         others = self._http if self._port == "http" else {}
         return self._guard(name, self._methods.get(name), Unavailable, "protocol", self._grpc, others)
 

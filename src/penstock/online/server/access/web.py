@@ -1,14 +1,14 @@
-"""Which web pages may use the server.
+"""Decides which web pages may use the server.
 
-A browser sends the requests of every page from the machine that it runs on, so a page of any site could use a server that listens only
-there. Browsers say in ``Origin`` and ``Sec-Fetch-Site`` which page asks. A site that gives its own name the address 127.0.0.1 (DNS
-rebinding) is of the server's own origin to the browser; only ``Host`` shows its name. Other clients send none of these headers but
-``Host``.
+A browser sends the requests of all pages from its own machine, so any site's page could use a server that listens only there.
+Browsers identify the page in ``Origin`` and ``Sec-Fetch-Site``. If a site gives its own name the address 127.0.0.1 (DNS rebinding),
+the browser regards the server as part of that site, and only ``Host`` shows the site's name. Of these headers, other clients send
+only ``Host``.
 
-A server that other machines reach has names that it cannot know, such as those of services and load balancers, so it checks ``Host``
-only where rebinding is possible: in requests of browsers over plain HTTP. Such a request has ``Accept-Language`` or ``Origin``. It
-lacks all ``Sec-Fetch-*``, which browsers send over HTTPS and to loopback addresses; pages can remove neither. A name is safe if
-public DNS cannot contain it.
+A server that other machines can reach has names that it does not know, such as those of services and load balancers. It therefore
+checks ``Host`` only where rebinding is possible: in requests of browsers over plain HTTP. Such a request has ``Accept-Language`` or
+``Origin``, and lacks ``Sec-Fetch-*``, which browsers send over HTTPS and to loopback addresses. Pages cannot change this. A name is
+safe if public DNS cannot contain it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _HOST = re.compile(rb"(?:[\w.~%!$&'()*+,;=-]*|\[[\w.:]+\])(?::[0-9]*)?")
 
 
 class Sender(msgspec.Struct, gc=False):
-    """The headers of a request that say where it comes from; empty if they are missing."""
+    """The headers that identify the origin of a request; empty if they are missing."""
 
     host: bytes | None = None
-    """None in a request of HTTP/1.0 without it."""
+    """The header ``Host``; None in an HTTP/1.0 request without it."""
     origin: bytes = b""
     fetch_site: bytes = b""
     fetch_mode: bytes = b""
     language: bytes = b""
     is_preflight: bool = False
-    """True if a browser asks in advance what a page may send (CORS)."""
+    """True for a CORS preflight request, in which a browser asks what a page may send."""
 
     @property
     def is_plain_browser(self) -> bool:
@@ -46,7 +46,7 @@ class Sender(msgspec.Struct, gc=False):
         return bool(self.origin or self.language) and not (self.fetch_site or self.fetch_mode)
 
     def read(self, name: bytes, value: bytes) -> None:
-        """Read a header with ``name`` in lower case; other headers than these are ignored. Raises InvalidArgument."""
+        """Read a header with ``name`` in lower case; other headers are ignored. Raises InvalidArgument."""
         match name:
             case b"host":
                 if self.host is not None or not _HOST.fullmatch(value):
@@ -67,14 +67,14 @@ class Sender(msgspec.Struct, gc=False):
 
 
 class WebAccess:
-    """Judges senders. Pure."""
+    """Decides which senders may use the server. Pure."""
 
     def __init__(
         self, origins: Iterable[str] = (), hosts: Iterable[str] | None = None, is_exposed: bool = False
     ) -> None:
-        """``origins`` may send requests from a browser, ``*`` stands for all. ``hosts`` are the names that clients may use for the
-        server beside those of loopback addresses; None allows every name. With ``is_exposed``, only browsers over plain HTTP need one
-        of them, or an address, or a name that public DNS cannot contain.
+        """``origins`` are the origins whose pages may send requests; ``*`` allows all. ``hosts`` are the names that clients may use
+        for the server, in addition to loopback names; None allows every name. With ``is_exposed``, only browsers over plain HTTP are
+        checked, and may also use an address or a name that public DNS cannot contain.
         """
         self._origins = frozenset(origin.encode() for origin in origins)
         self._hosts = None if hosts is None else frozenset(host.lower().removesuffix(".") for host in hosts)
@@ -82,8 +82,8 @@ class WebAccess:
 
     @classmethod
     def of(cls, config: ServerConfig, host: str) -> WebAccess:
-        """What ``config`` allows on a port that listens on ``host``."""
-        # Where a key is needed, rebinding gains nothing.
+        """The rules of ``config`` for a port that listens on ``host``."""
+        # If clients need keys, an attacker gains nothing by rebinding.
         if "*" in config.allow_host or (config.keys_file and not config.allow_host):
             return cls(config.allow_origin)
         is_exposed = not config.allow_host and not is_loopback(host)
@@ -103,7 +103,7 @@ class WebAccess:
             )
 
     def headers(self, origin: bytes) -> bytes:
-        """The header lines of every answer to ``origin`` that let its page read the answer (CORS); empty if it may not."""
+        """The CORS header lines of responses to ``origin``, which let its page read them; empty if the page may not."""
         if not self._origins or (origin and not self._allows(origin)):
             return b""
         if not origin:
@@ -124,10 +124,10 @@ class WebAccess:
         if b"*" in self._origins or sender.origin in self._origins:
             return True
         if site := sender.fetch_site.lower():
-            # A link that a user follows shows the answer to the user, not to the page.
+            # If a user follows a link, the user sees the response, but the page does not.
             is_visit = method in (b"GET", b"HEAD") and sender.fetch_mode.lower() == b"navigate"
             return site in (b"same-origin", b"none") or is_visit
-        # The scheme may differ: a proxy may have decrypted the request.
+        # The scheme may differ, since a proxy may have decrypted the request.
         own = (sender.host or b"").lower()
         return not sender.origin or sender.origin.lower().partition(b"://")[1:] == (b"://", own)
 

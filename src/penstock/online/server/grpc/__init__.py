@@ -1,1 +1,1 @@
-"""gRPC: the services and the codec; the transport is HTTP/2, in `h2`."""
+"""gRPC: the services and the codec. The transport is HTTP/2, in ``h2``."""

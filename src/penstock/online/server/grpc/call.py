@@ -1,6 +1,6 @@
-"""The seam between gRPC transports and services: calls, receivers of messages, and the methods of a table.
+"""The interface between gRPC transports and services: calls, receivers of messages, and methods.
 
-Everything runs in callbacks on the event loop. Messages are serialized protobuf, without gRPC's prefix of five bytes.
+All methods run in callbacks on the event loop. Messages are serialized protobuf, without gRPC's five-byte prefix.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.request import Deadline
 from penstock.tensor import Buffer
 
 CALL_UNITS = 6
-"""Cost of a small request for inference."""
+"""Cost of a small inference request."""
 
 Metadata = Mapping[str, str | bytes]
 
@@ -33,24 +33,24 @@ class GrpcCall(Protocol):
 
     @property
     def deadline(self) -> Deadline | None:
-        """When the client stops waiting, on the system's monotonic clock; None if it sets no time-out."""
+        """When the client stops waiting, on the system's monotonic clock; None if the client sets no timeout."""
 
     on_cancel: Callable[[], object] | None
-    """Called once, if set, when the client, the deadline or the connection ends the call before ``finish``."""
+    """If set, it is called once when the client, the deadline or the connection ends the call before ``finish``."""
 
     def reserve(self, size: int) -> None:
-        """Count ``size`` bytes of memory, in addition to the message, until the end of the call. Raises Unavailable."""
+        """Reserve ``size`` bytes of memory, in addition to the message, until the end of the call. Raises Unavailable."""
 
     async def hold(self, size: int) -> None:
-        """Like ``reserve``, for memory that is not small: wait until other large requests leave room for it. Raises Cancelled."""
+        """Like ``reserve``, for large amounts: waits until other large requests leave enough room. Raises Cancelled."""
 
     def park(self) -> None:
-        """Note that the request waits for its model, and for nothing else."""
+        """Record that the request now waits only for its model."""
 
     def occupy(self, size: int) -> None:
-        """Note that a message of ``size`` bytes is being decoded on another thread, or with ``-size`` that it no longer is.
+        """Record that decoding a message of ``size`` bytes on another thread begins, or with ``-size`` that it has ended.
 
-        A connection with much to decode is not read.
+        The transport stops reading from a connection while too many of its bytes are being decoded.
         """
 
     def send(self, *parts: Buffer) -> None:
@@ -63,26 +63,26 @@ class GrpcCall(Protocol):
         """End the call with OK or with ``error``. After the end of the call, this does nothing."""
 
     def pause(self) -> None:
-        """Hold back further messages of the client, which bounds the work and the memory of one stream."""
+        """Stop delivering messages of the client, to limit the work and the memory of one stream."""
 
     def resume(self) -> None:
-        """Deliver messages again; the first may arrive before this returns."""
+        """Deliver messages again; the first one may arrive before this method returns."""
 
 
 class Receiver(Protocol):
     """Receives a stream's messages."""
 
     def admit(self, data: Buffer | None) -> bool:
-        """Whether to go on with a message that has arrived: ``data``, or None if it is still compressed.
+        """Decide whether to process a message: ``data``, or None if it is still compressed.
 
-        False drops it; the receiver has answered it.
+        Returns False to drop the message; the receiver has then already answered it.
         """
 
     def message(self, data: Buffer) -> None:
         """Receive one message. ``data`` belongs to the receiver and does not change."""
 
     def half_close(self) -> None:
-        """The client has sent its last message and still waits for answers."""
+        """The client has sent its last message. It still waits for responses."""
 
 
 class GrpcMethod(msgspec.Struct, frozen=True):
@@ -94,13 +94,13 @@ class GrpcMethod(msgspec.Struct, frozen=True):
     unary: Callable[[GrpcCall, Buffer], None] | None = None
     """Answers the call's only message."""
     stream: Callable[[GrpcCall], Receiver | None] | None = None
-    """Begins a stream; it may return None once it has finished the call."""
+    """Begins a stream. It may return None if it has already finished the call."""
     admit: Callable[[Metadata], str] | None = None
-    """Returns the client's name, given the call's metadata, before anything else of the call is kept; None admits every caller.
+    """Returns the client's name, given the call's metadata, before other parts of the call are stored. None admits every client.
 
     Raises PenstockError.
     """
     max_bytes: int | None = None
-    """Maximum bytes of a message, inflated or not; None is the server's limit."""
+    """Maximum bytes of a message, both compressed and decompressed; None means the server's limit."""
     units: int = CALL_UNITS
-    """Cost of a message and its answer on the event loop; see ``Turns``."""
+    """Cost of a message and its response on the event loop, in the units of ``Turns``."""

@@ -1,6 +1,7 @@
-"""Decodes typed contents (``InferTensorContents``) without the protobuf class, whose lists take many times their memory. Pure.
+"""Decodes typed contents (``InferTensorContents``). Pure.
 
-Floats are views of the message. Integers are decoded by numpy, a slice at a time.
+It avoids the protobuf class, whose lists take many times the memory of arrays. Floats are views of the message. numpy decodes
+integers in slices.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FIELDS = {
     DataType.FP64: _FP64S,
     DataType.BYTES: _BYTES,
 }
-"""The number of the one field for a datatype; FP16 and BF16 have none."""
+"""The number of the field for each datatype; FP16 and BF16 have none."""
 _WIDE: dict[int, np.dtype[Any]] = {
     _BOOLS: np.dtype(np.uint64),
     _INT32S: np.dtype(np.int32),
@@ -39,26 +40,26 @@ _WIDE: dict[int, np.dtype[Any]] = {
     _UINT32S: np.dtype(np.uint32),
     _UINT64S: np.dtype(np.uint64),
 }
-"""What a field's integers are cut to, as protobuf does."""
+"""The type to which protobuf truncates the integers of each field."""
 _NAMES = {field.number: field.name for field in messages.InferTensorContents.DESCRIPTOR.fields}
 
 _SLICE = 1 << 16
 _MAX_VARINT_BYTES = 10
 _MAX_UNUSUAL_BYTES = 1 << 20
-"""Maximum bytes of contents that are not in the plain form of one packed list, and that the protobuf class parses."""
+"""Maximum size of contents in any other form than one packed list; the protobuf class parses them."""
 _ELEMENT_BYTES = 48
-"""Memory of a BYTES element besides its bytes."""
+"""Memory overhead of a BYTES element, in bytes."""
 
 
 def decoded_bytes(tensor: TensorLayout, size: int) -> int:
-    """An upper bound of the memory that decoding ``size`` bytes takes, raw or typed; 0 if the tensor is a view of them."""
+    """Upper bound of the memory for decoding ``size`` bytes, raw or typed; 0 if the tensor is a view of the message."""
     if tensor.datatype is DataType.BYTES:
         return min(element_count(tensor.shape), size) * _ELEMENT_BYTES + 2 * size
     return 0 if tensor.datatype.is_float else min(tensor.size_bytes, size * tensor.datatype.itemsize)
 
 
 def decode_contents(model_name: str, tensor: TensorLayout, data: Buffer) -> Array:
-    """The tensor in ``data``, a serialized InferTensorContents. Raises InvalidArgument."""
+    """Decode ``data``, a serialized InferTensorContents. Raises InvalidArgument."""
     count = element_count(tensor.shape)
     number = _FIELDS.get(tensor.datatype)
     if number is None:
@@ -91,7 +92,7 @@ def decode_contents(model_name: str, tensor: TensorLayout, data: Buffer) -> Arra
 
 
 def _check_count(model_name: str, tensor: TensorLayout, count: int, found: int) -> None:
-    """Raise InvalidArgument unless there are ``count`` elements, before memory is allocated for the declared shape."""
+    """Raise InvalidArgument unless ``found`` equals ``count``. Called before memory is allocated for the declared shape."""
     if found != count:
         name = _NAMES[_FIELDS[tensor.datatype]]
         raise InvalidArgument(
@@ -101,7 +102,7 @@ def _check_count(model_name: str, tensor: TensorLayout, count: int, found: int) 
 
 
 def _packed(data: Buffer, number: int) -> int | None:
-    """Where the elements begin if ``data`` is one packed list of field ``number``, or nothing at all; None in any other form."""
+    """The start of the elements if ``data`` is empty or one packed list of field ``number``; None if it has another form."""
     if not data:
         return 0
     if data[0] != number << 3 | 2:
@@ -114,11 +115,11 @@ def _packed(data: Buffer, number: int) -> int | None:
 
 
 def _parse(model_name: str, tensor: TensorLayout, data: Buffer, number: int) -> messages.Message:
-    """Contents in an unusual form, as the protobuf class reads them."""
+    """Parse contents in an unusual form with the protobuf class. Raises InvalidArgument."""
     if len(data) > _MAX_UNUSUAL_BYTES:
         raise InvalidArgument(
             f"the contents of input '{tensor.name}' have {len(data)} bytes, and are not one packed list",
-            "send it in 'raw_input_contents'",
+            "send the input in 'raw_input_contents'",
         )
     try:
         contents = messages.InferTensorContents.FromString(bytes(data))
@@ -141,7 +142,7 @@ def _no_contents(tensor: TensorLayout) -> InvalidArgument:
 
 
 def _read_bytes(data: Buffer, count: int) -> list[bytes] | None:
-    """The elements of ``bytes_contents``, up to one more than ``count``; None if there is anything else."""
+    """The elements of ``bytes_contents``, at most one more than ``count``; None if ``data`` contains other fields."""
     elements: list[bytes] = []
     data, position, end, add = bytes(data), 0, len(data), elements.append
     try:
@@ -162,7 +163,7 @@ def _read_bytes(data: Buffer, count: int) -> list[bytes] | None:
 
 
 def _integers(tensor: TensorLayout, packed: Array, count: int, wide: np.dtype[Any]) -> Array:
-    """The ``count`` integers that ``packed`` holds as varints. Raises InvalidArgument if one does not fit the datatype."""
+    """Decode the ``count`` varints in ``packed``. Raises InvalidArgument if one of them does not fit the datatype."""
     array = np.empty(count, tensor.datatype.dtype)
     start = filled = 0
     while start < len(packed):
@@ -185,7 +186,7 @@ def _integers(tensor: TensorLayout, packed: Array, count: int, wide: np.dtype[An
 
 
 def _joined(piece: Array, starts: Array, lengths: Array) -> Array:
-    """The 64-bit numbers that begin at ``starts`` of ``piece``, seven bits in each byte."""
+    """The 64-bit varints that begin at ``starts`` in ``piece``, seven bits per byte."""
     values = (piece[starts] & 0x7F).astype(np.uint64)
     for number in range(1, int(lengths.max())):
         longer = np.flatnonzero(lengths > number)

@@ -28,18 +28,18 @@ from penstock.tensor import Buffer
 _log = logging.getLogger(__name__)
 
 _COPIES = 3
-"""Copies of a large message in memory while it is parsed: as bytes, in the protobuf class, and as values."""
+"""Number of copies of a large message in memory while it is parsed: as bytes, in the protobuf class, and as values."""
 
 _INLINE_ROWS = 4
 """Maximum rows of statistics that are converted on the event loop."""
 
 Unary = Callable[[GrpcCall, Buffer], None]
 Answer = Callable[[Message, str], Message | Awaitable[Message]]
-"""Takes a request and the client's name, and returns the answer. Raises PenstockError."""
+"""Takes a request and the client's name, and returns the response. Raises PenstockError."""
 
 
 def parse(kind: Any, data: Buffer) -> Message:
-    """Parse a message of class ``kind``, which has no lists but in its outermost fields. Raises InvalidArgument."""
+    """Parse a message of class ``kind``, which has lists only in its top-level fields. Raises InvalidArgument."""
     if len(data) > INLINE_BYTES:
         check_fields(data)
     try:
@@ -101,7 +101,7 @@ class GrpcControl:
         return run
 
     def _start(self, call: GrpcCall, reply: Coroutine[Any, Any, Message]) -> None:
-        """Answer with ``reply`` once it is there. A change is completed even if the client cancels the call."""
+        """Answer with the result of ``reply``, which runs to completion even if the client cancels the call."""
         task = asyncio.get_running_loop().create_task(_reply_later(call, reply))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -144,7 +144,7 @@ class GrpcControl:
         return await _statistics_message(rows)
 
     def _named(self, request: Message, client: str) -> tuple[str, str]:
-        """The model and version that ``request`` names. Raises InvalidArgument, PermissionDenied."""
+        """The model name and version in ``request``. Raises InvalidArgument, PermissionDenied."""
         self._access.check(client, request.name)
         return request.name, check_version(request.name, request.version)
 
@@ -192,7 +192,7 @@ class GrpcControl:
         raise Unsupported(NO_CUDA, "register system shared memory")
 
     def _cuda_unregister(self, request: Message, client: str) -> Message:
-        """Do nothing, without an error: clients unregister all regions of both kinds before they register their own."""
+        """No effect. It succeeds because clients unregister both kinds of regions before they register their own."""
         return messages.CudaSharedMemoryUnregisterResponse()
 
     # Settings
@@ -243,7 +243,7 @@ async def _reply_later(call: GrpcCall, reply: Awaitable[Message]) -> None:
 
 
 def _trace_value(values: list[str]) -> Any:
-    """A single value, or several as a list; None, which clears the setting, if there are none."""
+    """A single value, a list of several values, or None, which clears the setting, for an empty list."""
     if not values:
         return None
     return values[0] if len(values) == 1 else values

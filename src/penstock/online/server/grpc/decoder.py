@@ -1,10 +1,11 @@
-"""Decodes ``ModelInferRequest`` of the Open Inference Protocol. Knows no sockets.
+"""Decodes ``ModelInferRequest`` of the Open Inference Protocol. Independent of sockets.
 
-``grpc/request_wire.py`` takes a message apart; raw tensors become views of the received buffer, and ``grpc/contents.py`` decodes typed
+``grpc/request_wire.py`` splits a message. Raw tensors become views of the received buffer, and ``grpc/contents.py`` decodes typed
 contents. A client's requests usually differ only in the id and the tensors, so the protobuf class parses the rest once. The decoder
-also remembers the positions, and does not walk a message that is laid out like an earlier one.
+also caches the positions of the parts, and does not split a message with the same layout again.
 
-Messages are opened and decoded in two steps, so that a large one can leave the event loop, and its memory be counted in between.
+Decoding has two steps, opening and reading the tensors. In between, the memory for the tensors is reserved. Both steps can run on
+another thread.
 """
 
 from __future__ import annotations
@@ -39,23 +40,23 @@ from penstock.request import MAX_PARAMETERS, InferRequest, Parameters, check_byt
 from penstock.tensor import Array, Buffer, DataType, element_count, from_wire
 
 INLINE_BYTES = 4096
-"""Messages with more bytes to walk through, one by one, are decoded on another thread."""
+"""Messages with more bytes to examine one by one are decoded on another thread."""
 _INLINE_FIELDS = 64
 
 _MAX_KNOWN_BYTES = 2048
 _MAX_UNUSUAL_BYTES = 64 << 10
-"""Maximum bytes of a message in an unusual form, which the protobuf class parses whole."""
+"""Maximum size of a message in an unusual form, which the protobuf class parses completely."""
 _MAX_REST_BYTES = 1 << 20
-"""Maximum bytes of a request without its id and tensors, all of which the protobuf class parses."""
+"""Maximum size of the part of a request that the protobuf class parses: all but its id and tensors."""
 
 _WALKED = frozenset({DataType.BOOL, DataType.BYTES})
-"""Datatypes whose raw elements are looked at one by one."""
+"""Datatypes whose raw elements must be examined one by one."""
 
 _VERSION = re.compile(r"[0-9]{1,18}")
 
 
 class _GrpcLayout(RequestLayout):
-    """A request without its id and its tensors."""
+    """The layout of a gRPC request."""
 
     model_name: str = ""
     model_version: str = ""
@@ -64,23 +65,23 @@ class _GrpcLayout(RequestLayout):
     typed: list[TensorLayout] = []
     """The inputs with typed contents, in that order."""
     is_walked: bool = False
-    """True if any input has elements that are looked at one by one."""
+    """True if the elements of any input must be examined one by one."""
 
 
 class OpenedMessage(msgspec.Struct):
-    """Messages of one length that differ only in id and tensors."""
+    """The positions of the parts in a message. Valid for all messages that differ from it only in id and tensors."""
 
     fixed: list[tuple[int, int, bytes]]
-    """Start, end and bytes of each part that is always the same."""
+    """Start, end and content of each part that all such messages have in common."""
     parts: Parts
     layout: _GrpcLayout
     work: int = 0
-    """Bytes to walk through when the tensors are decoded; 0 if all of them are views of the message."""
+    """Bytes to examine when the tensors are decoded; 0 if all tensors are views of the message."""
     produced: int = 0
-    """Bytes of memory that the tensors take besides the message."""
+    """Bytes of memory for the tensors, in addition to the message."""
 
     def arrays(self, data: Buffer) -> dict[str, Array]:
-        """The tensors in ``data``, such a message. May run on any thread. Raises InvalidArgument."""
+        """The tensors in the message ``data``. May run on any thread. Raises InvalidArgument."""
         layout, parts = self.layout, self.parts
         found: dict[str, Array] = {}
         for tensor, (start, end) in zip(layout.raw, parts.raw, strict=True):
@@ -92,7 +93,7 @@ class OpenedMessage(msgspec.Struct):
         return found
 
     def outline(self, data: Buffer) -> InferRequest:
-        """The request with arrays of its datatypes and shapes that take no memory, to be checked before ``arrays`` are made."""
+        """The request with placeholder arrays of the right datatypes and shapes, to be checked before ``arrays`` decodes them."""
         layout = self.layout
         tensors = [*layout.raw, *layout.typed, *(tensor for tensor, _ in layout.shared)]
         inputs: dict[str, Array] = {
@@ -103,7 +104,7 @@ class OpenedMessage(msgspec.Struct):
 
 
 class GrpcRequestDecoder:
-    """Decodes requests, and caches what clients repeat. Belongs to the event loop, except ``open``."""
+    """Decodes requests. Caches the parts that clients repeat. Belongs to the event loop, except ``open``."""
 
     def __init__(self, shared_memory: SharedMemory) -> None:
         self._shared_memory = shared_memory
@@ -111,7 +112,7 @@ class GrpcRequestDecoder:
         self._messages = BoundedCache[int, OpenedMessage]()
 
     def __call__(self, data: Buffer) -> tuple[InferRequest, AnswerForm]:
-        """The request in ``data``, a serialized ModelInferRequest, and the form of its answer; decoded here and now, at any size.
+        """Decode ``data``, a serialized ModelInferRequest of any size, synchronously; returns the request and its response's form.
 
         Raises InvalidArgument, NotFound, Unsupported.
         """
@@ -122,9 +123,9 @@ class GrpcRequestDecoder:
         return found
 
     def inline(self, data: Buffer, reserve: Callable[[int], object]) -> tuple[InferRequest, AnswerForm] | None:
-        """The request in ``data``, and the form of its answer; None if it has to be decoded off the event loop.
+        """The request in ``data``, and the form of its response; None if decoding would block the event loop for too long.
 
-        ``reserve`` is called with the bytes of memory that decoding takes, beforehand; its exceptions propagate.
+        ``reserve`` is called before decoding with the bytes of memory that it takes; exceptions of ``reserve`` propagate.
         Raises InvalidArgument, NotFound, Unsupported.
         """
         opened = self._messages.get(len(data))
@@ -145,7 +146,7 @@ class GrpcRequestDecoder:
         return self.finish(opened, data, opened.arrays(data))
 
     def _open_soon(self, data: Buffer) -> tuple[OpenedMessage, Buffer] | None:
-        """See ``open``; None if that may take long."""
+        """Like ``open``, but returns None if opening may take long."""
         if len(data) <= INLINE_BYTES:
             return self.open(data)
         try:
@@ -155,7 +156,7 @@ class GrpcRequestDecoder:
         return None if parts is None or len(parts.rest) > INLINE_BYTES else (self._open(data, parts), data)
 
     def open(self, data: Buffer) -> tuple[OpenedMessage, Buffer]:
-        """``data`` opened, and ``data`` itself or, if its form is unusual, the equivalent plain message. May run on any thread.
+        """Open ``data``. Also returns ``data``, rewritten to the plain form if its form is unusual. May run on any thread.
 
         Raises InvalidArgument.
         """
@@ -167,10 +168,10 @@ class GrpcRequestDecoder:
         return self._open(data, parts), data
 
     def finish(self, opened: OpenedMessage, data: Buffer, inputs: dict[str, Array]) -> tuple[InferRequest, AnswerForm]:
-        """The request in ``data`` with the tensors ``inputs``, and the form of its answer.
+        """The request in ``data`` with the tensors ``inputs``, and the form of its response.
 
-        The form holds a lease of the request's shared memory until it is released. Numeric raw tensors are views of ``data``;
-        parameters may be shared with other requests. Raises InvalidArgument, NotFound, Unsupported.
+        The form holds a lease of the request's shared memory until it is released. Numeric raw tensors are views of ``data``.
+        Requests may share the mapping of parameters. Raises InvalidArgument, NotFound, Unsupported.
         """
         layout = opened.layout
         identity = _text(data, opened.parts.identity)
@@ -199,7 +200,7 @@ class GrpcRequestDecoder:
             raise InvalidArgument(
                 f"the number of inputs ({len(layout.raw)}) does not match the number of raw_input_contents ({len(raw)}) "
                 f"for model '{layout.model_name}'",
-                "one for each input that is not in shared memory, or typed contents for each",
+                "send one for each input that is not in shared memory, or send typed contents for each input",
             )
         opened = OpenedMessage([], parts, layout)
         if layout.is_walked:
@@ -251,7 +252,7 @@ def parameter_values(parameters: Mapping[str, Any]) -> Parameters:
 def _parse(data: Buffer) -> Message:
     if len(data) > _MAX_REST_BYTES:
         raise InvalidArgument(
-            f"the request has {len(data)} bytes besides its id and tensors, the limit is {_MAX_REST_BYTES}",
+            f"the request has {len(data)} bytes besides its id and tensors; the limit is {_MAX_REST_BYTES}",
             "send large data as inputs",
         )
     try:
@@ -261,7 +262,7 @@ def _parse(data: Buffer) -> Message:
 
 
 def _rewrite(data: Buffer) -> bytes:
-    """The plain message that is equivalent to ``data``, whose form is unusual."""
+    """Rewrite ``data``, a message in an unusual form, to the equivalent plain message."""
     if len(data) > _MAX_UNUSUAL_BYTES:
         raise InvalidArgument(f"the message of {len(data)} bytes is not a ModelInferRequest")
     message = _parse(data)

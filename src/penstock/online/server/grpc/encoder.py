@@ -1,7 +1,7 @@
-"""Encodes answers as ``ModelInferResponse`` of the Open Inference Protocol. Knows no sockets.
+"""Encodes responses as ``ModelInferResponse`` of the Open Inference Protocol. Independent of sockets.
 
 The message is written in parts, without the protobuf class, so that large tensors are not copied. It always has one
-``raw_output_contents`` for each output, as clients expect.
+``raw_output_contents`` per output, as clients expect.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from penstock.tensor import Array, Buffer, DataType, to_wire
 
 _SMALL_BYTES = 4096
 _INLINE_ELEMENTS = 256
-"""Maximum elements of a BYTES output that is encoded on the event loop."""
+"""Maximum number of elements of a BYTES output that is encoded on the event loop."""
 
-# Tags: the field's number times eight, plus two for a field with a length.
+# Tags: the field number times eight, plus two for a length-delimited field.
 _ID = b"\x1a"
 _OUTPUT = b"\x2a"
 _RAW = b"\x32"
@@ -29,17 +29,17 @@ _NOTHING = b"\x32\x00"
 
 
 class GrpcAnswerEncoder:
-    """Encodes answers; remembers the parts that recur. Belongs to the event loop."""
+    """Encodes responses. Caches the parts that recur. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._heads = BoundedCache[tuple[str, str], bytes]()
         self._described = BoundedCache[tuple[str, int, tuple[int, ...]], bytes]()
 
     def __call__(self, response: InferResponse, form: AnswerForm, inline: bool = False) -> list[Buffer] | None:
-        """The message in parts; outputs with a place in shared memory are written there.
+        """Encode ``response`` as a message in parts. Outputs that the client wants in shared memory are written there.
 
-        With ``inline`` it is None if an output has to be copied, element by element or whole, and is not small.
-        Raises InvalidArgument, ResourceExhausted if shared memory cannot take an output.
+        With ``inline``, returns None if a large output would have to be copied or converted. Raises InvalidArgument, and
+        ResourceExhausted if an output cannot be written to shared memory.
         """
         text = self._head(response)
         raw: list[Buffer] = []
@@ -69,7 +69,7 @@ class GrpcAnswerEncoder:
         return raw
 
     def _head(self, response: InferResponse) -> bytes:
-        """The answer up to its outputs."""
+        """The message up to its outputs."""
         key = (response.model_name, response.model_version)
         head = self._heads.get(key)
         if head is None:
@@ -89,7 +89,7 @@ class GrpcAnswerEncoder:
 
 
 def streamed(parts: Sequence[Buffer]) -> list[Buffer]:
-    """The ModelStreamInferResponse that holds a ModelInferResponse."""
+    """The ModelStreamInferResponse that contains a ModelInferResponse."""
     return [_STREAMED + write_varint(sum(map(len, parts))), *parts]
 
 
@@ -101,7 +101,7 @@ def streamed_error(error: PenstockError, identity: str) -> bytes:
 
 
 def encode_parameters(parameters: Parameters) -> bytes:
-    """The field ``parameters`` of an answer. Values that are not bool, int, float or str become text."""
+    """The field ``parameters`` of a response. Values that are not bool, int, float or str become text."""
     message = messages.ModelInferResponse()
     for name, value in parameters.items():
         parameter = message.parameters[name]

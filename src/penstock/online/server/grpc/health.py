@@ -12,7 +12,7 @@ from penstock.protocol import messages
 from penstock.tensor import Buffer
 
 INTERVAL_S = 0.25
-"""Seconds between two checks of what clients watch."""
+"""Seconds between two checks of the state that clients watch."""
 
 _Status = messages.HealthCheckResponse
 
@@ -21,7 +21,7 @@ class Health:
     """The methods Check and Watch. Belongs to the event loop."""
 
     def __init__(self, is_ready: Callable[[], bool], services: frozenset[str]) -> None:
-        """``services``: known names, besides the empty name, which means the whole server."""
+        """``services`` are the known names, besides the empty name, which means the whole server."""
         self._is_ready = is_ready
         self._services = services | {""}
         self._watches: set[_Watch] = set()
@@ -29,7 +29,7 @@ class Health:
         self._timer: asyncio.TimerHandle | None = None
 
     def check(self, call: GrpcCall, data: Buffer) -> None:
-        """The unary method."""
+        """The unary method ``Check``."""
         try:
             service = parse(messages.HealthCheckRequest, data).service
             if service not in self._services:
@@ -41,7 +41,7 @@ class Health:
         call.finish()
 
     def watch(self, call: GrpcCall) -> _Watch:
-        """The streaming method."""
+        """The streaming method ``Watch``."""
         watch = _Watch(call, self._answer, self._watches.discard)
         self._watches.add(watch)
         if self._timer is None:
@@ -61,7 +61,7 @@ class Health:
             watch.end(error)
 
     def _poll(self) -> None:
-        """Poll while there are watching clients, once for all of them: readiness depends on models, which may fail at any time."""
+        """Poll on behalf of all watching clients: readiness depends on models, which may fail at any time."""
         self._timer = None
         if self._watches:
             if self._is_ready() != self._announced:

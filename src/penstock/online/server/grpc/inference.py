@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Inference:
-    """Passes requests to the data plane and answers back. Belongs to the event loop."""
+    """Passes requests to the data plane, and its responses to the calls. Belongs to the event loop."""
 
     def __init__(self, dataplane: DataPlane, budget: ByteBudget | None = None) -> None:
         self.budget = budget or ByteBudget(0)
@@ -50,9 +50,9 @@ class Inference:
     async def decode_later(
         self, data: Buffer, client: str, hold: Callable[[int], Awaitable[None]]
     ) -> tuple[InferRequest, AnswerForm]:
-        """Like ``decode``, for a request of ``client`` that it does not take: on another thread.
+        """Decode a request of ``client`` that ``decode`` has returned None for, on another thread.
 
-        A request that its model would refuse is refused before its tensors are decoded. ``hold`` returns once they may be.
+        An invalid request is refused before its tensors are decoded. ``hold`` waits until there is memory for the tensors.
         """
         opened, data = await run(partial(self._decoder.open, data))
         self.dataplane.check(opened.outline(data), client)
@@ -67,10 +67,10 @@ class Inference:
         return task
 
     def start_decoding(self, call: GrpcCall, data: Buffer, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work``, which decodes ``data`` of ``call``, as a task; it must not raise."""
+        """Run ``work`` as a task; it decodes ``data`` of ``call``, and must not raise."""
         call.occupy(len(data))
         task = self.start(work)
-        # Not in the task, which may be cancelled before it begins.
+        # In a callback, because the task may be cancelled before it starts.
         task.add_done_callback(lambda _: call.occupy(-len(data)))
         return task
 
@@ -87,9 +87,9 @@ class Inference:
     def encode(
         self, handle: Handle, response: InferResponse, form: AnswerForm, inline: bool = False
     ) -> list[Buffer] | PenstockError | None:
-        """The answer of ``handle`` as a ModelInferResponse in parts, or the error that prevented it.
+        """Encode a response of ``handle`` as a ModelInferResponse in parts; returns the error if that fails.
 
-        With ``inline`` it is None if encoding takes too long for the event loop; without, this may run on any thread.
+        With ``inline``, returns None if encoding takes too long for the event loop. Without it, this may run on any thread.
         """
         try:
             if form.classification:
@@ -101,7 +101,7 @@ class Inference:
             return as_error(error)
 
     def infer(self, call: GrpcCall, data: Buffer) -> None:
-        """The unary method."""
+        """The unary method ``ModelInfer``."""
         try:
             self.check_open()
             decoded = self.decode(data, call.reserve)
@@ -167,12 +167,12 @@ def as_error(error: Exception) -> PenstockError:
     """The error to show to the client: ``error`` itself, or, after logging it, an internal error."""
     if isinstance(error, PenstockError):
         return error
-    _log.error("a request or its answer could not be converted", exc_info=error)
+    _log.error("a request or its response could not be converted", exc_info=error)
     return PenstockError("internal error")
 
 
 def stopping() -> Unavailable:
-    """The error for requests while the server stops. Clients look for Triton's wording."""
+    """The error for requests while the server stops. Clients rely on Triton's wording."""
     return Unavailable("GRPC server is shutting down and has stopped accepting new requests.")
 
 

@@ -1,4 +1,4 @@
-"""gRPC's standard reflection, which lists the services and the files that describe them."""
+"""gRPC's standard reflection service, which lists the services and the files that describe them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from penstock.protocol.messages import Message
 from penstock.tensor import Buffer
 
 VERSIONS = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
-"""Packages of the same service; older tools know only the second."""
+"""The packages under which the service exists; older tools know only the second one."""
 
 _MAX_BYTES = 1024
-"""Maximum bytes of a request, which the answer repeats."""
+"""Maximum size of a request, since the response repeats it."""
 
 
 class Reflection:
-    """One call of either version. Answers each message at once, in order."""
+    """One call of either version of the service. Answers each message immediately, in order."""
 
     def __init__(self, call: GrpcCall, package: str, services: list[str], ended: Callable[[Reflection], None]) -> None:
         self._call = call
@@ -51,7 +51,7 @@ class Reflection:
         self.drain(None)
 
     def drain(self, error: PenstockError | None) -> None:
-        """End the call at once: between two messages no answer is due."""
+        """End the call immediately, since no response is due between two messages."""
         self._ended(self)
         self._call.finish(error)
 
@@ -83,7 +83,7 @@ def _add_files(response: Message, file: Any) -> None:
 
 @functools.cache
 def _serialized(name: str) -> list[bytes]:
-    """The file ``name`` of the pool, which has few files, and those that it depends on."""
+    """The file ``name`` of the pool, which contains only a small number of files, and its dependencies."""
     found = {name: messages.POOL.FindFileByName(name)}
     waiting = list(found.values())
     while waiting:

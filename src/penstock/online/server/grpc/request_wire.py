@@ -1,6 +1,6 @@
 """Finds the id, the raw tensors and the typed contents in a serialized ModelInferRequest. Pure.
 
-A message that is not in the plain form that clients send is left to the protobuf class, so that both always agree.
+Messages in any other form than the plain one that clients send are left to the protobuf class, so that both always agree.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from penstock.protocol.varint import read_varint, write_varint
 from penstock.tensor import Buffer
 
 MAX_FIELDS = 4096
-"""Maximum fields of a request, those of its inputs and outputs included. Each takes up to a hundred times its bytes in memory."""
+"""Maximum fields of a request, including those of its inputs and outputs. A field in memory takes up to a hundred times its bytes."""
 
 _MAX_LENGTH_BYTES = 5
 
-# A tag is the field's number times eight, plus two for a field with a length, as all fields of ModelInferRequest are.
+# A tag is the field number times eight, plus two for a length-delimited field. All fields of ModelInferRequest are length-delimited.
 _WITH_LENGTH = 2
 _ID, _INPUT, _OUTPUT, _RAW = (number << 3 | _WITH_LENGTH for number in (3, 5, 6, 7))
 _CONTENTS = 5 << 3 | _WITH_LENGTH
 _OUTER = range(8)
-"""Numbers of a request's fields; 0 is none's."""
+"""Field numbers of a request; no field has the number 0."""
 _INNER = (0, 5)
 _NONE = (0, 0)
 _LONG_TAG = _CONTENTS | 0x80
-"""The first byte of the same tag in more bytes than it needs."""
+"""The first byte of the same tag if it is encoded in more bytes than necessary."""
 _NO_CONTENTS = bytes((_CONTENTS, 0))
 _SMALL_BYTES = 128
 _BYTES_PER_FIELD = 16
@@ -35,7 +35,7 @@ Span = tuple[int, int]
 
 
 class Parts(NamedTuple):
-    """A request taken apart."""
+    """The parts of a serialized request."""
 
     rest: bytes
     """A message with all fields except the id, the raw tensors, and the elements of typed contents."""
@@ -48,7 +48,7 @@ class Parts(NamedTuple):
 
 
 def split(data: Buffer, most: int = MAX_FIELDS) -> Parts | None:  # noqa: C901, PLR0912, PLR0915 - each call saved here counts
-    """Take a serialized ModelInferRequest apart; None if only the protobuf class can decide whether it is one.
+    """Split a serialized ModelInferRequest. Returns None if its form is not plain, so that the protobuf class must parse it.
 
     Raises InvalidArgument if it has more than ``most`` fields.
     """
@@ -70,7 +70,7 @@ def split(data: Buffer, most: int = MAX_FIELDS) -> Parts | None:  # noqa: C901, 
             if length & 0x80:
                 length, start = _varint(data, position + 1)
             end = start + length
-            # The last of several ids counts, but all of them have to be UTF-8.
+            # The last of several ids counts, but all of them must be UTF-8.
             if end > size or (tag == _ID and identity != _NONE):
                 return None
             if tag == _RAW:
@@ -80,7 +80,7 @@ def split(data: Buffer, most: int = MAX_FIELDS) -> Parts | None:  # noqa: C901, 
             elif tag in (_INPUT, _OUTPUT):
                 inside = data[start:end]
                 if length <= _SMALL_BYTES and _CONTENTS not in inside and _LONG_TAG not in inside:
-                    # The common case: a small input or output without typed contents, whose fields need not be walked.
+                    # The common case: a small input or output without typed contents, whose fields need not be visited.
                     fields += length // _BYTES_PER_FIELD
                     position = end
                     continue
@@ -110,7 +110,7 @@ def split(data: Buffer, most: int = MAX_FIELDS) -> Parts | None:  # noqa: C901, 
 
 
 def check_fields(data: Buffer) -> None:
-    """Raise InvalidArgument if the message ``data`` has more than 4096 outermost fields, or is not in plain form."""
+    """Raise InvalidArgument if the message ``data`` has more than 4096 top-level fields, or is malformed."""
     position = 0
     try:
         for _ in range(MAX_FIELDS):
@@ -123,7 +123,7 @@ def check_fields(data: Buffer) -> None:
 
 
 def between(data: Buffer, holes: list[Span]) -> list[tuple[int, int, bytes]]:
-    """Start, end and bytes of the parts of ``data`` between ``holes``, which are sorted and do not overlap."""
+    """Start, end and content of the parts of ``data`` between ``holes``, which are sorted and do not overlap."""
     at, found = 0, []
     for start, end in [*holes, (len(data), 0)]:
         if at < start:
@@ -133,8 +133,9 @@ def between(data: Buffer, holes: list[Span]) -> list[tuple[int, int, bytes]]:
 
 
 def _look_into(data: Buffer, start: int, stop: int, fields: int, most: int) -> tuple[int, tuple[int, Span] | None]:
-    """Count the fields of the input or output in ``data[start:stop]``, and find its typed contents: where the field starts, and
-    the span of its content. Raises ValueError if the form is not plain, and InvalidArgument on more than ``most`` fields.
+    """Count the fields of the input or output in ``data[start:stop]``. Also returns the start and the content of its typed contents.
+
+    Raises ValueError if the form is not plain, and InvalidArgument for more than ``most`` fields.
     """
     found, position = None, start
     while position < stop:
@@ -157,9 +158,9 @@ def _look_into(data: Buffer, start: int, stop: int, fields: int, most: int) -> t
 
 
 def _skip(data: Buffer, position: int, known: Container[int] = _OUTER) -> int:
-    """The end of the field at ``position``, which the protobuf class will parse.
+    """The end of the field at ``position``, which is left to the protobuf class.
 
-    Raises ValueError if it is one of the ``known`` fields, in a form that is not plain, or of a kind that protobuf has given up.
+    Raises ValueError for one of the ``known`` fields, whose form is then not plain, and for protobuf's deprecated groups.
     """
     tag, start = _varint(data, position)
     if tag >> 3 in known:

@@ -24,11 +24,11 @@ HEALTH = "grpc.health.v1.Health"
 
 _SMALL_BYTES = 64 << 10
 _LARGE = frozenset({"ModelInfer", "ModelStreamInfer", "RepositoryModelLoad"})
-"""Methods whose messages may be as large as the server allows; those of all others have at most ``_SMALL_BYTES``."""
+"""Methods whose messages may be as large as the server allows. Messages of all other methods have at most ``_SMALL_BYTES``."""
 _CHECKS = frozenset({"Check", "Watch", "ServerLive", "ServerReady", "ModelReady", "ModelInfer", "ModelStreamInfer"})
 """Methods whose messages cost as little as ``GrpcMethod.units`` assumes."""
 _SURVEYS = frozenset({"ModelStatistics", "RepositoryIndex", "ServerReflectionInfo"})
-"""Methods whose answers list all models or types."""
+"""Methods whose responses list all models or types."""
 _CONTROL_UNITS = 24
 _SURVEY_UNITS = 160
 
@@ -38,7 +38,7 @@ class _Stream(Protocol):
 
 
 class GrpcService:
-    """Answers calls from the data plane and the control plane. Belongs to the event loop; the transport runs ``methods``."""
+    """Answers calls with the data plane and the control plane. The transport runs ``methods``. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class GrpcService:
         max_stream_requests: int,
         budget: ByteBudget | None = None,
     ) -> None:
-        """``max_stream_requests`` (>= 1) of one stream are in progress at once; further ones wait. ``budget``: None is no limit."""
+        """At most ``max_stream_requests`` (>= 1) requests of a stream run at once. Without ``budget``, memory is unlimited."""
         self._max_stream_requests = max_stream_requests
         self._inference = Inference(dataplane, budget)
         self._health = Health(lambda: dataplane.server_ready, frozenset({INFERENCE}))
@@ -58,7 +58,7 @@ class GrpcService:
         """The methods by path, as in HTTP/2's ``:path``: ``/inference.GRPCInferenceService/ModelInfer``."""
 
     def methods_of(self, access: AccessTable) -> dict[bytes, GrpcMethod]:
-        """The methods by path, guarded by ``access``, which closes those that it does not list."""
+        """The methods by path, each with its guard from ``access``, which refuses all calls to methods without a rule."""
         unary = {f"{INFERENCE}/{name}": run for name, run in self._control.methods().items()}
         unary |= {f"{INFERENCE}/ModelInfer": self._inference.infer, f"{HEALTH}/Check": self._health.check}
         stream: dict[str, Callable[[GrpcCall], Receiver | None]] = {
@@ -84,7 +84,7 @@ class GrpcService:
         self._health.announce()
 
     def drain(self) -> None:
-        """Refuse inference from now on, and end each stream once it is answered, so that no call keeps a connection open."""
+        """Refuse inference from now on. End each stream once its requests are answered, so that connections can close."""
         self._inference.stop()
         self._health.drain(stopping())
         for stream in tuple(self._streams):

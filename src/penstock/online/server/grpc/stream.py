@@ -1,4 +1,4 @@
-"""One call of ``ModelStreamInfer``: any number of requests, each with answers, or with an error that does not end the stream."""
+"""One call of ``ModelStreamInfer``: any number of requests, each with responses, or with an error that does not end the stream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.tensor import Buffer
 
 _FINAL = "triton_final_response"
 _MAX_UNWRITTEN = 1024
-"""Maximum answers that wait for one that is being encoded on another thread."""
+"""Maximum number of responses that wait while an earlier one is being encoded on another thread."""
 
 
 class _Held(Reservation):
@@ -38,12 +38,12 @@ class _Held(Reservation):
         self._passage = Passage(budget.gate)
 
     async def hold(self, size: int) -> None:
-        """Wait until the request may hold ``size`` bytes besides its message, and take them. Raises Unavailable."""
+        """Wait until the request may hold ``size`` bytes besides its message, and reserve them. Raises Unavailable."""
         await self._passage.hold(size)
         self.take(size)
 
     def park(self) -> None:
-        """Note that the request waits for its model."""
+        """Record that the request now waits for its model."""
         self._passage.park(self._passage.size)
 
     def release(self) -> None:
@@ -52,17 +52,17 @@ class _Held(Reservation):
 
 
 class _Pending(msgspec.Struct, eq=False):
-    """A request whose last answer has not been sent."""
+    """A request whose last response has not been sent."""
 
     id: str
     form: AnswerForm
     held: _Held
     handle: Handle | None = None
-    """The model version that answers; None if it was not found."""
+    """The model version that answers the request; None if it was not found."""
     wants_empty_final: bool = False
     cancel: Callable[[], object] | None = None
     ready: list[Buffer] | None = None
-    """The answer, while it waits for those of earlier requests."""
+    """The response, while it waits for the responses to earlier requests."""
 
     @property
     def decoupled(self) -> bool:
@@ -70,10 +70,10 @@ class _Pending(msgspec.Struct, eq=False):
 
 
 class InferStream:
-    """Receives the requests. A model's requests are answered in order; a decoupled model's answers are sent at once."""
+    """Receives the requests. Responses of a model are sent in request order; those of a decoupled model are sent immediately."""
 
     def __init__(self, call: GrpcCall, inference: Inference, limit: int, ended: Callable[[InferStream], None]) -> None:
-        """``limit`` (>= 1): maximum requests in progress; further ones wait in the transport."""
+        """``limit`` (>= 1) is the maximum number of requests in progress; further ones wait in the transport."""
         self._call = call
         self._inference = inference
         self._limit = limit
@@ -85,9 +85,9 @@ class InferStream:
         self._is_paused = False
         self._is_half_closed = False
         self._reading: asyncio.Task[None] | None = None
-        """Decodes a request; no other is delivered before it."""
+        """The task that decodes a request. Later messages wait for it."""
         self._unwritten: deque[tuple[_Pending, Outcome, str]] = deque()
-        """Outcomes in order, the first of which is being encoded on another thread."""
+        """Outcomes in order. The first one is being encoded on another thread."""
         self._refusal: PenstockError | None = None
         """The error for further requests; None while they are accepted."""
         call.on_cancel = self._close
@@ -115,7 +115,7 @@ class InferStream:
         if decoded is None:
             self._pause()
             self._reading = self._inference.start_decoding(self._call, data, self._read_later(data, held))
-            # Not in the task, which may be cancelled before it begins.
+            # In a callback, because the task may be cancelled before it starts.
             self._reading.add_done_callback(lambda task: held.release() if task.cancelled() else None)
         else:
             self._ask(*decoded, held)
@@ -167,7 +167,7 @@ class InferStream:
             pending.cancel = submitted.cancel
 
     def _answer(self, pending: _Pending, outcome: Outcome, model_name: str) -> None:
-        """Send the outcome, after those before it."""
+        """Send ``outcome`` after all earlier outcomes."""
         message = None
         if not self._unwritten:
             message = self._message(pending, outcome, inline=True)
@@ -175,14 +175,14 @@ class InferStream:
                 self._inference.start(self._write_later())
         elif len(self._unwritten) > _MAX_UNWRITTEN and self._is_open:
             self._close()
-            self._call.finish(ResourceExhausted("the answers of the stream are made faster than they can be sent"))
+            self._call.finish(ResourceExhausted("the model produces responses faster than the server can encode them"))
         if message is None:
             self._unwritten.append((pending, outcome, model_name))
         else:
             self._answered(pending, outcome, model_name, message)
 
     async def _write_later(self) -> None:
-        """Encode the unwritten outcomes, large ones on another thread."""
+        """Encode the waiting outcomes, large ones on another thread."""
         while self._unwritten:
             pending, outcome, model_name = self._unwritten[0]
             message = self._message(pending, outcome, inline=True)
@@ -194,7 +194,7 @@ class InferStream:
     def _answered(
         self, pending: _Pending, outcome: Outcome, model_name: str, message: list[Buffer] | PenstockError
     ) -> None:
-        """Send the outcome, encoded as ``message``, or keep it until earlier requests are answered."""
+        """Send ``message``, the encoded outcome, or keep it until earlier requests are answered."""
         is_last = isinstance(outcome, PenstockError) or outcome.final
         if self._is_open:
             if isinstance(message, PenstockError):
@@ -223,7 +223,7 @@ class InferStream:
     def _message(
         self, pending: _Pending, outcome: Outcome, inline: bool = False
     ) -> list[Buffer] | PenstockError | None:
-        """The message to send; empty if it would only mark the end, unless the client asked for that. ``inline``: see ``encode``."""
+        """Encode ``outcome``; see ``encode`` for ``inline``. Empty for an end without outputs that the client has not asked for."""
         if isinstance(outcome, PenstockError) or not self._is_open:
             return outcome if isinstance(outcome, PenstockError) else []
         handle = pending.handle
@@ -245,7 +245,7 @@ class InferStream:
             del self._in_order[model_name]
 
     def _refuse(self, error: PenstockError, identity: str) -> None:
-        """Answer a request that was not passed to the data plane."""
+        """Answer with ``error`` a request that was not passed to the data plane."""
         if self._ends_on_error:
             self._close()
             self._call.finish(error)

@@ -1,4 +1,4 @@
-"""The streams that a client may still name although they are not open. A bounded number is remembered."""
+"""Streams that are not open, but that a client may still refer to. Only a limited number of them is remembered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _GAPS = 64
 
 
 class ClosedStreams:
-    """The streams that the server has reset, and those that the client has left out."""
+    """The streams that the server has reset, and the stream numbers that the client has skipped."""
 
     __slots__ = ("_gaps", "_reset")
 
@@ -21,7 +21,7 @@ class ClosedStreams:
         return len(self._reset)
 
     def reset(self, stream_id: int) -> None:
-        """Note that the server has reset a stream; the client may not know yet."""
+        """Record that the server has reset a stream. The client may not have noticed yet."""
         self._reset[stream_id] = None
         if len(self._reset) > REMEMBERED:
             self._reset.popitem(last=False)
@@ -31,13 +31,13 @@ class ClosedStreams:
         return stream_id in self._reset
 
     def end(self, stream_id: int) -> bool:
-        """Note that the client has ended a stream; returns False if the server had not reset it, or the client had ended it before."""
+        """Record that the client has ended a stream. False if the server had not reset it, or the client had already ended it."""
         return self._reset.pop(stream_id, 0) is None
 
     def leave_out(self, ids: range) -> None:
-        """Note numbers that the client has left out, which it must not use any more (RFC 9113, section 5.1.1)."""
+        """Record stream numbers that the client has skipped. It must not use them later (RFC 9113, section 5.1.1)."""
         self._gaps.append(ids)
 
     def is_left_out(self, stream_id: int) -> bool:
-        """True if the client has left out the number."""
+        """True if the client has skipped the number."""
         return any(stream_id in gap for gap in self._gaps)

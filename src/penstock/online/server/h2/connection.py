@@ -1,8 +1,8 @@
 """One HTTP/2 connection that carries gRPC, as an asyncio protocol.
 
-The reader (``h2/reader.py``) splits received bytes into frames, the session (``h2/session.py``) acts on them, and the outbox
-(``h2/outbox.py``) writes the results together. The cost of a client is limited: memory by windows and limits, work by
-``h2/guard.py`` and ``Turns``, and time by ``check_time`` below.
+The reader (``h2/reader.py``) splits received bytes into frames, the session (``h2/session.py``) handles the frames, and the outbox
+(``h2/outbox.py``) writes frames in response. Each client's cost is limited. Flow-control windows and size limits bound its memory,
+``h2/guard.py`` and ``Turns`` its work, and ``check_time`` its time.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _WRITE_BUFFER = 1 << 20
 _PROGRESS_BYTES = 1 << 16
 _PADDING_BYTES = 256
 _DIRECT_BYTES = 64 << 10
-"""If more than this is missing of a DATA frame, the system writes it directly to the message."""
+"""If more bytes of a DATA frame than this are missing, the operating system writes them directly to the message."""
 _DISCARDED_BYTES = 1 << 16
 _LINGERING_BYTES = 1 << 20
-"""Bytes that a client may send after its connection has failed, so that it finds the reason before the connection is reset."""
+"""Bytes that a client may send after its connection has failed, so that it can read the reason before the connection is reset."""
 BYTES_A_UNIT = 1 << 12
-"""Bytes that take about as long to receive as a frame to process."""
+"""Number of bytes that take about as long to receive as one frame takes to process."""
 _CHECKED_STREAMS = 128
-"""Streams of one connection whose time is checked in one sweep; a client may have thousands."""
+"""Streams per connection whose time limits are checked in one sweep, since a client may have thousands of streams."""
 _PROBE = h2.ping(b"penstock")
 
 
 class H2Context:
-    """Shared by all HTTP/2 connections of one server."""
+    """State that all HTTP/2 connections of one server share."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class H2Context:
         unread: UnreadTotal | None = None,
     ) -> None:
         self.spare: H2Context | None = None
-        """That of connections over the limit; None if they are refused."""
+        """The context of connections over the limit; None if they are refused."""
         self.methods = methods
         self.web = web or WebAccess()
         self.config = config
@@ -109,12 +109,12 @@ class H2Connection(ServerConnection):
         self._discarding = False
         self._is_queued = False
         self._lingering = _LINGERING_BYTES
-        self._owed = 0  # units for bytes that were received beyond the connection's turn
+        self._owed = 0  # units for received bytes that the connection has not paid for yet
         self._reads = 0
         self._probed = False
         self._seen: tuple[object, ...] = ()
         self._since = 0.0
-        self._unchecked: list[H2Stream] = []  # streams whose time is to be checked next
+        self._unchecked: list[H2Stream] = []  # streams whose time limits are checked next
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         is_in = self._shared.connections.add(self)
@@ -154,7 +154,7 @@ class H2Connection(ServerConnection):
             self._transport.set_protocol(FrameReceiver(self))
 
     def _spend(self, used: int, size: int) -> None:
-        """Pay for ``size`` bytes that have arrived and ``used`` units of work, if need be with a pause."""
+        """Charge the connection for ``size`` received bytes and ``used`` units of work. Pause it if they exceed the current turn."""
         arrived = size // BYTES_A_UNIT
         if arrived and used + arrived > self._turns.left:
             self._owed += arrived
@@ -171,7 +171,7 @@ class H2Connection(ServerConnection):
             self._transport.pause_reading()
 
     def _receive(self, take: Callable[[T], None], what: T, units: int = 0) -> int:
-        """Call ``take(what)``, and send what comes of it. Returns the units used: of ``units``, or of those for new data."""
+        """Call ``take(what)``, then write the frames that it queued. Returns the units used, of ``units`` or those for new data."""
         self._reads += 1
         outbox, session, turns = self._outbox, self._session, self._turns
         if not units:
@@ -197,7 +197,7 @@ class H2Connection(ServerConnection):
         if owed == units:
             self.continue_later()
             return owed
-        # While the client does not read, more answers would only pile up; ``resume_writing`` goes on.
+        # While the client does not read, more responses would only pile up; ``resume_writing`` continues the work.
         idle = self._discarding or self._outbox.paused
         used = 0 if idle else self._receive(self._go_on, self._reader, units - owed)
         self._read_or_not()
@@ -209,14 +209,14 @@ class H2Connection(ServerConnection):
             reader.go_on()
 
     def continue_later(self) -> None:
-        """See ``Owner``, also for the other methods without an underscore that end in "later"."""
+        """See ``Owner``, which also documents ``fail_later`` and ``hang_up_later``."""
         if not (self._is_queued or self._discarding):
             self._is_queued = True
             self._turns.add(self)
             self._read_or_not()
 
     def _read_or_not(self) -> None:
-        """Read from the client unless it does not read, or has sent more than its share of the work."""
+        """Pause reading if the client does not read, or has sent more work than its share; otherwise resume it."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -226,24 +226,24 @@ class H2Connection(ServerConnection):
             transport.resume_reading()
 
     def place(self) -> memoryview | None:
-        """The memory for the rest of a large DATA frame; None if it is to be received as usual."""
+        """The memory for the rest of a large DATA frame; None if it must be received through ``data_received``."""
         place = None if self._discarding else self._session.place(self._reader.stream_id)
         return None if place is None else place[: self._reader.missing]
 
     def written(self, count: int) -> None:
-        """Note that ``count`` bytes have been written to ``place()``."""
+        """Process ``count`` bytes that have been written to ``place()``."""
         self._spend(self._receive(self._reader.skip, count), count)
         if not self._reader.missing and self._transport is not None:
             self._transport.set_protocol(self)
 
     def take_back(self, data: bytes) -> None:
-        """Receive ``data`` and everything that follows as usual."""
+        """Receive ``data`` and all further bytes through ``data_received`` again."""
         if self._transport is not None:
             self._transport.set_protocol(self)
         self.data_received(data)
 
     def pause_writing(self) -> None:
-        # Otherwise answers to PING and SETTINGS would accumulate for a client that reads nothing.
+        # Stop reading too: responses to PING and SETTINGS would accumulate for a client that reads nothing.
         self._outbox.paused = True
         self._read_or_not()
 
@@ -254,11 +254,11 @@ class H2Connection(ServerConnection):
             self.continue_later()
 
     def begin_drain(self) -> None:
-        """Tell the client to connect elsewhere; calls that it had sent by then are still accepted (RFC 9113, section 6.8)."""
+        """Send GOAWAY, so that the client connects elsewhere. Calls that it has already sent are accepted (RFC 9113, section 6.8)."""
         self._outbox.control(h2.goaway(h2.MAX_STREAM_ID, ErrorCode.NO_ERROR, "the server is shutting down"))
 
     def close_if_idle(self) -> None:
-        """Accept no new streams, and close after the last answer."""
+        """Accept no new streams, and close after the last response."""
         if not self._discarding:
             self._outbox.control(h2.goaway(self._session.last_id, ErrorCode.NO_ERROR))
             self._session.end()
@@ -270,7 +270,7 @@ class H2Connection(ServerConnection):
         return True
 
     def abort(self) -> None:
-        """Close at once, without answering calls in flight."""
+        """Close immediately, without answering calls in flight."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -299,7 +299,7 @@ class H2Connection(ServerConnection):
         elif asking:
             if waited >= config.request_timeout_s:
                 self._fail(
-                    ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a frame or the preface took too long to arrive")
+                    ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a frame or the preface was not received in time")
                 )
         elif session.streams:
             self._probe(waited)
@@ -307,7 +307,7 @@ class H2Connection(ServerConnection):
             self.close_if_idle()
 
     def _probe(self, waited: float) -> None:
-        """Send PING to a silent client, which may be waiting for a slow answer, and abort if it stays silent."""
+        """Send PING to a silent client, which may be waiting for a slow response. Abort if the client stays silent."""
         assert self._transport is not None
         patience = self._shared.config.idle_timeout_s
         if waited >= patience and not self._probed:
@@ -317,7 +317,7 @@ class H2Connection(ServerConnection):
             self._transport.abort()
 
     def _fail(self, fault: ConnectionFault) -> None:
-        """Send the reason, and close."""
+        """Send GOAWAY with the reason, and close."""
         self._discarding = True
         self._session.lose_all()
         self._reader.close()
@@ -325,7 +325,7 @@ class H2Connection(ServerConnection):
         self.hang_up_later()
 
     def _evict(self) -> None:
-        self._fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "answers were left unread, and others need the memory"))
+        self._fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "unread responses take memory that others need"))
 
     def fail_later(self, fault: ConnectionFault) -> None:
         asyncio.get_running_loop().call_soon(self._fail_unless_discarding, fault)
@@ -335,12 +335,12 @@ class H2Connection(ServerConnection):
             self._fail(fault)
 
     def hang_up_later(self) -> None:
-        """Close after everything sent in this iteration of the loop is written."""
+        """Close once all frames of this event-loop iteration are written."""
         asyncio.get_running_loop().call_soon(self._hang_up)
 
     def _hang_up(self) -> None:
-        """Half-close, and give the client a moment to close first: closing with unread data would reset the connection, and the
-        client might lose the last answer.
+        """Half-close, and give the client a moment to close first. Closing with unread data would reset the connection, and the
+        client might lose the last response.
         """
         self._discarding = True
         transport = self._transport
@@ -353,9 +353,9 @@ class H2Connection(ServerConnection):
 
 
 class FrameReceiver(asyncio.BufferedProtocol):
-    """Replaces a connection at its transport until the rest of a large DATA frame has arrived, or its call has ended.
+    """Replaces a connection as its transport's protocol until a large DATA frame is complete, or its call has ended.
 
-    The system writes the bytes directly to the message.
+    The operating system writes the bytes directly to the message.
     """
 
     __slots__ = ("_owner", "_unwanted")
@@ -368,7 +368,7 @@ class FrameReceiver(asyncio.BufferedProtocol):
         place = self._owner.place()
         if place is not None:
             return place
-        # The call has ended; the connection skips the rest of its frame.
+        # The call has ended, so the connection skips the rest of its frame.
         self._unwanted = bytearray(_DISCARDED_BYTES)
         return self._unwanted
 

@@ -1,4 +1,4 @@
-"""Time-outs, metadata and status messages in gRPC's headers and trailers (gRPC's document ``PROTOCOL-HTTP2``). Pure."""
+"""Timeouts, metadata and status messages in gRPC's headers and trailers (gRPC's document ``PROTOCOL-HTTP2``). Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def parse_timeout(value: bytes) -> float:
 
 
 def encode_message(message: str) -> bytes:
-    """The value of ``grpc-message``: percent-encoded, and cut off at a length that clients accept."""
+    """The value of ``grpc-message``: percent-encoded, and truncated to a length that clients accept."""
     pieces: list[bytes] = []
     left = _MESSAGE_BYTES
     for character in message:

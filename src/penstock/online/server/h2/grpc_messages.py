@@ -10,7 +10,7 @@ from penstock.online.server.inflating import GZIP, ZLIB
 from penstock.tensor import Buffer
 
 PREFIX = struct.Struct(">BI")
-"""The flag, 1 for a compressed message, and the length."""
+"""The prefix of a message: the flag (1 for a compressed message) and the length."""
 
 WINDOW_BITS = {b"gzip": GZIP, b"deflate": ZLIB}
 """The ``window_bits`` of each supported encoding besides identity."""
@@ -23,7 +23,7 @@ _SMALLER = "send less, or raise 'max_request_bytes'"
 class MessageReader:
     """Splits the bytes that arrive on one stream into messages.
 
-    Holds at most one unfinished message, and the bytes fed since the last call of ``next``.
+    Holds at most one incomplete message, and the bytes fed since the last call of ``next``.
     """
 
     __slots__ = ("_flag", "_limit", "_message", "_position", "_received")
@@ -53,7 +53,7 @@ class MessageReader:
         return self._message.next() if self._message.spare else None
 
     def written(self, count: int) -> None:
-        """Note that ``count`` bytes have been written to ``place()``."""
+        """Process ``count`` bytes that have been written to ``place()``."""
         assert self._message is not None
         self._message.advance(count)
 
@@ -106,7 +106,7 @@ class MessageReader:
 
 
 def window_bits(flag: int, encoding: bytes) -> int:
-    """The format of a compressed message, for ``inflate``. Raises PenstockError if the message cannot be compressed."""
+    """The format of a compressed message, for ``inflate``. Raises PenstockError if the call declares no encoding."""
     bits = WINDOW_BITS.get(encoding)
     if flag != 1 or bits is None:
         raise PenstockError("a message is marked as compressed, but the call has no grpc-encoding")

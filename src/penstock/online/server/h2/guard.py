@@ -10,16 +10,16 @@ from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
 BURST = 4000
 RATE_PER_S = 400.0
 CALL = 4
-"""The price of a call that is started in vain, and what an answer earns: it may cause some WINDOW_UPDATE and PING."""
+"""The cost of a call that the client wastes, and the gain from a response, for which clients may send WINDOW_UPDATE and PING."""
 _EARNING_BYTES = 1 << 12
 
 
 class FloodGuard:
-    """An allowance for PING, SETTINGS, PRIORITY, WINDOW_UPDATE, GOAWAY, CONTINUATION and unknown frames; for frames with little or no
-    data, empty messages, and frames on closed streams. Calls that the client resets ("rapid reset", CVE-2023-44487), or that the
-    server resets for a fault, cost ``CALL``.
+    """An allowance for control and unknown frames, frames with little or no data, empty messages, and frames on closed streams.
 
-    It refills with time and with answers: a client that cancels at most as many calls as it completes never runs out.
+    A call that the client resets ("rapid reset", CVE-2023-44487), or that the server resets for a fault, costs ``CALL``.
+    The allowance refills with time and with each response. A client that cancels at most as many calls as it completes never
+    exhausts it.
     """
 
     __slots__ = ("_clock", "_left", "_since", "_written", "_written_before")
@@ -33,17 +33,17 @@ class FloodGuard:
         self._since = clock.now()
 
     def earn(self, count: int) -> None:
-        """Add ``count`` for progress."""
+        """Add ``count`` to the allowance for progress."""
         left = self._left + count
-        self._left = left if left < BURST else BURST  # for every answer, and faster than min
+        self._left = left if left < BURST else BURST  # runs for every response, and is faster than min
 
     def charge(self, count: int = 1) -> None:
-        """Note such a frame. Raises ConnectionFault once the allowance is used up."""
+        """Charge ``count`` to the allowance. Raises ConnectionFault once it is used up."""
         self._left -= count
         if self._left < 0:
             self._refill()
             if self._left < 0:
-                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that advance no call")
+                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that do not advance a call")
 
     def _refill(self) -> None:
         now, written = self._clock.now(), self._written()

@@ -1,7 +1,7 @@
-"""Header blocks of gRPC calls over HTTP/2: HPACK (RFC 7541), validation, and the method that a request is for.
+"""Header blocks of gRPC calls over HTTP/2: HPACK (RFC 7541), validation, and the choice of the method.
 
-Clients repeat the same few blocks, so the reader caches requests by the bytes of their blocks until the dynamic table changes, on
-which the meaning of a block depends. Answers use no dynamic table: their blocks are constants.
+Clients repeat a small number of blocks. The reader therefore caches requests by the bytes of their blocks until the dynamic table,
+on which the meaning of a block depends, changes. Responses do not use the dynamic table, so their blocks are constants.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAME = re.compile(rb"[\x21-\x39\x3b-\x40\x5b-\x7e]+")
 _VALUE = re.compile(rb"(?:[^\0\r\n\t ](?:[^\0\r\n]*[^\0\r\n\t ])?)?")
 
 TABLE_SIZE_ZERO = b"\x20"
-"""Starts the first block after the client has reduced the dynamic table: we set its size to 0."""
+"""Sets the size of the dynamic table to 0. It starts the next block after the client has reduced the table."""
 
 
 def literal(name: bytes, value: bytes) -> bytes:
@@ -41,7 +41,7 @@ def literal(name: bytes, value: bytes) -> bytes:
 
 
 RESPONSE = b"\x88" + literal(b"content-type", b"application/grpc")
-"""The headers of every answer with messages: status 200 and the content type."""
+"""The headers of every response: status 200 and the content type."""
 OK_TRAILERS = literal(b"grpc-status", b"0")
 _TEXT = literal(b"content-type", b"text/plain; charset=utf-8")
 _WRONG_TYPE = literal(b":status", b"415") + literal(b"accept", b"application/grpc") + _TEXT
@@ -54,7 +54,7 @@ _WRONG_METHOD_TEXT = b"gRPC calls use the method POST.\n"
 
 
 def trailers(error: PenstockError | None) -> bytes:
-    """The block that ends a call; after ``RESPONSE`` it is a whole answer without messages."""
+    """The block that ends a call. ``RESPONSE`` followed by it is a complete response without messages."""
     if error is None:
         return OK_TRAILERS
     block = literal(b"grpc-status", b"%d" % status.GRPC[error.code])
@@ -65,23 +65,23 @@ def trailers(error: PenstockError | None) -> bytes:
 
 
 class CallHead(msgspec.Struct, frozen=True):
-    """The headers of a request, understood. Requests with the same headers share it."""
+    """The interpreted headers of a request. Requests with the same headers share one object."""
 
     metadata: Mapping[str, str | bytes] = {}
     method: GrpcMethod | None = None
     refusal: bytes = b""
-    """The block that answers the request if it has no method."""
+    """The header block to answer with if ``method`` is None."""
     text: bytes = b""
-    """The content of the refusal."""
+    """The body that follows ``refusal``."""
     malformed: bool = False
-    """True if the request violates HTTP/2, so that it gets no answer."""
+    """True if the request violates HTTP/2; its stream is then reset."""
     timeout_s: float | None = None
     encoding: bytes = b""
     content_length: int | None = None
     units: int = 0
     """See ``GrpcMethod``."""
     size: int = 0
-    """Bytes of the decoded headers, of which each request with them holds a copy; 0 if they are shared."""
+    """Bytes of the decoded headers if each request holds its own copy; 0 if requests share them."""
 
 
 class _CountingTable(HeaderTable):
@@ -108,11 +108,11 @@ class HeaderReader:
         self._decoder.header_table = self._table = _CountingTable()
         self._table_size = self._table.maxsize
         self.known: dict[bytes, CallHead] = {}
-        """Requests by their blocks, which need not be decoded again."""
+        """Decoded requests by header block."""
         self._known_bytes = 0
 
     def read(self, block: bytes) -> CallHead:
-        """The request with the header block ``block``. Raises ConnectionFault."""
+        """Decode the request with the header block ``block``. Raises ConnectionFault."""
         head = self.known.get(block)
         if head is None:
             changes = self._table.changes
@@ -131,7 +131,7 @@ class HeaderReader:
         self._known_bytes = 0
 
     def read_trailers(self, block: bytes) -> bool:
-        """Decode the block after a request's messages; True if it is well-formed. Raises ConnectionFault."""
+        """Decode the trailers of a request; returns True if they are well-formed. Raises ConnectionFault."""
         return all(not name.startswith(b":") and _is_well_formed(name, value) for name, value in self._decode(block))
 
     def _decode(self, block: bytes) -> Sequence[tuple[bytes, bytes]]:
@@ -144,7 +144,7 @@ class HeaderReader:
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "the headers cannot be decoded") from None
         if self._table.changes != changes or self._table.maxsize != self._table_size:
             self._table_size = self._table.maxsize
-            self._table.changes += 1  # a new size is a change as well
+            self._table.changes += 1  # a new table size is a change too
             self._forget()
         return headers
 
@@ -184,7 +184,7 @@ class HeaderReader:
 
 
 def _sender(pseudo: Mapping[bytes, bytes], fields: Mapping[bytes, bytes]) -> Sender:
-    """Who sends a call."""
+    """The headers that identify the sender of a call."""
     host = pseudo.get(b":authority") or fields.get(b"host") or b""
     site, mode = fields.get(b"sec-fetch-site", b""), fields.get(b"sec-fetch-mode", b"")
     return Sender(host, fields.get(b"origin", b""), site, mode)
@@ -212,7 +212,7 @@ def _sort_out(
 
 
 def _is_well_formed(name: bytes, value: bytes) -> bool:
-    """RFC 9113, section 8.2."""
+    """True if a field is valid according to RFC 9113, section 8.2."""
     if name in _OF_CONNECTION or (name == b"te" and value != b"trailers"):
         return False
     return _NAME.fullmatch(name) is not None and _VALUE.fullmatch(value) is not None

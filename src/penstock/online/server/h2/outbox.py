@@ -1,6 +1,6 @@
 """Writes the frames of one HTTP/2 connection, within the client's windows and the socket's buffer.
 
-All frames of one event-loop iteration are written together. Streams with much to send take turns.
+All frames of one event-loop iteration are written together. Streams with large amounts to send take turns.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _TURN_BYTES = 1 << 16
 _WRITE_BYTES = 1 << 18
 _FLUSH_BYTES = 1 << 21
 FLUSH_STREAMS = 128
-"""Streams that one ``flush`` looks at: each may have a frame of one byte."""
+"""Maximum streams that one ``flush`` visits, since each may have only a frame of one byte."""
 _JOINED_BYTES = 1 << 16
 _JOINED_PART = 1 << 12
 
-# The frames around an answer of one message, and the header of its DATA frame.
+# The frames around a response of one message, and the header of its DATA frame.
 _RESPONSE_START = HEADER.pack(0, len(RESPONSE), HEADERS, END_HEADERS, 0)[:5]
 _ANSWER = struct.Struct(f">5sI{len(RESPONSE)}sHBHI")
 _OK_START = HEADER.pack(0, len(OK_TRAILERS), HEADERS, END_HEADERS | END_STREAM, 0)[:5]
@@ -43,7 +43,7 @@ _OK = struct.Struct(f">5sI{len(OK_TRAILERS)}s")
 
 
 class Outbox:
-    """Belongs to the event loop. ``on_sent`` is called with each stream after its last frame."""
+    """The write side of one connection. Calls ``on_sent`` with each stream after its last frame. Belongs to the event loop."""
 
     __slots__ = (
         "_bytes",
@@ -72,18 +72,18 @@ class Outbox:
         self._frames: list[Buffer] = []
         self._bytes = 0
         self._ready: deque[H2Stream] = deque()
-        self._starved: OrderedDict[int, H2Stream] = OrderedDict()  # until the connection's window is enlarged
-        self._stalled: dict[int, H2Stream] = {}  # until their own windows are enlarged
+        self._starved: OrderedDict[int, H2Stream] = OrderedDict()  # streams that wait for the connection's window
+        self._stalled: dict[int, H2Stream] = {}  # streams that wait for their own windows
         self._scheduled = False
-        self._most_credit = 0  # no open stream has more
+        self._most_credit = 0  # an upper bound of the credit of open streams
         self.window = DEFAULT_WINDOW
-        """Bytes that may be sent on all streams together."""
+        """The connection's window: bytes that may be sent on all streams together."""
         self.initial_window = DEFAULT_WINDOW
-        """The client's setting. A stream may send this many bytes, and its ``credit``."""
+        """The client's setting. A stream may send this number of bytes plus its ``credit``."""
         self.max_frame = MIN_FRAME_SIZE
-        """Maximum payload of a frame, as the client has set it."""
+        """Maximum payload of a frame, set by the client."""
         self.block_start = b""
-        """A prefix for the next header block."""
+        """Bytes to put in front of the next header block."""
         self.corked = False
         """True while the caller is about to call ``flush``."""
         self.paused = False
@@ -92,7 +92,7 @@ class Outbox:
         """Bytes passed to the transport."""
 
     def open(self, transport: asyncio.Transport) -> None:
-        """Start to write to ``transport``."""
+        """Start writing to ``transport``."""
         self._transport = transport
 
     def control(self, frame: bytes) -> None:
@@ -135,13 +135,13 @@ class Outbox:
         return True
 
     def set_initial_window(self, size: int, streams: Mapping[int, H2Stream]) -> int:
-        """Apply the client's setting to all open ``streams`` (RFC 9113, section 6.9.2); returns the number that this looks at.
+        """Apply the client's setting to all open ``streams`` (RFC 9113, section 6.9.2); returns the number of streams visited.
 
-        Windows are relative to the setting, so only streams that wait for theirs are looked at. Raises ConnectionFault.
+        Windows are stored relative to the setting, so it visits only streams that wait for their windows. Raises ConnectionFault.
         """
         looked = 0
         if size + self._most_credit > MAX_WINDOW:
-            # The stream with most credit may have ended since.
+            # The stream with the most credit may have ended.
             self._most_credit, looked = max((0, *(stream.credit for stream in streams.values()))), len(streams)
             is_allowed = size + self._most_credit <= MAX_WINDOW
             check(is_allowed, ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31 - 1")
@@ -154,7 +154,7 @@ class Outbox:
         return looked
 
     def forget(self, stream: H2Stream) -> None:
-        """Drop ``stream``, which is lost."""
+        """Drop ``stream``, which has been reset."""
         self._starved.pop(stream.id, None)
         self._stalled.pop(stream.id, None)
 
@@ -165,9 +165,9 @@ class Outbox:
         self._stalled.clear()
 
     def flush(self) -> None:  # noqa: PLR0912 - each call saved here counts
-        """Write as much as the windows and the socket allow, up to ``_FLUSH_BYTES`` and for up to ``FLUSH_STREAMS`` streams.
+        """Write as much as the windows and the socket allow, at most ``_FLUSH_BYTES`` and ``FLUSH_STREAMS`` streams.
 
-        The rest follows in the next iteration.
+        The next event-loop iteration writes the rest.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -178,7 +178,7 @@ class Outbox:
         while True:
             while self._bytes < _WRITE_BYTES and turns and not self.paused:
                 turns -= 1
-                if starved and self.window > 0:  # they have waited longest
+                if starved and self.window > 0:  # these streams have waited longest
                     stream = starved.popitem(last=False)[1]
                 elif ready:
                     stream = ready.popleft()
@@ -206,7 +206,7 @@ class Outbox:
             unread.settle()
 
     def close(self) -> None:
-        """Drop everything: the transport is closed."""
+        """Drop all frames and streams, since the transport is closed."""
         self._transport = None
         self.forget_all()
         self._frames.clear()
@@ -239,7 +239,7 @@ class Outbox:
             self._on_sent(stream)
 
     def _emit_answer(self, stream: H2Stream, size: int) -> None:
-        """The common case, a short cut of the general one: one message that fits in one frame and the windows."""
+        """Fast path for the common case: one message that fits in one frame and in the windows."""
         stream_id, frames = stream.id, self._frames
         frames.append(_ANSWER.pack(_RESPONSE_START, stream_id, RESPONSE, size >> 8, size & 0xFF, DATA, stream_id))
         frames += stream.unsent.pop()[1]
@@ -250,7 +250,7 @@ class Outbox:
         self._on_sent(stream)
 
     def _emit_messages(self, stream: H2Stream) -> bool:
-        """Send as many bytes of ``stream`` as the windows and its turn allow; True if none are left."""
+        """Send as many bytes of ``stream`` as the windows and its turn allow; returns True if none are left."""
         turn = _TURN_BYTES
         while stream.unsent:
             room = min(self.window, self.initial_window + stream.credit)
@@ -284,7 +284,7 @@ class Outbox:
         return True
 
     def _cut(self, stream_id: int, part: Buffer, size: int) -> None:
-        """Send the ``size`` bytes of ``part`` in frames as large as the client allows."""
+        """Send the ``size`` bytes of ``part`` in frames of the maximum size that the client allows."""
         frames, most = self._frames, self.max_frame
         head, view = HEADER.pack(most >> 8, most & 0xFF, DATA, 0, stream_id), memoryview(part)
         for start in range(0, size - most + 1, most):

@@ -1,4 +1,4 @@
-"""The seam between an HTTP/2 session and its connection."""
+"""The interface that an HTTP/2 session uses of its connection."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from penstock.protocol.h2_frames import ConnectionFault
 
 
 class Owner(Protocol):
-    """The connection, as its session uses it."""
+    """The session's view of its connection."""
 
     def hang_up_later(self) -> None:
         """Called when the last stream has ended and no new ones are accepted."""
 
     def continue_later(self) -> None:
-        """Give the session further units, and call ``go_on``, in a later iteration of the event loop."""
+        """Give the session more units and call its ``go_on``, in a later event-loop iteration."""
 
     def fail_later(self, fault: ConnectionFault) -> None:
-        """End the connection after the running callback."""
+        """End the connection once the current callback has returned."""

@@ -1,7 +1,7 @@
-"""Splits the bytes of an HTTP/2 client, which may arrive in any pieces, into frames for the session.
+"""Splits the bytes of an HTTP/2 client, which may arrive in pieces of any size, into frames for the session.
 
-The content of DATA frames is passed on as it arrives. Other frames are passed on complete, so their size is limited, as is
-that of a header block in several frames.
+The content of DATA frames is passed on as it arrives. Other frames are passed on when they are complete. Their size is therefore
+limited, and so is the size of a header block in several frames.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _HEADERS_FLAGS = h2.END_HEADERS | h2.PADDED | h2.PRIORITISED
 
 
 class FrameReader:
-    """Reads one connection. After an exception it must not be fed again."""
+    """Reads one connection. Do not feed it again after an exception."""
 
     __slots__ = (
         "_block",
@@ -43,8 +43,8 @@ class FrameReader:
         self._max_frame = max_frame
         self._max_control = max_control
         self._rest = b""
-        self._start = 0  # of what has not been processed in ``_rest``
-        self._unusual = True  # the next frame must be the first SETTINGS, or CONTINUATION
+        self._start = 0  # where the unprocessed bytes in ``_rest`` start
+        self._unusual = True  # only one kind of frame may follow: the first SETTINGS, or CONTINUATION
         self._block = bytearray()
         self._block_stream = 0
         self._block_ended = False
@@ -53,27 +53,27 @@ class FrameReader:
         self._data_ended = False
         self._is_greeted = False  # the client's preface has arrived
         self.is_behind = False
-        """True if the session's units were used up before the received data."""
+        """True if the session ran out of units before all received data was processed."""
         self.progress = 0
-        """Grows whenever a frame is complete."""
+        """Increases with each complete frame."""
 
     @property
     def is_waiting(self) -> bool:
-        """True if the client has begun something that is not complete."""
+        """True if the client has sent an incomplete preface, frame or header block."""
         return not self.is_behind and (bool(self._rest) or self._unusual)
 
     @property
     def missing(self) -> int:
-        """Missing bytes of the last DATA frame; 0 if it has padding."""
+        """Number of missing bytes of the last DATA frame; 0 if it has padding."""
         return 0 if self._padding_left else self._data_left
 
     @property
     def stream_id(self) -> int:
-        """The stream of the last DATA frame that did not arrive complete."""
+        """The stream of the last DATA frame that arrived incomplete."""
         return self._data_stream
 
     def skip(self, count: int) -> None:
-        """Note that ``count`` of the missing bytes have been written to the session's memory. Raises ConnectionFault."""
+        """Process ``count`` missing bytes that were written to the session's memory. Raises ConnectionFault."""
         self._data_left -= count
         try:
             ended = self._data_ended and not self._data_left
@@ -82,18 +82,18 @@ class FrameReader:
             self._session.on_fault(fault)
 
     def close(self) -> None:
-        """Drop what has not been processed."""
+        """Drop the unprocessed bytes."""
         self._rest, self._block = b"", bytearray()
         self.is_behind = False
 
     def feed(self, data: bytes) -> None:
-        """Process the next bytes, for as long as the session has units. Raises ConnectionFault."""
+        """Process the next bytes while the session has units. Raises ConnectionFault."""
         self._rest = self._rest[self._start :] + data if self._rest else data
         self._start = 0
         self.go_on()
 
     def go_on(self) -> None:
-        """Process bytes that an earlier call has left. Raises ConnectionFault."""
+        """Process bytes that an earlier call left unprocessed. Raises ConnectionFault."""
         data, position = self._rest, self._start
         if not self._is_greeted:
             is_preface = data.startswith(PREFACE[: len(data)])
@@ -109,12 +109,12 @@ class FrameReader:
             self.progress += 1
         self.is_behind = self._session.units <= 0 and position < len(data)
         if self.is_behind:
-            self._start = position  # without a copy: there may be many turns
+            self._start = position  # avoids a copy, since many turns may follow
         else:
             self._rest, self._start = data[position:], 0
 
     def _walk(self, data: bytes, position: int) -> int:  # noqa: PLR0912 - each call saved here counts
-        """Process complete frames, and DATA frames, from ``position`` on; returns their end."""
+        """Process frames from ``position`` on, of which only DATA frames may be incomplete; returns their end."""
         session, unpack, end, frames = self._session, h2.HEADER.unpack_from, len(data), 0
         while end - position >= 9 and session.units > frames:
             frames += 1
@@ -135,7 +135,7 @@ class FrameReader:
                         position = stop
                         session.on_data(stream_id, size, bool(flags & h2.END_STREAM), data, start, stop)
                     elif flags & h2.PADDED and size and start == end:
-                        break  # the length of the padding is missing
+                        break  # the byte with the length of the padding is missing
                     else:
                         position = min(stop, end)
                         self._data(flags, stream_id, size, data, start, position)

@@ -1,4 +1,4 @@
-"""The state of one HTTP/2 connection: its streams, its windows, and the effect of each frame. Knows no socket."""
+"""The state of one HTTP/2 connection: its streams, its windows, and the effect of each frame. Independent of sockets."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ MAX_FRAME = 1 << 20
 
 _COPIED_BYTES = 1 << 14
 _SMALL_BYTES = 256
-"""A DATA frame with less is charged, unless it ends a request."""
+"""A smaller DATA frame is charged to the guard, unless it ends a request."""
 _BYTES_A_UNIT = 8
-"""Bytes of a header block that take about as long to decode as a frame."""
+"""Bytes of a header block that take about as long to decode as one frame takes to process."""
 _MAX_SETTINGS = 64
 _HEAD_BYTES = 4 << 20
-"""Bytes of the headers of open streams; further streams are refused."""
+"""Maximum bytes of the headers of all open streams; beyond it, new streams are refused."""
 _STREAMS_A_FRAME = 16
 _OCCUPIED_BYTES = 8 * SMALL_BYTES
 
@@ -44,7 +44,7 @@ _OCCUPIED_BYTES = 8 * SMALL_BYTES
 class H2Session:
     """Handles the frames of one client, and is the ``Carrier`` of its streams. Belongs to the event loop.
 
-    Its handlers of frames may raise ConnectionFault, or StreamFault, which the reader passes to ``on_fault``.
+    The methods that handle frames may raise ConnectionFault, or StreamFault, which the reader passes to ``on_fault``.
     """
 
     __slots__ = (
@@ -74,23 +74,23 @@ class H2Session:
         self._occupied = 0  # bytes of messages that are being decoded
         self.guard = FloodGuard(clock, lambda: self.outbox.written)
         self.units = 0
-        """Work left for this turn, about one unit per frame; see ``Turns``."""
+        """Units of work left in this turn, about one per frame; see ``Turns``."""
         self._head_bytes = 0
         self._allowance = CONNECTION_WINDOW
         self._closed = ClosedStreams()
-        self._waiting: OrderedDict[int, H2Stream] = OrderedDict()  # streams with messages, for units
-        self._held: OrderedDict[int, H2Stream] = OrderedDict()  # unary calls, until the client reads its answers
-        self._lone: H2Stream | None = None  # the one call that runs although answers are unread
+        self._waiting: OrderedDict[int, H2Stream] = OrderedDict()  # streams whose messages wait for units
+        self._held: OrderedDict[int, H2Stream] = OrderedDict()  # unary calls that wait until the client reads responses
+        self._lone: H2Stream | None = None  # the one call that runs although responses are unread
         self.streams: dict[int, H2Stream] = {}
         """The open streams by id."""
-        self.last_id = 0  # of the newest accepted stream
+        self.last_id = 0  # the id of the newest accepted stream
         self.ending = False
         """True if no new streams are accepted."""
 
     # Frames
 
     def on_data(self, stream_id: int, size: int, ended: bool, data: bytes, start: int, stop: int) -> None:
-        """A DATA frame that takes ``size`` bytes of the windows; its content starts with ``data[start:stop]``."""
+        """Handle a DATA frame, which takes ``size`` bytes of the windows. Its content starts with ``data[start:stop]``."""
         self._allowance -= size
         if self._allowance < CONNECTION_WINDOW // 2:
             if self._allowance < 0:
@@ -119,7 +119,7 @@ class H2Session:
                 and self.admits(stream)
                 and self._budget.take(content)
             ):
-                # The common case, a short cut of the general one: the only message, complete in one frame.
+                # Fast path for the common case: the only message of the call, complete in one frame.
                 stream.charged = content
                 stream.half_closed = True
                 start += PREFIX.size
@@ -128,25 +128,25 @@ class H2Session:
         self._receive(stream, ended, data, start, stop)
 
     def on_more_data(self, stream_id: int, ended: bool, data: bytes, start: int, stop: int) -> None:
-        """More content of the last DATA frame."""
+        """Handle more content of the last DATA frame."""
         stream = self.streams.get(stream_id)
         if stream is not None:
             self._receive(stream, ended, data, start, stop)
 
     def place(self, stream_id: int) -> memoryview | None:
-        """The memory that further content of the last DATA frame may be written to; None if there is none."""
+        """The memory for further content of the last DATA frame; None if the content must be passed to ``on_more_data``."""
         stream = self.streams.get(stream_id)
         return None if stream is None or stream.reader is None else stream.reader.place()
 
     def on_written(self, stream_id: int, ended: bool, count: int) -> None:
-        """More content of the last DATA frame has been written to ``place()``."""
+        """Handle content of the last DATA frame that was written to ``place()``."""
         stream = self.streams.get(stream_id)
         if stream is not None:
             stream.written(count)
             self._after(stream, ended)
 
     def on_headers(self, stream_id: int, ended: bool, block: bytes) -> None:
-        """A complete header block."""
+        """Handle a complete header block."""
         if stream_id <= self.last_id:
             self._on_trailers(stream_id, ended, block)
             return
@@ -158,7 +158,7 @@ class H2Session:
             head = self._headers.read(block)
         if self.ending:
             self.guard.charge()
-            return  # GOAWAY has told the client to send this request elsewhere
+            return  # after GOAWAY, the client sends this request again over another connection
         if stream_id > self.last_id + 2:
             self._closed.leave_out(range(self.last_id + 1, stream_id))
         self.last_id = stream_id
@@ -180,7 +180,7 @@ class H2Session:
             except PenstockError as error:
                 self._refuse(stream_id, RESPONSE + trailers(error), ended)
                 if isinstance(error, ResourceExhausted):
-                    self.guard.earn(CALL)  # a known client, which shall try again on this connection
+                    self.guard.earn(CALL)  # no charge: a known client over its limit may retry on this connection
                 return
         is_unary = method.unary is not None
         limit = self._max_message_bytes if method.max_bytes is None else min(method.max_bytes, self._max_message_bytes)
@@ -195,7 +195,7 @@ class H2Session:
             stream.half_close()
 
     def on_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Any other frame, of known or unknown type."""
+        """Handle any other frame, of known or unknown type."""
         if kind == h2.RST_STREAM:
             self._on_reset(stream_id, payload)
             return
@@ -227,7 +227,7 @@ class H2Session:
             self.reset(stream, fault.code)
 
     def go_on(self) -> None:
-        """Continue the streams that wait, for as long as there are units."""
+        """Continue waiting streams while units are left."""
         while self._waiting and self.units > 0:
             stream = self._waiting.popitem(last=False)[1]
             stream.go_on()
@@ -251,7 +251,7 @@ class H2Session:
 
     @property
     def is_occupied(self) -> bool:
-        """True if enough messages of the client are being decoded, so that no further ones are read."""
+        """True if so many bytes of the client's messages are being decoded that no more are read."""
         return self._occupied >= _OCCUPIED_BYTES
 
     def occupy(self, size: int) -> None:
@@ -283,7 +283,7 @@ class H2Session:
             self.guard.earn(1)
             return
         try:
-            self.guard.charge(2 * CALL)  # more than an answer to it earns
+            self.guard.charge(2 * CALL)  # more than the response to the empty message earns
         except ConnectionFault as fault:
             self.units = 0
             self._owner.fail_later(fault)
@@ -327,7 +327,7 @@ class H2Session:
         self._look_whether_empty()
 
     def lose_all(self) -> None:
-        """End all streams: the connection is lost."""
+        """End all streams, since the connection is lost."""
         streams, self.streams = self.streams, {}
         self._waiting.clear()
         self._held.clear()
@@ -340,13 +340,13 @@ class H2Session:
 
     @property
     def _is_full(self) -> bool:
-        """True if no further unary call may start: answers are unread, and so is that of the one call started in spite of them."""
+        """True if no unary call may start: too many bytes are unread, and ``_lone``, the one call allowed despite them, still runs."""
         lone = self._lone
         return self.unread.count >= self.max_unsent_bytes and lone is not None and not lone.gone
 
     @property
     def _may_start(self) -> bool:
-        """True if calls that are held may start."""
+        """True if held calls may start."""
         return bool(self._held) and not (self._is_full or self.is_occupied)
 
     def _lose(self, stream: H2Stream) -> None:
@@ -363,7 +363,7 @@ class H2Session:
             self._owner.continue_later()
 
     def _sent(self, stream: H2Stream) -> None:
-        """The outbox has sent the last frame of ``stream``."""
+        """Clean up after the outbox has sent the last frame of ``stream``."""
         del self.streams[stream.id]
         self._budget.give(stream.charged)
         self._head_bytes -= stream.head.size
@@ -380,7 +380,7 @@ class H2Session:
         self._look_whether_empty()
 
     def _end_early(self, stream_id: int, code: ErrorCode) -> None:
-        """Reset a stream, and ignore frames that the client sent before it learns of that."""
+        """Reset a stream, and ignore the frames that the client sends before it receives the reset."""
         self.outbox.control(h2.rst_stream(stream_id, code))
         self._closed.reset(stream_id)
 
@@ -403,7 +403,7 @@ class H2Session:
             self.grant(stream)
 
     def _refuse(self, stream_id: int, block: bytes, ended: bool, text: bytes = b"") -> None:
-        """Answer a request with the header ``block``, and with ``text`` if the windows allow it; keep nothing of the request."""
+        """Answer a request with the header ``block``, and with ``text`` if the windows allow it. Opens no stream for the request."""
         self.guard.charge(CALL)
         size = len(text)
         if 0 < size <= min(self.outbox.window, self.outbox.initial_window):
@@ -416,7 +416,7 @@ class H2Session:
             self._end_early(stream_id, ErrorCode.NO_ERROR)
 
     def _on_trailers(self, stream_id: int, ended: bool, block: bytes) -> None:
-        """Headers on a stream that exists or has existed."""
+        """Handle headers on a stream that is or was open: they are trailers."""
         self.units -= len(block) // _BYTES_A_UNIT
         allowed = self._headers.read_trailers(block)
         stream = self.streams.get(stream_id)
@@ -438,7 +438,7 @@ class H2Session:
         h2.check(0 < stream_id <= self.last_id or self.ending, ErrorCode.PROTOCOL_ERROR, "a frame on an idle stream")
 
     def _on_closed_data(self, stream_id: int, ended: bool) -> None:
-        """DATA on a stream that is not open."""
+        """Handle DATA on a stream that is not open."""
         self._check_not_idle(stream_id)
         if self._closed.is_reset(stream_id):
             if ended:
@@ -488,7 +488,7 @@ class H2Session:
         if flags & h2.ACK:
             return
         h2.check(len(payload) <= _MAX_SETTINGS * h2.SETTING.size, ErrorCode.ENHANCE_YOUR_CALM, "too many settings")
-        values = dict(h2.parse_settings(payload))  # of repeated ones the last counts
+        values = dict(h2.parse_settings(payload))  # the last of repeated settings counts
         if h2.INITIAL_WINDOW_SIZE in values:
             looked = self.outbox.set_initial_window(values[h2.INITIAL_WINDOW_SIZE], self.streams)
             self.units -= looked

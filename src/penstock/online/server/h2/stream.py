@@ -1,4 +1,4 @@
-"""One gRPC call on one HTTP/2 stream: assembles the client's messages, calls the method, and queues its answers."""
+"""One gRPC call on one HTTP/2 stream: assembles the client's messages, calls the method, and queues its responses."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ _PROGRESS_BYTES = 1 << 16
 
 
 class Carrier(Protocol):
-    """The connection, as its streams use it."""
+    """A stream's view of its connection."""
 
     max_unsent_bytes: int
 
     @property
     def ready(self) -> Callable[[H2Stream], None]:
-        """Takes a stream that has something to send."""
+        """Queues a stream that has frames to send."""
 
     @property
     def gate(self) -> Gate:
-        """Bounds the memory of large requests."""
+        """Limits the memory of large requests."""
 
     @property
     def unread(self) -> Unread:
-        """Counts messages until they are sent; ``released`` takes them off."""
+        """Counts messages until they are sent; ``released`` subtracts them."""
 
     def admits(self, stream: H2Stream) -> bool:
-        """Whether ``stream`` may deliver a message now. If not, the carrier calls its ``go_on`` later."""
+        """True if ``stream`` may deliver a message now. Otherwise, the carrier calls the stream's ``go_on`` later."""
 
     def delivered(self, size: int) -> None:
-        """Note that a stream has received a message of ``size`` bytes."""
+        """Record that a stream has received a message of ``size`` bytes."""
 
     def occupy(self, size: int) -> None:
         """See ``GrpcCall``."""
 
     def released(self, size: int) -> None:
-        """Note that a message which was counted with ``size`` bytes has been sent or dropped."""
+        """Record that a message of ``size`` counted bytes has been sent or dropped."""
 
     def charge(self, stream: H2Stream, size: int) -> None:
-        """Count ``size`` bytes, or fewer than before if it is negative, until ``stream`` ends. Raises Unavailable."""
+        """Add ``size`` bytes, which may be negative, to the budget that ``stream`` uses until it ends. Raises Unavailable."""
 
     def count(self, stream: H2Stream) -> None:
-        """Count the bytes that ``stream`` has received and not delivered, which have changed."""
+        """Update the budget after a change in the bytes that ``stream`` has received but not delivered."""
 
     def grant(self, stream: H2Stream) -> None:
         """Let the client send more on ``stream``."""
@@ -70,7 +70,7 @@ class Carrier(Protocol):
 
 
 class H2Stream(msgspec.Struct, eq=False):
-    """A ``GrpcCall``. The fields for sending, from ``started`` on, are shared with the outbox, which writes the frames."""
+    """A ``GrpcCall``. The outbox, which writes the frames, also uses the fields for sending (``credit`` to ``is_ready``)."""
 
     carrier: Carrier
     id: int
@@ -78,7 +78,7 @@ class H2Stream(msgspec.Struct, eq=False):
     allowance: int
     """Bytes that the client may send."""
     is_untouched: bool
-    """True if the method is unary and nothing of its message has arrived."""
+    """True if the method is unary and no byte of its message has arrived."""
     client: str
     """See ``GrpcCall``."""
     limit: int
@@ -91,7 +91,7 @@ class H2Stream(msgspec.Struct, eq=False):
     """True if the client has sent the whole request."""
     received: int = 0
     charged: int = 0
-    """Bytes of the server's budget in use; the carrier takes and returns them."""
+    """Bytes that this stream uses of the server's budget; the carrier takes and returns them."""
     delivered: int = 0
     reader: MessageReader | None = None
     receiver: Receiver | None = None
@@ -99,29 +99,29 @@ class H2Stream(msgspec.Struct, eq=False):
     paused: bool = False
     delivering: bool = False
     inflating: asyncio.Task[None] | None = None
-    """Decompresses ``message``; no other is delivered before it."""
+    """The task that decompresses ``message``. Later messages wait for it."""
     content: Buffer | None = None
     """The decompressed message, to be delivered next."""
     reserved: int = 0
-    """The part of ``charged`` that is not for messages waiting for delivery."""
+    """The part of ``charged`` beyond messages that wait for delivery."""
     passage: Passage | None = None
-    """Of a request that takes more memory than its message."""
+    """The passage through the gate of a request that needs more memory than its message."""
 
     credit: int = 0
     """Bytes that the server may send beyond the client's setting of the initial window; negative once it has sent some."""
     started: bool = False
-    """True once the headers of the answer have been sent."""
+    """True once the headers of the response have been sent."""
     finished: bool = False
     """True once the call has its status; unsent messages are still sent."""
     gone: bool = False
-    """True once no further frame is sent."""
+    """True once no further frames are sent."""
     unsent: list[tuple[int, list[Buffer]]] = []
-    """Messages in parts, each with its bytes. These count until all of it is sent: a part holds on to the memory of the whole."""
+    """Messages in parts, each with its size. The size counts until the whole message is sent, since a part keeps all of it alive."""
     first: int = 0
-    """The index of the first message of ``unsent`` that is not sent."""
+    """The index of the first message in ``unsent`` that is not sent."""
     unsent_bytes: int = 0
     kept: int = 0
-    """The sizes of ``unsent`` in sum, for the carrier."""
+    """The total size of ``unsent``, as counted by the carrier."""
     is_cut: bool = False
     """True if a part of the first unsent message has been sent."""
     trailers: bytes = OK_TRAILERS
@@ -146,7 +146,7 @@ class H2Stream(msgspec.Struct, eq=False):
         await self._hold(self.reserved + size)
 
     async def _hold(self, size: int) -> None:
-        """Wait until ``size`` bytes may be reserved in all, and reserve them."""
+        """Wait until a total of ``size`` bytes may be reserved, and reserve them."""
         if self.passage is None:
             self.passage = Passage(self.carrier.gate)
         await self.passage.hold(size)
@@ -177,13 +177,13 @@ class H2Stream(msgspec.Struct, eq=False):
         if self.unsent:
             overhead = (len(self.unsent) - self.first) * _MESSAGE_OVERHEAD
             if self.unsent_bytes + overhead + size > (limit := carrier.max_unsent_bytes):
-                self.abandon(ResourceExhausted(f"the client has left more than {limit} bytes of answers unread"))
+                self.abandon(ResourceExhausted(f"the client has left more than {limit} bytes of responses unread"))
                 return
         kept, unread = size + _MESSAGE_OVERHEAD, carrier.unread
         if unread.count + kept <= FLOOR_BYTES:
             unread.count += kept
         elif not unread.add(kept):
-            self.abandon(ResourceExhausted("the server's memory for unread answers is used up", "read the answers"))
+            self.abandon(ResourceExhausted("the server's limit for unread responses is reached", "read the responses"))
             return
         self.unsent.append((kept, message))
         self.kept += kept
@@ -218,7 +218,7 @@ class H2Stream(msgspec.Struct, eq=False):
     # The client's side
 
     def begin(self, timeout_s: float | None) -> None:
-        """Start the deadline, and the method if it is for streams; a unary method is called with the complete message."""
+        """Start the deadline, and a streaming method. A unary method is called later, with the complete message."""
         if timeout_s is not None:
             self.timer = asyncio.get_running_loop().call_later(timeout_s, self._expire)
         method = self.head.method
@@ -231,7 +231,7 @@ class H2Stream(msgspec.Struct, eq=False):
                 self._fail()
 
     def go_on(self) -> None:
-        """Deliver messages that the carrier has not admitted before."""
+        """Deliver messages that the carrier did not admit earlier."""
         if not self.paused:
             self._deliver()
             self.carrier.grant(self)
@@ -249,7 +249,7 @@ class H2Stream(msgspec.Struct, eq=False):
             self._deliver()
 
     def written(self, count: int) -> None:
-        """Note that ``count`` bytes of the request have been written to the reader's memory."""
+        """Process ``count`` bytes of the request that were written to the reader's memory."""
         self.received += count
         if self.reader is not None:
             self.reader.written(count)
@@ -257,7 +257,7 @@ class H2Stream(msgspec.Struct, eq=False):
                 self._deliver()
 
     def half_close(self) -> None:
-        """The request is complete. Raises StreamFault if its length differs from content-length."""
+        """End the request. Raises StreamFault if its length differs from content-length."""
         self.half_closed = True
         length = self.head.content_length
         if length is not None and length != self.received:
@@ -283,7 +283,7 @@ class H2Stream(msgspec.Struct, eq=False):
             self._fail()
 
     def lose(self) -> None:
-        """The client has reset the stream, or the connection is lost."""
+        """End the call without a status: the client has reset the stream, or the connection is lost."""
         self.gone = True
         self._drop(0)
         self._cancel()
@@ -291,7 +291,7 @@ class H2Stream(msgspec.Struct, eq=False):
         self.leave()
 
     def abandon(self, error: PenstockError) -> None:
-        """End the call with ``error`` in place of the service, and drop unsent messages."""
+        """End the call with ``error`` on behalf of the service, and drop unsent messages."""
         if self.gone:
             return
         if self.finished:
@@ -303,7 +303,7 @@ class H2Stream(msgspec.Struct, eq=False):
         self.finish(error)
 
     def check_time(self, now: float, request_timeout_s: float, idle_timeout_s: float) -> None:
-        """End the call if its client takes too long to send its request, or to read its answers."""
+        """End the call if the client takes too long to send the request or to read the responses."""
         method = self.head.method
         assert method is not None
         unread = not (self.half_closed or self.paused or self.finished)
@@ -322,7 +322,7 @@ class H2Stream(msgspec.Struct, eq=False):
     # Sending
 
     def take(self, size: int) -> list[Buffer]:
-        """The next ``size`` bytes of messages (at most ``unsent_bytes``), in parts."""
+        """Take the next ``size`` bytes of messages (at most ``unsent_bytes``), in parts."""
         self.unsent_bytes -= size
         self.sent_bytes += size
         taken: list[Buffer] = []
@@ -349,7 +349,7 @@ class H2Stream(msgspec.Struct, eq=False):
         self.kept -= kept
         self.carrier.released(kept)
         self.first += 1
-        if 2 * self.first >= len(self.unsent):  # not each time, which would be quadratic
+        if 2 * self.first >= len(self.unsent):  # deleting after each message would take quadratic time
             del self.unsent[: self.first]
             self.first = 0
 
@@ -383,12 +383,12 @@ class H2Stream(msgspec.Struct, eq=False):
     def _deliver_only(self) -> None:
         while self.reader is not None and (message := self.reader.next()) is not None:
             if self.message is not None:
-                raise Unsupported("this method takes one message, but the client sent more")
+                raise Unsupported("this method takes one message, but the client sent several")
             self.message = message
         if not self.half_closed:
             return
         if self.message is None or (self.reader is not None and not self.reader.is_between):
-            raise Unsupported("this method takes one message, but the client sent no complete one")
+            raise Unsupported("this method takes one message, but the client sent no complete message")
         if not self.carrier.admits(self):
             return
         message, self.message, self.reader = self.message, None, None
@@ -412,7 +412,7 @@ class H2Stream(msgspec.Struct, eq=False):
                 receiver.message(content)
 
     def _deliver_end(self, receiver: Receiver) -> None:
-        """Tell ``receiver`` that no message follows if that is so."""
+        """Notify ``receiver`` if the client has sent its last message."""
         if self.half_closed:
             if self.reader is not None and not self.reader.is_between:
                 raise PenstockError("the request ends within a message")
@@ -420,9 +420,9 @@ class H2Stream(msgspec.Struct, eq=False):
             receiver.half_close()
 
     def _open(self, receiver: Receiver, flag: int, message: Buffer) -> Buffer | None:
-        """The content of a message; None if it is not admitted, or is still being decompressed."""
+        """The content of a message; None if it is not admitted, or if it is delivered later, after decompression."""
         self.delivered += 1
-        # The receiver counts the message from here on, unless the message has to be decompressed.
+        # From here on, the receiver counts the message, unless it needs decompression.
         self.message = (flag, message) if flag else None
         self.carrier.count(self)
         self.carrier.delivered(len(message))
@@ -435,13 +435,13 @@ class H2Stream(msgspec.Struct, eq=False):
         return content
 
     def _inflate(self, flag: int, message: Buffer) -> Buffer | None:
-        """The content of a compressed message; None if another thread has to decompress it, and it is delivered later."""
+        """The content of a compressed message; None if another thread decompresses it and it is delivered later."""
         bits = window_bits(flag, self.head.encoding)
         content = inflate_small(message, bits)
         if content is None or len(content) > self.limit:
             self.occupy(len(message))
             self.inflating = asyncio.get_running_loop().create_task(self._inflate_later(message, bits))
-            # Not in the task, which may be cancelled before it begins.
+            # In a callback, because the task may be cancelled before it starts.
             self.inflating.add_done_callback(lambda _: self.occupy(-len(message)))
             return None
         return content
@@ -460,7 +460,7 @@ class H2Stream(msgspec.Struct, eq=False):
             if self.receiver is None:
                 self.call(0, content)
             else:
-                # Its passage stays until the next one is decompressed, or the call ends.
+                # The passage remains until the next message is decompressed, or the call ends.
                 self.message, self.content = None, content
                 self.reserve(-self.reserved)
                 self.carrier.count(self)
@@ -468,7 +468,7 @@ class H2Stream(msgspec.Struct, eq=False):
                 self.carrier.grant(self)
 
     def leave(self) -> None:
-        """Make room for other large requests: the answer has been sent, or dropped."""
+        """Make room for other large requests, since the response has been sent or dropped."""
         if self.passage is not None:
             self.passage.leave()
 
@@ -480,13 +480,13 @@ class H2Stream(msgspec.Struct, eq=False):
         self.abandon(DeadlineExceeded("the deadline of the call passed"))
 
     def _cancel(self) -> None:
-        """Notify the service in the next iteration of the loop, since it may be the caller."""
+        """Notify the service in the next event-loop iteration, since the service may be the caller."""
         if self.on_cancel is not None and not self.finished:
             asyncio.get_running_loop().call_soon(self.on_cancel)
         self.on_cancel = None
 
     def _clear(self) -> None:
-        """Release everything that only a call in progress needs."""
+        """Release the fields that only a call in progress needs."""
         self.on_cancel = self.receiver = self.reader = self.message = self.content = None
         if self.inflating is not None:
             self.inflating.cancel()

@@ -1,1 +1,1 @@
-"""HTTP/1.1: one connection, its requests from bytes to handlers and back, and everything that is offered."""
+"""HTTP/1.1: connections, the parsing of requests, the encoding of responses, and all resources."""

@@ -20,7 +20,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 _JOINED_BYTES = 64 << 10
 
 Answer = bytes | list[Buffer]
-"""One piece, or several where joining them would copy large tensors."""
+"""One piece, or several pieces if joining them would copy large tensors."""
 
 
 def compose(status: int, headers: bytes, connection: bytes, body: bytes, tensors: Sequence[Buffer] = ()) -> Answer:
@@ -42,13 +42,13 @@ def compose(status: int, headers: bytes, connection: bytes, body: bytes, tensors
 
 
 def without_body(answer: Answer) -> bytes:
-    """The head of ``answer``, as the answer to HEAD: ``Content-Length`` is still that of the body."""
+    """The head of ``answer``, as the response to HEAD. ``Content-Length`` remains the size of the body."""
     head, end, _ = (answer if isinstance(answer, bytes) else bytes(answer[0])).partition(b"\r\n\r\n")
     return head + end
 
 
 def compose_stream(headers: bytes, connection: bytes, is_chunked: bool) -> bytes:
-    """The head of a response of unknown length. Unless it is chunked, closing the connection ends it."""
+    """The head of a response of unknown length. A response that is not chunked ends when the connection closes."""
     framing = b"Transfer-Encoding: chunked\r\n" if is_chunked else b""
     return b"%b%b%b%b\r\n" % (_STATUS_LINES[200], headers, connection, framing)
 

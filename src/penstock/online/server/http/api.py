@@ -23,7 +23,7 @@ from penstock.online.server.shared_memory.registry import NO_CUDA
 from penstock.telemetry.exposition import CONTENT_TYPE
 
 _PIECE = 256 << 10
-"""A multiple of the 4 characters that base64 encodes 3 bytes in."""
+"""A multiple of 4: base64 encodes 3 bytes in 4 characters."""
 
 
 class _Index(msgspec.Struct):
@@ -86,7 +86,7 @@ class Api:
     # Health and descriptions
 
     def live(self, exchange: Exchange, route: Route) -> None:
-        """200 while the process answers."""
+        """200 while the process responds."""
         exchange.reply_json({"live": True})
 
     def ready(self, exchange: Exchange, route: Route) -> None:
@@ -117,7 +117,7 @@ class Api:
 
     @later
     async def statistics(self, exchange: Exchange, route: Route) -> dict[str, Any]:
-        """Counts and durations."""
+        """Request counts and durations."""
         return {"model_stats": self._of_client(exchange, await self._control.statistics(route.model, route.version))}
 
     @later
@@ -160,7 +160,7 @@ class Api:
         await self._control.unload(route.model, (await exchange.read(_Load)).parameters)
 
     def _of_client(self, exchange: Exchange, models: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Those of ``models`` that the client may use."""
+        """The ``models`` that the client may use."""
         return [one for one in models if self._access.may(exchange.client, one["name"])]
 
     # Shared memory
@@ -192,7 +192,7 @@ class Api:
         raise Unsupported(NO_CUDA, "register system shared memory")
 
     def unregister_cuda(self, exchange: Exchange, route: Route) -> None:
-        """No effect: clients unregister both kinds of regions before they register their own."""
+        """No effect. It succeeds because clients unregister both kinds of regions before they register their own."""
         exchange.reply_empty()
 
 
@@ -228,12 +228,12 @@ def _refuse_repository(route: Route) -> None:
 
 
 def _decode_files(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a load. JSON encodes the files, ``file:…``, in base64. Raises InvalidArgument."""
+    """The parameters of a load, with the files (``file:…``) decoded from base64. Raises InvalidArgument."""
     decoded = dict(parameters)
     for name, value in parameters.items():
         if is_file(name):
             try:
-                # In pieces, between which other threads can run.
+                # Decoded in pieces, so that other threads can run in between.
                 pieces = (value[start : start + _PIECE] for start in range(0, len(value), _PIECE))
                 decoded[name] = b"".join([base64.b64decode(piece, validate=True) for piece in pieces])
             except (TypeError, ValueError):

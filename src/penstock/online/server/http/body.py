@@ -1,4 +1,4 @@
-"""Receives the rest of a large body directly into the memory that its tensors are read from, without another copy."""
+"""Receives the rest of a large body directly into the memory of its tensors, without an intermediate copy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
     __slots__ = ("_buffer", "_owner")
 
     def __init__(self, owner: BodyOwner, size: int, json_length: int) -> None:
-        """For a body of ``size`` bytes with tensors after the first ``json_length``."""
+        """Receive a body of ``size`` bytes, whose tensors follow the first ``json_length`` bytes."""
         self._owner = owner
         self._buffer = BodyBuffer(size, json_length)
 

@@ -13,7 +13,7 @@ _WINDOW = {b"gzip": inflating.GZIP, b"x-gzip": inflating.GZIP, b"deflate": infla
 _LEVEL = 1
 
 ENCODINGS = b"gzip, deflate"
-"""The supported encodings, in the form of a header. ``deflate`` is the zlib format, as HTTP defines it."""
+"""The supported encodings, as a header value. ``deflate`` is the zlib format, as HTTP defines it."""
 
 
 def knows(encoding: bytes) -> bool:
@@ -27,12 +27,12 @@ def inflate(body: Buffer, encoding: bytes, limit: int) -> Steps[memoryview]:
 
 
 def inflate_small(body: Buffer, encoding: bytes) -> bytes | None:
-    """The content of ``body`` if both are small; None if ``inflate`` has to look at it."""
+    """The content of ``body`` if both are small; otherwise None, and ``inflate`` must be used."""
     return inflating.inflate_small(body, _WINDOW[encoding])
 
 
 def compress(parts: Iterable[Buffer], encoding: bytes) -> Steps[bytes]:
-    """Join and compress ``parts`` at the fastest level: higher levels hardly make floats smaller."""
+    """Join and compress ``parts`` at the fastest level, since higher levels hardly make floats smaller."""
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[encoding])
     packed = bytearray()
     for part in parts:
@@ -43,7 +43,7 @@ def compress(parts: Iterable[Buffer], encoding: bytes) -> Steps[bytes]:
 
 
 def preferred(accept: bytes) -> bytes:
-    """The supported encoding with the greatest weight in the header ``Accept-Encoding``; empty for identity.
+    """The supported encoding with the greatest weight in an ``Accept-Encoding`` header; empty for identity.
 
     At equal weights gzip precedes deflate, and both precede identity.
     """

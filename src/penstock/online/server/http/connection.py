@@ -1,7 +1,6 @@
 """One HTTP/1.1 connection, as an asyncio protocol. This is the hot path of the server.
 
-httptools parses requests, and only the headers that the server acts on are read. A complete request whose head is already
-known bypasses the parser.
+httptools parses requests. A complete request whose head is already known bypasses the parser.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from penstock.tensor import Buffer
 
 _HEADER_OVERHEAD = 32
 _CHUNK_OVERHEAD = 16
-"""Bytes that a chunked body may take for each byte of its content."""
+"""Framing bytes that a chunked body may have for each byte of its content."""
 _LINGER_S = 2.0
 _CONTENT_LENGTH = b"content-length"
 _TRANSFER_ENCODING = b"transfer-encoding"
@@ -35,17 +34,17 @@ _END = b"\r\n\r\n"
 _RETRY = b"Retry-After: 1\r\n"
 _PART_BYTES = 4 << 10
 _GATED_BYTES = 1 << 20
-"""Bodies above this size that have to be decoded are received only when the gate admits them."""
+"""Bodies above this size that need decoding are received only once the gate admits them."""
 _DIRECT_BYTES = 64 << 10
-"""If a body lacks more than this, the rest bypasses the parser."""
+"""If more bytes of a body than this are missing, they bypass the parser."""
 
 
 class _Refused(Exception):
-    """Raised in the parser's callbacks to end parsing; the response is already queued."""
+    """Raised in the parser's callbacks to stop parsing; the response is already queued."""
 
 
 class Http1Connection(Responder):
-    """One client's connection. The parser calls ``on_*``."""
+    """One client's connection. The parser calls the methods ``on_*``."""
 
     protocol = "HTTP/1.1"
 
@@ -76,18 +75,18 @@ class Http1Connection(Responder):
     def __init__(self, context: HttpContext) -> None:
         super().__init__(context)
         self._parser = httptools.HttpRequestParser(self)
-        self._progressed = False  # the last bytes received advanced a request
+        self._progressed = False  # the bytes received last belonged to a body or completed a request
         self._messages = 0
         self._seen: tuple[int, bool, bool, int] | None = None
         self._since = 0.0
-        self._text = b""  # the head of a request that the last bytes received begin with
+        self._text = b""  # the request head at the start of the last bytes received
         self._url = b""
         self._body: Buffer = b""
         self._reserved_bytes = 0
         self._length = 0
         self._head = RequestHead()
         self._framing = b""  # the headers that say where the body ends
-        self._is_upgrade = False  # the parser has only reported the head, whose ``Upgrade`` is ignored
+        self._is_upgrade = False  # the parser stopped after a head with ``Upgrade``, which the server ignores
         self._header_bytes = 0
         self._exchange = Exchange(self, self._head)
         self._is_wanted = True  # the request is run once its body is complete
@@ -122,7 +121,7 @@ class Http1Connection(Responder):
             self._unparsed += data
             return
         if not self._receiving:
-            # The common case, which ``_parse`` includes: the data are one request with a known head.
+            # Fast path, equivalent to ``_parse``: the data is exactly one request with a known head.
             end = data.find(_END, 0, MAX_KNOWN_BYTES) + len(_END)
             head = self.context.heads.get(data[:end])
             if head is not None and end + head.body_bytes == len(data) and head.body_bytes <= FREE_BYTES:
@@ -140,7 +139,7 @@ class Http1Connection(Responder):
     def _parse(self, data: bytes) -> None:
         at = 0
         while at < len(data) and not self._ending:
-            # A request that has begun is finished, except for chunks, of which there may be many.
+            # Parse a partly received request to its end, unless it is chunked: it may have any number of chunks.
             if at and (self._chunked or not self._receiving) and (self._is_late or self._is_full):
                 self._unparsed = data[at:]
                 break
@@ -155,7 +154,7 @@ class Http1Connection(Responder):
             self._receive_directly()
 
     def _part(self, data: bytes, at: int) -> int:
-        """Where the next part of ``data`` ends that is parsed at once: a head, a body, or so much of a longer one."""
+        """The end of the next part of ``data`` to parse at once: a head, a body, or ``_PART_BYTES`` of unknown length."""
         if self._chunked:
             return at + _PART_BYTES
         if self._receiving and self._length > self._body_bytes:
@@ -170,7 +169,7 @@ class Http1Connection(Responder):
         if not self._progressed and not self._ending:
             self._check_overhead(len(data))
         elif before[1] and before[0] == self._messages and not self._ending:
-            # Chunks of one byte are allowed, long extensions of chunks are not.
+            # Chunks of one byte are allowed; long chunk extensions are not.
             self._check_overhead(len(data) - _CHUNK_OVERHEAD * (self._body_bytes - before[2]))
 
     def _feed_parser(self, data: Buffer) -> None:
@@ -187,10 +186,9 @@ class Http1Connection(Responder):
                 self._refuse(400, f"malformed HTTP: {error}")
 
     def _ignore_upgrade(self) -> None:
-        """Continue a request with ``Upgrade`` in HTTP/1.1: Java's client offers HTTP/2 with its first request.
+        """Continue a request with ``Upgrade``, which Java's client sends to offer HTTP/2.
 
-        The parser has stopped behind the head, which it has not checked for contradictions. A new one gets a head that frames the
-        body in the same way; its fields are not read again.
+        The parser stops after such a head without checking its framing. A new parser gets a head with the same framing headers.
         """
         closes = b"" if self._parser.should_keep_alive() else b"Connection: close\r\n"
         version = self._parser.get_http_version().encode()
@@ -228,11 +226,11 @@ class Http1Connection(Responder):
             self.on_message_complete()
         except _Refused:
             return
-        # The old parser still expects the body.
+        # The old parser would still expect the body.
         self._parser = httptools.HttpRequestParser(self)
 
     def _take_known(self, data: bytes, start: int) -> int:
-        """Take the request at ``start`` of ``data`` if it is complete and its head is known; returns where it ends, or 0."""
+        """Run the request at ``start`` in ``data`` if it is complete and its head is known. Returns its end, or 0."""
         end = data.find(_END, start, start + MAX_KNOWN_BYTES)
         self._text = b""
         if end < 0:
@@ -245,7 +243,7 @@ class Http1Connection(Responder):
             return 0
         stop = end + head.body_bytes
         if stop > len(data) or head.body_bytes > FREE_BYTES:
-            return 0  # nothing to learn
+            return 0  # the head need not be learned again
         self._messages += 1
         self._take(Exchange(self, head, data[end:stop]))
         return stop
@@ -266,7 +264,7 @@ class Http1Connection(Responder):
         if self._chunked or self._is_upgrade:
             return  # trailers are ignored: they must not override headers
         if size == len(_CONTENT_LENGTH) and name.lower() == _CONTENT_LENGTH:
-            # The parser has validated the number, and refuses a second one.
+            # The parser has validated the number, and rejects a repeated header.
             self._length = int(value[:_MAX_DIGITS])
             self._framing += b"Content-Length: %b\r\n" % value
         elif size == len(_EXPECT) and name.lower() == _EXPECT and value.lower() == b"100-continue":
@@ -284,7 +282,7 @@ class Http1Connection(Responder):
                 raise _Refused from None
 
     def on_headers_complete(self) -> None:
-        """Check the size of the head, its sender, the URL, the client's rights and the announced size, before the body is kept."""
+        """Check everything that needs only the head, including the client's rights and the announced size of the body."""
         if self._is_upgrade:
             return
         context, parser, head = self.context, self._parser, self._head
@@ -305,7 +303,7 @@ class Http1Connection(Responder):
             if self._length > _GATED_BYTES:
                 self._wait_for_gate(self._length)
             if self._expects:
-                # A separate exchange, so that it is sent after the responses to earlier requests.
+                # A separate exchange, so that the interim response follows the responses to earlier requests.
                 self._answer_later(Exchange(self, RequestHead()), CONTINUE)
         elif self._expects or self._length > FREE_BYTES:
             self._turn_away()
@@ -340,11 +338,11 @@ class Http1Connection(Responder):
             return
         parser, head = self._parser, self._head
         if parser.should_upgrade() and head.method != b"CONNECT":
-            self._is_upgrade = True  # the parser reports the end of the message behind its head
+            self._is_upgrade = True  # the parser reports the message as complete after its head
             return
         self._progressed = True
         self._messages += 1
-        self._check_head()  # again, since trailers count
+        self._check_head()  # again, since trailers count as headers
         if parser.should_upgrade():
             self._refuse(501, "this server is not a proxy: the method CONNECT is not supported")
             raise _Refused
@@ -382,7 +380,7 @@ class Http1Connection(Responder):
     # Limits
 
     def _turn_away(self) -> None:
-        """Answer a request that will not be run before its body is received, then close."""
+        """Answer a refused request without waiting for its body, then close."""
         self._discarding = self._ending = True
         self._exchange.keep_alive = False
         self._take(self._exchange)
@@ -391,7 +389,7 @@ class Http1Connection(Responder):
     def _refuse(self, status: int, message: str, headers: bytes = b"") -> None:
         """Queue an error response, then close.
 
-        Further data from the client is discarded for a while: closing with unread data would reset the connection, and the
+        Further data from the client is read and discarded for a while: closing a connection with unread data resets it, so that the
         response might be lost.
         """
         self._discarding = self._ending = True
@@ -403,7 +401,7 @@ class Http1Connection(Responder):
         self._answer_later(Exchange(self, RequestHead(), keep_alive=False), answer)
 
     def _wait_for_gate(self, size: int) -> None:
-        """Receive the body only once there is room for the ``size`` bytes that it may hold, if decoding makes it larger."""
+        """If the body needs decoding, pause reading until the gate admits its ``size`` bytes."""
         if is_decoded(self._head):
             self._gate.wait(self.context, size, self._steer_reading)
             self._steer_reading()
@@ -435,7 +433,7 @@ class Http1Connection(Responder):
             raise _Refused from None
 
     def _check_overhead(self, size: int) -> None:
-        """Bound the received bytes that do not belong to a body: heads, trailers, chunk extensions."""
+        """Limit the received bytes that do not belong to a body: heads, trailers, chunk extensions."""
         self._overhead_bytes += size
         if self._overhead_bytes > self.context.max_header_bytes:
             self._refuse_head()

@@ -18,7 +18,7 @@ FREE_BYTES = 16 << 10
 """Bodies up to this size do not count against the budget."""
 _CONTROL_BYTES = 64 << 10
 _WITHOUT_TENSORS = ("", "Settings", "IndexRequest", "Region")
-"""Schemas of bodies without tensors or files, which have at most ``_CONTROL_BYTES``."""
+"""Schemas of bodies without tensors or files. Such bodies have at most ``_CONTROL_BYTES``."""
 _ALL_JSON = ("InferRequest", "GenerateRequest")
 _PERHAPS_JSON = (b"", b"application/json", b"application/x-www-form-urlencoded")
 
@@ -35,9 +35,9 @@ class HttpContext:
         budget: ByteBudget,
         web: WebAccess | None = None,
     ) -> None:
-        """``budget`` bounds the bytes of all bodies together. By default requests may have any name in ``Host``."""
+        """``budget`` limits the total size of all bodies. Without ``web``, requests may have any name in ``Host``."""
         self.spare: HttpContext | None = None
-        """That of connections over the limit; None if they are refused."""
+        """The context of connections over the limit; None if they are refused."""
         self.config = config
         self.connections = connections
         self.budget = budget
@@ -59,7 +59,7 @@ class HttpContext:
         return min(self.config.max_json_bytes, self.max_request_bytes) if is_json(head) else self.max_request_bytes
 
     def reserve(self, size: int, reserved: int) -> int:
-        """Raise a reservation from ``reserved`` to ``size`` bytes of the budget; returns the bytes added. Raises Unavailable."""
+        """Increase a reservation of ``reserved`` bytes to ``size`` bytes; returns the bytes added. Raises Unavailable."""
         wanted = size - reserved
         if size <= FREE_BYTES or wanted <= 0:
             return 0

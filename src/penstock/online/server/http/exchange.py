@@ -69,25 +69,25 @@ class Exchange(msgspec.Struct, eq=False):
     reserved_bytes: int = 0
     """Bytes taken from the server's budget for bodies; the connection returns them with the response."""
     passage: Passage | None = None
-    """Set once the request is large; the connection lets it leave the gate with the response."""
+    """The passage through the gate of a large request; the connection ends it with the response."""
     client: str = ""
     """The client's name in the keys file."""
     is_checked: bool = False
     """True if access has been checked: ``refusal`` is the outcome."""
     refusal: PenstockError | None = None
-    """The answer in place of the handler's."""
+    """The error to answer with; the handler is not called."""
     form: AnswerForm = TEXT
     pending: Cancellable | None = None
     """Cancels the inference."""
     answer: Answer | None = None
-    """The response, while it waits for those of earlier requests."""
+    """The response, while it waits for the responses to earlier requests."""
     is_streaming: bool = False
-    """True if more of the response may follow."""
+    """True while a streamed response is incomplete."""
     is_gone: bool = False
     """True if the client has disconnected."""
 
     def admit(self) -> bool:
-        """Check the URL, the method and the client's rights, which takes only the head; False if ``run`` will refuse the request."""
+        """Check the URL, the method and the client's rights, before the body arrives. False if ``run`` will refuse the request."""
         head = self.head
         self.is_checked = True
         if head.handler is None:
@@ -100,7 +100,7 @@ class Exchange(msgspec.Struct, eq=False):
         return self.refusal is None
 
     def run(self) -> None:
-        """Check access, unless ``admit`` has, and call the handler, which answers now or later."""
+        """Check access, unless ``admit`` already has, and call the handler, which answers immediately or later."""
         try:
             head = self.head
             handler = head.handler
@@ -135,7 +135,7 @@ class Exchange(msgspec.Struct, eq=False):
             self.pending.cancel()
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work``, which answers; an exception that it raises becomes the response."""
+        """Run ``work`` as a task; it answers the request. An exception that it raises becomes the response."""
 
         async def run() -> None:
             try:
@@ -146,9 +146,10 @@ class Exchange(msgspec.Struct, eq=False):
         self.sink.context.start(run())
 
     def decode(self, read: Callable[[Buffer], Steps[_Result]], start: Callable[[_Result, bool], None]) -> None:
-        """Decode the body by ``read``, and continue with ``start`` on the event loop: now if the body is small, else later.
+        """Decode the body with ``read``, then call ``start`` on the event loop: immediately for a small body, otherwise later.
 
-        ``start`` also gets true if it is called later: the model may have been replaced. The exchange no longer holds the body.
+        The second argument of ``start`` is true if it is called later, since the model may have been replaced by then. The exchange
+        no longer holds the body.
         """
         if (body := self.small_body()) is None:
             self.later(self._decode_later(read, start))
@@ -157,7 +158,7 @@ class Exchange(msgspec.Struct, eq=False):
             start(finish(read(body)), False)
 
     def small_body(self) -> Buffer | None:
-        """The content of the body if it is small, decompressed; else None."""
+        """The decompressed content of a small body; None for a large one."""
         encoding = self.head.encoding
         if encoding:
             return compression.inflate_small(self.body, encoding)
@@ -169,7 +170,7 @@ class Exchange(msgspec.Struct, eq=False):
         start(await self.decoded(read), True)
 
     async def decoded(self, read: Callable[[Buffer], Steps[_Result]]) -> _Result:
-        """Decompress the body and decode it by ``read`` on other threads, which reserve memory before each step.
+        """Decompress the body and decode it with ``read`` on other threads. Memory is reserved before each step.
 
         Raises Cancelled once the client has disconnected.
         """
@@ -185,24 +186,24 @@ class Exchange(msgspec.Struct, eq=False):
         return await self._in_steps(steps, charge)
 
     def await_model(self, inputs: Mapping[str, Array]) -> None:
-        """Count ``inputs`` alone, decoded from the body, until the model has answered."""
+        """Reduce the memory reservation to the decoded ``inputs`` until the model has answered."""
         if self.passage is None:
             return
         size = self.passage.size
         if self.head.json_length is None and not any(array.dtype.hasobject for array in inputs.values()):
-            # Nothing refers to the text any more.
+            # No array refers to the text any more.
             size = min(size, sum(array.nbytes for array in inputs.values()))
             self.sink.context.give_back(self.reserved_bytes - size)
             self.reserved_bytes = size
         self.passage.park(size)
 
     def await_more(self, size: int) -> None:
-        """Count ``size`` bytes of the answer, or none of them once they are sent, until the model has continued it."""
+        """Reserve ``size`` bytes of responses that are waiting to be sent, until the model's next response."""
         if self.passage is not None:
             self.passage.park(size)
 
     async def encoded(self, arrays: Iterable[Array], steps: Steps[_Result]) -> _Result:
-        """The result of ``steps``, which encode ``arrays``, the outputs of the model."""
+        """The result of ``steps``, which encode the model's outputs, ``arrays``."""
         held = sum(array.nbytes for array in arrays)
         if self.passage is None and held > SMALL_BYTES:
             self.passage = Passage(self.sink.context.budget.gate)
@@ -234,7 +235,7 @@ class Exchange(msgspec.Struct, eq=False):
             self.body = await self.decoded(_as_it_is)
         if len(self.body) <= INLINE_BYTES:
             return self._read(decoder)
-        # For the texts in the body, and what they are decoded to.
+        # The body itself, its texts, and the objects that they are decoded to.
         self._reserve(3 * len(self.body))
         return await run(functools.partial(self._read, decoder))
 
@@ -250,7 +251,7 @@ class Exchange(msgspec.Struct, eq=False):
             raise InvalidArgument("the body's JSON is nested too deeply") from None
 
     def reply(self, status: int, headers: bytes, body: bytes = b"", tensors: Sequence[Buffer] = ()) -> None:
-        """Answer, compressed if the client prefers that and the response is large enough."""
+        """Answer. The response is compressed if the client prefers that and the response is large enough."""
         if self.form.lease is not None:
             self.form.release()
         encoding = self.head.accepted
@@ -275,8 +276,8 @@ class Exchange(msgspec.Struct, eq=False):
     def reply_json(self, content: Any, status: int = 200) -> None:
         """Answer with ``content`` as JSON, never compressed.
 
-        Descriptions, states and settings are answered this way: ``tritonclient.http.aio`` accepts compression of all answers, but
-        decompresses only those of inference.
+        Compression is reserved for inference: ``tritonclient.http.aio`` announces that it accepts compression of all responses, but
+        decompresses only inference responses.
         """
         self.sink.answered(self, status, JSON, orjson.dumps(content))
 
@@ -301,7 +302,7 @@ class Exchange(msgspec.Struct, eq=False):
         self.reply(status, JSON + headers, body)
 
     def fail_unexpected(self, error: Exception) -> None:
-        """Answer with ``error``; other errors than PenstockError are logged and reported as an internal error."""
+        """Answer with ``error``. An error that is not a PenstockError is logged and reported as an internal error."""
         self.fail(as_error(error))
 
     def introduce(self, request: InferRequest) -> None:
@@ -316,7 +317,7 @@ class Exchange(msgspec.Struct, eq=False):
         self.fail_with(501, "unknown Content-Encoding of the body: use gzip, deflate or none", accept)
 
     def _reserve(self, size: int) -> None:
-        """Raise the reservation to ``size`` bytes. Raises Unavailable."""
+        """Increase the reservation to ``size`` bytes. Raises Unavailable."""
         self.reserved_bytes += self.sink.context.reserve(size, self.reserved_bytes)
 
 
@@ -344,7 +345,7 @@ def as_error(error: Exception) -> PenstockError:
 
 
 def later(content: Callable[[Any, Exchange, Route], Awaitable[Any]]) -> Callable[[Any, Exchange, Route], None]:
-    """Decorate a coroutine method as a handler that answers with the result as JSON; None is an empty response."""
+    """Turn a coroutine method into a handler that answers with the method's result as JSON; None means an empty response."""
 
     async def answer(self: Any, exchange: Exchange, route: Route) -> None:
         await exchange.sink.context.connections.turns.wait(CONTROL_UNITS)

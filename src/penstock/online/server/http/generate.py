@@ -56,7 +56,7 @@ class Generation:
 
     def _start(self, exchange: Exchange, route: Route, done: Callable[[Outcome], None]) -> None:
         if exchange.head.json_length is not None:
-            raise Unsupported("generate accepts only JSON", "remove the header Inference-Header-Content-Length")
+            raise Unsupported("generate accepts only JSON", "do not send the header Inference-Header-Content-Length")
 
         find = partial(self._dataplane.acquire, route.model, route.version, exchange.client)
 
@@ -70,10 +70,10 @@ class Generation:
 
 
 def read_request(handle: Handle, body: Buffer) -> Steps[InferRequest]:
-    """Read a request: members with the name of an input are inputs, ``id`` is the id, all others are parameters.
+    """Read a request. Members named like an input are inputs, ``id`` is the request id, and all others are parameters.
 
-    Members of ``parameters`` count as members of the body. A value with fewer dimensions than its input gets leading dimensions
-    of size 1. Raises InvalidArgument.
+    Members of ``parameters`` are treated like members of the body. A value with fewer dimensions than its input gets leading
+    dimensions of size 1. Raises InvalidArgument.
     """
     try:
         members = yield from large_json.read(body, _decode)
@@ -124,7 +124,7 @@ class _Responses(ABC):
     """Receives the responses of one request."""
 
     _kept = 0
-    """Bytes of encoded responses that wait for the last one."""
+    """Bytes of encoded responses that are held until the last response."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -138,13 +138,13 @@ class _Responses(ABC):
         if not self._waiting and (isinstance(outcome, PenstockError) or is_light(outcome.outputs.values())):
             self._take(outcome)
             return
-        # Responses stay in order; those that follow a large one wait for its encoding.
+        # To keep the order, responses after a large one wait until it is encoded.
         self._waiting.append(outcome)
         self._waiting_bytes += _size(outcome)
         if len(self._waiting) == 1:
             self._exchange.later(self._take_waiting())
         elif self._waiting_bytes > self._exchange.sink.context.config.max_unsent_bytes:
-            self._take(ResourceExhausted("the responses are larger than the server can encode in time"))
+            self._take(ResourceExhausted("the model produces responses faster than the server can encode them"))
 
     async def _take_waiting(self) -> None:
         while self._waiting:
@@ -161,7 +161,7 @@ class _Responses(ABC):
             self._waiting_bytes -= _size(self._waiting.popleft())
 
     def _take(self, outcome: Outcome, data: bytes = b"") -> None:
-        """Continue with ``outcome``; ``data`` are its outputs if they are encoded already."""
+        """Process ``outcome``; ``data`` contains its outputs if they are already encoded."""
         if self._is_over:
             return
         try:
@@ -179,11 +179,11 @@ class _Responses(ABC):
 
     @abstractmethod
     def _add(self, data: bytes) -> None:
-        """Add a response."""
+        """Process an encoded response."""
 
     @abstractmethod
     def _end(self) -> None:
-        """The last response has been added."""
+        """Called after the last response."""
 
     def _fail(self, error: PenstockError) -> None:
         self._exchange.fail(error)
@@ -252,6 +252,6 @@ def _size(outcome: Outcome) -> int:
 
 def _not_one(what: str) -> PenstockError:
     return InvalidArgument(
-        f"generate expects model to produce exactly 1 response, and there were {what}",
-        "use generate_stream for models that generate various number of responses",
+        f"generate expects model to produce exactly 1 response, got {what}",
+        "use generate_stream for models with any number of responses",
     )

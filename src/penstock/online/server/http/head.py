@@ -1,6 +1,6 @@
 """The parsed head of an HTTP request: request line and headers.
 
-Clients repeat the same head. The server remembers its bytes together with the result, so that it parses each head once.
+Clients repeat the same head. The server caches heads by their bytes, so that it parses each head once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.online.server.request_layout import BoundedCache
 
 _MAX_DIGITS = 18
 _LENGTHS = frozenset({4, 6, 9, 10, 11, 12, 13, 14, 15, 16, 17, 29, 31})
-"""Lengths of the names of the headers that are read. Most other headers are skipped by their length."""
+"""Name lengths of the headers that are read. Most other headers are skipped because their names have other lengths."""
 _AUTHORITY_END = re.compile(rb"[/?#]")
 _VERSIONS = ("1.1", "1.0")
 _SINGLE = frozenset(
@@ -32,10 +32,10 @@ _SINGLE = frozenset(
         b"sec-fetch-mode",
     )
 )
-"""Headers that two readers of one request may understand differently if they are repeated."""
+"""Headers that must not be repeated, because two parsers may interpret the repetition differently."""
 
 MAX_KNOWN_BYTES = 2048
-"""Longer heads are not remembered."""
+"""Longer heads are not cached."""
 
 
 class RequestHead(msgspec.Struct, gc=False):
@@ -67,10 +67,10 @@ class RequestHead(msgspec.Struct, gc=False):
     """The headers read so far that must not be repeated."""
     sender: Sender = msgspec.field(default_factory=Sender)
     cors: bytes = b""
-    """Header lines of every answer, also of errors."""
+    """CORS header lines of every response, including errors."""
 
     def read(self, name: bytes, value: bytes) -> None:
-        """Read one header; other headers than these are ignored. Raises InvalidArgument."""
+        """Read one header; unknown headers are ignored. Raises InvalidArgument."""
         if len(name) not in _LENGTHS:
             return
         name = name.lower()
@@ -104,7 +104,7 @@ class RequestHead(msgspec.Struct, gc=False):
             self.single |= {name}
 
     def _read_codings(self, name: bytes, value: bytes) -> None:
-        """Add a header to the codings that earlier headers of ``name`` have listed."""
+        """Append the codings in ``value`` to those of earlier headers called ``name``."""
         if name == b"transfer-encoding":
             self.transfer += b"," * bool(self.transfer) + value.strip()
             return
@@ -112,7 +112,7 @@ class RequestHead(msgspec.Struct, gc=False):
         self.encoding = b",".join(coding for coding in codings if coding not in (b"", b"identity"))
 
     def read_key(self, name: bytes, value: bytes) -> None:
-        """Read a header that unlocks a restricted part of the API; ``name`` in lower case. Raises InvalidArgument."""
+        """Read a header that unlocks a restricted part of the API; ``name`` is in lower case. Raises InvalidArgument."""
         key = name.decode("latin-1")
         if key in self.keys:
             raise InvalidArgument(f"the header {key.title()} is repeated", "send it once")
@@ -138,10 +138,10 @@ class RequestHead(msgspec.Struct, gc=False):
         web.check(method, self.sender)
 
     def _read_authority(self, url: bytes) -> None:
-        """Take the host from a URL in absolute form, which precedes the header Host (RFC 9112, section 3.2.2)."""
+        """Read the host of a URL in absolute form, which overrides the header Host (RFC 9112, section 3.2.2)."""
         scheme, is_absolute, rest = url.partition(b"://")
         if not is_absolute:
-            return  # ``*`` and the form of CONNECT have no resource
+            return  # ``*`` and the authority form of CONNECT identify no resource
         if scheme.lower() not in (b"http", b"https"):
             raise InvalidArgument(
                 f"the scheme {quoted(scheme.decode('latin-1'))} is not supported", "use http or https"
@@ -162,11 +162,11 @@ class KnownHeads(BoundedCache[bytes, RequestHead]):
     """Parsed heads by their bytes, up to and including the empty line."""
 
     def learn(self, text: bytes, head: RequestHead) -> None:
-        """Remember ``head`` as the result of parsing ``text``, unless ``text`` is long or parsers may disagree on it."""
+        """Cache ``head`` as the result of parsing ``text``, unless ``text`` is long or parsers may disagree on it."""
         if len(text) <= MAX_KNOWN_BYTES and is_plain(text):
             self.remember(text, head)
 
 
 def is_plain(text: bytes) -> bool:
-    """True if every parser finds the same end of the head ``text``: it has no leading empty line, and only CRLF ends lines."""
+    """True if all parsers agree where the head ``text`` ends: it has no leading empty line, and all lines end with CRLF."""
     return text[:1] not in (b"\r", b"\n") and text.count(b"\n") == text.count(b"\r\n")

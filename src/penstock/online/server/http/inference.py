@@ -48,7 +48,7 @@ class HttpInference:
             exchange.later(self._infer_later(exchange, handle))
             return
         body = small
-        # The arrays keep the body alive as long as they need it.
+        # The arrays keep the body alive while they need it.
         exchange.body = b""
         request, exchange.form = self._decode(handle, body, json_length)
         self._start(exchange, handle, request)
@@ -65,7 +65,7 @@ class HttpInference:
             exchange.introduce(request)
         if exchange.passage is not None:
             exchange.await_model(request.inputs)
-        # Cheaper than a closure, which has a cell for each variable, or a bound method.
+        # ``partial`` costs less than a closure, which has a cell for each variable, or a bound method.
         done = partial(HttpInference.answer, self, exchange, handle)
         exchange.pending = self._dataplane.infer(handle, request, done)
 
@@ -76,7 +76,7 @@ class HttpInference:
             return
         form = exchange.form
         for array in outcome.outputs.values():
-            # Most answers are so small that the exact check would cost more than it tells.
+            # Most responses are so small that the exact check would not pay off.
             if (array.nbytes > _TINY_BYTES or array.dtype.char == "O") and not self._encode.is_light(outcome, form):
                 exchange.later(self._answer_later(exchange, handle, outcome))
                 return

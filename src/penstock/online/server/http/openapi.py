@@ -25,7 +25,7 @@ _STATUSES = {
     403: "the key does not permit this",
     404: "unknown model, version, region or URL",
     405: "the resource does not have this method",
-    408: "the request took too long to arrive",
+    408: "the request was not received in time",
     413: "the body is too large",
     415: "unsupported media type of the body",
     429: "too many requests, or a resource is exhausted",
@@ -107,7 +107,7 @@ _SCHEMAS: dict[str, _Schema] = {
         outputs=_list(_object(["name", "shape", "datatype"], **_TENSOR)),
     ),
     "GenerateRequest": {
-        "description": "Members named as inputs become these, all others parameters",
+        "description": "Members named like an input are inputs; all others are parameters",
         **_object([], id=_TEXT, parameters=_PARAMETERS),
     },
     "GenerateResponse": _object(["model_name", "model_version"], id=_TEXT, model_name=_TEXT, model_version=_TEXT),
@@ -127,7 +127,7 @@ _BINARY_HEADER: _Schema = {
     "name": "Inference-Header-Content-Length",
     "in": "header",
     "required": False,
-    "description": "Bytes of the JSON part of a body with raw tensors. 0: the body is the raw tensor of the only input",
+    "description": "Size of the JSON part of a body with raw tensors, in bytes. 0: the body is the raw tensor of the only input",
     "schema": _COUNT,
 }
 _RAW = "application/octet-stream"
@@ -192,7 +192,7 @@ def document(resources: Iterable[Resource]) -> bytes:
             "info": {
                 "title": "Penstock",
                 "version": __version__,
-                "description": "The Open Inference Protocol (KServe v2) with its extensions, and dialects of other servers",
+                "description": "The Open Inference Protocol (KServe v2) with its extensions, and the protocols of other servers",
             },
             "paths": paths,
             "components": {

@@ -53,7 +53,7 @@ def metrics_resources(control: ControlPlane) -> list[Resource]:
 
 
 def merge(dialects: Iterable[Iterable[Resource]]) -> list[Resource]:
-    """Join the resources of ``dialects``. Equal paths share their methods, and paths with a ``:verb`` come first."""
+    """Combine the resources of ``dialects``. Methods of equal paths are merged, and paths with a ``:verb`` come first."""
     merged: dict[str, Resource] = {}
     for resources in dialects:
         for resource in resources:

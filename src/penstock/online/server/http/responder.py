@@ -1,7 +1,7 @@
 """The write side of an HTTP/1.1 connection: requests in progress, and their responses in request order.
 
-A response is written at once, or, on a pipelined connection, together with the others of the same event-loop iteration. A connection
-takes turns with the others: what it has no time for now waits, and the connection stops reading until then.
+A response is written immediately or, on a pipelined connection, together with the others of the same event-loop iteration.
+Connections take turns: at the end of its turn, a connection stops reading and keeps unprocessed data and requests for its next one.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ class Responder(ServerConnection):
         self._backlog: deque[Exchange] = deque()
         self._flushing = False
         self._write_paused = False
-        self._window = 1  # requests that may be in flight; the first answer tells how large answers are
-        self._waiting = 0  # bytes of whole responses that wait for earlier ones
-        self._held = 0  # bytes of responses that are taken from the server's budget
+        self._window = 1  # requests that may be in flight; 1 until the first response shows how large responses are
+        self._waiting = 0  # bytes of complete responses that wait for earlier ones
+        self._held = 0  # bytes of responses reserved in the server's budget
         self._is_half_closed = False
-        self._gate = BodyGate()  # for large bodies, before they are received
-        self._is_queued = False  # waits for its turn
-        self._until = 0.0  # the end of its turn; 0 while it need not be watched
-        self._unparsed = b""  # received data that waits: for its turn, or for the backlog
+        self._gate = BodyGate()  # holds back large bodies before they are received
+        self._is_queued = False  # the connection waits for its turn
+        self._until = 0.0  # the end of the connection's turn; 0 outside of a turn
+        self._unparsed = b""  # received data that waits for the connection's turn or for the backlog
         self._receiving = False  # part of a request has arrived
         self._ending = False  # no further request is accepted
         self._discarding = False  # received bytes are dropped
@@ -99,7 +99,7 @@ class Responder(ServerConnection):
         self.context.connections.discard(self)
 
     def eof_received(self) -> bool:
-        """The client has stopped sending. It may still wait for responses, or have left."""
+        """The client has stopped sending. It may still be waiting for responses, or may have disconnected."""
         self._ending = True
         self._discarding = False
         if not (self._pending or self._backlog):
@@ -110,7 +110,7 @@ class Responder(ServerConnection):
         return True
 
     def _look_for_client(self) -> None:
-        """Notice a client that has left while the connection does not read, or that may have."""
+        """Detect a client that has disconnected, or may have, while the connection is not reading."""
         if (
             self._transport is not None
             and (self._unparsed or self._is_full or self._gate.is_closed)
@@ -124,9 +124,9 @@ class Responder(ServerConnection):
         self._probe()
 
     def _probe(self) -> None:
-        """Send an interim response, which every client must accept: a client that has left resets the connection.
+        """Send an interim response, which every client must accept; a disconnected client resets the connection.
 
-        The reset is noticed with the next write.
+        The next write then fails, which reveals that the client has disconnected.
         """
         if self._transport is None or not (self._is_half_closed and self._pending):
             return
@@ -155,19 +155,19 @@ class Responder(ServerConnection):
             exchange.run()
 
     def _begin_turn(self, units: int) -> float:
-        """Watch the time from now on; returns the present time."""
+        """Start a turn of ``units`` time units; returns the current time."""
         now = perf_counter()
         self._until = now + units * UNIT_S
         return now
 
     def _end_turn(self, begun: float) -> int:
-        """Returns the units used."""
+        """End the turn; returns the number of time units used."""
         self._until = 0.0
         return int((perf_counter() - begun) / UNIT_S) + 1
 
     @property
     def _is_late(self) -> bool:
-        """True if the turn is over."""
+        """True if the turn's time is used up."""
         return self._until > 0 and perf_counter() >= self._until
 
     @property
@@ -175,7 +175,7 @@ class Responder(ServerConnection):
         return bool(self._backlog) and len(self._pending) + len(self._backlog) >= self.context.max_pipelined
 
     def _continue(self) -> None:
-        """Go on with requests and data that wait, once the connection has its turn."""
+        """Queue the connection for its next turn if waiting requests or data can be processed."""
         is_able = len(self._pending) < self._window if self._backlog else bool(self._unparsed)
         if is_able and not (self._is_queued or self._write_paused or self._transport is None):
             self._is_queued = True
@@ -196,7 +196,7 @@ class Responder(ServerConnection):
 
     @abstractmethod
     def _parse(self, data: bytes) -> None:
-        """Take requests from ``data``; what there is no time or room for stays in ``_unparsed``."""
+        """Run the requests in ``data``. Data that exceeds the time or the limits stays in ``_unparsed``."""
 
     def _take_backlog(self) -> None:
         while self._backlog and not (self._write_paused or len(self._pending) >= self._window or self._is_late):
@@ -209,7 +209,7 @@ class Responder(ServerConnection):
                 self._settle(exchange, answer)
 
     def _answer_later(self, exchange: Exchange, answer: Answer) -> None:
-        """Queue a response that is already known behind those of all earlier requests."""
+        """Queue a ready response after the responses to all earlier requests."""
         if self._backlog:
             exchange.answer = answer
             self._backlog.append(exchange)
@@ -258,11 +258,11 @@ class Responder(ServerConnection):
             and type(answer) is bytes
             and len(answer) <= _SMALL_BYTES
         ):
-            # The common case, equivalent to ``_settle`` but faster.
+            # Fast path for the common case, equivalent to ``_settle``.
             self._pending.popleft()
             transport.write(answer)
             return
-        # The following answers are probably as large.
+        # The next responses are probably as large.
         self._window = max(1, min(self._window, self.context.config.max_unsent_bytes // max(1, _size(answer))))
         self._settle(exchange, answer)
 
@@ -305,7 +305,7 @@ class Responder(ServerConnection):
             self._wait(exchange, data)
 
     def _wait(self, exchange: Exchange, data: bytes) -> None:
-        """Keep a piece of a stream until earlier responses are sent; the pieces are joined in a buffer."""
+        """Append a piece of a stream to a buffer that is sent after earlier responses."""
         if exchange.answer is None:
             exchange.answer = [bytearray()]
         cast(bytearray, exchange.answer[0]).extend(data)
@@ -332,7 +332,7 @@ class Responder(ServerConnection):
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Write all responses that are due in one call, then continue with the backlog."""
+        """Write all responses that are due in one call, then process the backlog."""
         answers: list[Buffer] = []
         last = None
         while self._pending and (answer := self._pending[0].answer) is not None:
@@ -367,7 +367,7 @@ class Responder(ServerConnection):
             self._close(transport)
 
     def _count_unread(self) -> None:
-        """Take the bytes of unread responses from the server's budget; disconnect a client that leaves too many unread."""
+        """Reserve the size of unread responses in the server's budget; disconnect a client that leaves too much unread."""
         if self._transport is None:
             return
         unread = self._waiting + self._transport.get_write_buffer_size()
@@ -381,7 +381,7 @@ class Responder(ServerConnection):
         self._held = size
 
     def _close(self, transport: asyncio.Transport) -> None:
-        """Close after the last response, with a delay if the client may still be sending, so that the response arrives."""
+        """Close after the last response. If the client may still be sending, close after a delay, so that the response arrives."""
         if not (self._discarding or self.context.connections.draining):
             transport.close()
             return

@@ -1,4 +1,4 @@
-"""Routes: URLs to resources, each with its access guard and a handler per method."""
+"""Routes: map URLs to resources, each with an access guard and a handler per method."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _VERSIONED = "/versions/{version}"
 
 
 class Route(NamedTuple):
-    """A parsed URL; parts that the URL does not name are empty."""
+    """A parsed URL; parts that the URL does not have are empty."""
 
     handlers: Mapping[bytes, Handler]
-    """By method; empty if no resource has the URL."""
+    """The handler of each method; empty if no resource has the URL."""
     guard: Guard | None = None
-    """Admits callers; None if everyone may use the resource."""
+    """Checks whether a client may use the resource; None if all clients may."""
     model: str = ""
     version: str = ""
     name: str = ""
     """A shared-memory region, a repository or a version label."""
     error: ErrorBody | None = None
-    """Writes the errors of this resource; None for the form of the Open Inference Protocol."""
+    """Encodes the errors of this resource; None for the form of the Open Inference Protocol."""
     body: str = ""
     """The OpenAPI schema of the body."""
 
 
 Handler = Callable[[Any, Route], None]
-"""Answers an ``Exchange``. ``Any``, because the module of ``Exchange`` imports this one."""
+"""Answers an ``Exchange``. The type is ``Any`` because the module of ``Exchange`` imports this one."""
 ErrorBody = Callable[[int, str], bytes]
 """Returns the body for a status and a message."""
 
@@ -42,12 +42,12 @@ ErrorBody = Callable[[int, str], bytes]
 class Resource(NamedTuple):
     """A path, whose segments may be ``{model}``, ``{version}`` or ``{name}``, with a handler per method.
 
-    A ``versioned`` path also exists with ``/versions/{version}`` after the model's name. ``access/table.py`` says who may use it.
+    A ``versioned`` path also exists with ``/versions/{version}`` after the model's name. ``access/table.py`` states who may use it.
     """
 
     path: str
     handlers: Mapping[bytes, Handler]
-    """By method. The first line of a handler's docstring describes it in OpenAPI."""
+    """The handler of each method. The first line of a handler's docstring is its summary in OpenAPI."""
     versioned: bool = False
     error: ErrorBody | None = None
     answer: str = ""
@@ -64,8 +64,8 @@ class Resource(NamedTuple):
 class Routes(BoundedCache[bytes, Route]):
     """``routes[url]`` is the route of a request target.
 
-    The first resource whose whole path matches literally wins; names are percent-decoded. Parsed URLs are cached, since clients
-    repeat a few of them.
+    The first resource whose path matches wins. Names in the URL are percent-decoded. Parsed URLs are cached, since clients use only
+    a small number of them.
     """
 
     def __init__(self, resources: Iterable[Resource], guard_of: Callable[[str], Guard | None]) -> None:
@@ -80,7 +80,7 @@ class Routes(BoundedCache[bytes, Route]):
     def _parse(self, url: bytes) -> Route:
         path = url.partition(b"?")[0]
         if not path.startswith(b"/"):
-            # The absolute form, as proxies send it.
+            # The absolute form, which proxies send.
             try:
                 path = httptools.parse_url(url).path or b""
             except httptools.HttpParserInvalidURLError:
@@ -96,11 +96,11 @@ class Routes(BoundedCache[bytes, Route]):
 
 
 NOWHERE = Route({})
-"""The route of a URL that no resource has."""
+"""The route of a URL without a resource."""
 
 
 def _with_head(handlers: Mapping[bytes, Handler]) -> Mapping[bytes, Handler]:
-    """HEAD has the handler of GET; the connection leaves out the body of the answer."""
+    """Add GET's handler for HEAD; the connection leaves out the body of the response."""
     return {**handlers, b"HEAD": handlers[b"GET"]} if b"GET" in handlers else handlers
 
 

@@ -1,4 +1,4 @@
-"""The open connections of a server, on all ports and of all protocols: limited, swept and drained together."""
+"""The open connections of a server, on all ports and of all protocols. They share limits, time checks and draining."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import ClassVar
 from penstock.online.server.network.turns import Turns
 
 LAST_REQUEST_S = 0.5
-"""Seconds that an idle connection of a draining server stays open for a request that may already be under way."""
+"""Seconds that an idle connection of a draining server stays open, since a request may already be on its way."""
 
 _TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8
 _LOOKS = 64
-"""Most connections that a new one over the limit looks at for an idle one."""
+"""Maximum connections to examine for an idle one when a new connection exceeds the limit."""
 _SPARE = 64
-"""Connections over the limit that may ask for the server's health."""
+"""Number of connections over the limit that may query the server's health."""
 _LINGERING = 128
-"""Most connections that were closed to make room and still exist; their descriptors are beyond the limit."""
+"""Maximum connections that were closed to make room but still exist. Their descriptors come on top of the limit."""
 
 
 class ServerConnection(asyncio.Protocol, ABC):
-    """A connection, as the event loop and the server use it."""
+    """A connection. The event loop and the server call its methods."""
 
     __slots__ = ()
 
@@ -39,23 +39,23 @@ class ServerConnection(asyncio.Protocol, ABC):
 
     @abstractmethod
     def begin_drain(self) -> None:
-        """Tell the client, if the protocol allows it, to connect elsewhere; requests on this connection are still answered."""
+        """Ask the client to connect elsewhere, if the protocol allows it. Requests on this connection are still answered."""
 
     @abstractmethod
     def close_if_idle(self) -> None:
-        """Accept no further request, and close after the last answer, or now if there is none."""
+        """Accept no further requests. Close after the last response, or immediately if no request is in flight."""
 
     @abstractmethod
     def make_room(self) -> bool:
-        """Close if no request is being received or answered, in favour of a new client. Returns False otherwise."""
+        """Close the connection in favour of a new client. Returns False if a request is being received or answered."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Close at once, without answering requests in flight."""
+        """Close immediately, without answering requests in flight."""
 
 
 def has_left(transport: asyncio.Transport) -> bool | None:
-    """True if the client has reset the connection, None if it has closed its side; ``transport`` notices only while it reads."""
+    """True if the client has reset the connection, None if it has half-closed it. A paused ``transport`` does not notice either."""
     try:
         with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as connected:
             state = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
@@ -65,43 +65,43 @@ def has_left(transport: asyncio.Transport) -> bool | None:
 
 
 def end_sending(transport: asyncio.Transport) -> bool:
-    """Half-close the connection after the last answer; False if the transport can only close it."""
+    """Half-close the connection after the last response. Returns False if the transport does not support this."""
     if not transport.can_write_eof():
         return False
     try:
         transport.write_eof()
     except OSError:
-        # The client has left; asyncio, unlike uvloop, notices only here.
+        # The client has disconnected. Unlike uvloop, asyncio notices only here.
         transport.abort()
     return True
 
 
 class Connections:
-    """All open connections. Each adds itself when it is made and discards itself when it is lost. Belongs to the event loop."""
+    """All open connections. Each one adds itself when it is made, and discards itself when it is lost. Belongs to the event loop."""
 
     spare: Connections | None = None
-    """Where connections over the limit go; None if they are refused."""
+    """Takes connections over the limit; None if they are refused."""
 
     def __init__(self, limit: int) -> None:
         self.draining = False
-        """True if a connection closes once its requests are answered."""
+        """True if connections close once their requests are answered."""
         self.leaving = False
-        """True once the server no longer listens, so clients should send their next request elsewhere."""
+        """True once the server no longer listens, so that clients should connect elsewhere."""
         self.turns = Turns()
         self._limit = limit
         self._open: dict[ServerConnection, None] = {}
         self._evicted: set[ServerConnection] = set()
-        """Those that were closed to make room, and still exist."""
+        """Connections that were closed to make room, but still exist."""
         self._empty = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._open)
 
     def add(self, connection: ServerConnection) -> bool:
-        """Count ``connection``. Over the limit, an old connection without a request is closed in its favour.
+        """Count ``connection``. If this exceeds the limit, an idle connection is closed, so that idle clients cannot lock out others.
 
-        So clients that hold connections idle do not lock out others. Returns False if there is none; the new connection must then
-        leave for the ``spare`` ones, or refuse its client and close.
+        Returns False if no idle connection was found. The new connection must then move to the ``spare`` connections, or refuse
+        its client and close.
         """
         self._open[connection] = None
         return len(self._open) - len(self._evicted) <= self._limit or self._evict(connection)
@@ -114,16 +114,16 @@ class Connections:
             self._empty.set()
 
     def _evict(self, newest: ServerConnection) -> bool:
-        """Close an idle connection. Busy ones move to the end of the row, so that the next call looks at others."""
+        """Close an idle connection. Busy ones move to the end of the queue, so that the next call examines others."""
         if len(self._evicted) >= min(_LINGERING, self._limit):
-            return False  # they close slower than others come
+            return False  # connections close more slowly than new ones arrive
         for connection in list(islice(self._open, _LOOKS)):
             if connection is newest:
                 continue
             del self._open[connection]
             self._open[connection] = None
             if connection not in self._evicted and connection.make_room():
-                # It may be gone already.
+                # The connection may already be gone.
                 self._evicted.update({connection} & self._open.keys())
                 return True
         return False
@@ -147,7 +147,7 @@ class Connections:
             self.spare.abort()
 
     async def drain(self) -> None:
-        """Wait until all are closed: each after its last answer, or after a short idle time."""
+        """Wait until all connections are closed: each one after its last response, or after a short idle time."""
         self.draining = self.leaving = True
         for connection in list(self._open):
             connection.begin_drain()
@@ -167,9 +167,9 @@ class Connections:
 
 
 class SpareConnections(Connections):
-    """Connections over the limit of others, which may ask for the server's health only, and close after the answer.
+    """Connections over the limit of the others. They may only query the server's health, and close after the response.
 
-    There are few, and none is refused: the oldest is closed in favour of a new one, whatever it does.
+    Their number is small. None of them is refused: a new one replaces the oldest, even if that is busy.
     """
 
     def __init__(self, limit: int = _SPARE) -> None:
@@ -180,5 +180,5 @@ class SpareConnections(Connections):
         oldest = next(connection for connection in self._open if connection not in self._evicted)
         self._evicted.add(oldest)
         oldest.abort()
-        self._evicted &= self._open.keys()  # it may be gone already
+        self._evicted &= self._open.keys()  # the connection may already be gone
         return True

@@ -33,10 +33,10 @@ _SO_ATTACH_FILTER = 26
 _DROP_SYN = b"".join(
     struct.pack("HBBI", *step)  # code, jump if true, jump if false, constant: classic BPF, on the TCP header
     for step in (
-        (0x30, 0, 0, 13),  # load the byte of flags
-        (0x45, 0, 1, 0x02),  # is SYN among them?
-        (0x06, 0, 0, 0),  # then drop
-        (0x06, 0, 0, 0xFFFFFFFF),  # else take it whole
+        (0x30, 0, 0, 13),  # load the flags byte
+        (0x45, 0, 1, 0x02),  # test the flag SYN
+        (0x06, 0, 0, 0),  # if set, drop the packet
+        (0x06, 0, 0, 0xFFFFFFFF),  # otherwise, accept all of it
     )
 )
 
@@ -77,9 +77,9 @@ class Listener:
         return bool(self._servers) and all(server.is_serving() for server, _ in self._servers)
 
     async def listen(self, endpoint: Endpoint) -> tuple[str, int]:
-        """Listen on ``endpoint`` as well; returns host and port bound, or the path and 0. Raises OSError."""
+        """Listen on ``endpoint`` as well; returns the bound host and port, or the path and 0. Raises OSError."""
         if endpoint.tls is not None:
-            # HTTP/1.1 goes first: curl and browsers offer both and want HTTP; gRPC clients offer h2 alone.
+            # HTTP/1.1 comes first: curl and browsers offer both and need HTTP/1.1, while gRPC clients offer only h2.
             spoken = (("http/1.1", endpoint.http), ("h2", endpoint.http2))
             endpoint.tls.set_alpn_protocols([name for name, factory in spoken if factory is not None])
         if self._sweeper is None:
@@ -113,11 +113,11 @@ class Listener:
         return host, port
 
     def sweep(self) -> None:
-        """Abort connections that exceed a time limit, in one pass over all, so that none needs its own timer."""
+        """Abort connections that exceed a time limit. One pass over all connections saves a timer for each."""
         self._connections.check_time(self._clock.now())
 
     def announce_end(self) -> None:
-        """Let each further answer announce that its connection closes."""
+        """Make each further response announce that its connection closes."""
         self._connections.draining = True
 
     async def drain(self, grace_s: float, timeout_s: float) -> None:
@@ -154,12 +154,12 @@ class Listener:
         return lambda: Sniffer(self._connections, http, http2, self._config.request_timeout_s)
 
     async def _stop_listening(self) -> None:
-        """Close all servers, but accept queued connections first: the operating system would reset them."""
+        """Close all servers. Queued connections are accepted first, since the operating system would reset them."""
         loop = asyncio.get_running_loop()
         turned_away = [_turn_away(listening) for server, _ in self._servers for listening in server.sockets]
         if any(turned_away):
             await asyncio.sleep(_LAST_HANDSHAKES_S)
-        # Duplicates of the loop's sockets keep the queues alive after the servers are closed.
+        # Duplicates of the listening sockets keep the queues alive after the servers are closed.
         queues = [
             (socket.socket(fileno=os.dup(listening.fileno())), endpoint)
             for server, endpoint in self._servers
@@ -181,7 +181,7 @@ class Listener:
                     while True:
                         accepted.append((queue.accept()[0], endpoint))
         await asyncio.gather(*(self._take(client, endpoint) for client, endpoint in accepted))
-        # Connections that the loop accepted itself are registered some iterations later, after the handshake.
+        # Connections that the event loop accepted itself are registered some iterations later, after the handshake.
         for _ in range(_ACCEPT_TURNS):
             await asyncio.sleep(0)
         if any(endpoint.tls for _, endpoint in self._servers):
@@ -189,7 +189,7 @@ class Listener:
 
     async def _take(self, client: socket.socket, endpoint: Endpoint) -> None:
         client.setblocking(False)
-        with suppress(OSError):  # the client has left, or aborted the TLS handshake
+        with suppress(OSError):  # the client has disconnected, or aborted the TLS handshake
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._factory(endpoint),
                 client,
@@ -198,7 +198,7 @@ class Listener:
             )
 
     def _remove_paths(self) -> None:
-        """Remove our Unix sockets, but not files that have replaced them."""
+        """Remove this server's Unix sockets, but not files that have replaced them."""
         for path, identity in self._paths.items():
             with suppress(FileNotFoundError):
                 status = os.stat(path)
@@ -216,10 +216,10 @@ class Listener:
 
 
 def _lengthen_queues(server: asyncio.Server) -> None:
-    """Let many clients wait until they are accepted.
+    """Lengthen the queues of connections that wait to be accepted.
 
-    asyncio's ``backlog`` is no alternative: asyncio also tries to accept that many times per iteration, even if no descriptor
-    is left, and reports each failure.
+    asyncio's ``backlog`` is not suitable. asyncio would also try to accept that many connections per iteration, even if no file
+    descriptor is left, and report each failure.
     """
     for listening in server.sockets:
         with socket.socket(fileno=os.dup(listening.fileno())) as queue:
@@ -227,10 +227,10 @@ def _lengthen_queues(server: asyncio.Server) -> None:
 
 
 def _bind_unix(path: str) -> socket.socket:
-    """A socket bound to ``path`` that only our user may connect to. Raises OSError, also if another server listens there."""
+    """A socket bound to ``path``; only the server's own user may connect. Raises OSError, also if another server listens there."""
     bound = socket.socket(socket.AF_UNIX)
     try:
-        # Linux copies the socket's permissions to the path, so it is never open to other users.
+        # Linux copies the socket's permissions to the path, so the path is never open to other users.
         os.fchmod(bound.fileno(), _OWNER_ONLY)
         try:
             bound.bind(path)
@@ -261,9 +261,9 @@ def _is_stale(path: str) -> bool:
 
 
 def _turn_away(listening: socket.socket) -> bool:
-    """Make the operating system drop new SYN packets, while handshakes under way complete. Returns False if it cannot.
+    """Make the operating system drop new SYN packets; handshakes in progress still complete. Returns False if it cannot.
 
-    Otherwise a connection could complete after the last accept and before the socket is closed, and be reset.
+    Otherwise, a connection could complete after the last accept and before the socket is closed, and would be reset.
     """
     if listening.family == socket.AF_UNIX or sys.platform != "linux":
         return False
@@ -272,13 +272,13 @@ def _turn_away(listening: socket.socket) -> bool:
         listening.setsockopt(
             socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(_DROP_SYN) // 8, ctypes.addressof(program))
         )
-    except OSError:  # a system that forbids it
+    except OSError:  # the system forbids socket filters
         return False
     return True
 
 
 async def _one_address(host: str) -> str:
-    """One address of ``host``, IPv4 if possible: with several, each would get a different free port. Raises OSError."""
+    """One address of ``host``, IPv4 if possible; several addresses would get different free ports. Raises OSError."""
     addresses = await asyncio.get_running_loop().getaddrinfo(
         host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )

@@ -1,4 +1,4 @@
-"""Logs exceptions that nothing on the event loop catches; repeats a lasting shortage only every few seconds."""
+"""Logs uncaught exceptions of the event loop. A lasting shortage of file descriptors is logged only every few seconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LoopErrors:
         """See ``loop.set_exception_handler``."""
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in _SHORTAGES:
-            # Every accept fails until another connection is closed.
+            # Each accept fails until another connection is closed.
             if loop.time() >= self._silent_until:
                 self._silent_until = loop.time() + _SILENCE_S
                 _log.error("cannot accept connections: %s; raise the limit with `ulimit -n`", error.strerror)

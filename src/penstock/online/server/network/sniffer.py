@@ -1,4 +1,4 @@
-"""Finds out which protocol a client speaks on a port with both, by ALPN or by the first bytes."""
+"""Detects the protocol of a client on a port with both protocols, from ALPN or the first bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Factory = Callable[[], ServerConnection]
 
 
 class Sniffer(ServerConnection):
-    """Reads until the protocol is known, then hands the connection over and leaves the path."""
+    """Reads until the protocol is known. It then hands the connection over and is no longer involved."""
 
     __slots__ = ("_connections", "_http", "_http2", "_received", "_since", "_timeout_s", "_transport")
 
@@ -39,7 +39,7 @@ class Sniffer(ServerConnection):
             self._connections = self._connections.spare
             is_in = self._connections.add(self)
         if not is_in or agreed == "http/1.1":
-            self._hand_over(self._http)  # which refuses its client if the limit is exceeded
+            self._hand_over(self._http)  # the HTTP connection refuses its client if the limit is exceeded
         elif agreed == "h2":
             self._hand_over(self._http2)
 
@@ -55,14 +55,14 @@ class Sniffer(ServerConnection):
             self._hand_over(self._http2)
 
     def check_time(self, now: float) -> None:
-        """Abort if the client has not sent enough to tell its protocol within the time limit."""
+        """Abort if the client has not sent enough bytes to identify its protocol within the time limit."""
         if self._since is None:
             self._since = now
         elif now - self._since >= self._timeout_s:
             self.abort()
 
     def begin_drain(self) -> None:
-        """Do nothing: there is no request, and the protocol to answer in is unknown."""
+        """No effect: there is no request, and the protocol for a response is unknown."""
 
     def close_if_idle(self) -> None:
         """Close."""
@@ -88,5 +88,5 @@ class Sniffer(ServerConnection):
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         if self._received:
-            # The connection may have handed over to another.
+            # The new connection may already have been replaced by another one.
             cast(asyncio.Protocol, transport.get_protocol()).data_received(self._received)

@@ -1,4 +1,4 @@
-"""TLS: the server's certificate, and the certificates that it requires of clients."""
+"""TLS: the server's certificate, and the certificates that clients need."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from penstock.online.server.config import ServerConfig
 def make_context(config: ServerConfig) -> ssl.SSLContext | None:
     """The TLS context for ``tls_certificate``, ``tls_key`` and ``tls_client_ca``; None without a certificate.
 
-    The minimum is TLS 1.2 with forward-secret authenticated ciphers. With ``tls_client_ca`` clients need a certificate of that
-    authority. Raises InvalidConfig if a file is missing or malformed, or the key does not match the certificate.
+    The minimum is TLS 1.2 with forward-secret authenticated ciphers. With ``tls_client_ca``, clients need a certificate from that
+    authority. Raises InvalidConfig if a file is missing or malformed, or if the key does not match the certificate.
     """
     if not config.tls_certificate:
         for name in ("tls_key", "tls_client_ca"):
@@ -30,7 +30,7 @@ def make_context(config: ServerConfig) -> ssl.SSLContext | None:
     # Renegotiation lets a client force repeated handshakes on one connection.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     try:
-        # Without a callback OpenSSL asks for the key's password on the terminal.
+        # Without a callback, OpenSSL asks for the key's password on the terminal.
         context.load_cert_chain(certificate, key, password=_refuse_password)
     except ssl.SSLError as error:
         raise InvalidConfig(

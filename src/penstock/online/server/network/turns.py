@@ -1,7 +1,7 @@
-"""Shares the event loop among connections, so that the data of one client cannot keep it from the others.
+"""Shares the event loop among connections, so that one client's data cannot block the others.
 
-The work that data causes is counted in units; a unit is about one frame, or ``UNIT_S`` of time. The units of one iteration of the loop
-are limited, over all connections. A connection with more to do stops reading and waits, and those that wait take turns.
+Work is counted in units; a unit is about one frame, or ``UNIT_S`` seconds. The units of all connections in one event-loop iteration
+are limited. A connection with more work stops reading and waits; waiting connections take turns.
 """
 
 from __future__ import annotations
@@ -11,38 +11,38 @@ from collections import deque
 from typing import Protocol
 
 UNIT_S = 4e-6
-"""The time of one unit, for work that is measured."""
+"""Seconds per unit, for work whose time is measured."""
 CONTROL_UNITS = 256
-"""Units of a request to the control plane: one is answered in an iteration."""
+"""Units of a control-plane request; this allows one per event-loop iteration."""
 
 TURN_UNITS = 256
-"""Units of one iteration; half of them are for connections that wait."""
+"""Units per event-loop iteration; half of them are for waiting connections."""
 SLICE_UNITS = 32
-"""Units that a waiting connection gets at least."""
+"""Minimum units for a turn of a waiting connection."""
 FREE_UNITS = 16
-"""Units that every connection gets for data that has just arrived, so that a few small requests never wait for others."""
+"""Units that each connection always gets for newly received data, so that single small requests never wait."""
 
 
 class TurnTaker(Protocol):
-    """A connection with more to do."""
+    """A connection with more work."""
 
     def work(self, units: int) -> int:
-        """Continue with about ``units`` units, and return how many were used. ``Turns.add`` asks for another turn."""
+        """Continue for about ``units`` units; returns the units used. Call ``Turns.add`` for another turn."""
 
 
 class Turns:
-    """Belongs to the event loop."""
+    """Distributes units among connections. Belongs to the event loop."""
 
     __slots__ = ("_is_scheduled", "_waiting", "left")
 
     def __init__(self) -> None:
         self.left = TURN_UNITS
-        """Units for data that has just arrived. Negative if a step used too much, which later iterations make up for."""
+        """Units left for newly received data. Negative if a step used too many; later iterations have fewer units then."""
         self._waiting: deque[TurnTaker] = deque()
         self._is_scheduled = False
 
     def spend(self, units: int) -> None:
-        """Note that data which has just arrived took ``units`` units. May be left out for up to ``FREE_UNITS``."""
+        """Record that newly received data took ``units`` units. Calls for up to ``FREE_UNITS`` may be omitted."""
         self.left -= units
         self._schedule()
 
@@ -52,7 +52,7 @@ class Turns:
         self._schedule()
 
     async def wait(self, units: int) -> None:
-        """Wait for a turn, in which the caller takes about ``units``."""
+        """Wait for a turn of about ``units`` units."""
         waiter = _Waiter(units)
         self.add(waiter)
         await waiter.begun
@@ -76,7 +76,7 @@ class Turns:
 
 
 class _Waiter:
-    """Takes one turn, for a coroutine."""
+    """Takes one turn on behalf of a coroutine."""
 
     __slots__ = ("_units", "begun")
 

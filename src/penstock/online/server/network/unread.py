@@ -1,4 +1,4 @@
-"""Bounds the memory of answers that clients leave unread: of one connection, and of all together."""
+"""Limits the memory of responses that clients leave unread, per connection and in total."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from penstock.clock import Clock
 from penstock.online.server.access.admission import LARGE_BYTES
 
 STALE_S = 1.0
-"""A client that has read nothing for this time is disconnected when others need the memory."""
+"""Seconds without reading after which a client may be disconnected when others need the memory."""
 FLOOR_BYTES = 1 << 20
-"""A connection may always leave this much unread, or one answer of any size."""
+"""A connection may always leave this number of bytes unread, or one response of any size."""
 
 
 class UnreadTotal:
-    """The unread answers of all connections. Belongs to the event loop."""
+    """The unread responses of all connections. Belongs to the event loop."""
 
     def __init__(self, limit: int, clock: Clock, on_fall: Callable[[], None] = lambda: None) -> None:
         """``on_fall``: see ``ByteBudget``."""
@@ -24,12 +24,12 @@ class UnreadTotal:
         self._peak = 0
         self.clock = clock
         self.count = 0
-        """Bytes, as of each connection's last ``settle``."""
+        """Unread bytes, as of each connection's last ``settle``."""
         self.waiting: OrderedDict[Unread, float] = OrderedDict()
-        """Connections that have left answers unread, and when each has last read something; that of the first is longest ago."""
+        """Connections with unread responses, each with the time when it last read. The first one has not read for the longest time."""
 
     def has_room(self, size: int, keep: Unread) -> bool:
-        """Whether there is room for ``size`` bytes, if need be after clients other than ``keep`` that do not read are disconnected."""
+        """True if there is room for ``size`` bytes. To make room, disconnects stale clients other than ``keep``."""
         while self.count + size > self.limit:
             stalest = next(iter(self.waiting), None)
             if stalest is None or stalest is keep or self.clock.now() - self.waiting[stalest] < STALE_S:
@@ -40,7 +40,7 @@ class UnreadTotal:
         return True
 
     def report(self, change: int) -> None:
-        """Count ``change`` bytes more."""
+        """Add ``change`` bytes, which may be negative."""
         self.count += change
         self._peak = max(self._peak, self.count)
         if self._peak >= LARGE_BYTES and self.count <= self._peak // 4:
@@ -49,23 +49,23 @@ class UnreadTotal:
 
 
 class Unread:
-    """The unread answers of one connection."""
+    """The unread responses of one connection."""
 
     __slots__ = ("_total", "count", "evict", "has_read", "reported")
 
     def __init__(self, total: UnreadTotal, evict: Callable[[], None]) -> None:
-        """``evict`` disconnects the client and removes all of its answers."""
+        """``evict`` disconnects the client and removes all of its responses."""
         self.count = 0
-        """Bytes; up to ``FLOOR_BYTES`` may be added to it without ``add``."""
+        """Unread bytes. Callers may increase it directly, without ``add``, up to ``FLOOR_BYTES``."""
         self.has_read = False
-        """True if the client has read an answer since the last ``settle``."""
+        """True if the client has read a response since the last ``settle``."""
         self.evict = evict
         self._total = total
         self.reported = 0
-        """The count when ``settle`` was last called; as long as both are 0, it need not be."""
+        """The count at the last call of ``settle``. While both counts are 0, ``settle`` need not be called."""
 
     def add(self, size: int) -> bool:
-        """Count an answer of ``size`` bytes. Returns False, and does not count it, if it must be dropped for lack of memory."""
+        """Count a response of ``size`` bytes. Returns False without counting it if it must be dropped for lack of memory."""
         count = self.count + size
         if count > FLOOR_BYTES and not self._total.has_room(count - self.reported, self) and self.count:
             return False
@@ -73,12 +73,12 @@ class Unread:
         return True
 
     def remove(self, size: int) -> None:
-        """Note that ``size`` bytes have been sent, or dropped."""
+        """Record that ``size`` bytes have been sent or dropped."""
         self.count -= size
         self.has_read = True
 
     def settle(self) -> None:
-        """Report the count, once everything that could be sent is sent."""
+        """Report the count to the total. Call this once all data that could be sent is sent."""
         count, total = self.count, self._total
         if count or self.reported:
             total.report(count - self.reported)

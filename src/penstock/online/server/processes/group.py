@@ -1,7 +1,7 @@
-"""Communication between the processes of one server: each answers the others' control planes on a Unix socket.
+"""Communication between the processes of one server: each one answers the others' control planes on a Unix socket.
 
-A message is its length in 4 bytes, little-endian, followed by that many bytes of MessagePack: ``[what, arguments]`` for a
-question, ``[error, result]`` for an answer. The sockets are in a folder that only the server's user can enter.
+A message consists of its length (4 bytes, little-endian) and MessagePack data: ``[what, arguments]`` for a request,
+``[error, result]`` for a response. The sockets are in a folder that only the server's user can enter.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _LENGTH = struct.Struct("<I")
 _MAX_BYTES = 64 << 20
 _PATIENCE_S = 5.0
 _LOCK_PATIENCE_S = 15.0
-"""The holder of the lock may wait for a process that hangs, and again to undo its change."""
+"""Long enough for the lock's holder to wait for a hanging process twice: for its change, and to undo it."""
 _LOCK_PAUSE_S = 0.005
 
 _BROKEN = (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, msgspec.MsgspecError, RecursionError)
-"""Errors caused by a process that dies, hangs or sends an invalid message."""
+"""Errors caused by another process that dies, hangs or sends an invalid message."""
 
 _Form = TypeVar("_Form")
 
 Answerer = Callable[[str, list[Any]], Awaitable[Any]]
-"""Answers a question of another process, ``(what, arguments)``, with plain data or msgspec structs."""
+"""Answers a request ``(what, arguments)`` of another process with plain data or msgspec structs."""
 
 
 class _Question(NamedTuple):
@@ -49,43 +49,43 @@ class _Question(NamedTuple):
 
 class _Outcome(NamedTuple):
     error: tuple[str, str, str] | None
-    """Kind, message, hint."""
+    """Kind, message and hint."""
     result: Any
 
 
 class ProcessGroup:
-    """The other processes of this server, as one of them sees them. This class is the group of a server with one process."""
+    """The other processes of this server. This class represents the empty group of a server with one process."""
 
     async def serve(self, answer: Answerer) -> None:
-        """Answer the other processes from now on."""
+        """Start answering the other processes."""
 
     async def ask(self, what: str, *arguments: Any, patient: bool = False) -> list[Any]:
-        """Return the answer of every other process to ``what``. Raises the error that one of them raises.
+        """Send the request ``what`` to all other processes; returns their responses. Raises an error that any of them raises.
 
-        Processes that are starting or shutting down are left out, and, unless ``patient``, those that do not answer in time.
+        Skips processes that are starting or shutting down and, unless ``patient``, those that do not answer in time.
         """
         return []
 
     def keep(self, what: Any) -> None:
-        """Store plain data, or structs, for the process that replaces this one; it stands in for this process until then."""
+        """Store plain data, or structs, for the process that replaces this one. Until then, the data represents this process."""
 
     def inherited(self) -> Any:
         """Return the data that this process's predecessor has stored, or None."""
         return None
 
     def kept_by_absent(self) -> list[Any]:
-        """Return the data stored by those processes that did not answer the last question."""
+        """Return the data stored by processes that did not answer the last request."""
         return []
 
     def exclusive(self, what: str = "", *, patient: bool = False) -> AbstractAsyncContextManager[None]:
-        """Hold the server-wide lock ``what``, so that changes reach all processes in one order. A dying process releases it.
+        """Hold the server-wide lock ``what``, so that changes reach all processes in the same order. A dying process releases it.
 
-        Raises Unavailable if that takes too long, unless ``patient``.
+        Raises Unavailable if acquiring the lock takes too long, unless ``patient``.
         """
         return nullcontext()
 
     async def close(self, is_orphan: bool = False) -> None:
-        """Stop answering. Orphans have no supervisor to clean up, so the last of them removes the group's folder."""
+        """Stop answering. If the supervisor has died, the last process removes the group's folder."""
 
 
 class SocketGroup(ProcessGroup):
@@ -96,7 +96,7 @@ class SocketGroup(ProcessGroup):
         self._path = folder / f"{index}.sock"
         self._server: asyncio.Server | None = None
         self._answered: set[Path] = set()
-        """Sockets of the processes that answered the last question."""
+        """Sockets of the processes that answered the last request."""
         self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """Locks within this process, by name."""
 
@@ -116,7 +116,7 @@ class SocketGroup(ProcessGroup):
         return [outcome.result for outcome in answered]
 
     def keep(self, what: Any) -> None:
-        with suppress(ResourceExhausted):  # disk full: the earlier data is better than none
+        with suppress(ResourceExhausted):  # the disk is full: old data is better than none
             write_whole(_kept(self._path), msgspec.msgpack.encode(what))
 
     def inherited(self) -> Any:
@@ -129,13 +129,13 @@ class SocketGroup(ProcessGroup):
 
     @asynccontextmanager
     async def exclusive(self, what: str = "", *, patient: bool = False) -> AsyncIterator[None]:
-        """Lock within this process first, then among the processes."""
+        """Acquire the lock of this process first, then the lock that the processes share."""
         async with self._turns[what]:
             lock = await self._lock(self._folder / f"{what}.lock" if what else self._folder, patient)
             try:
                 yield
             finally:
-                os.close(lock)  # which unlocks it
+                os.close(lock)  # also releases the lock
 
     async def close(self, is_orphan: bool = False) -> None:
         """Close the socket and remove its file."""
@@ -168,7 +168,7 @@ class SocketGroup(ProcessGroup):
 
 
 async def _handle(answer: Answerer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer the question of another process on one connection."""
+    """Answer the request of another process on one connection."""
     try:
         async with asyncio.timeout(_PATIENCE_S):
             what, arguments = await _receive(reader, _Question)
@@ -177,7 +177,7 @@ async def _handle(answer: Answerer, reader: asyncio.StreamReader, writer: asynci
     except _BROKEN as error:
         _log.warning("another process of the server could not be answered: %s", error or type(error).__name__)
     except asyncio.CancelledError:
-        pass  # The server is ending; asyncio's streams log a handler that ends as cancelled, with a traceback.
+        pass  # The server is shutting down. Do not re-raise: asyncio's streams log a cancelled handler with a traceback.
     finally:
         writer.close()
 
@@ -203,12 +203,12 @@ async def _outcome(answer: Answerer, what: str, arguments: list[Any]) -> _Outcom
     except PenstockError as error:
         return _Outcome((type(error).__name__, error.message, error.hint), None)
     except Exception:  # noqa: BLE001 - a bug must not leave the other process waiting
-        _log.exception("a question of another process failed")
+        _log.exception("a request of another process failed")
         return _Outcome(("PenstockError", "internal error", ""), None)
 
 
 def _kept(path: Path) -> Path:
-    """The file of stored data that belongs to the socket ``path``."""
+    """The file with the stored data of the process with the socket ``path``."""
     return path.with_suffix(".kept")
 
 
@@ -225,7 +225,7 @@ def _frame(message: object) -> bytes:
 
 
 async def _receive(reader: asyncio.StreamReader, kind: type[_Form]) -> _Form:
-    """Raises one of ``_BROKEN``."""
+    """Receive one message as ``kind``. Raises one of ``_BROKEN``."""
     (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     if size > _MAX_BYTES:
         raise ValueError(f"a message of {size} bytes")

@@ -1,10 +1,10 @@
-"""One server in several processes: a supervisor that starts them, restarts those that die, and stops them.
+"""One server in several processes: a supervisor starts them, restarts those that die, and stops them.
 
 All processes listen on the same ports (SO_REUSEPORT), and the operating system distributes the connections. Before it forks, the
-supervisor loads the models without threads, so that all processes, also restarted ones, share their weights in memory. Each
-process loads the other models itself.
+supervisor loads the models that start no threads, so that all processes, including restarted ones, share their weights in memory.
+Each process loads the other models itself.
 
-The supervisor runs neither an event loop nor a thread, so that its forks start clean.
+The supervisor runs neither an event loop nor threads, because a fork would not copy them correctly.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class GroupMember(msgspec.Struct, frozen=True):
 
     index: int
     folder: Path
-    """Contains the socket of every process."""
+    """The folder that contains the socket of every process."""
     lifeline: int
-    """Descriptor that becomes readable when the supervisor dies."""
+    """File descriptor that becomes readable when the supervisor dies."""
     is_replacement: bool
-    """True if it replaces a process that has died while the others run on."""
+    """True if it replaces a process that has died while the others were running."""
 
 
 class Message(msgspec.Struct):
-    """From a process to its supervisor: it is ready, with its facts, or it failed with an error."""
+    """A message from a process to its supervisor: the process is ready, with its facts, or has failed with an error."""
 
     ready: dict[str, Any] | None = None
     error: tuple[str, str, str] | None = None
@@ -55,7 +55,7 @@ class Message(msgspec.Struct):
 
 
 Serve = Callable[[GroupMember, Callable[[dict[str, Any]], None]], None]
-"""Runs one process of the server until SIGTERM; calls its second argument once, when it is ready. Raises PenstockError."""
+"""Runs one server process until SIGTERM. Calls its second argument once the process is ready. Raises PenstockError."""
 
 
 class _Process(msgspec.Struct, eq=False):
@@ -76,7 +76,7 @@ class Supervisor:
         self._processes: dict[int, _Process] = {}
         self._deaths: dict[int, list[float]] = {}
         self._due: dict[int, float] = {}
-        """By index: the time to restart a process that died."""
+        """For the index of each process that has died, the time to restart it."""
         self._selector = selectors.DefaultSelector()
         self._announced = False
         self._stops = 0
@@ -89,7 +89,7 @@ class Supervisor:
         Raises the error of a process that failed to start, and Unavailable if a process did not end cleanly.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
-        # The operating system closes it when the supervisor dies for any reason; the processes then end by themselves.
+        # The operating system closes the pipe when the supervisor dies for any reason, and the processes then exit.
         self._lifeline, self._lifeline_end = os.pipe()
         before = self._catch_signals()
         try:
@@ -135,7 +135,7 @@ class Supervisor:
                 self._read(key.data)
 
     def _stop(self) -> None:
-        """Forward a termination signal; the second one ends a process at once."""
+        """Forward a termination signal. A second signal ends the processes immediately."""
         self._stops += 1
         self._due.clear()
         for process in self._processes.values():
@@ -155,7 +155,7 @@ class Supervisor:
         read, write = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        # Signals that arrive before the child has its own handlers stay pending for it.
+        # The signals stay pending until the child has its own handlers.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             pid = os.fork()
@@ -171,10 +171,10 @@ class Supervisor:
         return pid, read
 
     def _be(self, index: int, pipe: int, mask: set[signal.Signals | int]) -> None:
-        """Run as a process of the server, then exit. ``mask`` holds the signals to block."""
+        """Run as a process of the server, then exit. ``mask`` contains the signals to block."""
         code = 1
         try:
-            # A separate process group: Ctrl-C reaches only the supervisor, which forwards it.
+            # The child gets its own process group, so that Ctrl-C reaches only the supervisor, which forwards it.
             os.setpgid(0, 0)
             signal.set_wakeup_fd(-1)
             for number in _SIGNALS:
@@ -199,7 +199,7 @@ class Supervisor:
             os._exit(code)
 
     def _read(self, process: _Process) -> None:
-        """Read the messages of a process, or notice its end."""
+        """Read the messages of a process, or detect its end."""
         data = os.read(process.pipe, _READ)
         process.received += data
         while b"\n" in process.received:
@@ -228,13 +228,13 @@ class Supervisor:
         code = os.waitstatus_to_exitcode(status)
         del self._processes[process.index]
         if self._stops:
-            if code != -signal.SIGTERM or process.is_ready:  # otherwise the signal arrived before its handler was set
+            if code != -signal.SIGTERM or process.is_ready:  # otherwise, the signal preceded its handler
                 self._exit = self._exit or abs(code)
         else:
             self._miss(process.index, f"ended with signal {-code}" if code < 0 else f"ended with code {code}")
 
     def _miss(self, index: int, how: str) -> None:
-        """Schedule the restart of a missing process. Before the first start-up is complete, fail instead."""
+        """Schedule the restart of a missing process. During the first start-up, fail instead."""
         if not self._announced:
             self._failure = self._failure or Unavailable(f"a server process {how} before it was ready")
             self._stop()
@@ -248,9 +248,9 @@ class Supervisor:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """A socket that reserves ``port`` of ``host`` for several processes to listen on; 0 selects a free port.
+    """A socket that reserves ``port`` on ``host``, so that several processes can listen on it; 0 selects a free port.
 
-    Raises OSError, also if another server listens there and would share the port.
+    Raises OSError, also if another server listens there and would otherwise share the port.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -1,1 +1,1 @@
-"""Records of single requests: traces, access log, and requests kept for warm-up."""
+"""Records of individual requests: traces, access log, and requests stored for warm-up."""

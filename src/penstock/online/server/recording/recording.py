@@ -22,7 +22,7 @@ _WRITABLE = "use a file in a folder that the server may write to"
 
 
 class Recording:
-    """Everything that records single requests of one process.
+    """All recorders of individual requests in one process.
 
     Call ``start`` before the first request, in the serving process, and ``stop`` after the last response.
     """
@@ -43,9 +43,9 @@ class Recording:
 
     @classmethod
     def open(cls, config: ServerConfig, process: int = 0) -> Recording:
-        """The recording that ``config`` describes. ``process`` counts from 0; each process writes its own trace file.
+        """Create the recorders that ``config`` requests. ``process`` counts from 0; each process writes its own trace file.
 
-        Raises InvalidConfig if a file cannot be written, Unavailable if the package for OpenTelemetry is not installed.
+        Raises InvalidConfig if a file cannot be written, and Unavailable if the OpenTelemetry package is not installed.
         """
         settings = TraceSettings(
             TraceSetting(

@@ -1,4 +1,4 @@
-"""Records the first requests of different shapes that each model answers, to warm it up when it is next loaded."""
+"""Records the first requests of different shapes that each model answers. They warm up the model when it is next loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RequestRecorder:
         self._writer = writer
         self._most = most
         self._kept: dict[tuple[str, str], dict[Hashable, int]] = {}
-        """By model and version: the bytes of the recorded inputs, by their shapes."""
+        """For each model and version, the size of the recorded inputs by their shapes."""
 
     def watch(self, request: InferRequest, done: Done) -> Done:
         """Wrap ``done`` so that ``request`` is recorded if it succeeds and its shapes are new."""
@@ -31,7 +31,7 @@ class RequestRecorder:
             return done
 
         def answered(outcome: Outcome) -> None:
-            # The inputs may be freed once ``done`` is called, so they are copied first.
+            # Copy the inputs before calling ``done``, which may free them.
             if isinstance(outcome, InferResponse) and shapes not in kept and len(kept) < self._most:
                 size = sum(map(_size, request.inputs.values()))
                 if sum(kept.values()) + size <= MAX_BYTES:
@@ -62,7 +62,7 @@ class RequestFolder:
         for request in records:
             folder = folder_of(self._root, request.model_name)
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # A request of the same shapes from an earlier run of the server is replaced.
+            # The name depends only on the shapes, so that a request from an earlier run with the same shapes is replaced.
             name = sha256(repr(_shapes(request)).encode())[:16] + SUFFIX
             write_whole(folder / name, encode(request), private=True)
             files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
@@ -70,4 +70,4 @@ class RequestFolder:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """No effect: no file stays open."""
+        """No effect, since no file stays open."""

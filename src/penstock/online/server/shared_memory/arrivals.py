@@ -1,4 +1,4 @@
-"""Requests that wait for large inputs, which a thread reads from shared memory."""
+"""Requests that wait while a thread reads their large inputs from shared memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _Sequence = tuple[str, int | str]
 
 
 class Arrivals:
-    """The requests that wait. Those of one sequence keep their order. Belongs to the event loop."""
+    """The waiting requests. Requests of a sequence keep their order. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._last: dict[_Sequence, asyncio.Task[None]] = {}
         """The last request of each sequence with waiting requests."""
 
     def must_wait(self, request: InferRequest) -> bool:
-        """True if ``request`` has inputs that are not read yet, or an earlier one of its sequence waits."""
+        """True if inputs of ``request`` have not been read yet, or if an earlier request of its sequence is waiting."""
         if isinstance(request.lease, Lease) and request.lease.is_unread:
             return True
         return bool(request.sequence_id) and (request.model_name, request.sequence_id) in self._last
@@ -37,7 +37,7 @@ class Arrivals:
         submit: Callable[[], Cancellable | None],
         fail: Callable[[PenstockError], None],
     ) -> Cancellable:
-        """Call ``submit`` once the inputs are read, or ``fail`` with the error or with Cancelled; neither before this returns."""
+        """Call ``submit`` once the inputs are read, or ``fail`` with an error or Cancelled, but not before this method returns."""
         sequence = (request.model_name, request.sequence_id)
         before = self._last.get(sequence) if request.sequence_id else None
         arrival = _Arrival(submit, fail)
@@ -56,7 +56,7 @@ class Arrivals:
 
 
 class _Arrival:
-    """One request that waits, later the ``Cancellable`` that its scheduler has returned."""
+    """Cancels one request: first while it waits, later through the ``Cancellable`` that ``submit`` has returned."""
 
     def __init__(self, submit: Callable[[], Cancellable | None], fail: Callable[[PenstockError], None]) -> None:
         self._submit = submit

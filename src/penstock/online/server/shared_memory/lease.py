@@ -1,6 +1,6 @@
-"""The shared memory that one request uses: its inputs are copied from regions, and its outputs into them.
+"""The shared memory that one request uses: inputs are copied from regions, and outputs into them.
 
-Large tensors are copied on a thread, so that a small message about a large region does not stall other clients.
+Large tensors are copied on another thread, so that a small message that refers to a large region does not delay other clients.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from penstock.request import Done, InferResponse, Outcome
 from penstock.tensor import Array, DataType, element_count, from_wire, to_wire
 
 HERE_BYTES = 1 << 20
-"""Most bytes of one request that the event loop itself copies in each direction, which takes about 0.15 ms."""
+"""Maximum bytes of one request that the event loop copies in each direction, in about 0.15 ms."""
 _TEXT_HERE_BYTES = 16 << 10
-"""The same for BYTES, which are decoded."""
+"""The same maximum for BYTES, which are decoded too."""
 _LENGTH_BYTES = 4
 _PLAIN = frozenset(DataType) - {DataType.BYTES, DataType.BOOL}
-"""Datatypes for which any bytes are valid elements."""
+"""Datatypes whose elements may consist of any bytes."""
 
 
 class Placement:
-    """The place of one output: ``byte_size`` bytes of a region, checked to lie within it."""
+    """The place of one output: ``byte_size`` bytes within a region."""
 
     __slots__ = ("_byte_size", "_offset", "_region", "_written")
 
@@ -36,9 +36,9 @@ class Placement:
         self._written: Array | None = None
 
     def write(self, array: Array) -> int:
-        """Copy ``array`` there, unless it was the last one, and return the number of bytes of the copy.
+        """Copy ``array`` to this place; returns the number of copied bytes. Does nothing if ``array`` is already there.
 
-        The lease must still be held. Raises InvalidArgument if it does not fit, ResourceExhausted.
+        The lease must still be held. Raises InvalidArgument if the array does not fit, and ResourceExhausted.
         """
         if array is self._written:
             return 0
@@ -54,27 +54,27 @@ class Placement:
 
 
 class Lease:
-    """The regions that one request uses, until ``release``, which follows the encoding of its answer."""
+    """The regions that one request uses. ``release`` is called once the response is encoded."""
 
     __slots__ = ("_budget", "_find", "_held", "_regions", "_unread", "placements")
 
     def __init__(self, find: Callable[[str], Region], budget: ByteBudget) -> None:
-        """``find`` returns the region of a name."""
+        """``find`` returns the region with a given name."""
         self.placements: dict[str, Placement] = {}
-        """The places of outputs, by output."""
+        """The place of each output."""
         self._find = find
         self._budget = budget
-        self._held = 0  # bytes of the budget
+        self._held = 0  # bytes taken from the budget
         self._regions: list[Region] = []
         self._unread: list[Callable[[], None]] = []
 
     @property
     def is_unread(self) -> bool:
-        """True if ``fill`` has to be called before the inputs are used."""
+        """True if ``fill`` must be called before the inputs are used."""
         return bool(self._unread)
 
     def array(self, region: str, offset: int, byte_size: int, datatype: DataType, shape: Sequence[int]) -> Array:
-        """An input, copied from the region; a large one has its elements only after ``fill``.
+        """An input, copied from the region. ``fill`` later copies the elements of a large one.
 
         Raises NotFound, InvalidArgument, and Unavailable if the budget has no room for the copy.
         """
@@ -90,7 +90,7 @@ class Lease:
                 f"but {byte_size} bytes were given"
             )
         is_large = self._held + byte_size > HERE_BYTES or (is_text and byte_size > _TEXT_HERE_BYTES)
-        self._reserve(2 * byte_size if is_text else byte_size)  # for the elements, too
+        self._reserve(2 * byte_size if is_text else byte_size)  # BYTES elements are Python objects, copied again
         array: Array = np.empty(shape, datatype.dtype)
         read = partial(_read, found, offset, byte_size, datatype, array)
         if is_large:
@@ -100,19 +100,19 @@ class Lease:
         return array
 
     def place(self, output: str, region: str, offset: int, byte_size: int) -> Placement:
-        """The place of ``output``. Raises NotFound, InvalidArgument."""
+        """Reserve the place of ``output``. Raises NotFound, InvalidArgument."""
         found = self._use(region)
         found.check(offset, byte_size)
         placement = self.placements[output] = Placement(found, offset, byte_size)
         return placement
 
     async def fill(self) -> None:
-        """Read the large inputs, on a thread. Raises InvalidArgument, ResourceExhausted."""
+        """Read the large inputs on another thread. Raises InvalidArgument, ResourceExhausted."""
         unread, self._unread = self._unread, []
         await self._on_thread(lambda: [read() for read in unread])
 
     def storing(self, done: Done) -> Done:
-        """Wrap ``done`` so that large outputs of the last response are in their places before it is called."""
+        """Wrap ``done`` so that large outputs of the last response are written to their places before ``done`` is called."""
         return partial(self._store, done) if self.placements else done
 
     def release(self) -> None:
@@ -130,7 +130,7 @@ class Lease:
         placed = [(self.placements[name], array) for name, array in outcome.outputs.items() if name in self.placements]
 
         def stored(writing: asyncio.Task[None]) -> None:
-            # The encoder repeats a failed write, and its error reaches the client.
+            # The encoder repeats a failed write, so that the error reaches the client.
             if not writing.cancelled():
                 writing.exception()
                 done(outcome)
@@ -142,7 +142,7 @@ class Lease:
         return sum(array.nbytes for name, array in response.outputs.items() if name in self.placements)
 
     async def _on_thread(self, work: Callable[[], object]) -> None:
-        """Call ``work``, during which the regions stay open although the lease may be released."""
+        """Call ``work`` on another thread. The regions stay open meanwhile, even if the lease is released."""
         regions = self._regions.copy()
         for region in regions:
             region.acquire()
@@ -166,7 +166,7 @@ class Lease:
 
 
 def _read(region: Region, offset: int, byte_size: int, datatype: DataType, array: Array) -> None:
-    """Fill ``array`` from the region, and make it read-only."""
+    """Fill ``array`` from the region, then make the array read-only."""
     if datatype in _PLAIN:
         region.read(offset, array.reshape(-1).view(np.uint8).data)
     else:

@@ -1,9 +1,9 @@
 """A region of memory that a client shares with the server, read and written by offset.
 
-**A region is never mapped.** A client can truncate its region at any time, and access to a mapped page that its file has lost, or
-that a full ``/dev/shm`` cannot provide, raises SIGBUS, which ends the process. ``pread`` and ``pwrite`` return an error instead. The
-copy also keeps inputs as they were checked while a model reads them. (A mapping would be safe in a file that is sealed with
-F_SEAL_SHRINK, but no object in ``/dev/shm`` can be sealed.)
+**A region is never mapped.** A client can truncate its region at any time. Access to a mapped page that the file no longer has, or
+that a full ``/dev/shm`` cannot provide, raises SIGBUS, which ends the process. ``pread`` and ``pwrite`` return an error instead.
+The client also cannot change the copy between the checks and the model's use. (A mapping would be safe in a file that is sealed
+with F_SEAL_SHRINK, but objects in ``/dev/shm`` cannot be sealed.)
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import stat
 from penstock.errors import InvalidArgument, PenstockError, ResourceExhausted
 from penstock.tensor import Buffer
 
-_FOLDER = "/dev/shm"  # noqa: S108 - the home of POSIX shared memory, no temporary file
+_FOLDER = "/dev/shm"  # noqa: S108 - the folder of POSIX shared memory, not a temporary file
 _RESERVED_PREFIX = "triton_python_backend_shm_region_"
 _MAX_KEY_BYTES = 255
 _MAX_OFFSET = 2**63 - 1
 
 
 class Region:
-    """``byte_size`` bytes at ``offset`` of the POSIX shared memory object ``key``; a leading slash is optional.
+    """``byte_size`` bytes at ``offset`` in the POSIX shared memory object ``key``, whose leading slash is optional.
 
-    Closed once it is retired and its last user has released it. Raises InvalidArgument, ResourceExhausted, and
-    PenstockError if there is no such object.
+    A region closes once it is retired and its last user has released it. The constructor raises InvalidArgument,
+    ResourceExhausted, and PenstockError if the object does not exist.
     """
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int) -> None:
@@ -40,7 +40,7 @@ class Region:
         if not (
             type(offset) is int and type(byte_size) is int and offset >= 0 and 0 < byte_size <= _MAX_OFFSET - offset
         ):
-            raise self._refusal("invalid args", "'byte_size' must be positive, 'offset' not negative")
+            raise self._refusal("invalid args", "'byte_size' must be positive, and 'offset' must not be negative")
         self._file = self._open(key)
         try:
             facts = os.fstat(self._file)
@@ -58,7 +58,7 @@ class Region:
         self._close_if_unused()
 
     def retire(self) -> None:
-        """Close the region after its last user; it is not acquired again."""
+        """Close the region once its last user has released it. It must not be acquired again."""
         self._retired = True
         self._close_if_unused()
 
@@ -70,13 +70,13 @@ class Region:
             raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{self.name}'")
 
     def describe(self) -> dict[str, str | int]:
-        """The region as the protocol's status shows it."""
+        """The region in the form of the protocol's status response."""
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Fill ``into``, which consists of bytes, from ``offset`` on; ``check`` has accepted the place. On any thread."""
+        """Fill ``into``, a view of bytes, from ``offset`` on. Call ``check`` first. May run on any thread."""
         start = self.offset + offset
-        while into:  # one call reads 2 GiB at most
+        while into:  # one call reads at most 2 GiB
             try:
                 count = os.preadv(self._file, [into], start)
             except OSError as error:
@@ -86,9 +86,9 @@ class Region:
             into, start = into[count:], start + count
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Copy ``data`` there; ``check`` has accepted the place. On any thread."""
+        """Copy ``data`` to ``offset``. Call ``check`` first. May run on any thread."""
         view, start = memoryview(data), self.offset + offset
-        # A write past the end extends the file instead of failing; only the client's memory grows if it truncates after this.
+        # A write past the end would extend the file. If the client truncates it after this check, only the client's memory grows.
         if os.lseek(self._file, 0, os.SEEK_END) < start + len(view):
             raise self._has_shrunk()
         try:
@@ -110,15 +110,15 @@ class Region:
         if name in ("", ".", "..") or "/" in name or "\0" in name or len(os.fsencode(name)) > _MAX_KEY_BYTES:
             raise self._refusal("invalid args", "the key must be a single name")
         try:
-            # Non-blocking, since opening a pipe would block the event loop.
+            # O_NONBLOCK, because opening a pipe would block the event loop.
             return os.open(f"{_FOLDER}/{name}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             message = f"Unable to open shared memory region: '{key}'"
             if error.errno == errno.ENOENT:
-                # The code that Triton's clients know.
+                # Clients of Triton expect this error code.
                 raise PenstockError(message, "create it before it is registered") from None
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-                raise ResourceExhausted(message, "unregister others first") from None
+                raise ResourceExhausted(message, "unregister other regions first") from None
             raise InvalidArgument(message) from None
 
     def _failed(self, what: str, error: OSError) -> PenstockError:

@@ -1,7 +1,7 @@
 """Client shared memory: the registered regions.
 
-Each request takes one ``Lease`` for all its regions. An unregistered region is at once unknown to new requests; it is closed when its
-last lease is released.
+Each request takes one ``Lease`` for all its regions. New requests cannot use an unregistered region, which closes when its last lease
+is released.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.online.server.shared_memory.region import Region
 NO_CUDA = "CUDA shared memory is not supported"
 
 _MAX_REGIONS = 512
-"""Each region takes a file descriptor, which connections need too."""
+"""Limits the file descriptors for regions, since connections need descriptors too."""
 _MAX_NAME = 1024
 
 
@@ -22,12 +22,12 @@ class SharedMemory:
     """The registry. Belongs to the event loop."""
 
     def __init__(self, enabled: bool, budget: ByteBudget | None = None) -> None:
-        """``budget`` limits the bytes that requests in progress have copied from regions; None: no limit."""
+        """``budget`` limits the bytes that requests in progress have copied from regions. None sets no limit."""
         self.enabled = enabled
         self.budget = budget or ByteBudget(0)
         self._regions: dict[str, Region] = {}
         self._leaving: list[Region] = []
-        """Forgotten regions that may still be in use."""
+        """Unregistered regions that may still be in use."""
 
     @property
     def has_regions(self) -> bool:
@@ -52,7 +52,7 @@ class SharedMemory:
         return [self._regions[name].describe()]
 
     def forget(self, name: str) -> None:
-        """Remove region ``name``, or all regions if it is empty; requests in progress keep them open.
+        """Unregister region ``name``, or all regions if it is empty. Requests in progress keep their regions open.
 
         An unknown name is ignored, as in Triton. Raises Unsupported.
         """
@@ -64,12 +64,12 @@ class SharedMemory:
         self._leaving = [region for region in [*self._leaving, *forgotten] if not region.closed.is_set()]
 
     async def closed(self, name: str) -> None:
-        """Wait until the forgotten regions called ``name``, or all if it is empty, are closed."""
+        """Wait until the unregistered regions called ``name`` are closed, or all of them if it is empty."""
         for region in [region for region in self._leaving if name in ("", region.name)]:
             await region.closed.wait()
 
     def lease(self) -> Lease:
-        """An empty lease, for one request."""
+        """An empty lease for one request."""
         return Lease(self.find, self.budget)
 
     def find(self, name: str) -> Region:
@@ -81,7 +81,7 @@ class SharedMemory:
         return region
 
     def close(self) -> None:
-        """Forget all regions at the end of the server; the last lease of a region closes it."""
+        """Unregister all regions when the server ends. A region closes with its last lease."""
         regions, self._regions = self._regions, {}
         for region in regions.values():
             region.retire()
@@ -96,7 +96,7 @@ class SharedMemory:
             )
         if len(self._regions) >= _MAX_REGIONS:
             raise ResourceExhausted(
-                f"no more than {_MAX_REGIONS} shared memory regions can be registered", "unregister some"
+                f"at most {_MAX_REGIONS} shared memory regions can be registered", "unregister other regions first"
             )
 
     def _check_enabled(self) -> None:

@@ -131,7 +131,7 @@ def test_json_that_is_refused(body: Any, message: str) -> None:
         (raw(8), bytes(9), "unexpected additional input data for model 'm'"),
         (raw(9), bytes(9), "takes 8 bytes, but 'binary_data_size' is 9"),
         (raw(1 << 42, shape=[1, 1 << 40]), bytes(8), "expecting"),
-        (raw(8, "BYTES"), b"\x09\0\0\0abcd", "BYTES element 0 says it has 9 bytes"),
+        (raw(8, "BYTES"), b"\x09\0\0\0abcd", "BYTES element 0 declares 9 bytes"),
         (raw(8, "BYTES", [1, 1 << 19]), bytes(8), "do not fit in 8 bytes"),
     ],
 )

@@ -59,9 +59,9 @@ def test_many_inputs_take_no_longer_than_their_bytes() -> None:
 
 @pytest.mark.parametrize("how", [{"data": []}, {"parameters": {"binary_data_size": 4}}])
 def test_bytes_elements_are_bounded_in_number(how: dict[str, Any]) -> None:
-    """Of all tensors together, and before any of them is read."""
+    """The limit applies to all tensors together, and is checked before any tensor is read."""
     texts = {"datatype": "BYTES", "shape": [4, 1 << 17]} | how
-    with pytest.raises(InvalidArgument, match="1572864 BYTES elements are more than the 1048576"):
+    with pytest.raises(InvalidArgument, match="1572864 BYTES elements exceed the limit of 1048576"):
         plan(*(texts | {"name": name} for name in "abc"))
 
 

@@ -28,7 +28,7 @@ def spec(datatype: DataType) -> TensorSpec:
 def test_what_is_written_is_read_again(datatype: DataType, data: st.DataObject) -> None:
     shape = data.draw(hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
     if 0 in shape:
-        shape = shape[: shape.index(0) + 1]  # what is behind cannot be seen
+        shape = shape[: shape.index(0) + 1]  # dimensions after a 0 cannot be represented
     wide = np.float32 if datatype.itemsize == 2 and datatype.is_float else datatype.dtype
     array = data.draw(hnp.arrays(wide, shape))
     with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's REST and KServe v1, as their clients ask."""
+"""TensorFlow Serving's REST API and KServe v1, as their clients use them."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""TorchServe's inference, as its clients ask a model without a handler."""
+"""TorchServe's inference API, as its clients use it for models without a handler."""
 
 import json
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ IMAGE = b"\xff\xd8\xff\xe0 a picture"
 
 
 def form(*parts: tuple[str, str, bytes]) -> bytes:
-    """Parts of name, content type and content."""
+    """A form with parts of name, content type and content."""
     written = [
         f'--xyz\r\nContent-Disposition: form-data; name="{name}"; filename="a"\r\nContent-Type: {kind}\r\n\r\n'.encode()
         + content

@@ -31,26 +31,26 @@ from penstock.tensor import Array, Buffer, DataType, TensorSpec, from_wire
 _MAX_KNOWN_BYTES = 4096
 _SHARED = b'"shared_memory_region"'
 _TEXT_GROWTH = 8
-"""Bytes in memory per byte of BYTES elements, which have a length of four bytes each: an address, and an object for the content."""
+"""Bytes in memory per byte of encoded BYTES elements: each four-byte length becomes a pointer and a Python object."""
 
 
 class HttpRequestDecoder:
-    """Decodes requests. It caches the JSON parts of binary bodies, which clients repeat. Belongs to the event loop."""
+    """Decodes requests. Caches the JSON parts of binary bodies, since clients repeat them. Belongs to the event loop."""
 
     def __init__(self, shared_memory: SharedMemory) -> None:
         self._shared_memory = shared_memory
         self._layouts = BoundedCache[bytes, JsonLayout]()
 
     def __call__(self, handle: Handle, body: Buffer, json_length: int | None) -> tuple[InferRequest, AnswerForm]:
-        """The request for ``handle`` in ``body``, and the form of its response, which holds the lease of shared memory.
+        """Decode ``body``. Returns the request for ``handle`` and the form of its response, which holds the lease of shared memory.
 
-        ``json_length`` is the header ``Inference-Header-Content-Length``, None without it. Raises InvalidArgument, NotFound
-        (unknown region), Unsupported.
+        ``json_length`` is the value of the header ``Inference-Header-Content-Length``, or None without it. Raises InvalidArgument,
+        NotFound (unknown region), Unsupported.
         """
         if json_length is None:
-            # Bodies are searched only while regions are registered; otherwise ``lease`` refuses the request below.
+            # Search the body only while regions are registered; otherwise, ``lease`` refuses such a request below.
             if self._shared_memory.has_regions and len(body) <= _MAX_KNOWN_BYTES and _SHARED in body:
-                # Clients repeat requests for the same regions.
+                # Use the cache, since clients repeat requests with the same regions.
                 layout = self._layout(body, len(body))
             else:
                 wire = read(body)
@@ -69,19 +69,19 @@ class HttpRequestDecoder:
         return self.complete(handle, layout, inputs)
 
     def is_light(self, body: Buffer, json_length: int | None) -> bool:
-        """True if decoding ``body`` takes the event loop less time than a change of threads."""
+        """True if decoding ``body`` takes less time than switching threads."""
         if len(body) <= INLINE_BYTES or json_length == 0:
             return True
         if json_length is None or json_length > INLINE_BYTES:
             return False
-        # Other elements are not looked at.
+        # Elements of other datatypes are not examined.
         text = bytes(memoryview(body)[:json_length])
         return b'"BYTES"' not in text and b'"BOOL"' not in text
 
     def in_steps(
         self, handle: Handle, json_length: int | None, body: Buffer
     ) -> Steps[tuple[JsonLayout, dict[str, Array]]]:
-        """The first half of decoding a large body, on any thread; ``complete`` is the other.
+        """The first half of decoding a large body, on any thread; ``complete`` is the second half.
 
         Raises InvalidArgument.
         """
@@ -103,7 +103,7 @@ class HttpRequestDecoder:
         return layout, inputs
 
     def complete(self, handle: Handle, layout: JsonLayout, inputs: dict[str, Array]) -> tuple[InferRequest, AnswerForm]:
-        """The request with ``inputs`` and those in shared memory, and the form of its response. Raises as ``__call__``."""
+        """Add the inputs in shared memory to ``inputs``; returns the request and the form of its response. Raises as ``__call__``."""
         form = layout.lease(self._shared_memory, handle.name, inputs)
         request = InferRequest(handle.name, inputs, handle.version, layout.id, layout.outputs, layout.parameters)
         request.lease = form.lease
@@ -122,7 +122,7 @@ class HttpRequestDecoder:
 
 
 def whole_body(spec: TensorSpec, body: Buffer) -> Array:
-    """``body`` as one tensor. Its length determines the free dimension; of two free dimensions, the first is a batch of 1.
+    """Read ``body`` as one tensor. Its length determines the free dimension; if there are two, the first one is a batch of 1.
 
     Raises InvalidArgument.
     """

@@ -20,7 +20,7 @@ from penstock.tensor import Array, Buffer, DataType, to_wire
 
 _SMALL_BYTES = 4096
 _TEXT_GROWTH = 6
-"""Bytes of JSON, with a copy, per byte in memory."""
+"""Bytes of JSON, including one copy of it, per byte of an array."""
 
 
 Encoded = tuple[bytes, bytes, Sequence[Buffer]]
@@ -28,19 +28,19 @@ Encoded = tuple[bytes, bytes, Sequence[Buffer]]
 
 
 class _Template(msgspec.Struct, frozen=True):
-    """A response without its data, for one combination of names, datatypes and shapes."""
+    """A response without its data, for one combination of output names, datatypes and shapes."""
 
     text: bytes
     """The JSON, with ``%b`` for the data of each output."""
     binary: bytes
-    """The JSON part if all outputs are raw; empty if their sizes vary."""
+    """The JSON if all outputs are sent as raw bytes; empty if their sizes vary."""
     binary_headers: bytes
     is_small: bool
-    """True if the raw tensors are small enough to join."""
+    """True if the raw tensors are small enough to be joined."""
 
 
 class HttpAnswerEncoder:
-    """Encodes responses, with templates for repeated ones. Belongs to the event loop."""
+    """Encodes responses. Caches templates for responses of the same layout. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._templates = BoundedCache[tuple[object, ...], _Template]()
@@ -69,7 +69,7 @@ class HttpAnswerEncoder:
         return _write(response, form)
 
     def in_steps(self, response: InferResponse, form: AnswerForm) -> Steps[Encoded]:
-        """Encode a large response, on any thread; its text is in parts. Raises as ``__call__``."""
+        """Encode a large response on any thread; its JSON is returned in parts. Raises as ``__call__``."""
         parts: list[Buffer] = [_head(response)]
         tensors: list[Buffer] = []
         held = 0
@@ -95,8 +95,8 @@ class HttpAnswerEncoder:
         return headers, b"", [*parts, *tensors]
 
     def is_light(self, response: InferResponse, form: AnswerForm) -> bool:
-        """True if encoding ``response`` takes the event loop less time than a change of threads."""
-        # Raw tensors without texts are sent as they are in memory.
+        """True if encoding ``response`` takes less time than switching threads."""
+        # Raw tensors of numbers are sent without conversion.
         is_raw = form.binary is ALL and not form.classification
         return is_light(response.outputs.values(), is_raw)
 
@@ -114,7 +114,7 @@ class HttpAnswerEncoder:
 
 
 def is_light(arrays: Iterable[Array], is_raw: bool = False) -> bool:
-    """True if writing ``arrays`` as JSON takes the event loop less time than a change of threads; ``is_raw``: only texts count."""
+    """True if encoding ``arrays`` takes less time than switching threads. Numbers do not count if ``is_raw``."""
     size = 0
     for array in arrays:
         if array.dtype.hasobject:
@@ -125,14 +125,14 @@ def is_light(arrays: Iterable[Array], is_raw: bool = False) -> bool:
 
 
 def weight(array: Array) -> int:
-    """Bytes that ``array`` takes in memory, with its texts."""
+    """Size of ``array`` in memory, in bytes, including its strings."""
     if not array.dtype.hasobject:
         return array.nbytes
     return array.nbytes + sum([len(one) for one in array.ravel().tolist() if isinstance(one, bytes | str)])
 
 
 def in_one_step(arrays: Iterable[Array], write: Callable[[], bytes]) -> Steps[bytes]:
-    """The result of ``write``, which encodes ``arrays`` as JSON."""
+    """Run ``write``, which encodes ``arrays`` as JSON, as a single step."""
     arrays = tuple(arrays)
     yield _TEXT_GROWTH * sum(array.nbytes for array in arrays)
     yield _TEXT_GROWTH * sum(map(weight, arrays))
@@ -140,12 +140,12 @@ def in_one_step(arrays: Iterable[Array], write: Callable[[], bytes]) -> Steps[by
 
 
 def encode_error(message: str) -> bytes:
-    """``{"error": message}``, bounded."""
+    """``{"error": message}``, with a long message shortened."""
     return orjson.dumps({"error": bounded(message)})
 
 
 def _write(response: InferResponse, form: AnswerForm) -> Encoded:
-    """Encode a response without a template."""
+    """Encode a response without using a template."""
     parts: list[bytes] = []
     tensors: list[Buffer] = []
     for name, array in response.outputs.items():
@@ -177,7 +177,7 @@ def _head(response: InferResponse) -> bytes:
 
 
 def _describe(name: str, array: Array) -> bytes:
-    """The JSON of an output up to its shape, unclosed."""
+    """The JSON of an output up to and including its shape, without the closing brace."""
     datatype = DataType.from_numpy(array.dtype)
     return orjson.dumps({"name": name, "datatype": datatype.value, "shape": array.shape})[:-1]
 

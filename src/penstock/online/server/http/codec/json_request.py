@@ -64,14 +64,14 @@ class _FloatInput(WireInput, gc=False):
 
 
 class _FloatRequest(WireRequest, gc=False):
-    """The most frequent form, decoded in one pass: flat lists of floats only."""
+    """The most frequent form, decoded in one pass: all data are flat lists of floats."""
 
     inputs: Annotated[list[_FloatInput], msgspec.Meta(max_length=_MAX_TENSORS)]  # type: ignore[assignment]
 
 
 class _LargeInput(WireInput, gc=False):
     data: Any = msgspec.UNSET
-    """A list, or an array in place of a long one."""
+    """A list; ``large_json`` returns long lists as arrays."""
 
 
 class _LargeRequest(WireRequest, gc=False):
@@ -101,7 +101,7 @@ _FLOATS = re.compile(b'"FP').search
 _parameters = attrgetter("parameters")
 _decode_request = msgspec.json.Decoder(WireRequest).decode
 _decode_floats = msgspec.json.Decoder(_FloatRequest).decode
-msgspec.json.Decoder(_LargeRequest)  # several threads must not be the first to use a type
+msgspec.json.Decoder(_LargeRequest)  # initialises the type here, because several threads must not do so at once
 
 
 def read_in_steps(text: Buffer) -> Steps[WireRequest]:
@@ -128,7 +128,7 @@ def read(text: Buffer) -> WireRequest:
             try:
                 return _decode_floats(text)
             except msgspec.ValidationError:
-                pass  # nested, other datatypes, or invalid: the general form has better errors
+                pass  # nested lists, other datatypes or invalid JSON: the general form gives better errors
         return _decode_request(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"the body is not an inference request: {error}") from None
@@ -137,7 +137,7 @@ def read(text: Buffer) -> WireRequest:
 
 
 def is_plain(wire: WireRequest) -> bool:
-    """True if the request consists of ``id`` and inputs with data."""
+    """True if the request consists only of ``id`` and inputs with data."""
     return not (wire.parameters or wire.outputs or any(map(_parameters, wire.inputs)))
 
 
@@ -169,7 +169,7 @@ def understand(wire: WireRequest) -> JsonLayout:
 
 
 def _note_input(layout: JsonLayout, tensor: WireInput) -> None:
-    """Add an input with parameters, which say where its data is."""
+    """Add an input whose parameters state where its data is."""
     datatype = find_datatype(tensor.name, tensor.datatype)
     size = math.prod(tensor.shape) * datatype.itemsize if datatype.itemsize else VARIABLE
     noted = TensorLayout(tensor.name, datatype, tensor.shape, size)
@@ -228,7 +228,7 @@ def _note_outputs(layout: JsonLayout, wire: WireRequest) -> None:
 
 
 def _among(binary: list[str], outputs: tuple[str, ...]) -> Container[str]:
-    """``binary`` as a container, which is ``ALL`` or ``NONE`` itself where possible."""
+    """``binary`` as a container; ``ALL`` or ``NONE`` if it contains all outputs or none."""
     if not binary:
         return NONE
     return ALL if len(binary) == len(outputs) else frozenset(binary)

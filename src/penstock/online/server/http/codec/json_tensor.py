@@ -1,7 +1,7 @@
 """Tensors in the Open Inference Protocol's JSON: lists of values, flat in responses, flat or nested in requests.
 
-BYTES are strings. FP16 and BF16 have no JSON form. Infinities and NaN are written as ``Infinity`` and ``NaN``, which are not
-JSON but which clients read.
+BYTES elements are strings. FP16 and BF16 have no JSON form. Infinities and NaN are written as ``Infinity`` and ``NaN``: clients read
+them, although they are not JSON.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from penstock.tensor import Array, DataType, as_bytes, element_count
 
 _MAX_PACKERS = 1024
 _PIECE = 16 << 10
-"""Numbers that are encoded at once, in less than a millisecond, and a fourth of them if there are NaN or infinities."""
+"""Numbers to encode per step, in less than a millisecond; a quarter of this if the array contains NaN or infinities."""
 _PIECE_BYTES = 256 << 10
-"""Bytes of text that are encoded at once, in one or two milliseconds."""
+"""Bytes of text to encode per step, in one or two milliseconds."""
 _ELEMENT_BYTES = 32
-"""Most bytes that a number takes as text."""
+"""Maximum bytes of a number as text."""
 
 
 class _Form(msgspec.Struct):
@@ -39,7 +39,7 @@ class _Form(msgspec.Struct):
     kind: Any
     """The type of a list of elements."""
     packers: dict[int, struct.Struct] = {}
-    """Cached, by number of elements."""
+    """Cached packers by number of elements."""
 
 
 _FORMS = {
@@ -61,10 +61,10 @@ _FORMS = {
 def from_json(
     name: str, datatype: str, shape: Sequence[int], values: list[Any] | Array, is_checked: bool = False
 ) -> Array:
-    """``values`` as an array of ``datatype``, given by name. They may be nested in any way: only their number is checked.
+    """Convert ``values`` to an array of ``datatype``. They may be nested in any way: only their number is checked.
 
-    An array is one that ``large_json`` returned. ``is_checked``: the values already have a type that fits. Raises InvalidArgument
-    with ``name``.
+    If ``values`` is an array, ``large_json`` returned it. ``is_checked`` means that the values already have a suitable type.
+    Raises InvalidArgument with ``name``.
     """
     form = _FORMS.get(datatype)
     if form is None:
@@ -73,14 +73,14 @@ def from_json(
         values = values.reshape(-1)
     elif values and type(values[0]) is list:
         values = _flatten(name, values)
-    # Before memory is allocated for the declared shape: the count is the actual number of values in the body.
+    # Checked before memory is allocated for the declared shape, against the actual number of values in the body.
     count = math.prod(shape)
     if len(values) != count:
         raise InvalidArgument(
             f"input '{name}' of shape {list(shape)} needs {count} elements, but 'data' has {len(values)}"
         )
     if not count:
-        # The body bounds every other shape, but an empty one may have dimensions that overflow.
+        # The number of values limits all other shapes, but the dimensions of an empty shape may overflow.
         element_count(shape)
     if isinstance(values, np.ndarray):
         return _fit(name, datatype, values).reshape(shape)
@@ -97,7 +97,7 @@ def from_json(
             if len(form.packers) >= _MAX_PACKERS:
                 form.packers.clear()
             packer = form.packers[count] = struct.Struct(f"<{count}{form.letter}")
-        # Three times as fast as np.array, which would also turn values out of range into infinity.
+        # Three times as fast as np.array, which would also turn out-of-range values into infinity.
         return np.ndarray(shape, form.dtype, packer.pack(*values))
     except (OverflowError, struct.error, msgspec.ValidationError, UnicodeEncodeError) as error:
         raise InvalidArgument(f"the data of input '{name}' do not fit {datatype}: {error}") from None
@@ -112,7 +112,7 @@ def _flatten(name: str, values: list[Any]) -> list[Any]:
 
 
 def _fit(name: str, datatype: str, values: Array) -> Array:
-    """``values``, as ``large_json`` returns them, in ``datatype``. Raises InvalidArgument."""
+    """Convert ``values``, an array that ``large_json`` returned, to ``datatype``. Raises InvalidArgument."""
     dtype, kind = DataType(datatype).dtype, values.dtype.kind
     if dtype.kind in "iu" and kind in "iu":
         known = np.iinfo(dtype)
@@ -139,7 +139,7 @@ def to_json(name: str, array: Array) -> bytes:
     try:
         data = orjson.dumps(array.ravel(), option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:
-        pass  # BYTES, which orjson does not support
+        pass  # orjson does not support BYTES
     else:
         # orjson writes NaN and infinities as null.
         return json.dumps(array.ravel().tolist(), separators=(",", ":")).encode() if b"null" in data else data
@@ -150,7 +150,7 @@ def to_json(name: str, array: Array) -> bytes:
 
 
 def to_pieces(name: str, array: Array) -> Steps[list[bytes]]:
-    """The flat values of output ``name`` in parts, none of which takes long. Raises as ``to_json``."""
+    """The flat values of output ``name``, encoded in parts by short steps. Raises as ``to_json``."""
     flat, held, parts = array.reshape(-1), 0, [b"["]
     is_text = array.dtype.hasobject
     for start in range(0, flat.size, _PIECE):

@@ -1,8 +1,8 @@
-"""Decodes large JSON in short steps, with its long lists as arrays of numbers in place of Python lists. Pure.
+"""Decodes large JSON in short steps. Long lists become arrays in place of Python lists. Pure.
 
-One call of a decoder would keep every other thread waiting, and one number in a list takes ten times its text in memory. So a scan
-finds the long lists first: lists, nested or not, that contain neither objects nor members. They are decoded in pieces into compact
-arrays. What remains of the text is short, and is decoded at once.
+Decoding a large text in one call would block all other threads, and a number in a Python list takes ten times the memory of its
+text. Therefore a scan first finds the long lists, nested or flat, that contain no objects. They are decoded in pieces into compact
+arrays. The remaining text is short, and is decoded in one call.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from penstock.request import check_bytes_elements
 from penstock.tensor import Array, Buffer
 
 Decode = Callable[[bytes], Any]
-"""Decodes a whole JSON text. It raises what the caller expects of it."""
+"""Decodes a complete JSON text. The caller handles its exceptions."""
 
 LARGE_BYTES = 64 << 10
-"""Texts up to this size are decoded at once: in about a millisecond."""
+"""Texts up to this size are decoded in one call, which takes about a millisecond."""
 _MAX_MARKS = 1 << 17
-"""Most values that are decoded at once, in less than about 40 milliseconds."""
+"""Maximum number of values outside of long lists; one call decodes them, in about 40 milliseconds at most."""
 _MAX_RANK = 32
 _LONG = 256
 _SCAN_BYTES = 256 << 10
 _PIECE_BYTES = 16 << 10
 GROWTH = 4
-"""Most bytes of an array per byte of its text: ``0,`` becomes a number of 64 bits."""
+"""Maximum bytes of an array per byte of its text: ``0,`` becomes a number of 64 bits."""
 _ELEMENT_BYTES = 56
 _SHAPE_COPIES = 6
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
@@ -48,16 +48,16 @@ _TEXT_OR_END = re.compile(rb'"(?:[^"\\]++|\\.)*+"|\]', re.DOTALL)
 _WITHOUT_BRACKETS = bytes.maketrans(b"[]", b"  ")
 _UNSTRUCTURED = bytes(set(range(256)) - set(b"[],"))
 _PLACE = secrets.token_hex(8)
-"""The name in the objects that stand for long lists: a client cannot know it, and so cannot send one."""
+"""Member name of the placeholders for long lists. It is random, so that a client cannot send a placeholder."""
 _MIXED = "a long list in the body mixes values of different types"
-_TOO_LARGE = "a number in a long list of the body does not fit 64 bits, or not beside its neighbours"
-_UNEVEN = "a long list in the body is nested unevenly, or contains a list without elements"
+_TOO_LARGE = "a number in a long list of the body does not fit in 64 bits, or in one type with the other numbers"
+_UNEVEN = "a long list in the body is nested unevenly, or contains an empty list"
 
 
 def read(text: Buffer, decode: Decode) -> Steps[Any]:
-    """Decode ``text``; long lists in it become arrays of int64, uint64, float64, bool, or objects (bytes of the strings).
+    """Decode ``text``. Long lists become arrays of int64, uint64, float64 or bool; lists of strings become arrays of bytes objects.
 
-    Raises InvalidArgument, and what ``decode`` raises.
+    Raises InvalidArgument, and the exceptions of ``decode``.
     """
     if len(text) <= LARGE_BYTES:
         yield GROWTH * len(text)
@@ -93,14 +93,14 @@ def read(text: Buffer, decode: Decode) -> Steps[Any]:
 
 
 def compact(elements: list[Any]) -> Array:
-    """The elements of a flat list as an array, as ``read`` returns it. Raises InvalidArgument if their types differ."""
+    """Convert a flat list to an array, as ``read`` does. Raises InvalidArgument if the types of its elements differ."""
     values = _Elements()
     values.add(elements)
     return values.array()
 
 
 def _without(text: memoryview, lists: Iterable[tuple[int, int]]) -> bytes:
-    """``text`` with a numbered place for each of ``lists``."""
+    """``text`` with each of ``lists`` replaced by a numbered placeholder."""
     kept: list[Buffer] = []
     done = 0
     for number, (start, stop) in enumerate(lists):
@@ -110,7 +110,7 @@ def _without(text: memoryview, lists: Iterable[tuple[int, int]]) -> bytes:
 
 
 def _put(value: Any, arrays: list[Array]) -> Any:
-    """``value`` with the arrays at their places."""
+    """``value`` with each placeholder replaced by its array."""
     if type(value) is dict:
         if _PLACE in value:
             return arrays[value[_PLACE]]
@@ -121,7 +121,7 @@ def _put(value: Any, arrays: list[Array]) -> Any:
 
 
 def _scan(text: memoryview) -> Iterator[tuple[int, int]]:
-    """The extents of the long lists in ``text``, in order; between them, empty extents tell how far the scan is."""
+    """The extents of the long lists in ``text``, in order. Empty extents between them report the progress of the scan."""
     at, size = 0, len(text)
     while at < size:
         opening = _OPENING.match(text, at)
@@ -138,7 +138,7 @@ def _scan(text: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def _skip(text: memoryview, at: int) -> int:
-    """The position after the next part of ``text`` outside of objects; at least one character further, or at ``{``, ``}`` or ``:``."""
+    """The position after the next part of ``text`` without ``{``, ``}`` and ``:``; ``at`` itself if one of them is there."""
     if part := _PART.match(text, at):
         return part.end()
     if bytes(text[at : at + 1]) != b'"':
@@ -153,7 +153,7 @@ def _skip(text: memoryview, at: int) -> int:
 
 
 def _find_end(text: memoryview, start: int) -> Generator[tuple[int, int], None, tuple[int, bool]]:
-    """The end of the list that begins at ``start`` and true; if it contains objects or huge strings, where one begins and false."""
+    """The end of the list at ``start``, and true. If it contains an object or a huge string, a position near it, and false."""
     depth, at = 0, start
     while (end := _skip(text, at)) > at:
         if end - at > _PIECE_BYTES and bytes(text[at : at + 1]) == b'"':
@@ -169,7 +169,7 @@ def _find_end(text: memoryview, start: int) -> Generator[tuple[int, int], None, 
 
 
 def _read_list(text: memoryview, start: int, stop: int, decode: Decode, held: int) -> Steps[Array]:
-    """The array in the list at ``start`` to ``stop``; ``held`` bytes are in memory already."""
+    """Decode the list from ``start`` to ``stop`` as an array; ``held`` bytes are already in memory."""
     values, skeleton = _Elements(), bytearray()
     told = start
     for piece, end in _pieces(text, start, stop):
@@ -189,21 +189,21 @@ def _read_list(text: memoryview, start: int, stop: int, decode: Decode, held: in
 
 
 def _read_piece(piece: bytes, decode: Decode) -> tuple[bytes, list[Any]]:
-    """The structure of ``piece``, in which only brackets and commas count, and its elements."""
+    """The structure of ``piece``, of which only brackets and commas matter, and its elements."""
     rest = _STRING.sub(b"0", piece) if b'"' in piece else piece
     if _EMPTY.search(rest):
         raise InvalidArgument(_UNEVEN)
     if rest is piece:
         return piece, decode(b"[%b]" % piece.translate(_WITHOUT_BRACKETS))
     texts = _STRING.findall(piece)
-    # Numbers and literals beside the strings would be lost, so they are counted.
+    # Numbers and literals among the strings would be lost; their presence changes the decoded list.
     if decode(b"[%b]" % rest.translate(_WITHOUT_BRACKETS)) != [0] * len(texts):
         raise InvalidArgument(_MIXED)
     return rest, decode(b"[%b]" % b",".join(texts))
 
 
 def _pieces(text: memoryview, start: int, stop: int) -> Iterator[tuple[bytes, int]]:
-    """Cut the list at ``start`` to ``stop`` at commas between elements; with each piece the position where the next begins."""
+    """Split the list from ``start`` to ``stop`` at commas between elements. Each piece comes with the start of the next one."""
     at = start
     while at < stop:
         end = min(at + _PIECE_BYTES, stop)
@@ -222,7 +222,7 @@ def _pieces(text: memoryview, start: int, stop: int) -> Iterator[tuple[bytes, in
 
 
 def _shape(skeleton: bytes) -> list[int]:
-    """The shape of evenly nested lists with at least one element, of which ``skeleton`` has the brackets and commas."""
+    """The shape of evenly nested, non-empty lists; ``skeleton`` consists of their brackets and commas."""
     depth = len(skeleton) - len(skeleton.lstrip(b"["))
     if not 0 < depth <= _MAX_RANK:
         raise InvalidArgument(f"a long list in the body is nested deeper than {_MAX_RANK} lists")
@@ -242,7 +242,7 @@ def _shape(skeleton: bytes) -> list[int]:
 
 
 class _Elements:
-    """A growing flat array whose elements have one type; integers become floats with the first float."""
+    """A growing flat array of one element type. The first float converts all integers to floats."""
 
     def __init__(self) -> None:
         self._letter = ""
@@ -277,7 +277,7 @@ class _Elements:
         return array
 
     def _change(self, letter: str) -> str:
-        """The type of all elements if those of type ``letter`` are next; converts those that are there."""
+        """Convert the elements to a type that can also hold elements of type ``letter``; returns that type."""
         if not {letter, self._letter} <= set("qQd"):
             raise InvalidArgument(_MIXED)
         common = "d" if "d" in (letter, self._letter) else "Q"

@@ -1,6 +1,6 @@
 """Reads and writes the bodies of ``:classify`` and ``:regress``: a list of examples, and a result for each. Pure.
 
-An example is an object of features. A feature is a value or a flat list, one row of the model's input of that name.
+An example is an object of features. A feature is a value or a flat list: one row of the model input with the feature's name.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def read(body: Buffer, inputs: Sequence[TensorSpec]) -> Steps[dict[str, Array]]:
         raise InvalidArgument("Expecting 'examples' to be a list of at least one object")
     for example in (context, *examples):
         if not isinstance(example, dict):
-            raise InvalidArgument("Example must be JSON object", "each of 'examples', and 'context'")
+            raise InvalidArgument("Example must be JSON object", "'context' and each of 'examples' must be objects")
     return {spec.name: _read_feature(spec, context, examples) for spec in inputs}
 
 
 def write_classes(outputs: Mapping[str, Array], labels: Mapping[str, Sequence[str]]) -> bytes:
     """Encode a list of ``[label, score]`` pairs for each example.
 
-    Without an output of labels, the labels come from the model's configuration; classes without a label have their number.
+    If no output contains labels, they come from the model's configuration; a class without a label is named by its number.
     Raises InvalidArgument if the outputs are not classes and scores.
     """
     scores = _find(outputs, "scores", is_text=False)
@@ -84,7 +84,7 @@ def _read_feature(spec: TensorSpec, context: Mapping[str, Any], examples: Sequen
 
 
 def _find(outputs: Mapping[str, Array], name: str, is_text: bool) -> str:
-    """The output called ``name``, or else the only one of its kind; empty if there is none."""
+    """The output called ``name``, or otherwise the only one of its kind; empty if there is none."""
     kinds = {one: DataType.from_numpy(array.dtype) for one, array in outputs.items()}
     found = [one for one, kind in kinds.items() if (kind is DataType.BYTES if is_text else kind.is_float)]
     return name if name in found else found[0] if len(found) == 1 else ""

@@ -1,4 +1,4 @@
-"""Tensors as nested JSON lists, the form of TensorFlow Serving, KServe v1 and TorchServe. Pure.
+"""Tensors as nested JSON lists, as in TensorFlow Serving, KServe v1 and TorchServe. Pure.
 
 The nesting determines the shape. BYTES elements are strings or ``{"b64": …}``; FP16 and BF16 are numbers. Requests and responses
 may contain ``NaN`` and ``Infinity``, which are not JSON.
@@ -70,9 +70,9 @@ def is_named(value: Any) -> bool:
 
 
 def to_array(spec: TensorSpec, value: Any) -> Array:
-    """``value``, an element, evenly nested lists, or such with arrays of ``large_json``, as an array in the datatype of ``spec``.
+    """Convert ``value`` to an array in the datatype of ``spec``. Its shape is not checked.
 
-    The shape is not checked.
+    ``value`` is an element or evenly nested lists, which may contain arrays from ``large_json``.
 
     Raises InvalidArgument.
     """
@@ -94,9 +94,9 @@ def to_array(spec: TensorSpec, value: Any) -> Array:
 
 
 def to_value(name: str, array: Array) -> Any:
-    """Output ``name`` in a form for ``write_json``; its first axis, if any, can be indexed.
+    """Convert output ``name`` for ``write_json``. The first axis of the result, if any, can be indexed.
 
-    BYTES elements become ``{"b64": …}`` if the name ends in ``_bytes``, or if one of them is not UTF-8.
+    BYTES elements become ``{"b64": …}`` if the name ends in ``_bytes``, or if any element is not UTF-8.
     """
     datatype = DataType.from_numpy(array.dtype)
     if datatype is not DataType.BYTES:
@@ -113,7 +113,7 @@ def to_value(name: str, array: Array) -> Any:
 
 
 def write_json(content: Any) -> bytes:
-    """Encode plain data that may contain numeric arrays, in pieces if it is large, between which other threads can run."""
+    """Encode plain data that may contain numeric arrays. Large data is encoded in pieces, so that other threads can run in between."""
     if type(content) is dict:
         return b"{%b}" % b",".join([b"%b:%b" % (orjson.dumps(name), write_json(one)) for name, one in content.items()])
     if isinstance(content, np.ndarray):
@@ -150,7 +150,7 @@ def _to_bytes(name: str, element: Any) -> bytes:
 
 
 def _flatten(name: str, value: Any) -> tuple[list[int], Any]:
-    """The shape and the elements, a list or an array."""
+    """The shape of ``value``, and its elements as a list or an array."""
     if type(value) is list and any(type(row) is np.ndarray for row in value):
         value = _stack(name, value)
     if isinstance(value, np.ndarray):
@@ -164,13 +164,13 @@ def _flatten(name: str, value: Any) -> tuple[list[int], Any]:
         shape.append(size)
         level = list(chain.from_iterable(level))
     if list in set(map(type, level)):
-        hint = "make lists of one level equally long"
+        hint = "give all lists of a level the same length"
         raise InvalidArgument(f"the data of input '{name}' are nested unevenly, or deeper than {_MAX_RANK} lists", hint)
     return shape, level
 
 
 def _stack(name: str, rows: list[Any]) -> Array:
-    """Rows of which the longer ones are arrays as one array."""
+    """Join ``rows``, of which the long ones are arrays, into one array."""
     arrays = []
     for row in rows:
         shape, elements = _flatten(name, row)

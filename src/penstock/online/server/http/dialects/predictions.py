@@ -1,6 +1,6 @@
-"""Reads and writes the bodies of ``:predict``: rows (``instances`` → ``predictions``), columns (``inputs`` → ``outputs``). Pure.
+"""Reads and writes the bodies of ``:predict``: rows (``instances`` → ``predictions``) or columns (``inputs`` → ``outputs``). Pure.
 
-A single tensor has no name. A row contains one element of each tensor along the first dimension.
+If there is only one tensor, it has no name. A row contains one element of each tensor along the first dimension.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def write(outputs: Mapping[str, Array], form: PredictionForm) -> bytes:
 
 
 def check_signature(members: Mapping[str, Any]) -> None:
-    """Raise InvalidArgument if ``signature_name`` is not that of the only signature."""
+    """Raise InvalidArgument if ``signature_name`` is not the name of the only signature."""
     name = members.get("signature_name", "")
     if not isinstance(name, str):
         raise InvalidArgument("'signature_name' key must be a string value")
@@ -74,7 +74,7 @@ def check_signature(members: Mapping[str, Any]) -> None:
 
 
 def read_columns(value: Any, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """The tensors by input name; a single one may be unnamed. Raises InvalidArgument."""
+    """The tensors by input name; a single tensor may be unnamed. Raises InvalidArgument."""
     if not is_named(value):
         return {_only(inputs).name: to_array(_only(inputs), value)}
     specs = {spec.name: spec for spec in inputs}
@@ -85,7 +85,7 @@ def read_columns(value: Any, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
 
 
 def unnamed(values: Mapping[str, Any]) -> Any:
-    """A single value without its name; several unchanged."""
+    """A single value without its name; several values unchanged."""
     return next(iter(values.values())) if len(values) == 1 else values
 
 
@@ -96,7 +96,7 @@ def _read_rows(rows: Any, inputs: Sequence[TensorSpec], batchable: bool) -> tupl
     for number, row in enumerate(rows if isinstance(rows, list) else ()):
         if is_named(row) != named or (named and row.keys() != rows[0].keys()):
             raise InvalidArgument(
-                f"Failed to process element: {number} of 'instances' list: its form differs from the first"
+                f"Failed to process element: {number} of 'instances' list: its form differs from the first element's"
             )
     columns = {name: [row[name] for row in rows] for name in rows[0]} if named else rows
     arrays = read_columns(columns, inputs)

@@ -1,6 +1,6 @@
-"""TensorFlow Serving's REST API, and its kin: ``/v1/models``.
+"""TensorFlow Serving's REST API and related APIs: ``/v1/models``.
 
-KServe v1 is almost a subset. OpenVINO Model Server spells some names otherwise, asks for version 0 where it means the default, and has
+KServe v1 is almost a subset. OpenVINO Model Server spells some names differently, uses version 0 for the default version, and has
 ``/v1/config``.
 
 A model's configuration may label its versions: ``parameters {key: "version_labels" value {string_value:
@@ -28,12 +28,12 @@ from penstock.tensor import Array, Buffer, TensorSpec
 
 _LABELS = "version_labels"
 _STATES = {"READY": "AVAILABLE", "LOADING": "LOADING", "UNLOADING": "UNLOADING"}
-"""By state in the index; all other states are END."""
+"""TensorFlow Serving's state for each state in the index; all other states are END."""
 _DEFAULT_VERSION = "0"
-"""Written by ``ovmsclient`` for the default version; no model has a version of that number."""
+"""``ovmsclient`` requests this for the default version; no model has a version 0."""
 _WITHOUT_FAULT = ("", "unloaded")
 _DTYPES = {"FP16": "HALF", "BF16": "BFLOAT16", "FP32": "FLOAT", "FP64": "DOUBLE", "BYTES": "STRING"}
-"""TensorFlow's names of datatypes; all others have the protocol's name."""
+"""TensorFlow's names of datatypes; other datatypes have the same name in both protocols."""
 
 
 class TensorFlowServing:
@@ -49,7 +49,7 @@ class TensorFlowServing:
         self._metrics = metrics
 
     def resources(self) -> list[Resource]:
-        """The resources of TensorFlow Serving. Paths with a verb come first, since other paths match it as part of the name."""
+        """The resources of TensorFlow Serving. Paths with a verb come first, since other paths match the verb as part of a name."""
         return [
             *_of_models(":predict", b"POST", self.predict),
             *_of_models(":classify", b"POST", self.classify),
@@ -71,7 +71,7 @@ class TensorFlowServing:
         ]
 
     def predict(self, exchange: Exchange, route: Route) -> None:
-        """Inference of rows or columns."""
+        """Inference on rows or columns."""
 
         def read(handle: Handle, body: Buffer) -> Steps[tuple[Mapping[str, Array], Write]]:
             arrays, form = yield from predictions.read(body, handle.signature.inputs, handle.config.batchable)
@@ -157,7 +157,7 @@ class TensorFlowServing:
         return self._dataplane.acquire(route.model, self._version(exchange, route), exchange.client)
 
     def _version(self, exchange: Exchange, route: Route) -> str:
-        """The version in the URL, a number or a label; empty without one. Raises NotFound, InvalidArgument."""
+        """The version of the number or label in the URL; empty if the URL has neither. Raises NotFound, InvalidArgument."""
         if not route.name:
             return "" if route.version == _DEFAULT_VERSION else route.version
         config = self._dataplane.acquire(route.model, "", exchange.client).config
@@ -192,13 +192,13 @@ def _tensor_info(spec: TensorSpec) -> dict[str, Any]:
 
 
 def _in_both_spellings(name: str, value: Any) -> dict[str, Any]:
-    """A member of TensorFlow Serving, and again with the name that OpenVINO Model Server gives it."""
+    """The member ``name`` of TensorFlow Serving, repeated under the name that OpenVINO Model Server uses."""
     first, *others = name.split("_")
     return {name: value, first + "".join(map(str.capitalize, others)): value}
 
 
 def _of_models(what: str, method: bytes, handler: Handler) -> list[Resource]:
-    """Paths with a version, with a label, and with neither."""
+    """Resources with a version, with a label, and with neither in the path."""
     handlers = {method: handler}
     body = "Anything" if method == b"POST" else ""
     return [

@@ -1,7 +1,7 @@
 """TorchServe's inference API for models without a handler, and its health check.
 
-A body contains the model's inputs: JSON, raw tensors, or text for a model that accepts text. Bodies that need a handler to decode
-them are rejected.
+A body contains the model's inputs: JSON, raw tensors, or text for a model that accepts text. Bodies that only a handler could decode
+are rejected.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PERHAPS_JSON = (b"", _JSON, b"application/x-www-form-urlencoded", b"text/plain"
 """Default content types of clients; the body may be JSON."""
 _HINT = "send its input as JSON lists, or as raw elements with 'Content-Type: application/octet-stream'"
 _ONLY = ("data", "body")
-"""Names that a single input may have in JSON."""
+"""Member names that clients may use in JSON for a single input."""
 _ERRORS = {401: "InvalidKey", 403: "InvalidKey", 404: "ModelNotFound", 405: "MethodNotAllowed", 408: "RequestTimeout"}
 _ERRORS |= {501: "UnsupportedOperation", 503: "ServiceUnavailable", 504: "RequestTimeout"}
 
@@ -63,7 +63,7 @@ def read(content_type: bytes, body: Buffer, inputs: Sequence[TensorSpec]) -> Ste
 
 
 def write(outputs: Mapping[str, Array], is_row: bool) -> bytes:
-    """Encode the only output, or an object of all. ``is_row`` removes the first dimension, which is 1."""
+    """Encode a single output, or an object with all outputs. ``is_row`` removes the first dimension, which is 1."""
     if is_row and all(array.shape[:1] == (1,) for array in outputs.values()):
         outputs = {name: array.reshape(array.shape[1:]) for name, array in outputs.items()}
     return write_json(unnamed({name: to_value(name, array) for name, array in outputs.items()}))
