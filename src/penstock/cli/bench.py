@@ -67,11 +67,11 @@ def bench(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Send the requests over gRPC to this address, encrypted if the URL is; closed loop only.",
+            help="Send the requests over gRPC to this address, encrypted if the URL is https; closed loop only.",
         ),
     ] = None,
     key: Annotated[
-        str, typer.Option(envvar="PENSTOCK_KEY", help="Key that the server demands.", show_default=False)
+        str, typer.Option(envvar="PENSTOCK_KEY", help="Key that the server requires.", show_default=False)
     ] = "",
     ca: Annotated[
         Path | None,
