@@ -78,7 +78,7 @@ def test_a_server_ends_while_a_model_is_still_being_loaded(
     if signals == 2:
         return  # the second signal may end it at once, with code 1
     assert code == 0, errors
-    ends = errors.count("model 'hung' was still being loaded") + errors.count("loading of model 'hung' is ended")
+    ends = errors.count("model 'hung' was still being loaded") + errors.count("loading of model 'hung' was ended")
     assert ends == processes, errors
 
 

@@ -80,8 +80,7 @@ class Bundle:
         )
 
     def differences(self, machine: MachineFacts) -> list[str]:
-        """The differences between ``machine`` and the machine of the measurements. If there are any, the profile may not be valid.
-        """
+        """The differences between ``machine`` and the machine of the measurements. If there are any, the profile may not be valid."""
         built = self.manifest.machine
         facts = (
             ("CPU", built.cpu, machine.cpu),

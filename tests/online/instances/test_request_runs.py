@@ -97,7 +97,7 @@ def test_who_is_not_answered_is_told() -> None:
 
     told, _ = outcomes_of(execute, [1, 2])
     assert value_of(told[0][0]) == 0
-    assert str(told[1][0]) == "the model gave no answer to this request"
+    assert str(told[1][0]) == "the model did not answer this request"
 
 
 def test_what_is_raised_befalls_those_without_an_answer(caplog: pytest.LogCaptureFixture) -> None:

@@ -43,7 +43,7 @@ def choose(policy: VersionPolicy, available: Collection[str]) -> ChosenVersions:
 
 
 def plan(served: Mapping[str, ModelSource], wanted: ModelSource, versions: Sequence[str]) -> VersionPlan:
-    """The steps from ``served``, the sources of the served versions, to ``versions`` of ``wanted``."""
+    """Plan the change from ``served``, the sources of the served versions, to ``versions`` of ``wanted``."""
     load = [one for one in versions if one not in served or needs_load(served[one], wanted, one)]
     resize = [
         version

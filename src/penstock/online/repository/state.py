@@ -51,7 +51,7 @@ class VersionState(msgspec.Struct):
     generation: int = 0
     """The operation on the model that loaded the version."""
     leaving: int = 0
-    """Number of replaced or removed handles that still have requests to answer."""
+    """Number of replaced or removed handles that are still answering requests."""
 
     def move(self, state: VersionPhase, reason: str = "") -> None:
         assert state in NEXT[self.state], (self.state, state)
@@ -104,7 +104,7 @@ class VersionState(msgspec.Struct):
 
 
 class ManagedModel:
-    """A model that a client, the server's start, or an ensemble has asked for."""
+    """A model that a client, the start-up of the server, or an ensemble has requested."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -112,9 +112,9 @@ class ManagedModel:
         self.problem = ""
         """The reason why no version could be loaded, or why all were unloaded."""
         self.source: ModelSource | None = None
-        """The source that was read last."""
+        """The most recently read source."""
         self.tried = ""
-        """The fingerprint at the last load, successful or not, that a change of files caused."""
+        """The fingerprint at the last load, successful or not, that was caused by a change of files."""
         self.override: Override | None = None
         """Replaces the repository's configuration, and possibly its files."""
         self.replaced = ""
@@ -122,7 +122,7 @@ class ManagedModel:
         self.overrides: list[Override] = []
         """All overrides whose files may still be in use."""
         self.is_wanted = False
-        """Whether it was asked for by name, not only as part of an ensemble."""
+        """True if the model was requested by name, not only as part of an ensemble."""
         self.is_stale = False
         """Whether it is an ensemble with a part whose tensors have changed."""
         self.turn = asyncio.Lock()
