@@ -92,7 +92,7 @@ def test_clients_get_the_outputs_that_they_asked_for() -> None:
     (first,), (second,) = requests.outcomes
     assert isinstance(first, InferResponse)
     assert list(first.outputs) == ["b"]
-    assert str(second) == "the model gave no output 'none'"
+    assert str(second) == "the model did not return the output 'none'"
 
 
 def test_a_stream_ends_with_a_final_response_without_outputs() -> None:
