@@ -95,6 +95,9 @@ def test_a_model_that_never_ends_its_warm_up_is_served_cold(tmp_path: Path, proc
         server.signal(signal.SIGTERM)
         code, errors = server.end()
     assert code == 0
-    assert errors.count("model 'endless' is served without warm-up: it rejects a guessed batch of 1 zero rows") == processes
+    assert (
+        errors.count("model 'endless' is served without warm-up: it rejects a guessed batch of 1 zero rows")
+        == processes
+    )
     assert "describe a valid request in 'model_warmup'" in errors
     assert "Traceback" not in errors
