@@ -399,7 +399,7 @@ def test_few_samples_are_warned_of_before_the_work(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     result = build(model, tmp_path / "out.bundle", evaluate=tmp_path / "data.npz", recipe=QUICK)
-    note = "40 evaluation samples are too few to decide on a loss of 1.00%: give at least 368"
+    note = "40 evaluation samples cannot prove a loss within 1.00%, so losses are estimates: give at least 368"
     assert any(note in one for one in result.evidence.notes)
     assert note in caplog.text
 
