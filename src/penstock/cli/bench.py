@@ -75,7 +75,7 @@ def bench(
     ] = "",
     ca: Annotated[
         Path | None,
-        typer.Option(help="PEM file with the certificates to trust over https. Default: those of the system."),
+        typer.Option(help="PEM file with the certificates to trust over https. Default: the system's certificates."),
     ] = None,
     json: options.Json = False,
 ) -> None:

@@ -15,7 +15,8 @@ from penstock.protocol.varint import read_varint
 from penstock.tensor import Array, DataType
 
 Attribute = Any
-"""``int``, ``float``, ``str``, ``Tensor``, ``Graph``, a tuple of them, a ``Reference``, or None for any other kind."""
+"""An ``int``, ``float``, ``str``, ``OnnxTensor`` or ``OnnxGraph``, a tuple of these, an ``AttributeReference``, or None for other
+types."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _INT, _FLOAT, _TEXT, _SPAN = "int", "float", "text", "span"

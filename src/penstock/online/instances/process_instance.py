@@ -75,7 +75,7 @@ class ModelProcess:
         """True after ``unload`` has begun: no child is called or started again."""
 
     @classmethod
-    def load(  # noqa: PLR0913, PLR0917 - what is loaded, and how it is run
+    def load(  # noqa: PLR0913, PLR0917 - the model, and the settings of its process
         cls,
         engine: str,
         artifact: Artifact,

@@ -98,7 +98,7 @@ class PythonEngine:
 
 
 def _find(module: ModuleType) -> Any:
-    """The class or function in ``module`` that is the model."""
+    """The model in ``module``: a class or a function."""
     if _TRITON in vars(module):
         return vars(module)[_TRITON]
     marked = [value for value in vars(module).values() if is_marked(value) and value.__module__ == module.__name__]

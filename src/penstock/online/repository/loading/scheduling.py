@@ -69,7 +69,7 @@ def sequencing(
     slots = (wanted.oldest and wanted.oldest.max_candidate_sequences) or max_batch
     with prefixed(prefix(config.name)):
         if wanted.iterative_sequence:
-            raise InvalidConfig("'sequence_batching.iterative_sequence' is not supported", "leave it out")
+            raise InvalidConfig("'sequence_batching.iterative_sequence' is not supported", "remove it")
         if config.decoupled and (fixed or wanted.state):
             raise InvalidConfig(
                 "'sequence_batching' of a decoupled model must be 'oldest', without 'state'", "use 'oldest'"
