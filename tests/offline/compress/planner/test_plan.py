@@ -308,7 +308,10 @@ def test_data_that_cannot_be_split(original: Artifact) -> None:
 def test_few_samples_are_noted(original: Artifact, data: Dataset) -> None:
     found = plan(original, data, PlanOptions(target="size"), route=())
     assert "40 samples held out" in found.notes[0]
-    assert "40 held-out samples cannot prove a loss within 1.00%, so losses are estimates: give at least 368" in found.notes[1]
+    assert (
+        "40 held-out samples cannot prove a loss within 1.00%, so losses are estimates: give at least 368"
+        in found.notes[1]
+    )
 
 
 def test_killed_and_gone_on(tmp_path: Path, original: Artifact, data: Dataset) -> None:
