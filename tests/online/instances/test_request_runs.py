@@ -33,7 +33,7 @@ class FakeRequestModel:
         self.decoupled = decoupled
 
     def unload(self) -> None:
-        """There is nothing to give back."""
+        """Nothing to release."""
 
 
 def outcomes_of(
@@ -42,7 +42,7 @@ def outcomes_of(
     decoupled: bool = False,
     on_answer: Callable[[Pending], None] = lambda _: None,
 ) -> tuple[list[list[Outcome]], ModelStatistics]:
-    """All that a request for each of ``values`` is told; all wait when the instance starts."""
+    """All answers to a request for each of ``values``; all requests wait when the instance starts."""
     model = FakeRequestModel(execute, decoupled)
     assert isinstance(model, RequestModel)
 

@@ -1,4 +1,4 @@
-"""Configurations that must be refused, each for a model ``y = x @ w`` in ``1/model.onnx``: x FP32 (N, 3), y FP32 (N, 2)."""
+"""Configurations that must be rejected, each for a model ``y = x @ w`` in ``1/model.onnx``: x FP32 (N, 3), y FP32 (N, 2)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 
 class Broken(NamedTuple):
-    """A configuration, and what the refusal must hold: the field, and words of the reason."""
+    """A configuration, and the expected parts of its error: the field, and words of the reason."""
 
     name: str
-    """Of the model: the refusal must hold ``<name>/config.pbtxt`` too."""
+    """Name of the model: the error must also contain ``<name>/config.pbtxt``."""
     text: str
     field: str
     reason: str

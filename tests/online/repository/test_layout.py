@@ -1,4 +1,4 @@
-"""Repositories on the disk: what is found, what is refused, and what changes a fingerprint."""
+"""Repositories on disk: the models found, the layouts refused, and the changes that affect a fingerprint."""
 
 from __future__ import annotations
 

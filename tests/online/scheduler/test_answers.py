@@ -1,4 +1,4 @@
-"""Every request ends exactly once, whatever the receivers do, and is counted."""
+"""Every request ends exactly once, for any behaviour of the receivers, and is counted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Owner:
 
 
 class Requests:
-    """Requests that wait at ``answers``, and what each was answered."""
+    """Requests that wait at ``answers``, and the answer to each."""
 
     def __init__(self) -> None:
         self.statistics = ModelStatistics("m", "1")

@@ -1,4 +1,4 @@
-"""``TritonPythonModel`` classes that do what they should not, in real processes."""
+"""Faulty ``TritonPythonModel`` classes, in real processes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TritonPythonModel:
         exec("def run(requests, x):\\n    " + json.loads(requests[0].parameters())["code"], names)
         return names["run"](requests, requests[0].inputs()[0].as_numpy())
 """
-"""Runs the code that its request brings."""
+"""A model that runs the code in its request."""
 
 
 @pytest.fixture(scope="module")
