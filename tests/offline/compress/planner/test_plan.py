@@ -61,7 +61,7 @@ def changed(model: Artifact, change: Callable[[Array], Array], step: str) -> Art
 
 
 def rounding(levels: int) -> Make:
-    """Fewer levels, fewer bytes as coded."""
+    """Fewer levels give fewer bytes as a coded model."""
     return lambda model, _: changed(model, lambda array: np.round(array * levels) / levels, f"round-{levels}")
 
 
@@ -315,7 +315,7 @@ def test_few_samples_are_noted(original: Artifact, data: Dataset) -> None:
 
 
 def test_killed_and_gone_on(tmp_path: Path, original: Artifact, data: Dataset) -> None:
-    """SIGKILL in the second step: the first is not made again."""
+    """After SIGKILL in the second step, the first step is not repeated."""
     script = textwrap.dedent("""
         import os, signal, sys
         from pathlib import Path

@@ -1,4 +1,4 @@
-"""Calibration data like, and unlike, the evaluation data."""
+"""Calibration data that resemble the evaluation data, and data that differ from them."""
 
 from __future__ import annotations
 
