@@ -141,8 +141,7 @@ def keeps_shape(
 ) -> None:
     """Register the rule of ``operators`` whose output has the shape of their first input.
 
-    They combine elements along the axes ``mixed``. The inputs ``constants`` must not depend on the rows, and ``singles`` must have one
-    element.
+    They combine elements along the axes ``mixed``. Inputs ``constants`` must not depend on the rows; ``singles`` have one element.
     """
 
     @rule(*operators, domain=domain)

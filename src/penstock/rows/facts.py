@@ -96,9 +96,7 @@ class Fact:
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The shape of an element-wise operation. Raises Dependent if rows are combined with anything other than the same rows or a single
-    element.
-    """
+    """The shape of an element-wise operation. Raises Dependent unless rows meet the same rows or one element."""
     rank = max(map(len, shapes))
     return tuple(
         _meet([shape[axis - rank + len(shape)] for shape in shapes if axis >= rank - len(shape)])
@@ -120,8 +118,8 @@ def _meet(sizes: Sequence[Number]) -> Number:
 
 
 def join(first: Fact, second: Fact, unknown: Iterator[Number]) -> Fact:
-    """The facts that hold for both tensors; ``unknown`` yields the sizes of axes that differ. Raises Dependent if they have no common
-    form.
+    """The facts that hold for both tensors; ``unknown`` yields sizes of axes that differ. Raises Dependent if there are no such
+    facts.
     """
     if first.rank != second.rank or first.axis != second.axis or first.holds_batch_size or second.holds_batch_size:
         stop("can have outputs of different forms")

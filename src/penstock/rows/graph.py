@@ -15,8 +15,7 @@ from penstock.protocol.varint import read_varint
 from penstock.tensor import Array, DataType
 
 Attribute = Any
-"""An ``int``, ``float``, ``str``, ``OnnxTensor`` or ``OnnxGraph``, a tuple of these, an ``AttributeReference``, or None for other
-types."""
+"""An ``int``, ``float``, ``str``, ``OnnxTensor``, ``OnnxGraph``, a tuple of these, a reference, or None for other types."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _INT, _FLOAT, _TEXT, _SPAN = "int", "float", "text", "span"
@@ -174,9 +173,7 @@ def _message(data: bytes, position: int, end: int, kind: str, depth: int) -> dic
 
 
 def _number(data: bytes, position: int, number: int, kind: str, wire: int) -> int | float | None:
-    """The value of a field that has no length; None for an unpacked element of a constant. As in all parsers, fields of unexpected
-    wire types are ignored.
-    """
+    """The value of a field that has no length; None for an unpacked constant's element. Ignores fields of unexpected wire types."""
     if (kind, wire) == (_INT, _VARINT):
         return _signed(number)
     if (kind, wire) == (_FLOAT, _FIXED32):

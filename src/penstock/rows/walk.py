@@ -230,9 +230,7 @@ def _is_constant(fact: Fact | None) -> bool:
 
 
 def _resolved(attributes: Mapping[str, Attribute], given: Mapping[str, Attribute]) -> dict[str, Attribute]:
-    """``attributes`` with references replaced by the caller's attributes. A reference to an attribute that the caller omits is
-    removed.
-    """
+    """``attributes`` with references replaced by the caller's attributes. Attributes that the caller omits are absent."""
     found = {}
     for name, value in attributes.items():
         if not isinstance(value, AttributeReference):

@@ -69,9 +69,7 @@ def is_faster(speedup: Interval) -> bool:
 
 
 def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnmet:
-    """The error for a contract that none of ``records`` meets. It names the requirement that cannot be met, and the nearest one that
-    can.
-    """
+    """The error for a contract that none of ``records`` meets. It names the binding requirement and the nearest feasible one."""
     measured = [record for record in records if record.accuracy is not None and record.p99_ms is not None]
     if not measured:
         return ContractUnmet("no candidate could be measured", "see the reasons: `penstock build --json` lists them")

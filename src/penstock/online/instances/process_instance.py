@@ -29,9 +29,7 @@ from penstock.tensor import Array, Signature, TensorSpec
 _log = logging.getLogger(__name__)
 
 _PATIENCE_S = 1.0
-"""Maximum wait of a call for a restarting process. It also limits the rate at which an instance fails batches while it has no
-process.
-"""
+"""Maximum wait of a call for a restarting process. It also limits the rate of failing batches."""
 _LOOK_S = 0.05
 _MAX_DEATHS = 32
 

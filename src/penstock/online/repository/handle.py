@@ -83,9 +83,7 @@ class Handle:
 
     @property
     def is_healthy(self) -> bool:
-        """True if an instance can run, which is false while the only process restarts after a crash. For an ensemble, true if all its
-        models can run.
-        """
+        """True if an instance can run: false while all its processes restart. For an ensemble: true if all its models can run."""
         if not self._models:
             return bool(getattr(self.scheduler, "is_healthy", True))
         return any(getattr(model, "healthy", True) for model in self._models)

@@ -153,8 +153,7 @@ class Manager:
     async def unload(self, name: str, *, with_parts: bool = False) -> None:
         """Stop serving model ``name``, and ensembles that need it, until it is loaded again.
 
-        Returns immediately; accepted requests are still answered. ``with_parts`` also unloads the parts that were loaded for an
-        ensemble.
+        Returns immediately; accepted requests are still answered. ``with_parts`` also unloads parts that were loaded for an ensemble.
         """
         if (model := self._models.get(name)) is None:
             return

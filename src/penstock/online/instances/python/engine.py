@@ -38,9 +38,7 @@ _FIXED_COST_BYTES = 64 << 20
 
 
 class PythonEngine:
-    """Runs ``model.py`` in this process. A process can load only one model, because loading changes ``sys.path`` and the interface
-    that models import.
-    """
+    """Runs ``model.py`` in this process. A process can load only one model, because loading changes global state."""
 
     name = "python"
     version = platform.python_version()

@@ -1,8 +1,7 @@
 """A Python model in a child process: sends batches to the child, and receives the model's calls of other models.
 
 The tensors of a batch use the arenas of inputs and outputs, which belong to one call of ``execute``. All other tensors, those of a
-decoupled model's responses and of calls of other models, use one arena per direction, which is free again when its reader has copied
-them.
+decoupled model's responses and of calls of other models, use one arena per direction, which is free after its reader has copied.
 """
 
 from __future__ import annotations

@@ -131,9 +131,7 @@ class Assembler:
         return gates
 
     def _check(self, given: ModelConfig, config: ModelConfig, model: Model | None = None) -> InputCheck:
-        """The check of requests. A configured ``max_batch_size`` limits each request; the server's ``max_batch`` limits only merged
-        batches.
-        """
+        """The check of requests. A configured ``max_batch_size`` limits each request; the server's ``max_batch`` only batches."""
         facts = () if model is None or isinstance(model, RequestModel) else (model.optional_inputs, model.unranked)
         is_set = given.max_batch_size is not None or (isinstance(model, RequestModel) and model.max_batch is not None)
         max_rows = config.max_rows if is_set else max(config.max_rows, self._limits.max_request_rows)

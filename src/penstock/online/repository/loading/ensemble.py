@@ -40,9 +40,7 @@ def read_ensemble(config: ModelConfig, find: Find) -> Ensemble:
 
 
 class EnsembleLabels(Mapping[str, Sequence[str]]):
-    """The class names of each output of the ensemble: its ``own`` labels, and the labels of its steps' models, which may be
-    reloaded.
-    """
+    """The class names by output: the ensemble's ``own`` labels, and those of its steps' models, which may be reloaded."""
 
     def __init__(self, own: Mapping[str, Sequence[str]], config: ModelConfig, find: Find) -> None:
         self._own = own

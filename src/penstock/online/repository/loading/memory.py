@@ -20,8 +20,7 @@ _loading: set[int] = set()
 
 
 def share_arenas(cores: int) -> None:
-    """Limit the freed memory that the C library keeps: use one arena per core (at least two) instead of eight, and keep small buffers
-    only.
+    """Limit the freed memory that the C library keeps: one arena per core (at least two) instead of eight, and small buffers only.
 
     Each arena retains some megabytes per model loaded in it, which ``give_back`` cannot return.
     """

@@ -9,8 +9,7 @@ from penstock.rows.proof import HINT, unproven
 
 
 def unmerged(resolved: ResolvedVersion, model: Model) -> str:
-    """The reason why requests to ``model`` are not merged although its inputs have a batch axis, as a sentence; empty if they are
-    merged.
+    """The reason, as a sentence, why requests to ``model`` are not merged although its inputs have a batch axis; else empty.
 
     A configured ``max_batch_size`` is trusted, and so is a configuration in which the batcher creates inputs or states.
     """

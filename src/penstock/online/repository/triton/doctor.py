@@ -65,7 +65,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
                 shutil.copy2(target, next(copy for copy in copies if not copy.exists()))
         except OSError as wrong:
             raise ResourceExhausted(
-                f"cannot write '{self.path}': {wrong.strerror}", "free some disk space, or change the permissions"
+                f"cannot write '{self.path}': {wrong.strerror}", "free space or change permissions"
             ) from wrong
         write_whole(target, (self.mended or "").encode())
 

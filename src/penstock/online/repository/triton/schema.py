@@ -77,9 +77,7 @@ def number_of(datatype: DataType) -> int:
 
 
 def _plain(message: Message, datatypes: Mapping[int, Any]) -> dict[str, Any]:
-    """``message`` as plain data: datatypes by ``datatypes``, and other enumerations by name. Unset fields are included only if they
-    have a default.
-    """
+    """``message`` as plain data: datatypes by ``datatypes``, other enumerations by name. Omits unset fields without a default."""
     return {
         field.name: _plain_field(field, getattr(message, field.name), datatypes)
         for field in message.DESCRIPTOR.fields

@@ -1,5 +1,4 @@
-"""Reads model configurations from ``config.pbtxt``, in protobuf's text format, and from JSON. Errors name the position and the
-field."""
+"""Reads model configurations from ``config.pbtxt``, in protobuf's text format, and from JSON. Errors name position and field."""
 
 from __future__ import annotations
 
