@@ -31,8 +31,7 @@ class ProcessChild:
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
         inherited = (theirs.fileno(), lifeline, *files)
-        # Blocked until the child ignores them: the terminal signals all processes, but the child must live until the parent has
-        # drained.
+        # Blocked until the child ignores them, since a terminal signals the child too, which must live until the parent has drained.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
         try:
             self._process = subprocess.Popen(  # noqa: S603 - a module of Penstock

@@ -234,9 +234,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
     metric_tags: Mapping[str, str] = {}
     """Labels of the model's metrics."""
     decoupled: bool = False
-    """Whether a request may have any number of responses."""
+    """True if a request may have any number of responses."""
     response_cache: bool = False
-    """Whether responses to equal requests may come from the cache."""
+    """True if responses to equal requests may come from the cache."""
     lasting: bytes = b""
     """Digest of the settings that only a reload can change. Configurations that differ in other settings have the same value."""
     wire: bytes = b""
@@ -244,7 +244,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     @property
     def batchable(self) -> bool:
-        """Whether requests are known to have a batch dimension."""
+        """True if requests are known to have a batch dimension."""
         return bool(self.max_batch_size)
 
     @property

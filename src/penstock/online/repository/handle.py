@@ -63,9 +63,9 @@ class Handle:
         self.labels = labels
         """The names of the classes, by output."""
         self.decoupled = config.decoupled
-        """Whether a request may have any number of responses."""
+        """True if a request may have any number of responses."""
         self.overrides_timeout = any(policy.allow_timeout_override for policy in scheduler.config.policies)
-        """Whether a request's own time-out applies to the queue, and is not a deadline."""
+        """True if a request's own timeout limits its time in the queue, and is not a deadline."""
         self._make_call = make_call
         self._models = list(models)
         self._instances = list(instances)

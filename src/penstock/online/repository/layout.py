@@ -223,7 +223,7 @@ def _entries(folder: Path) -> Sequence[os.DirEntry[str]]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether ``entry`` is a folder, or a link to one; False for a circular link."""
+    """True if ``entry`` is a folder or a link to a folder; False for a circular link."""
     try:
         return entry.is_dir()
     except OSError:

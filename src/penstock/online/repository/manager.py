@@ -84,9 +84,9 @@ class Manager:
         self._preloaded = dict(preloaded)
         self._load_now = load
         self.is_explicit = is_explicit
-        """Whether clients may load and unload."""
+        """True if clients may load and unload."""
         self.takes_files = takes_files
-        """Whether clients may send the files to load, which may contain code."""
+        """True if clients may send the files to load, which may contain code."""
         self._models: dict[str, ManagedModel] = {}
         self._missing: set[str] = set()
         self._seats = asyncio.Semaphore(1)

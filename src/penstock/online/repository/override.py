@@ -140,7 +140,7 @@ def discard(folder: str) -> None:
 
 
 def _lock(file: int, kind: int) -> bool:
-    """Whether the lock was taken. Always true in a file system without locks."""
+    """Take the lock of ``folder`` if it is free. Returns True if taken, and always in a file system without locks."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 DEFAULT_MAX_BATCH = 64
 
 Isolation = Literal["thread", "process"]
-"""Whether the instances of a model run on threads or in child processes."""
+"""The place where a model's instances run: on threads or in child processes."""
 
 
 class LoadOptions(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ class ResolvedVersion(msgspec.Struct, frozen=True):
 
     @property
     def has_own_threads(self) -> bool:
-        """Whether the loaded model keeps threads."""
+        """True if the loaded model keeps threads."""
         keeps_threads = self.is_apart or engine_traits(self.engine).keeps_threads or "gpu" in self.options
         return keeps_threads or self.options.get("threads") != 1
 

@@ -124,7 +124,7 @@ class ManagedModel:
         self.is_wanted = False
         """True if the model was requested by name, not only as part of an ensemble."""
         self.is_stale = False
-        """Whether it is an ensemble with a part whose tensors have changed."""
+        """True if this is an ensemble, and the tensors of a part have changed."""
         self.turn = asyncio.Lock()
         """Held by the running operation; others wait in order."""
         self.generation = 0
@@ -134,7 +134,7 @@ class ManagedModel:
         self.waiting: asyncio.Task[list[Any]] | None = None
         """The last operation, if it is a load without an override that has not begun."""
         self.waiting_keeps_override = False
-        """Whether ``waiting`` keeps a previous override."""
+        """True if ``waiting`` keeps a previous override."""
         self.halt = Halt(self.name)
         """Ends the loads that are requested from now on."""
         self.running_options = LoadOptions()
@@ -164,12 +164,12 @@ class ManagedModel:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether only the name is known."""
+        """True if only the name is known."""
         return self.source is None and not self.versions and not self.problem
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no served version, no operation, and no override."""
+        """True if there is no served version, no operation, and no override."""
         return not self.pending and not self.leaving and not self.served and self.override is None
 
     def end_loads(self, reason: str) -> None:

@@ -44,7 +44,7 @@ class RequestLimits(msgspec.Struct, frozen=True):
     max_request_rows: int = 1024
     """Does not apply to models whose configuration has ``max_batch_size``."""
     summaries: bool = False
-    """Whether to keep recent durations, for the summary metrics."""
+    """Keep recent durations, for the summary metrics."""
 
 
 class Assembler:

@@ -69,7 +69,7 @@ def _raise_others() -> None:
 
 @functools.cache
 def _can_raise() -> bool:
-    """Whether this process may raise a thread's priority again; most users may not."""
+    """True if this process may raise a thread's priority again, which most users may not."""
 
     def attempt() -> None:
         thread = threading.get_native_id()
