@@ -140,7 +140,7 @@ def discard(folder: str) -> None:
 
 
 def _lock(file: int, kind: int) -> bool:
-    """Take the lock of ``folder`` if it is free. Returns True if taken, and always in a file system without locks."""
+    """Lock ``file`` without waiting. Returns False if another process holds the lock; always True in a file system without locks."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:

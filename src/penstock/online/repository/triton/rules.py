@@ -26,7 +26,7 @@ _FALSE_TRUE = ("int32_false_true", "fp32_false_true", "bool_false_true")
 _Test = Callable[..., Any]
 """Takes a field's value and the enclosing messages, from the innermost to the configuration. Returns the fault, or false."""
 _Row = tuple[str, _Test, str, str]
-"""A field, or with ``[]`` each of its entries; its test; reason and hint, in which {0} is the value and {1} the test's result."""
+"""A field (with ``[]``: each of its entries), its test, and the reason and hint; {0} is the value, {1} the test's result."""
 
 
 def error(path: str, reason: str, hint: str = "") -> Finding:
