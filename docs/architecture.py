@@ -17,13 +17,13 @@ _OPENED = ("offline", "online", "server", "http")
 _WIDTH, _MARGIN, _GAP, _LINE, _TITLE = 980, 14, 8, 30, 26
 _FILLS = ("#ffffff", "#eef4fb", "#dbe8f6", "#c8dcf1", "#b5cfea")
 _WEIGHTS = {"online": 40, "offline": 16, "http": 24}
-"""Widths of open rooms in a row; that of others is by the length of their names."""
+"""Relative widths of opened rooms in a row. Other rooms have a width in proportion to the length of their names."""
 
 Layers = list[list[str]]
 
 
 def layers_of(room: str) -> Layers:
-    """The layers inside ``room``, the highest first, each with its rooms in one row; empty if no contract orders them."""
+    """The layers inside ``room``, the highest first, each with its rooms; empty if no contract orders them."""
     contracts = tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     for contract in contracts:
         if contract["type"] == "layers" and contract.get("containers", [""])[0].rpartition(".")[2] == room:

@@ -1,6 +1,6 @@
-"""Check the documents: every relative link and anchor leads somewhere, and every ``penstock`` command line shown exists.
+"""Check the documents: the target of every relative link and anchor exists, and so does every ``penstock`` command line.
 
-Run by ``make docs``. Looked at are all ``*.md`` files of the repository. Links to other sites are not followed. In fenced
+Run by ``make docs``. All ``*.md`` files of the repository are checked. Links to other sites are not followed. In fenced
 blocks marked ``sh`` or ``console``, a line that begins with ``penstock`` must use a known command and known long options.
 """
 
@@ -34,7 +34,7 @@ _ENDS = {"|", "||", "&", "&&", ";", ">", ">>", "2>", "<", "2>&1"}
 
 
 def documents(root: Path) -> list[Path]:
-    """All Markdown files below ``root`` but those in hidden folders and in what builds write."""
+    """All Markdown files below ``root``, except in hidden folders and build outputs."""
     return [
         path
         for path in sorted(root.rglob("*.md"))
@@ -43,7 +43,7 @@ def documents(root: Path) -> list[Path]:
 
 
 def links(text: str) -> Iterator[tuple[int, str]]:
-    """``(line number, target)`` of every link, outside fenced blocks and code spans, that does not lead to another site."""
+    """``(line number, target)`` of every link to this repository, outside fenced blocks and code spans."""
     lines = [""] * (text.count("\n") + 1)
     for number, line, language in _lines(text):
         lines[number - 1] = line if language is None else ""
@@ -69,7 +69,7 @@ def commands(text: str) -> Iterator[tuple[int, str]]:
 
 
 def link_fault(document: Path, target: str) -> str:
-    """What is wrong with a relative link; empty if it leads somewhere."""
+    """The fault of a relative link; empty if its target exists."""
     path, _, anchor = target.partition("#")
     aim = (document.parent / path).resolve() if path else document
     if not aim.exists():
@@ -95,7 +95,7 @@ def anchors(document: Path) -> frozenset[str]:
 
 
 def command_fault(command: str) -> str:
-    """What is wrong with a command line; empty if the command and its long options exist."""
+    """The fault of a command line; empty if the command and its long options exist."""
     try:
         words = shlex.split(command, comments=True)
     except ValueError as error:
@@ -121,7 +121,8 @@ def options(command: str | None) -> frozenset[str]:
 
 
 def check(root: Path) -> tuple[list[str], int, int]:
-    """``(faults, documents, links)``: the faults of all documents as ``file:line: what``, and how much was looked at."""
+    """``(faults, documents, links)``: the faults of all documents as ``file:line: fault``, and the numbers of documents and links
+    checked."""
     faults: list[str] = []
     count = 0
     paths = documents(root)
@@ -135,16 +136,16 @@ def check(root: Path) -> tuple[list[str], int, int]:
 
 
 def main() -> int:
-    """Print every fault, or that there is none."""
+    """Print every fault, or a summary if there is none."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("root", nargs="?", type=Path, default=ROOT, help="repository to check; default: this one")
     faults, documents_seen, links_seen = check(parser.parse_args().root.resolve())
-    print("\n".join(faults) or f"{documents_seen} documents, {links_seen} links: all lead somewhere")
+    print("\n".join(faults) or f"{documents_seen} documents, {links_seen} links: all targets exist")
     return 1 if faults else 0
 
 
 def _lines(text: str) -> Iterator[tuple[int, str, str | None]]:
-    """``(number, line, language)``: the language of the fenced block that a line is in, None outside; fences are left out."""
+    """``(number, line, language)`` of each line except fences: the language of the surrounding fenced block, None outside blocks."""
     fence, language = "", None
     for number, line in enumerate(text.splitlines(), 1):
         match = _FENCE.match(line)

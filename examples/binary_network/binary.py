@@ -1,10 +1,11 @@
-"""One-bit weights: a trained network whose inner layers keep the signs of their weights and one scale an output channel.
+"""One-bit weights: replace the weights of a trained network's inner layers by their signs and one scale per output channel.
 
     pip install -e '.[torch]'
     python examples/binary_network/binary.py examples/digits/model.onnx examples/digits/calibrate.npz examples/digits/evaluate.npz
 
 A weight is ``a sign(w)``, ``a`` the mean magnitude of its channel, with straight-through gradients where |w| <= 1 [Rastegari et al.,
-"XNOR-Net", 2016, §3.1]. The first and the last layer stay FP32, as in the paper. The original teaches; labels join in.
+"XNOR-Net", 2016, §3.1]. The first and the last layer stay FP32, as in the paper. The original model is the teacher; labels are used as
+well.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from penstock.offline.sessions import signature_of
 
 
 class Result(msgspec.Struct):
-    """What came of it."""
+    """The binary model and its measurements."""
 
     untrained: Comparison
     trained: Comparison
@@ -37,7 +38,7 @@ class Result(msgspec.Struct):
 
     @property
     def packed_bytes(self) -> int:
-        """One bit for a binary weight, FP32 for all others and the scales; what a format with bits in it would take."""
+        """Size in a format that stores one bit per binary weight, and all other weights and the scales in FP32."""
         return self.binary_weights // 8 + 4 * self.float_weights
 
 

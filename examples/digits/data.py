@@ -1,6 +1,6 @@
 """The handwritten digits and their one fixed split: train → (fit, validate), calibrate ⊂ train, test apart.
 
-Needs numpy and scikit-learn, not torch: anybody can make the split again and check the files beside this one against it.
+Needs numpy and scikit-learn, but not torch, so the split can be repeated and compared with the files in this folder.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,8 @@ class Images(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The parts of the data set. ``fit`` and ``validate`` make up ``train``; ``calibrate`` is some of it; ``test`` is the rest."""
+    """The parts of the data set. ``fit`` and ``validate`` together are ``train``; ``calibrate`` is a part of ``train``; ``test`` is
+    all other images."""
 
     train: Images
     fit: Images
@@ -34,7 +35,7 @@ class Split(NamedTuple):
 
 
 def load_split() -> Split:
-    """Load scikit-learn's 1,797 digits and split them, stratified by digit: the same parts at every call."""
+    """Load scikit-learn's 1,797 digits and split them, stratified by digit. Every call returns the same split."""
     pixels, labels = load_digits(return_X_y=True)
     everything = Images((pixels / 16).astype(np.float32).reshape(-1, 1, 8, 8), labels.astype(np.int64))
     train, test = _cut(everything, TRAIN_SIZE)

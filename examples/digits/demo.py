@@ -63,7 +63,7 @@ class Served(msgspec.Struct):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """One figure of both servers. ``ratio`` is the median of the rounds' ratios, above 1 where built is better."""
+    """One figure of both servers. ``ratio`` is the median of the rounds' ratios; above 1, the built model is better."""
 
     what: str
     original: float
@@ -128,7 +128,7 @@ def interrupted_by_sigterm() -> Iterator[None]:
 
 @contextmanager
 def serving(target: Path) -> Iterator[Address]:
-    """Serve ``target`` in another process while the context lasts."""
+    """Serve ``target`` in another process until the context ends."""
     command = [sys.executable, "-m", "penstock", "serve", str(target), "--http-port", "0"]
     # A preexec_fn can deadlock if other threads hold locks; this one only needs the interpreter lock.
     process = subprocess.Popen(
@@ -142,7 +142,7 @@ def serving(target: Path) -> Iterator[Address]:
         line = process.stdout.readline()
         facts = dict(word.split("=", 1) for word in line.split()[1:] if "=" in word)
         if not line.startswith("ready ") or "http" not in facts:
-            raise PenstockError(f"the server for '{target.name}' did not start", "its message is above")
+            raise PenstockError(f"the server for '{target.name}' did not start", "see its message above")
         yield Address.parse(f"http://{facts['http']}")
     finally:
         process.send_signal(signal.SIGTERM)
@@ -150,7 +150,7 @@ def serving(target: Path) -> Iterator[Address]:
 
 
 def measure(original: Served, built: Served, data: Dataset, rounds: int, progress: StageProgress) -> None:
-    """Measure the accuracy of both over HTTP, then load them in turn, in alternating order."""
+    """Measure the accuracy of both servers over HTTP, then put load on them in turn, in alternating order."""
     for served in (original, built):
         served.accuracy = _accuracy(served, data)
     both = [original, built]
@@ -187,14 +187,15 @@ def compare(original: Served, built: Served) -> list[Comparison]:
 
 
 def _end_with_parent() -> Callable[[], None] | None:
-    """A function for the child: it arranges SIGTERM for when this process ends, even by SIGKILL. None if not on Linux."""
+    """A function for the child process: the kernel then sends it SIGTERM when this process ends, even by SIGKILL. None if not on
+    Linux."""
     if sys.platform != "linux":
         return None
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it has ended already
+        if os.getppid() != parent:  # the parent has already ended
             os._exit(1)
 
     return ask
@@ -221,7 +222,7 @@ def _requests(served: Served, data: Dataset) -> list[bytes]:
 
 
 def _accuracy(served: Served, data: Dataset) -> float:
-    """Share of the test images that get the right digit, one request each."""
+    """Fraction of the test images that are classified correctly, with one request per image."""
     assert data.labels is not None
     answers = run(infer_all(served.address, served.model, [data.rows(row, row + 1) for row in range(data.count)]))
     digits = np.array([next(iter(answer.values())).argmax() for answer in answers])
@@ -244,7 +245,7 @@ def _print(console: Console, rows: Sequence[Comparison], images: int) -> None:
         header_style="dim",
         pad_edge=False,
     )
-    for title in ("", "original", "built", "built is better by (least … most of the rounds)"):
+    for title in ("", "original", "built", "built is better by (min … max of the rounds)"):
         table.add_column(title, justify="right" if title else "left")
     for row in rows:
         table.add_row(*msgspec.structs.astuple(_served_row(row)))

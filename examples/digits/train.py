@@ -3,8 +3,8 @@
     pip install -e '.[torch]'
     python examples/digits/train.py [--output DIR]
 
-No test image has any influence on the model: the number of epochs is chosen on a validation part cut from the training
-images, then the model is trained again on all of them, and the test images are used once, to print the final accuracy.
+Test images do not influence the model. The number of epochs is chosen on validation images, which are a part of the training images.
+The model is then trained again on all training images. The test images are used once, to print the final accuracy.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class ResidualBlock(nn.Module):
 
 
 class DigitsNet(nn.Module):
-    """A stem, three residual blocks, global average pooling and a linear layer; widths suit SIMD registers."""
+    """A stem, three residual blocks, global average pooling and a linear layer. Widths are multiples of SIMD registers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def train(images: Images, epochs: int) -> DigitsNet:
 
 
 def move(x: Tensor) -> Tensor:
-    """Turn each image by up to 10° and shift it by up to one pixel."""
+    """Rotate each image by up to 10° and shift it by up to one pixel."""
     angle = (torch.rand(len(x)) * 2 - 1) * math.radians(10)
     shift = (torch.rand(len(x), 2) * 2 - 1) * 2 / x.shape[-1]  # the grid spans -1..1, so a pixel is 2 / width
     cos, sin = angle.cos(), angle.sin()
@@ -106,8 +106,8 @@ def accuracy(model: DigitsNet, images: Images) -> float:
 def export(model: DigitsNet, path: Path) -> None:
     """Write ``model`` as ONNX with a dynamic batch axis and its BatchNormalization nodes left in.
 
-    Folding them is the work of ``penstock build``, so the exporter is told not to: ``PRESERVE`` keeps the model in inference
-    mode without the exporter's own fusions. The notes about source files of the machine it ran on are removed.
+    ``penstock build`` folds them, so the exporter must not: ``PRESERVE`` keeps the model in inference mode without the exporter's own
+    fusions. Paths of source files that the exporter records are removed.
     """
     torch.onnx.export(
         model,
@@ -119,7 +119,7 @@ def export(model: DigitsNet, path: Path) -> None:
         opset_version=OPSET,
         training=torch.onnx.TrainingMode.PRESERVE,
         do_constant_folding=False,
-        dynamo=False,  # the newer exporter either folds BatchNorm or leaves sixty nodes of its own bookkeeping
+        dynamo=False,  # the newer exporter either folds BatchNorm or adds about sixty internal nodes
     )
     proto = onnx.load(path)
     for part in (proto, proto.graph, *proto.graph.node):
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent, help="folder to write to")
     output: Path = parser.parse_args().output
     torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(2)  # a fixed number of threads sums in a fixed order
+    torch.set_num_threads(2)  # with a fixed number of threads, sums have a fixed order
 
     split = load_split()
     scores = {}
@@ -144,7 +144,7 @@ def main() -> None:
         scores[epochs] = accuracy(train(split.fit, epochs), split.validate)
         print(f"  validation accuracy {scores[epochs]:.2%}")
     best = max(scores, key=scores.__getitem__)
-    print(f"{best} epochs are best: once more on all {len(split.train.labels)} training images")
+    print(f"{best} epochs are best; training again on all {len(split.train.labels)} training images")
     model = train(split.train, best)
     print(f"test accuracy {accuracy(model, split.test):.2%} on {len(split.test.labels)} images")
 

@@ -1,4 +1,4 @@
-"""Write a model repository: a network, the Python code before it, and an ensemble of both; and a request to ask it with."""
+"""Write a model repository with a network, Python code that prepares its input, and an ensemble of both; and write a request."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ def prepare(pixels: Tensor["UINT8", -1, 8, 8]) -> Tensor["FP32", -1, 1, 8, 8]:
     return pixels[:, None].astype("float32") / 16
 """
 
-# The network needs no configuration but for the names of its classes, Python code that has type hints none at all.
+# The network needs a configuration only for the names of its classes. Python code with type hints needs none.
 NETWORK = 'output { name: "logits" label_filename: "labels.txt" }\n'
 
 ENSEMBLE = """\
@@ -46,7 +46,7 @@ LABELS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 
 def write(repository: Path, request: Path) -> int:
-    """Both must not be there yet, or are written over. Returns the digit that the request shows."""
+    """Existing files are overwritten. Returns the digit that the request shows."""
     for name in ("prepare", "network", "read"):
         (repository / name / "1").mkdir(parents=True, exist_ok=True)
     (repository / "prepare" / "1" / "model.py").write_text(PREPARE)

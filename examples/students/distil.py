@@ -21,7 +21,7 @@ from penstock.tensor import Array
 
 
 def shifted(arrays: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:
-    """Images moved by up to one pixel; the teacher is asked about what the student sees. Anything else as it is."""
+    """Shift images by up to one pixel, for student and teacher alike. Other inputs are returned unchanged."""
 
     def moved(array: Array) -> Array:
         if array.ndim != 4:
@@ -36,7 +36,7 @@ def shifted(arrays: dict[str, Array], rng: np.random.Generator) -> dict[str, Arr
 def run(
     teacher_file: Path, train: Path, test: Path, student: str, options: DistillOptions, size: tuple[int, int]
 ) -> tuple[Artifact, Comparison]:
-    """The distilled student of ``size`` (width, depth), and how it compares on ``test``."""
+    """The distilled student of ``size`` (width, depth), and its comparison with the teacher on ``test``."""
     teacher = Artifact.from_file(teacher_file)
     signature = signature_of(teacher)
     learned = distill(

@@ -2,8 +2,9 @@
 
     python examples/students/search.py examples/digits/model.onnx examples/digits/calibrate.npz --limit-ms 0.05
 
-Latency comes first: every point is timed in ONNX Runtime with random weights, which cost what trained ones do, and what is too slow
-is never trained. The rest is distilled in rungs: each goes on from the weights of the last, and the better half stays.
+Latency is measured first: every point is timed in ONNX Runtime with random weights, which take the same time as trained weights.
+Points that are too slow are not trained. The others are distilled in rungs: each rung continues from the weights of the previous one,
+and keeps the better half.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from penstock.perf.measure import repeat_rows
 
 
 class Point(msgspec.Struct):
-    """One architecture, and how far it came."""
+    """One architecture and its results so far."""
 
     width: int
     depth: int
@@ -39,13 +40,13 @@ class Point(msgspec.Struct):
 def latency_table(
     students: dict[tuple[int, int], Artifact], data: Dataset, budget_s: float
 ) -> dict[tuple[int, int], float]:
-    """Median milliseconds of one row on one thread, all timed against one another."""
+    """Median milliseconds of one row on one thread, measured interleaved."""
     timings = race(students, repeat_rows(data.inputs, 1), budget_s)
     return {size: timing.p50_ms for size, timing in timings.items()}
 
 
 def search(teacher: Artifact, data: Dataset, points: Sequence[Point], rungs: Sequence[float]) -> list[Point]:
-    """All ``points``, the best first: by epochs lived through, then by accuracy on a third of ``data`` that none is trained on."""
+    """All ``points``, the best first: by trained epochs, then by accuracy on a held-out third of ``data``."""
     train, held_out = data.split(1 / 3)
     judge = Judge(teacher, held_out)
     alive = list(points)

@@ -1,4 +1,4 @@
-"""Small students as ONNX graphs with random weights, ready to be distilled: width and depth are free, inputs the teacher's.
+"""Small students as ONNX graphs with random weights, for distillation. Width and depth are free; the inputs are the teacher's.
 
 No BatchNormalization: distillation trains with the statistics in the file, and a new network has none.
 """
@@ -56,7 +56,7 @@ class Graph:
 
 
 def depthwise_cnn(signature: Signature, width: int, depth: int, seed: int = 0) -> Artifact:
-    """For one image [N, C, H, W] to scores [N, classes]: a 3×3 stem, then ``depth`` residual blocks of a depthwise 3×3 and a
+    """A network from images [N, C, H, W] to scores [N, classes]: a 3×3 stem, then ``depth`` residual blocks of a depthwise 3×3 and a
     pointwise 1×1 convolution [Howard et al., "MobileNets", 2017], global average, linear."""
     source, target, g = signature.inputs[0], signature.outputs[0], Graph(seed)
     x = g.conv(source.name, source.shape[1], width, 3)
@@ -66,8 +66,9 @@ def depthwise_cnn(signature: Signature, width: int, depth: int, seed: int = 0) -
 
 
 def narrow_encoder(signature: Signature, width: int, depth: int, seed: int = 0) -> Artifact:
-    """For one sequence [N, L, F], or image [N, C, H, W] read row by row, to scores [N, classes]: ``depth`` layers of one-headed
-    attention and a perceptron, each normalised first [Vaswani et al., 2017], the mean over positions, linear."""
+    """A network from sequences [N, L, F], or images [N, C, H, W] read row by row, to scores [N, classes]: ``depth`` layers of
+    one-headed attention and a perceptron, each after a normalisation [Vaswani et al., 2017], the mean over positions, and a linear
+    layer."""
     source, target, g = signature.inputs[0], signature.outputs[0], Graph(seed)
     if len(source.shape) == 4:
         _, channels, length, columns = source.shape
@@ -96,7 +97,7 @@ def _attention(g: Graph, x: str, width: int) -> str:
 
 
 def _classify(g: Graph, x: str, width: int, source: TensorSpec, target: TensorSpec) -> Artifact:
-    """The model, with a linear layer from ``x`` to the classes at its end."""
+    """The model, which ends with a linear layer from ``x`` to the classes."""
     classes = target.shape[1]
     weight, bias = g.normal(width, classes, fan_in=2 * width), g.constant(np.zeros(classes, np.float32))
     g.op("Gemm", x, weight, bias, result=target.name)

@@ -1,4 +1,4 @@
-"""A bundle with a coded variant: opens anywhere, decodes to the very model, and is refused when it does not."""
+"""A bundle with a coded variant opens anywhere and decodes to exactly the packed model; otherwise it is rejected."""
 
 from __future__ import annotations
 

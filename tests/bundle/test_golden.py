@@ -19,7 +19,7 @@ DIGESTS = {
     "schema-1": "1ea057167afbf180966108be984f389b2d4473382bc9d5199ba3e144956ea5ac",
     "schema-2": "ec14930ebe45caf0a04018923d7ad3a885f4ef78af37da24270f2ce7535e166f",
 }
-"""By name the digest of the bundle's manifest."""
+"""The digest of each bundle's manifest, by name."""
 
 
 def weight(name: str) -> np.ndarray:
@@ -55,7 +55,7 @@ def test_what_was_written_is_read(name: str) -> None:
 
 
 def kept_all(written: object, read: object, where: str) -> None:
-    """Assert that ``read`` holds everything that was ``written``; newer fields may have been added."""
+    """Assert that ``read`` contains everything in ``written``; newer fields may have been added."""
     if isinstance(written, dict):
         assert isinstance(read, dict), where
         for key, value in written.items():

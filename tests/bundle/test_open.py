@@ -64,7 +64,7 @@ def _entries(manifest: Manifest, files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def _forged(path: Path, manifest: Manifest, files: dict[str, bytes]) -> Path:
-    """A one-file bundle whose seal is right, whatever is in it: what an attacker, not an accident, makes."""
+    """A one-file bundle with a valid seal around any content, as an attacker could forge it."""
     path.write_bytes(zip_bytes(_entries(manifest, files)))
     return path
 

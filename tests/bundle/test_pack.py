@@ -158,7 +158,7 @@ except ResourceExhausted as error:
 
 
 def _killed(where: str, target: Path, folder: bool) -> None:
-    """A process that overwrites ``target`` and kills itself where ``where``, Python that may call ``die``, says."""
+    """A process that overwrites ``target`` and kills itself when ``where``, Python code, calls ``die``."""
     script = f"""
 import os, signal, sys
 from pathlib import Path

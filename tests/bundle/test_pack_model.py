@@ -1,4 +1,4 @@
-"""Models of any format, packed as they are, run from their bundle as they do from their files."""
+"""Models of any format that are packed unchanged give the same outputs from the bundle as from their files."""
 
 from __future__ import annotations
 

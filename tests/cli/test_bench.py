@@ -143,7 +143,7 @@ def test_the_model_must_be_named_and_help_teaches() -> None:
 
 
 def raise_from(result: Result) -> None:
-    """Errors reach the one place that prints them."""
+    """Errors propagate to the only place that prints them."""
     assert result.exception is not None
     raise result.exception
 

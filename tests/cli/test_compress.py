@@ -153,7 +153,7 @@ def test_a_quantised_model_is_built_and_the_plan_says_why_it_did_nothing(penstoc
 
 
 def test_an_interrupt_leaves_a_plan_to_go_on_from(net: Path) -> None:
-    """Ctrl-C once the store has its first attempt: exit 130, no bundle, and the same command goes on."""
+    """Ctrl-C after the store has its first attempt: exit code 130 and no bundle; the same command continues the plan."""
     source = Path(models.__file__).parents[1] / "src"
     environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
     arguments = ["net.onnx", *DATA, "--budget", "60s", "--epochs", "60", "--threads", "1", "--target", "size"]

@@ -17,7 +17,7 @@ def test_a_person_reads_what_is_wrong_and_the_difference(penstock, folder: Path)
     repository(folder)
     done = penstock("doctor", "models")
     assert done.code == 1
-    assert "good  nothing wrong" in done.out
+    assert "good  no findings" in done.out
     assert "error  'max_batch_size' is -1, but must not be negative" in done.out
     assert "-max_batch_size: -1" in done.out
     assert "2 model(s), 1 with errors" in done.out

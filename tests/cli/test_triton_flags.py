@@ -1,4 +1,4 @@
-"""What Triton's flags come to."""
+"""The settings that result from Triton's flags."""
 
 from __future__ import annotations
 

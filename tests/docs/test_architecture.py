@@ -1,4 +1,4 @@
-"""The picture of the rooms is that of the contracts that import-linter enforces."""
+"""The picture of the rooms matches the contracts that import-linter enforces."""
 
 from __future__ import annotations
 

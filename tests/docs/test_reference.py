@@ -1,4 +1,4 @@
-"""The reference pages name everything that there is: options, settings, errors, statuses, public names."""
+"""The reference pages are complete: options, settings, errors, statuses, public names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of settings in the reference pages are those that the fields of ``ServerConfig`` give."""
+"""The tables of settings in the reference pages match the fields of ``ServerConfig``."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs" / "compression").glob("*.md")), ROOT / "docs" / "reference" / "cli.md"]
 GOES_ON_FROM = {"mixed-precision": "sensitivity"}
-"""Pages that begin where another one ends."""
+"""Pages whose code continues the code of another page."""
 
 
 @pytest.mark.slow

@@ -157,7 +157,7 @@ def test_what_is_wrong_is_told_and_changes_nothing(root: Path, client: Client, t
     assert said.startswith("load failed for model 'broken': version 1 is at UNAVAILABLE state: ")
     said = client.refused(lambda: client.load("absent"), ("500", "INTERNAL"))
     assert said.startswith("failed to load 'absent', failed to poll from model repository")
-    assert "the repositories hold no model 'absent'" in said
+    assert "the repositories contain no model 'absent'" in said
     for name in ("..", " ") if client.is_http else ("..", " ", "", "../first"):
         for operation in (client.load, client.unload):
             client.refused(lambda name=name, operation=operation: operation(name), ("400", "INVALID_ARGUMENT"))

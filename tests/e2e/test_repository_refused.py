@@ -19,9 +19,9 @@ _EXPLICIT = ("--model-control-mode", "explicit", "--load-model")
             (*_EXPLICIT, "nope"),
             "",
             3,
-            ["the repositories hold no model 'nope'"],
+            ["the repositories contain no model 'nope'"],
         ),
-        ((*_EXPLICIT, "linaer"), "", 3, ["the repositories hold no model 'linaer'", "did you mean 'linear'?"]),
+        ((*_EXPLICIT, "linaer"), "", 3, ["the repositories contain no model 'linaer'", "did you mean 'linear'?"]),
         (
             (),
             "version_policy { specific { versions: [7] } }",

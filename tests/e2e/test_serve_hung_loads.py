@@ -78,7 +78,7 @@ def test_a_server_ends_while_a_model_is_still_being_loaded(
     if signals == 2:
         return  # the second signal may end it at once, with code 1
     assert code == 0, errors
-    ends = errors.count("model 'hung' was still being loaded") + errors.count("loading of model 'hung' is ended")
+    ends = errors.count("model 'hung' was still being loaded") + errors.count("loading of model 'hung' was ended")
     assert ends == processes, errors
 
 
@@ -95,6 +95,9 @@ def test_a_model_that_never_ends_its_warm_up_is_served_cold(tmp_path: Path, proc
         server.signal(signal.SIGTERM)
         code, errors = server.end()
     assert code == 0
-    assert errors.count("model 'endless' stays cold: it refuses a guessed batch of 1 zero rows") == processes
-    assert "describe a request that it takes in 'model_warmup'" in errors
+    assert (
+        errors.count("model 'endless' is served without warm-up: it rejects a guessed batch of 1 zero rows")
+        == processes
+    )
+    assert "describe a valid request in 'model_warmup'" in errors
     assert "Traceback" not in errors

@@ -99,8 +99,11 @@ def test_models_that_refuse_zeros_are_served(tmp_path: Path, isolation: str) -> 
             assert (status, answer["outputs"][0]["data"]) == (200, expected), (name, answer)
     _, errors = server.end()
     for name, (*_, refuses_zeros) in cases.items():
-        assert errors.count(f"model '{name}' stays cold: it refuses a guessed batch of 1 zero rows") == refuses_zeros
-    assert "describe a request that it takes in 'model_warmup'" in errors
+        assert (
+            errors.count(f"model '{name}' is served without warm-up: it rejects a guessed batch of 1 zero rows")
+            == refuses_zeros
+        )
+    assert "describe a valid request in 'model_warmup'" in errors
     assert "Traceback" not in errors
 
 

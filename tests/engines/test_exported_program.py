@@ -1,4 +1,4 @@
-"""The torch engine with programs of torch.export: what it learns of them, and what it refuses to load."""
+"""The torch engine with programs of torch.export: their signatures, and the files that it refuses to load."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TestConformance(EngineConformance):
 
 
 class Nested(torch.nn.Module):
-    """Takes nested tensors, a constant and an optional one; gives nested ones and none; branches on its data."""
+    """Takes nested tensors, a constant and an optional tensor; returns nested tensors and None; branches on its data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ def forged(
 
 
 class Touch:
-    """Unpickling it makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -27,7 +27,7 @@ Y = {"name": "y", "datatype": "FP32", "shape": [-1, 2]}
 
 
 class TestConformance(EngineConformance):
-    """As TorchScript; ``test_exported_program`` runs it for programs of torch.export."""
+    """The suite for TorchScript; ``test_exported_program`` runs it for programs of torch.export."""
 
     engine = TorchEngine()
     zoo = torch_models.SCRIPTS
@@ -206,7 +206,7 @@ def test_text_is_refused() -> None:
 
 
 class Batches(torch.nn.Module):
-    """Has buffers that it does not write to when it is not trained."""
+    """A module with buffers that it writes only in training mode."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What an archive may hold, judged from its records alone: no torch is needed."""
+"""The permitted content of an archive, checked by its records alone, without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Binary weights have two values a channel, and the network with them answers after training."""
+"""Binary weights have two values per channel, and the network is accurate after training."""
 
 from __future__ import annotations
 

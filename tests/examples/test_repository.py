@@ -1,4 +1,4 @@
-"""The example of a model repository is well, and serves what its README says."""
+"""The example repository passes the doctor, and the server answers as its README shows."""
 
 from __future__ import annotations
 

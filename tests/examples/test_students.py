@@ -1,4 +1,4 @@
-"""The student recipes build what they say, learn, and are searched by width and depth."""
+"""The student architectures have the documented form, learn, and can be searched by width and depth."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEACHER = Artifact.from_file(DIGITS / "model.onnx")
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Imports a script of ``examples/students``, which find one another by being in one folder."""
+    """Imports a script of ``examples/students``; the scripts import one another from their common folder."""
     monkeypatch.syspath_prepend(EXAMPLES / "students")
     return importlib.import_module
 

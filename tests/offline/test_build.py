@@ -399,7 +399,7 @@ def test_few_samples_are_warned_of_before_the_work(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     result = build(model, tmp_path / "out.bundle", evaluate=tmp_path / "data.npz", recipe=QUICK)
-    note = "40 evaluation samples are too few to decide on a loss of 1.00%: give at least 368"
+    note = "40 evaluation samples cannot prove a loss within 1.00%, so losses are estimates: give at least 368"
     assert any(note in one for one in result.evidence.notes)
     assert note in caplog.text
 
@@ -429,7 +429,7 @@ def test_a_plan_without_data_is_refused(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_plan_whose_models_all_fail_is_noted(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best legal one is served, and the reader is told why it is none of the plan's."""
+    """The best permitted candidate is served, and a note explains why it is not a model of the plan."""
     proto = onnx.load(model)
     for tensor in proto.graph.initializer:
         if tensor.name == "dense":
@@ -450,7 +450,7 @@ def test_a_plan_whose_models_all_fail_is_noted(model: Path, tmp_path: Path, monk
 
 
 def test_what_is_to_be_small_needs_no_second_model(model: Path, tmp_path: Path) -> None:
-    """Engines and precisions that take a model to fall back to are not tried, whatever is installed."""
+    """Engines and precisions that need a fallback model are not tried, even if they are installed."""
     recipe = Recipe(threads=(1,), methods=(RangeMethod.MSE,), careful=False, budget_s=0.2, objective="size")
     result = build(model, tmp_path / "out.bundle", tmp_path / "data.npz", tmp_path / "data.npz", recipe)
     assert {(one.engine, one.precision) for one in result.evidence.candidates} == {

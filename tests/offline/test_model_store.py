@@ -1,4 +1,4 @@
-"""What is kept, for how long, and how much of it."""
+"""The kept objects, their lifetime, and their limit."""
 
 from __future__ import annotations
 

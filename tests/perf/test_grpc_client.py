@@ -26,7 +26,7 @@ Behave = Callable[[bytes, grpc.ServicerContext], bytes]
 
 @contextmanager
 def grpc_server(behave: Behave, threads: int = 8, options: tuple[tuple[str, Any], ...] = ()) -> Iterator[Address]:
-    """grpcio's server with one method that takes and gives raw messages."""
+    """grpcio's server with one method that receives and returns raw messages."""
     handler = grpc.method_handlers_generic_handler("test.Echo", {"Call": grpc.unary_unary_rpc_method_handler(behave)})
     unlimited = (("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0))
     server = grpc.server(ThreadPoolExecutor(threads), handlers=(handler,), options=unlimited + options)

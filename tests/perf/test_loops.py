@@ -1,4 +1,4 @@
-"""The loops on connections without a network: who sends when, and what becomes of each request."""
+"""The loops on connections without a network: send times, and the outcome of each request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ REQUESTS = (b"0", b"1", b"2")
 
 
 class Peer:
-    """Opens connections; ``reply`` decides what becomes of the n-th request: a AnswerHead, None for silence, or a word for a loss."""
+    """Opens connections; ``reply`` returns the reply to the n-th request: an AnswerHead, None for silence, or text for a lost
+    connection."""
 
     def __init__(
         self, reply: Callable[[int], AnswerHead | str | None] = lambda _: AnswerHead(200, 0, None, False)
@@ -37,7 +38,7 @@ class Peer:
 
 
 class Pipe:
-    """A connection whose answer comes in the next turn of the event loop."""
+    """A connection whose answer arrives in the next iteration of the event loop."""
 
     def __init__(self, peer: Peer, on_answer: Any, on_lost: Any) -> None:
         self.busy = False
@@ -136,7 +137,7 @@ def test_nobody_at_the_start_and_nothing_to_send_are_said() -> None:
 
 
 def opened(peer: Peer, arrivals: list[float], connections: int, timeout_s: float = 30.0) -> dict[str, Any]:
-    """An open loop over a window that ends at once after the last of ``arrivals``, in which all of them are late."""
+    """An open loop whose window ends immediately after the last of ``arrivals``, all of which are late."""
     due = itertools.chain(arrivals, itertools.repeat(1e9))
     window = LoadWindow(0.01, 0.0, timeout_s)
     return figures(lambda target: OpenLoop(target, connections, window, None, due), peer)

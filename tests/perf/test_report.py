@@ -59,7 +59,7 @@ def manifest(**changes: object) -> Manifest:
 
 
 class Page(HTMLParser):
-    """What a page loads, and whether its tags close in order."""
+    """The resources that a page loads, and a check that its tags are nested correctly."""
 
     VOID = frozenset({"meta", "br", "line"})
 

@@ -1,4 +1,4 @@
-"""Runs over graphs: what they compute, when they let go of tensors, how they end."""
+"""Runs of graphs: results, release of tensors, and ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.tensor import Array, DataType, Signature, TensorSpec
 
 
 class Job(msgspec.Struct, eq=False):
-    """A step under way."""
+    """A running step."""
 
     step: PipelineStep
     inputs: dict[str, Array]
@@ -31,14 +31,14 @@ class Job(msgspec.Struct, eq=False):
         self.cancelled = True
 
     def finish(self) -> None:
-        """Give what the step computes, and forget it."""
+        """Complete the step with its outputs, and remove it."""
         done, outputs = self.done, compute(self.step, self.inputs)
         self.inputs = {}
         done(outputs)
 
 
 def compute(step: PipelineStep, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Another array for every output; what is computed depends on all inputs and their names."""
+    """A different array for every output, which depends on all inputs and their names."""
     total = sum(array * (len(own) + int(own[1:])) for own, array in inputs.items())
     return {own: np.asarray(total + int(own[1:]) + 1) for own in step.outputs}
 
@@ -62,7 +62,7 @@ def step(name: str, reads: list[str], gives: list[str], condition: str = "", **m
 
 
 class Bench:
-    """Runs a graph; ``jobs`` are the steps under way, ``told`` all that ``done`` was given."""
+    """Runs a graph; ``jobs`` are the running steps, ``told`` the arguments of ``done``."""
 
     def __init__(self, graph: Graph, wanted: list[str] | None = None) -> None:
         self.plan = graph.plan(graph.outputs if wanted is None else wanted)

@@ -1,4 +1,4 @@
-"""Pipelines as they are declared."""
+"""Declarations of pipelines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.tensor import DataType, Signature, TensorSpec
 
 
 def step(name: str, **more: Any) -> PipelineStep:
-    """``a.b>c.d`` reads tensors a and b and gives c and d; its own names are i0, i1 … and o0, o1 …"""
+    """``a.b>c.d`` reads tensors a and b and produces c and d; its own names are i0, i1 … and o0, o1 …"""
     read, _, given = name.partition(">")
     inputs = {f"i{n}": tensor for n, tensor in enumerate(filter(None, read.split(".")))}
     outputs = {f"o{n}": tensor for n, tensor in enumerate(filter(None, given.split(".")))}

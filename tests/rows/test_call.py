@@ -51,9 +51,9 @@ def test_what_rules_ask_of_their_inputs() -> None:
     with pytest.raises(Dependent, match="mixes the rows"):
         call(ROWS).mixes(ROWS, -2)
     call(ROWS).mixes(ROWS, -1)
-    with pytest.raises(Dependent, match="takes its input 'b' from the rows"):
+    with pytest.raises(Dependent, match="has an input 'b' that depends on the rows"):
         call(CONSTANT, ROWS).constants(1, 2)
-    with pytest.raises(Dependent, match="more than one number in its input 'a'"):
+    with pytest.raises(Dependent, match="more than one element in its input 'a'"):
         call(CONSTANT).singles(0)
     with pytest.raises(Dependent, match="lacks input 1"):
         call(CONSTANT)[1]
@@ -69,8 +69,8 @@ def test_operators_that_keep_the_shape() -> None:
     assert found.shape == ROWS.shape
     for inputs, reason in (
         ((Fact([3, BATCH]),), "mixes the rows"),
-        ((ROWS, ROWS), "takes its input 'b' from the rows"),
-        ((ROWS, None, CONSTANT), "more than one number in its input 'c'"),
+        ((ROWS, ROWS), "has an input 'b' that depends on the rows"),
+        ((ROWS, None, CONSTANT), "more than one element in its input 'c'"),
     ):
         with pytest.raises(Dependent, match=reason):
             rule(call(*inputs))

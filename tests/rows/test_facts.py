@@ -10,7 +10,7 @@ T = symbol("t")
 def test_the_batch_axis_is_where_the_batch_size_is() -> None:
     assert [Fact(shape).axis for shape in ([BATCH, 3], [3, times(2, BATCH)], [T, 3], [])] == [0, 1, -1, -1]
     for shape in ([BATCH, BATCH], [times(BATCH, BATCH)], [plus(BATCH, 1)]):
-        with pytest.raises(Dependent, match="not one row for each row"):
+        with pytest.raises(Dependent, match="not have one row for each input row"):
             Fact(shape)
 
 

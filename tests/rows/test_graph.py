@@ -109,7 +109,7 @@ def test_weights_are_not_copied() -> None:
 def test_a_graph_in_two_parts_is_refused() -> None:
     data = models.linear().data
     graph = onnx.load_model_from_string(data).graph.SerializeToString()
-    with pytest.raises(ValueError, match="field 'graph' is given 2 times"):
+    with pytest.raises(ValueError, match="field 'graph' appears 2 times"):
         read_graph(data + b"\x3a" + bytes([len(graph) & 0x7F | 0x80, len(graph) >> 7]) + graph)
 
 

@@ -22,8 +22,8 @@ BRANCHES = "<then_branch = a () => (float[N,4] p) { p = Relu(x) }, else_branch =
 DEPENDENT = {
     "only at large values": ("m = ReduceMean<axes = [0]>(x) d = Sub(m, c) r = Relu(d) y = Sub(x, r)", "'m' (ReduceMean) mixes"),
     "weakly": ("m = ReduceMean<axes = [0]>(x) w = Mul(m, e) y = Sub(x, w)", "'m' (ReduceMean) mixes"),
-    "by the batch size": (f"n = Size(x) g = Greater(n, k) y = If {BRANCHES}(g)", "'y' (If) chooses by the rows, or by their number"),
-    "by the range of all": ("a, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(a, s, z)", "takes its scale from all rows"),
+    "by the batch size": (f"n = Size(x) g = Greater(n, k) y = If {BRANCHES}(g)", "'y' (If) selects a branch by the rows, or by their number"),
+    "by the range of all": ("a, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(a, s, z)", "computes its scale from all rows"),
 }  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def test_what_quantisation_makes_of_a_model_is_proven_unless_its_ranges_are_thos
     penstock.compress.quantize(nets.lenet_300_100(), data, output=tmp_path / "q.onnx", precision=precision, **options)
     made = Artifact.from_file(tmp_path / "q.onnx")
     assert operator in {node.op_type for node in onnx.load_model_from_string(made.data).graph.node}
-    assert ("takes its scale from all rows of a batch" in objection(made)) == (precision == "int8-dynamic")
+    assert ("computes its scale from all rows of a batch" in objection(made)) == (precision == "int8-dynamic")
     assert bool(objection(made)) == (precision == "int8-dynamic")
 
 
@@ -127,7 +127,7 @@ def test_models_of_which_nothing_can_be_said() -> None:
     script = Artifact.from_bytes(b"script", Format.TORCHSCRIPT)
     assert unproven(script, X) == "only ONNX models can be examined, not models of format 'torchscript'"
     assert unproven(Artifact.from_bytes(b"\x3a\xff"), X).startswith("its graph cannot be read: ")
-    assert unproven(Artifact.from_bytes(b""), X) == "the graph reads 'y', of which nothing is known"
+    assert unproven(Artifact.from_bytes(b""), X) == "the graph reads 'y', which is not known"
     assert "node 'y' (Frobnicate) is an operator that is not known" in unproven(
         models.unknown_operator(), Signature((TensorSpec("x", DataType.FP32, (-1, 2)),), X.outputs)
     )

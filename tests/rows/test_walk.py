@@ -48,13 +48,13 @@ def test_graphs_in_graphs(body: str) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (f"n = Size(x) g = Greater(n, three) {branch('g')}", "node 'y' (If) chooses by the rows, or by their number"),
+        (f"n = Size(x) g = Greater(n, three) {branch('g')}", "node 'y' (If) selects a branch by the rows, or by their number"),
         (f"m = ReduceMax<keepdims = 0>(x) g = Cast<to = 9>(m) {branch('g')}", "(ReduceMax) mixes the rows"),
         (f"{branch('yes').replace('Relu(x)', 'Softmax<axis = 0>(x)')}", "node 'p' (Softmax) mixes the rows"),
         (
             (f"h = Shape(x) n = Gather(h, zero) k = Squeeze(n) e, o = Loop <body = b {BODY} {{ d = Identity(c) t = Mul(s, w) "
             "u = Neg(s) }>(k, yes, x) y = Identity(e)"),
-            "(Loop) repeats its body by the rows, or by their number",
+            "(Loop) has a number of iterations that depends on the rows, or on their number",
         ),
         (
             (f"e, o = Loop <body = b {BODY} {{ m = ReduceMax<keepdims = 0>(s) d = Cast<to = 9>(m) t = Mul(s, w) "
@@ -64,7 +64,7 @@ def test_graphs_in_graphs(body: str) -> None:
         (
             ("m = ReduceMax<axes = [0], keepdims = 0>(w) r = Expand(m, l) e, o = Scan <num_scan_inputs = 1, "
             "body = b (float[4] s, float[4] v) => (float[4] a, float[4] b) { a = Add(s, v) b = Tanh(a) }>(r, x) y = Identity(o)"),
-            "(Scan) goes through the rows of a batch",
+            "(Scan) iterates over the rows of a batch",
         ),
         (
             ("y = local.soft<ax = 0>(x) FUNCTIONS <opset_import: [\"\": 17], domain: \"local\"> soft <ax>(a) => (b) "
@@ -84,7 +84,7 @@ def test_an_operator_set_that_is_not_described() -> None:
     model.opset_import[0].version = 6
     signature = OnnxRuntimeEngine().load(relu, {}).signature
     reason = unproven(Artifact.from_bytes(model.SerializeToString()), signature)
-    assert reason == "node 'y' (MatMul) is of operator set 6, but only 7 to 28 are known"
+    assert reason == "node 'y' (MatMul) is of opset 6, but only opsets 7 to 28 are supported"
 
 
 def test_the_newest_operator_set_is_described() -> None:
@@ -103,7 +103,7 @@ def test_functions_of_another_operator_set(outside: int, inside: int) -> None:
     head = f'<opset_import: ["": {inside}], domain: "local"> soft (a) => (b)'
     body = f"{head} {{ c = Transpose(a) d = Softmax<axis = 0>(c) b = Transpose(d) }}"
     found = objection(parsed(f"y = local.soft(x) FUNCTIONS {body}", opset=outside))
-    assert found == "node 'y' (soft) is a function of the model that imports another operator set than the model"
+    assert found == "node 'y' (soft) is a model function that imports a different opset than the model"
 
 
 def test_a_domain_with_two_operator_sets() -> None:
@@ -111,7 +111,7 @@ def test_a_domain_with_two_operator_sets() -> None:
     model.opset_import.add(domain="ai.onnx", version=12)
     signature = OnnxRuntimeEngine().load(models.linear(), {}).signature
     reason = unproven(Artifact.from_bytes(model.SerializeToString()), signature)
-    assert reason == "its graph cannot be read: a domain has two operator sets"
+    assert reason == "its graph cannot be read: a domain imports two opsets"
 
 
 def test_functions_that_call_one_another_end() -> None:

@@ -1,4 +1,4 @@
-"""A line for every request, and nothing in it that is nobody's business."""
+"""A line for every request, without confidential content."""
 
 from __future__ import annotations
 

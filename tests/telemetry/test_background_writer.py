@@ -1,4 +1,4 @@
-"""Records reach the sink in order, or are dropped and counted; nobody waits."""
+"""Records reach the sink in order, or are dropped and counted; callers never wait."""
 
 from __future__ import annotations
 

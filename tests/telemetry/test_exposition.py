@@ -1,4 +1,4 @@
-"""The page of metrics, read by those that it is for: Prometheus's own parsers, promtool, and Prometheus."""
+"""The page of metrics, read by Prometheus's parsers, promtool, and Prometheus."""
 
 from __future__ import annotations
 

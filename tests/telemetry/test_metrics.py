@@ -1,4 +1,4 @@
-"""The declarations: names that are legal, told apart, and documented."""
+"""The declarations of metrics: names are legal, distinct and documented."""
 
 from __future__ import annotations
 

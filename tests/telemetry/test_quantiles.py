@@ -1,4 +1,4 @@
-"""Quantiles of the last minute against those of the sorted values."""
+"""Quantiles of the last minute, compared with quantiles of the sorted values."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from penstock.telemetry.statistics import (
 US = 1000
 MS = 1000 * US
 T = 7 * 10**15
-"""Some moment."""
+"""An arbitrary time."""
 
 
 def two_batches() -> ModelStatistics:

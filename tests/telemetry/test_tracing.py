@@ -1,4 +1,4 @@
-"""Which requests are recorded, and what is known of them."""
+"""The selection of recorded requests, and the content of their records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Kept:
 
 
 class Recorder:
-    """A tracer, and what it has sent to file, collector and access log."""
+    """A tracer, and the records that it has sent to file, collector and access log."""
 
     def __init__(self, setting: TraceSetting | None = None, access_log: bool = False) -> None:
         self.sinks = {name: Kept() for name in ("triton", "opentelemetry", "log")}

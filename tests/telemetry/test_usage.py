@@ -1,4 +1,4 @@
-"""What process and machine use, from the kernel's own files and from made-up ones."""
+"""Resource usage of process and machine, from the kernel's files and from synthetic files."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ class _Versioned(msgspec.Struct):
     schema_version: int
 
 
-# Made here, since msgspec is not safe if several threads use a type for the first time.
+# Created at import: msgspec is not safe if several threads use a type for the first time.
 _decode_version = msgspec.json.Decoder(_Versioned).decode
 _decode_manifest = msgspec.json.Decoder(Manifest).decode
 

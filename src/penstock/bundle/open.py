@@ -80,9 +80,7 @@ class Bundle:
         )
 
     def differences(self, machine: MachineFacts) -> list[str]:
-        """The differences between ``machine`` and the machine of the measurements. With any difference, the profile might not be
-        valid.
-        """
+        """The differences between ``machine`` and the machine of the measurements. If there are any, the profile may not be valid."""
         built = self.manifest.machine
         facts = (
             ("CPU", built.cpu, machine.cpu),
@@ -157,7 +155,7 @@ def _open_file(path: Path) -> Bundle:
                     "make a bundle of it with `penstock build`",
                 )
             raise IntegrityError(f"'{path.name}' is not a Penstock bundle, or the file is truncated")
-        # An archive contains the name of an entry twice, so one copy survives one damaged byte.
+        # An archive contains each entry's name twice, so at least one is intact if a single byte is damaged.
         if MANIFEST_DIGEST.encode() not in data:
             raise _no_manifest(path)
         raise _changed(path, "the archive")

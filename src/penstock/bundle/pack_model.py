@@ -1,4 +1,4 @@
-"""Pack an existing model into a bundle as it is; nothing is optimised or measured."""
+"""Pack an existing model into a bundle unchanged; nothing is optimised or measured."""
 
 from __future__ import annotations
 

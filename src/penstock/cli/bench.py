@@ -67,15 +67,15 @@ def bench(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Send the requests over gRPC to this address, encrypted if the URL is; closed loop only.",
+            help="Send the requests over gRPC to this address, encrypted if the URL is https; closed loop only.",
         ),
     ] = None,
     key: Annotated[
-        str, typer.Option(envvar="PENSTOCK_KEY", help="Key that the server demands.", show_default=False)
+        str, typer.Option(envvar="PENSTOCK_KEY", help="Key that the server requires.", show_default=False)
     ] = "",
     ca: Annotated[
         Path | None,
-        typer.Option(help="PEM file with the certificates to trust over https. Default: those of the system."),
+        typer.Option(help="PEM file with the certificates to trust over https. Default: the system's certificates."),
     ] = None,
     json: options.Json = False,
 ) -> None:

@@ -65,7 +65,7 @@ def doctor(
 
 
 def _show(console: Console, found: Diagnosis, write: bool) -> None:
-    console.print(f"[bold]{escape(found.model)}[/bold]{'' if found.findings else '  nothing wrong'}")
+    console.print(f"[bold]{escape(found.model)}[/bold]{'' if found.findings else '  no findings'}")
     for finding in found.findings:
         style = _STYLES[finding.severity]
         console.print(f"  [{style}]{finding.severity.value}[/{style}]  {escape(finding.message)}")

@@ -76,7 +76,7 @@ def inspect(
 
 def _inspect_onnx(path: Path, report: Path | None, json: bool) -> None:
     if report is not None:
-        raise InvalidArgument(f"'{path}' is a model, which has no report", "leave out --report, or name a bundle")
+        raise InvalidArgument(f"'{path}' is a model, which has no report", "remove --report, or name a bundle")
     facts = onnx_model.read(Artifact.from_file(path))
     if json:
         print(msgspec.json.encode(facts).decode())

@@ -30,7 +30,7 @@ _Typed = TypeVar("_Typed", bound=msgspec.Struct)
 
 
 _first_use = threading.Lock()
-"""msgspec examines a type at its first use, and crashes if several threads do that at once, as loads may."""
+"""msgspec analyses a type on first use, and crashes if several threads do so at the same time, as concurrent loads may."""
 _OF_SEVERAL_FILES = (Format.OPENVINO_IR, Format.SAVED_MODEL)
 
 
@@ -56,14 +56,14 @@ class LoadedModel(Protocol):
     reentrant: bool = False
     """True if several threads may run ``forward`` at the same time."""
     predictable: bool = False
-    """``forward`` waits for nothing but the processor, any thread may call it, and its time depends only on the inputs' shapes. The
+    """``forward`` never blocks, any thread may call it, and its run time depends only on the inputs' shapes. The
     server may run short batches of such a model on its event loop."""
     keeps_state: bool = False
-    """Its answers may depend on earlier calls, so only requests may call it."""
+    """Outputs may depend on earlier calls, so the model must not be called for any purpose other than a request (no warm-up)."""
     optional_inputs: tuple[TensorSpec, ...] = ()
     """Inputs that have a default value in the model; not part of the signature."""
     unranked: frozenset[str] = frozenset()
-    """Inputs that take any shape; the signature has an empty one."""
+    """Inputs that accept any shape; their shape in the signature is empty."""
     left_out: Mapping[str, str] = {}
     """Outputs that are omitted because they are not tensors: name and type."""
 
@@ -200,7 +200,7 @@ def check_artifact(artifact: Artifact, formats: frozenset[Format]) -> list[Findi
     no digest covers such a file.
     """
     if artifact.format not in formats:
-        return [Finding(Severity.ERROR, f"format '{artifact.format.value}' is not one of this engine's")]
+        return [Finding(Severity.ERROR, f"this engine does not run models of format '{artifact.format.value}'")]
     if artifact.path is not None:
         return []
     if artifact.format in _OF_SEVERAL_FILES and not artifact.beside:

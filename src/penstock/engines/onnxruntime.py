@@ -328,9 +328,11 @@ def _refusal(artifact: Artifact, error: Exception) -> InvalidModel:
         return missing_data(artifact, missing[1])
     hint = "check it with onnx.checker, or export it again"
     if newest := re.search(r"max supported IR version: (\d+)", reason):
-        hint = f"export it with IR version {newest[1]} or older, the newest that ONNX Runtime {ort.__version__} takes"
+        hint = (
+            f"export it with IR version {newest[1]} or older, the newest that ONNX Runtime {ort.__version__} supports"
+        )
     elif newest := re.search(r"support for domain (\S+) is till opset (\d+)", reason):
-        hint = f"export it with opset {newest[2]} of {newest[1]} or older, the newest that ONNX Runtime {ort.__version__} takes"
+        hint = f"export it with opset {newest[2]} of {newest[1]} or older, the newest that ONNX Runtime {ort.__version__} supports"
     return InvalidModel(f"ONNX Runtime refuses the model: {reason}", hint)
 
 

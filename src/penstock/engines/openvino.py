@@ -45,7 +45,7 @@ _BY_OPENVINO_TYPE = {
 _NARROWED = (DataType.INT64, DataType.UINT64, DataType.UINT32)
 _INT32 = np.iinfo(np.int32)
 _EXACT = 64
-"""The largest magnitude of weights of which two products with a byte fit into 16 bits."""
+"""The largest weight magnitude for which the sum of two products with an unsigned byte fits into 16 bits."""
 
 # One core for the process: loading the plug-ins takes 50 ms and memory. Compiling is safe from several threads.
 _core_lock = threading.Lock()
@@ -101,7 +101,7 @@ class OpenVinoEngine(OptionsEngine):
                 model = _read(artifact, path)
                 signature = _signature(model)
                 if not self._machine.has_integer_dot_product and any(map(_has_8_bit_weights, model.get_ops())):
-                    # Products of floats: those of integers add pairs in 16 bits here, which saturate silently.
+                    # Multiply floats: on this CPU, integer kernels add pairs of products in 16 bits, which saturate silently.
                     config |= {"LP_TRANSFORMS_MODE": "NO", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
                 return OpenVinoModel(_core().compile_model(model, "CPU", config), signature)
         except (InvalidModel, Unsupported):
@@ -183,7 +183,7 @@ def _read(artifact: Artifact, path: Path | None) -> ov.Model:
 
 
 def _has_8_bit_weights(node: Any) -> bool:
-    """Whether ``node`` holds or makes weights of which two products with a byte can exceed 16 bits."""
+    """True if ``node`` holds or produces weights that are too large for the 16-bit integer kernels (see ``_EXACT``)."""
     kind = node.get_type_name()
     if kind == "Constant" and node.get_element_type() == ov.Type.i8 and node.data.size:
         return bool(node.data.min() < -_EXACT or node.data.max() > _EXACT)

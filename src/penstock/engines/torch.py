@@ -127,7 +127,7 @@ class TorchModel(LoadedModel):
 
 
 _Loaded = tuple[Program, Signature, list[str], bool]
-"""The last says whether the program keeps state between calls."""
+"""A program, its signature, and whether it keeps state between calls."""
 
 
 def _load_script(data: bytes, device: torch.device, declared: Signature | None) -> _Loaded:
@@ -156,7 +156,7 @@ def _keeps_state(script: Any) -> bool:
     """True if ``script`` may write to its attributes. Freezing makes constants of all others."""
     try:
         nodes = list(torch.jit.freeze(script, optimize_numerics=False).graph.nodes())
-    except Exception:  # a script that cannot be frozen may do anything
+    except Exception:  # a script that cannot be frozen may write to any attribute
         return True
     while nodes:
         node = nodes.pop()
@@ -200,7 +200,7 @@ def _load_program(data: bytes, device: torch.device, declared: Signature | None)
 
 
 def _writes_buffers(program: Any) -> bool:
-    """True if ``program`` writes to its buffers: as its signature says, or with an operator in place."""
+    """True if ``program`` writes to its buffers, according to its signature or through an in-place operator."""
     signature = program.graph_signature
     for node in program.graph.nodes:
         schema = getattr(node.target, "_schema", None)
@@ -212,7 +212,7 @@ def _writes_buffers(program: Any) -> bool:
 
 
 def _origin(node: Any) -> Any:
-    """The node whose memory ``node`` has: views and operators in place lead to their first argument."""
+    """The node that owns the memory of ``node``: views and in-place operators share the memory of their first argument."""
     while (schema := getattr(node.target, "_schema", None)) and any(one.alias_info for one in schema.returns):
         node = node.args[0]
     return node

@@ -34,7 +34,8 @@ outputs, also under the step's names, possibly before it returns None. Raises Pe
 
 class PipelineRun:
     """Ends once: ``done`` gets the wanted outputs that exist, in order, or the first error; other running steps are then cancelled.
-    Belongs to one thread."""
+    Belongs to one thread.
+    """
 
     def __init__(self, plan: GraphPlan, start: Start, done: Callable[[Told], None]) -> None:
         self._plan = plan
@@ -60,7 +61,7 @@ class PipelineRun:
         self._end(Cancelled("the request was cancelled"))
 
     def _settle(self, tensor: str, array: Array | None) -> None:
-        """Record that ``tensor`` is ``array``. None means that one of the steps that could produce the tensor will not do so."""
+        """Record that ``tensor`` is ``array``. None: one of the steps that may produce the tensor was skipped."""
         if array is None:
             self._givers[tensor] -= 1
             if self._givers[tensor]:

@@ -1,4 +1,5 @@
-"""The declaration of a pipeline: steps that read and produce named tensors. Checked once, so that a run cannot deadlock.
+"""The declaration of a pipeline: steps that read and produce named tensors. The declaration is checked once, so that a run cannot
+deadlock.
 
 A step has named inputs and outputs: it is a model, or a transform before or after a model.
 """

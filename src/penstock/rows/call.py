@@ -1,7 +1,7 @@
-"""One use of an operator, as its rule sees it, and the table of rules.
+"""The use of an operator by a node, as its rule sees it, and the table of rules.
 
-A rule returns the facts of the outputs. It answers for one thing that ``check`` cannot see in the shapes: that the operator does not
-combine elements along the batch axis of an input, nor treats them by their position there.
+A rule returns the facts of the outputs. It must guarantee one property that ``check`` cannot derive from the shapes: the operator
+neither combines elements along the batch axis of an input, nor treats elements differently by their position on that axis.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from penstock.rows.graph import OnnxNode
 from penstock.rows.sizes import Number, Size, depends_on_batch
 
 Facts = list[Fact | None]
-"""None for an output that is not used, or that the proof must not use."""
+"""The facts of a node's outputs; None for an output that is unused, or that the proof must not use."""
 
 
 class Call:
-    """``node`` with the facts of its inputs; the version is that of the operator set, and ``unknowns`` makes new symbols."""
+    """``node`` with the facts of its inputs; ``version`` is the opset version, and ``unknowns`` yields new symbols."""
 
     def __init__(self, node: OnnxNode, version: int, inputs: Sequence[Fact | None], unknowns: Iterator[Size]) -> None:
         self.node = node
@@ -26,9 +26,9 @@ class Call:
         self.version = version
         self.inputs = inputs
         self.accounted: set[int] = set()
-        """Inputs of which the rule uses only the shape, or of which it follows the batch size."""
+        """Inputs of which the rule uses only the shape, or in which it tracks the batch size."""
         self.makes_rows = False
-        """Whether the operator repeats a constant for each row."""
+        """True if the operator repeats a constant for each row."""
         self._unknowns = unknowns
 
     def __getitem__(self, position: int) -> Fact:
@@ -42,20 +42,20 @@ class Call:
         return self.node.attributes.get(name, default)
 
     def unknown(self) -> Size:
-        """A size that is equal for all requests of a batch, and otherwise unknown."""
+        """An unknown size that is equal for all requests of a batch."""
         return next(self._unknowns)
 
     def constants(self, *positions: int) -> None:
-        """Stop if one of the inputs differs by row."""
+        """Stop if one of the inputs depends on the rows."""
         for position in positions:
             if (fact := self.get(position)) is not None and fact.is_rows:
-                stop(f"takes its input '{self.node.inputs[position]}' from the rows")
+                stop(f"has an input '{self.node.inputs[position]}' that depends on the rows")
 
     def singles(self, *positions: int) -> None:
         """Stop unless each of the inputs is absent or a constant of one element."""
         for position in positions:
             if (fact := self.get(position)) is not None and not fact.is_single:
-                stop(f"has more than one number in its input '{self.node.inputs[position]}'")
+                stop(f"has more than one element in its input '{self.node.inputs[position]}'")
 
     def mixes(self, fact: Fact, *axes: int) -> None:
         """Stop if the operator combines elements of ``fact`` along its batch axis; ``axes`` may be negative."""
@@ -71,7 +71,7 @@ class Call:
         return found
 
     def sizes(self, position: int) -> list[Number]:
-        """The elements of an input. The rule follows the batch size in them."""
+        """The elements of an input, in which the rule tracks the batch size."""
         value = self[position].value
         self.accounted.add(position)
         if value is None:
@@ -79,7 +79,7 @@ class Call:
         return list(value.flat)
 
     def integers(self, name: str, position: int) -> list[int] | None:
-        """The attribute ``name``, as older versions have it, or else the input; None if both are absent."""
+        """The attribute ``name`` of older versions, otherwise the input; None if both are absent."""
         if (given := self.attribute(name)) is not None:
             return [given] if isinstance(given, int) else list(given)
         if self.get(position) is None:
@@ -90,17 +90,17 @@ class Call:
         return found
 
     def axis(self, rank: int, default: int) -> int:
-        """The attribute ``axis``, counted from the first."""
+        """The attribute ``axis`` as a non-negative index."""
         return self.within(self.attribute("axis", default), rank)
 
     def within(self, axis: int, rank: int) -> int:
-        """``axis``, which may be negative, counted from the first."""
+        """``axis``, which may be negative, as a non-negative index."""
         if not -rank <= axis < rank:
             stop(f"has axis {axis}, but {rank} axes")
         return axis % rank
 
     def check(self, outputs: Facts) -> None:
-        """Stop if the rows, or the number of rows, get lost in the outputs, or a constant becomes as long as there are rows."""
+        """Stop if an output loses the rows or the batch size of the inputs, or gets rows that no input has."""
         facts = [fact for fact in outputs if fact is not None]
         has_rows = False
         for position, fact in enumerate(self.inputs):
@@ -112,12 +112,12 @@ class Call:
         if has_rows and not all(output.is_rows for output in facts):
             stop("mixes the rows of a batch")
         if not has_rows and not self.makes_rows and any(output.is_rows for output in facts):
-            stop("takes one number for each row from a constant")
+            stop("makes rows from a constant")
 
 
 Rule = Callable[[Call], Fact | Facts]
 RULES: dict[tuple[str, str], Rule] = {}
-"""By domain and operator."""
+"""The rules by domain and operator."""
 MICROSOFT = "com.microsoft"
 CLASSICAL = "ai.onnx.ml"
 
@@ -141,7 +141,7 @@ def keeps_shape(
 ) -> None:
     """Register the rule of ``operators`` whose output has the shape of their first input.
 
-    They combine elements along the axes ``mixed``. The inputs ``constants`` do not differ by row, and ``singles`` have one element.
+    They combine elements along the axes ``mixed``. Inputs ``constants`` must not depend on the rows; ``singles`` have one element.
     """
 
     @rule(*operators, domain=domain)

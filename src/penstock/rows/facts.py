@@ -1,8 +1,8 @@
-"""What is known of a tensor before any request: its shape, and the numbers in it if they are shapes, axes or indices.
+"""Facts about a tensor that hold for every request: its shape, and its elements if they are shapes, axes or indices.
 
 The batch axis of a tensor is the axis whose size is a multiple ``k`` of the batch size. Its elements ``i*k`` to ``(i+1)*k - 1``
-depend on row ``i`` of the inputs alone. If the axis goes through all rows several times, that holds for each time. A tensor without
-such an axis is constant: all requests that can be merged have the same one.
+depend on row ``i`` of the inputs alone. If the axis runs through all rows several times, this holds for each run. A tensor without a
+batch axis is constant: it is the same for all requests that can be merged.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from penstock.tensor import Array, DataType
 Shape = tuple[Number, ...]
 
 MAX_KNOWN = 256
-"""Tensors with more elements hold data, not shapes or axes."""
+"""Tensors with more elements are taken for data, not for shapes or axes."""
 
 
 _KNOWN = {DataType.INT32, DataType.INT64, DataType.FP32, DataType.FP64, DataType.BOOL}
-"""The types of sizes, axes, scales and conditions; numbers of other types could overflow."""
+"""The types of sizes, axes, scales and conditions. Arithmetic on other types could overflow."""
 
 
 class Dependent(Exception):
-    """The proof stops at ``node``: the rows may depend on each other. ``reason`` follows the name of the node in a sentence."""
+    """The proof stops at ``node``: the rows may depend on each other. In messages, ``reason`` follows the name of the node."""
 
     def __init__(self, reason: str, node: OnnxNode | None = None) -> None:
         super().__init__(reason)
@@ -41,9 +41,9 @@ def stop(reason: str) -> NoReturn:
 
 
 class Fact:
-    """A tensor; ``value`` holds a Number for each element, or None if they are not known.
+    """The facts about a tensor; ``value`` holds a Number for each element, or is None if the elements are unknown.
 
-    Raises Dependent if the batch size appears in more than one axis, or otherwise than as a factor.
+    Raises Dependent if the batch size appears in more than one axis, or in any way other than as a factor.
     """
 
     __slots__ = ("_tensor", "_value", "axis", "shape")
@@ -57,7 +57,7 @@ class Fact:
         for axis, size in enumerate(self.shape):
             if size.__class__ is Size and size.batch:
                 if size.batch > 1 or self.axis >= 0:
-                    stop("makes a shape of the batch size that is not one row for each row")
+                    stop("computes a shape from the batch size that does not have one row for each input row")
                 self.axis = axis
 
     @classmethod
@@ -76,7 +76,7 @@ class Fact:
 
     @property
     def is_single(self) -> bool:
-        """Whether it is a constant of one element."""
+        """True if the tensor is a constant of one element."""
         return all(size == 1 for size in self.shape)
 
     @property
@@ -91,12 +91,12 @@ class Fact:
 
     @property
     def holds_batch_size(self) -> bool:
-        """Whether its elements depend on the batch size."""
+        """True if the elements depend on the batch size."""
         return self._value is not None and any(map(depends_on_batch, self._value.flat))
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The shape of an element-wise operation. Raises Dependent if rows meet something else than rows or a single element."""
+    """The shape of an element-wise operation. Raises Dependent unless rows meet the same rows or one element."""
     rank = max(map(len, shapes))
     return tuple(
         _meet([shape[axis - rank + len(shape)] for shape in shapes if axis >= rank - len(shape)])
@@ -112,13 +112,15 @@ def _meet(sizes: Sequence[Number]) -> Number:
     if len(others) == 1:
         return others[0]
     if any(map(depends_on_batch, others)):
-        stop("combines rows with other rows, or with as many elements as there are rows")
+        stop("combines rows with other rows, or with a constant that has one element per row")
     known = [size for size in others if isinstance(size, int)]
     return known[0] if known else result("broadcast", *sorted(others, key=repr))
 
 
 def join(first: Fact, second: Fact, unknown: Iterator[Number]) -> Fact:
-    """What holds for either tensor; ``unknown`` gives sizes of axes that differ. Raises Dependent if nothing holds."""
+    """The facts that hold for both tensors; ``unknown`` yields sizes of axes that differ. Raises Dependent if there are no such
+    facts.
+    """
     if first.rank != second.rank or first.axis != second.axis or first.holds_batch_size or second.holds_batch_size:
         stop("can have outputs of different forms")
     shape = []

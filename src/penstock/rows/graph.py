@@ -1,6 +1,6 @@
-"""Reads the graph of an ONNX model from its bytes: operators, attributes, and the places of the tensors' data.
+"""Reads the graph of an ONNX model from its bytes: operators, attributes, and the positions of the tensors' data.
 
-Large data is neither copied nor decoded, and ``onnx`` is not imported: a server needs 5 MB less memory.
+Large data are neither copied nor decoded. ``onnx`` is not imported, which saves a server 5 MB of memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.protocol.varint import read_varint
 from penstock.tensor import Array, DataType
 
 Attribute = Any
-"""``int``, ``float``, ``str``, ``Tensor``, ``Graph``, a tuple of them, a ``Reference``, or None for any other kind."""
+"""An ``int``, ``float``, ``str``, ``OnnxTensor``, ``OnnxGraph``, a tuple of these, a reference, or None for other types."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _INT, _FLOAT, _TEXT, _SPAN = "int", "float", "text", "span"
@@ -35,15 +35,15 @@ Attribute: 1 name text, 2 f float, 3 i int, 4 s text, 5 t Tensor, 6 g Graph, 7 f
 Tensor: 1 dims int, 2 datatype int, 4 float32 span, 5 small span, 7 int64 span, 8 name text, 9 raw span, 10 float64 span,
  14 location int
 """
-"""The fields of onnx.proto that are read, by message: number, name, and kind of value or message."""
+"""The fields of onnx.proto to read, by message: number, name, and kind of value or message."""
 _FIELDS = {
     message: {int(number): (name, kind) for number, name, kind in (field.split() for field in fields.split(","))}
     for message, fields in (line.split(":") for line in _SCHEMA.replace(",\n", ",").strip().splitlines())
 }
 _ATTRIBUTE_KINDS = {1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "ints", 8: "strings"}
-"""The fields of an attribute by its ``type``; other types hold what no operator that is read needs."""
+"""The field that holds an attribute's value, by its ``type``. No operator with a rule needs the other types."""
 _PACKED = {"dims", "floats", "ints"}
-"""The fields whose numbers may come in one piece."""
+"""The fields whose numbers may be packed."""
 _BY_NUMBER = {each.onnx: each for each in DataType}
 
 
@@ -60,13 +60,13 @@ class OnnxTensor(NamedTuple):
     dims: tuple[int, ...]
     datatype: DataType | None
     field: str
-    """The field that holds the elements; empty if they are not in the model's file, or not in one piece."""
+    """The field that holds the elements; empty if they are outside the model's file, or split over several fields."""
     start: int
     end: int
     data: bytes
 
     def array(self) -> Array | None:
-        """The elements; None if they are not numbers in the model's file."""
+        """The elements; None if they are not numbers, or are outside the model's file."""
         datatype, count = self.datatype, int(np.prod(self.dims, dtype=object))
         if not self.field or datatype is None or datatype is DataType.BYTES:
             return None
@@ -83,7 +83,7 @@ class OnnxTensor(NamedTuple):
 
 
 class OnnxNode(NamedTuple):
-    """One use of an operator, or of a function of the model."""
+    """A node: the use of an operator, or of a model function."""
 
     name: str
     domain: str
@@ -95,13 +95,13 @@ class OnnxNode(NamedTuple):
 
 
 class OnnxGraph(NamedTuple):
-    """Nodes in their order, and the constants that they read."""
+    """The nodes in order, and the constants that they read."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     nodes: tuple[OnnxNode, ...]
     tensors: Mapping[str, OnnxTensor]
-    """By name."""
+    """Constants by name."""
 
 
 class OnnxFunction(NamedTuple):
@@ -113,13 +113,13 @@ class OnnxFunction(NamedTuple):
 
 
 class OnnxModel(NamedTuple):
-    """A graph, and what its operators mean."""
+    """A graph, with the opsets and functions that define its operators."""
 
     graph: OnnxGraph
     opsets: Mapping[str, int]
-    """Version by domain; the default domain is empty."""
+    """Opset version by domain; the default domain is the empty string."""
     functions: Mapping[tuple[str, str, str], OnnxFunction]
-    """By domain, name and overload."""
+    """Functions by domain, name and overload."""
 
 
 def read_graph(model: bytes) -> OnnxModel:
@@ -127,7 +127,7 @@ def read_graph(model: bytes) -> OnnxModel:
     try:
         found = _message(model, 0, len(model), "Model", 0)
     except IndexError:
-        raise ValueError("the model is cut off") from None
+        raise ValueError("the model is truncated") from None
     functions = {
         (_domain(each), _one(each, "name", ""), _one(each, "overload", "")): OnnxFunction(
             OnnxGraph(tuple(each["inputs"]), tuple(each["outputs"]), tuple(each["nodes"]), {}),
@@ -140,7 +140,7 @@ def read_graph(model: bytes) -> OnnxModel:
 
 
 def _message(data: bytes, position: int, end: int, kind: str, depth: int) -> dict[str, list[Any]]:
-    """The fields of one message, in their order; each is a list."""
+    """The fields of one message, in order; each is a list of values."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"nested deeper than {_MAX_DEPTH}")
     fields, found = _FIELDS[kind], defaultdict[str, list[Any]](list)
@@ -173,7 +173,7 @@ def _message(data: bytes, position: int, end: int, kind: str, depth: int) -> dic
 
 
 def _number(data: bytes, position: int, number: int, kind: str, wire: int) -> int | float | None:
-    """The value of a field without a length; None for a single element of a constant. Parsers ignore fields of other wire types."""
+    """The value of a field that has no length; None for an unpacked constant's element. Ignores fields of unexpected wire types."""
     if (kind, wire) == (_INT, _VARINT):
         return _signed(number)
     if (kind, wire) == (_FLOAT, _FIXED32):
@@ -209,12 +209,12 @@ def _signed(number: int) -> int:
 
 
 def _one(found: Mapping[str, list[Any]], name: str, default: Any) -> Any:
-    """The last value of a field. Raises ValueError for a message that is given in several parts, which are not joined here."""
+    """The last value of a field. Raises ValueError for a message in several parts, which this reader does not merge."""
     values = found.get(name)
     if not values:
         return default
     if len(values) > 1 and isinstance(values[0], tuple):
-        raise ValueError(f"field '{name}' is given {len(values)} times")
+        raise ValueError(f"field '{name}' appears {len(values)} times")
     return values[-1]
 
 
@@ -226,7 +226,7 @@ def _domain(found: Mapping[str, list[Any]]) -> str:
 def _opsets(found: Mapping[str, list[Any]]) -> dict[str, int]:
     opsets = dict(found["opset"])
     if len(opsets) < len(found["opset"]):
-        raise ValueError("a domain has two operator sets")
+        raise ValueError("a domain imports two opsets")
     return opsets
 
 

@@ -1,7 +1,7 @@
 """Decides whether requests to a model can be merged: by a proof that each row of its outputs depends on one row of its inputs alone.
 
 The proof follows the rows from the first axis of the inputs through every operator. It stops at the first operator that mixes rows,
-depends on their number, or is not known. It reads the graph only, so it holds for all values.
+depends on their number, or has no rule. It reads only the graph, so it holds for all values.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _MAX_NAME = 80
 
 
 def unproven(artifact: Artifact, signature: Signature) -> str:
-    """Why the rows of a model could depend on each other; empty if it is proven that they do not.
+    """The reason why the rows of a model may depend on each other; empty if they are proven to be independent.
 
-    ``signature`` has the inputs that clients send, which can include inputs with a default value, and the outputs that they receive.
+    ``signature`` has the inputs that clients send, including inputs with a default value, and the outputs that they receive.
     """
     if not signature.batchable:
         return "not all its inputs and outputs have a free first axis"
@@ -35,13 +35,13 @@ def unproven(artifact: Artifact, signature: Signature) -> str:
         return f"its graph cannot be read: {error}"
     names = [name for name in signature.input_names if name in model.graph.tensors]
     if len(names) > _MAX_OPTIONAL:
-        return f"{len(names)} of its inputs have a default value, more than the {_MAX_OPTIONAL} that can be examined"
+        return f"{len(names)} of its inputs have a default value, but at most {_MAX_OPTIONAL} can be examined"
     choices = (left_out for count in range(len(names) + 1) for left_out in itertools.combinations(names, count))
     return next((reason for left_out in choices if (reason := _reason(model, signature, left_out))), "")
 
 
 def _reason(model: OnnxModel, signature: Signature, left_out: tuple[str, ...]) -> str:
-    """As ``unproven``, for requests that leave these inputs out."""
+    """Like ``unproven``, for requests that omit these inputs."""
     inputs = {
         spec.name: Fact(
             BATCH if axis == 0 else size if size >= 0 else symbol(f"{spec.name}[{axis}]")

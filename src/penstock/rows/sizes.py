@@ -1,11 +1,11 @@
-"""Sizes of axes as products of an integer and symbols, and the arithmetic with which models compute shapes.
+"""Sizes of axes as products of an integer and symbols, and the arithmetic that models use to compute shapes.
 
 A number is an ``int``, a ``float`` or a ``Size``. One symbol is the batch size. Every other symbol stands for a number that is equal
-for all requests that can be merged. The result of an operation that is not a product becomes a symbol, which names the operation and
-its operands; so equal symbols are equal numbers.
+for all requests that can be merged. The result of an operation that is not a product becomes a symbol that identifies the operation
+and its operands, so equal symbols are equal numbers.
 
 Numbers that a model rounds or that can overflow are opaque: their symbols are never simplified, because
-``x * 3 / 3`` need not be ``x``. Opaque are all floats, and integers that may need more than 32 bits.
+``x * 3 / 3`` need not be ``x``. All floats are opaque, and so are integers that may need more than 32 bits.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Number = Any
 
 _BATCH = "N"
 _OPAQUE, _COMPUTED = ".", ":"
-"""The second character of the symbols of results."""
+"""The second character of a computed symbol: opaque, or not."""
 _MAX_INTEGER = 1 << 31
-"""A model's own type of integers may end here."""
+"""The limit of 32-bit integers, the narrowest type in which a model may compute."""
 _MAX_FACTOR = 1 << 24
-"""The factor of a size, which leaves room for the values of its symbols."""
+"""The maximum factor of a size, which leaves room for the values of its symbols."""
 _MAX_EXACT = 1 << 12
-"""Up to here products of floats that are integers are exact."""
+"""Products of integers up to this value are exact in FP32."""
 
 
 class _Interleaved(str):
-    """The symbol of ``outer`` times the batch size, of an axis that goes through all rows ``outer`` times."""
+    """The symbol for ``outer`` times the batch size, on an axis that runs through all rows ``outer`` times."""
 
     __slots__ = ("outer",)
     outer: Number
@@ -47,7 +47,7 @@ class Size:
         found = [each for each in symbols if each.startswith(_BATCH)]
         is_multiple = len(found) == 1 and (found[0] == _BATCH or isinstance(found[0], _Interleaved))
         self.batch = 0 if not found else 1 if is_multiple else 2
-        """0: does not depend on the batch size; 1: a multiple of it; 2: depends on it otherwise."""
+        """0: does not depend on the batch size; 1: is a multiple of it; 2: depends on it in another way."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Size) and self.factor == other.factor and self.symbols == other.symbols
@@ -60,7 +60,7 @@ class Size:
 
     @property
     def computed(self) -> list[str]:
-        """The symbols that are results of computations. The others are sizes of axes, which are not negative."""
+        """The computed symbols. All others are sizes of axes, which are not negative."""
         return [each for each in self.symbols if each[1:2] in {_COMPUTED, _OPAQUE}]
 
     @property
@@ -74,7 +74,7 @@ _FLOAT_BATCH = Size(1, (f"{_BATCH}{_OPAQUE}",))
 
 
 def interleaved(outer: Number, inner: Number) -> Number:
-    """The size of a batch axis: ``outer`` times all rows, each with ``inner`` elements."""
+    """The size of a batch axis that runs ``outer`` times through all rows, with ``inner`` elements per row."""
     if outer == 1:
         return times(inner, BATCH)
     name = _Interleaved(f"{_BATCH}|{outer!r}")
@@ -83,13 +83,13 @@ def interleaved(outer: Number, inner: Number) -> Number:
 
 
 def outer_of(size: Number) -> Number:
-    """How often a batch axis goes through the rows."""
+    """How many times a batch axis runs through the rows."""
     symbols = size.symbols if isinstance(size, Size) else ()
     return next((each.outer for each in symbols if isinstance(each, _Interleaved)), 1)
 
 
 def plain(size: Number) -> Number:
-    """``size`` as a number, in which the order of the elements does not matter."""
+    """``size`` as a plain number, without the order of the elements."""
     if not isinstance(size, Size) or not any(isinstance(each, _Interleaved) for each in size.symbols):
         return size
     others = tuple(each for each in size.symbols if not isinstance(each, _Interleaved))
@@ -106,7 +106,7 @@ def depends_on_batch(number: Number) -> bool:
 
 
 def result(operation: str, *operands: Number, kind: str = _COMPUTED) -> Size:
-    """The result of an operation that is not computed here, as a symbol."""
+    """The symbol for the result of an operation that this module does not compute."""
     text = f"{operation}({', '.join(map(repr, operands))})"
     digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
     return Size(1, (f"{_BATCH if any(map(depends_on_batch, operands)) else '#'}{kind}{digest}",))
@@ -121,7 +121,7 @@ def is_opaque(number: Number) -> bool:
 
 
 def bounded(number: Number) -> Number:
-    """``number`` as the element of a tensor: opaque if it may not fit its type."""
+    """``number`` as an element of a tensor: opaque if it may overflow the tensor's type."""
     limit, factor = (_MAX_FACTOR, number.factor) if isinstance(number, Size) else (_MAX_INTEGER, number)
     return number if isinstance(number, float) or -limit <= factor < limit else _opaque("overflow", number)
 
@@ -147,7 +147,7 @@ def product(numbers: Any) -> Number:
 
 
 def quotient(first: Number, second: Number) -> Number | None:
-    """The exact quotient; None if it is not known to be one."""
+    """The exact quotient; None if the division is not known to be exact."""
     (factor, symbols), (divisor, others) = _parts(first), _parts(second)
     left = list(symbols)
     for each in others:
@@ -179,7 +179,7 @@ def minus(first: Number, second: Number) -> Number:
 
 
 def divide(first: Number, second: Number) -> Number:
-    """As ONNX divides: integers are rounded towards zero."""
+    """The quotient by ONNX's rules: integers are rounded towards zero."""
     if isinstance(first, int) and isinstance(second, int) and second:
         whole = abs(first) // abs(second)
         return whole if (first < 0) == (second < 0) else -whole
@@ -224,7 +224,7 @@ def to_float(number: Number, bits: int = 32) -> Number:
 
 
 def equal(first: Number, second: Number) -> Number:
-    """1, 0, or a symbol. Sizes are positive, or at least not negative."""
+    """1 or 0 if the comparison can be decided, otherwise a symbol. Sizes are known not to be negative."""
     if isinstance(first, int | float) and isinstance(second, int | float):
         return int(first == second)
     if first == second and not is_opaque(first):  # a float can be NaN
@@ -245,7 +245,7 @@ def compare(operation: str, how: Callable[[Any, Any], bool]) -> Callable[[Number
 
 
 def extreme(how: Callable[[Any, Any], Number]) -> Callable[[Number, Number], Number]:
-    """``min`` or ``max`` of two numbers."""
+    """The ``min`` or ``max`` of two numbers."""
 
     def chosen(first: Number, second: Number) -> Number:
         if all(isinstance(each, int | float) and not math.isnan(each) for each in (first, second)):
@@ -266,7 +266,7 @@ def _parts(number: Number) -> tuple[Any, tuple[str, ...]]:
 
 
 def _is_exact(*numbers: Number) -> bool:
-    """Whether all are integers, or floats with which FP32 computes exactly."""
+    """True if all are integers, or floats for which FP32 arithmetic is exact."""
     return all(
         isinstance(each, int) or (isinstance(each, float) and each.is_integer() and abs(each) < _MAX_EXACT)
         for each in numbers

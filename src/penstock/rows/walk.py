@@ -1,4 +1,4 @@
-"""Follows the rows through a graph, node by node: also through the model's own functions, and the branches and loops of its nodes."""
+"""Follows the rows through a graph, node by node, including model functions, branches and loops."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from penstock.rows.rules import attention, axes, classical, elementwise, indexin
 from penstock.rows.sizes import Number, Size, depends_on_batch, symbol
 
 FAMILIES = (attention, axes, classical, elementwise, indexing, linear, shapes)
-"""The modules that fill the table of rules."""
+"""The modules that register rules."""
 OPSETS = range(7, 29)
-"""The versions of ONNX's own operators that the rules describe."""
+"""The versions of the standard operators that the rules describe."""
 _MAX_NODES = 200_000
-"""Functions of functions can make any number of nodes of a few."""
+"""Limit on the nodes to visit, since nested functions can expand a small model to any number of nodes."""
 _MAX_DEPTH = 40
 _MAX_TURNS = 4
-"""Attempts to find what holds for the states of a loop."""
+"""Maximum number of iterations to find facts that hold for a loop's states in every turn."""
 
 
 class Scope(NamedTuple):
-    """Where a graph is: what its names outside mean, the versions of its operators, and the attributes of the function around it."""
+    """The context of a graph: the facts of outer names, the opset versions, and the attributes of the enclosing function."""
 
     outer: Mapping[str, Fact]
     opsets: Mapping[str, int]
@@ -46,7 +46,7 @@ class Walk:
 
     def _graph(self, graph: OnnxGraph, inputs: Mapping[str, Fact], scope: Scope, wanted: Sequence[str]) -> list[Fact]:
         if scope.depth > _MAX_DEPTH:
-            stop("contains too many graphs in one another")
+            stop("nests subgraphs too deeply")
         known = {
             **scope.outer,
             **{name: Fact(tensor.dims, tensor=tensor) for name, tensor in graph.tensors.items()},
@@ -61,8 +61,8 @@ class Walk:
             except Dependent as reason:
                 raise Dependent(reason.reason, reason.node or node) from None
             except (ArithmeticError, LookupError, TypeError, ValueError):
-                raise Dependent("cannot be followed", node) from None
-            # A name of the outer graph cannot be given again, so no fact is replaced.
+                raise Dependent("cannot be analysed", node) from None
+            # A graph must not redefine an outer name, so this replaces no fact.
             known.update({name: fact for name, fact in zip(node.outputs, outputs, strict=False) if name and fact})
         return [_find(known, name) for name in wanted]
 
@@ -75,7 +75,7 @@ class Walk:
             return self._function(node, inputs, inner)
         version = scope.opsets.get(node.domain, 1)
         if not node.domain and version not in OPSETS:
-            stop(f"is of operator set {version}, but only {OPSETS[0]} to {OPSETS[-1]} are known")
+            stop(f"is of opset {version}, but only opsets {OPSETS[0]} to {OPSETS[-1]} are supported")
         if not node.domain and node.operator in {"If", "Loop", "Scan"}:
             return {"If": self._if, "Loop": self._loop, "Scan": self._scan}[node.operator](node, inputs, inner)
         rule = RULES.get((node.domain, node.operator))
@@ -89,11 +89,11 @@ class Walk:
 
     def _function(self, node: OnnxNode, inputs: Facts, scope: Scope) -> Facts:
         if (node.domain, node.operator) in RULES or (not node.domain and node.operator in {"If", "Loop", "Scan"}):
-            stop("is a function of the model with the name of a known operator")
+            stop("is a model function with the name of a known operator")
         function = self._model.functions[node.domain, node.operator, node.overload]
-        # ONNX Runtime runs the body with the model's operator sets.
+        # ONNX Runtime runs the body with the model's opsets.
         if any(self._model.opsets.get(domain, version) != version for domain, version in function.opsets.items()):
-            stop("is a function of the model that imports another operator set than the model")
+            stop("is a model function that imports a different opset than the model")
         given = {name: fact for name, fact in zip(function.body.inputs, inputs, strict=False) if fact is not None}
         inner = Scope({}, function.opsets, {**function.defaults, **node.attributes}, scope.depth)
         wanted = [inside for inside, outside in zip(function.body.outputs, node.outputs, strict=False) if outside]
@@ -103,7 +103,7 @@ class Walk:
     def _if(self, node: OnnxNode, inputs: Facts, scope: Scope) -> Facts:
         condition = inputs[0]
         if not _is_constant(condition):
-            stop("chooses by the rows, or by their number")
+            stop("selects a branch by the rows, or by their number")
         assert condition is not None
         branches = [node.attributes["then_branch"], node.attributes["else_branch"]]
         value = condition.value
@@ -119,13 +119,13 @@ class Walk:
     def _loop(self, node: OnnxNode, inputs: Facts, scope: Scope) -> Facts:
         body: OnnxGraph = node.attributes["body"]
         if not all(fact is None or _is_constant(fact) for fact in inputs[:2]):
-            stop("repeats its body by the rows, or by their number")
+            stop("has a number of iterations that depends on the rows, or on their number")
         names = body.inputs[2:]
         start = _states(inputs[2:])
         fixed = dict(zip(body.inputs[:2], (Fact(()), Fact(())), strict=True))
         states, outputs = self._settled(body, names, start, fixed, scope, skipped=1)
         if not _is_constant(outputs[0]):
-            stop("repeats its body by the rows, or by their number")
+            stop("has a number of iterations that depends on the rows, or on their number")
         return [*states, *(self._stacked(fact, 0) for fact in outputs[1 + len(names) :])]
 
     def _scan(self, node: OnnxNode, inputs: Facts, scope: Scope) -> Facts:
@@ -138,7 +138,7 @@ class Walk:
         for name, fact, place in zip(body.inputs[count:], scanned, places, strict=True):
             axis = place % fact.rank
             if fact.axis == axis:
-                stop("goes through the rows of a batch")
+                stop("iterates over the rows of a batch")
             fixed[name] = Fact([*fact.shape[:axis], *fact.shape[axis + 1 :]])
         start = _states(inputs[:count])
         states, outputs = self._settled(body, body.inputs[:count], start, fixed, scope, skipped=0)
@@ -155,7 +155,7 @@ class Walk:
         scope: Scope,
         skipped: int,
     ) -> tuple[list[Fact], list[Fact]]:
-        """What holds for the states and the other outputs of ``body`` after any number of turns."""
+        """The facts about the states and the other outputs of ``body`` that hold after any number of turns."""
         loose: set[Number] = set()
         for _ in range(_MAX_TURNS):
             outputs = self._graph(body, {**fixed, **dict(zip(names, states, strict=True))}, scope, body.outputs)
@@ -163,13 +163,13 @@ class Walk:
             again, changed = [], False
             for state, end in zip(states, ends, strict=True):
                 both = join(Fact(state.shape), Fact(end.shape) if not end.holds_batch_size else end, self._unknowns)
-                # A size that has been found to change may go on changing.
+                # A size that changes once may change in every turn.
                 shape = [old if old in loose else new for old, new in zip(state.shape, both.shape, strict=True)]
                 changed |= shape != list(state.shape)
                 loose.update(new for old, new in zip(state.shape, shape, strict=True) if new != old)
                 again.append(Fact(shape))
             if not changed:
-                # What changes from turn to turn has one value afterwards, which is not that of a turn.
+                # A size that changes from turn to turn has a single final value, which gets a new symbol.
                 if not loose:
                     return states, outputs
                 return [self._hidden(fact) for fact in states], [
@@ -177,14 +177,14 @@ class Walk:
                     *(self._hidden(fact) for fact in outputs[skipped:]),
                 ]
             states = again
-        return stop("changes the shape of its states in a way that is not followed")
+        return stop("changes the shape of its states in an unsupported way")
 
     def _hidden(self, fact: Fact) -> Fact:
         sizes = [
             size if isinstance(size, int) or depends_on_batch(size) else next(self._unknowns) for size in fact.shape
         ]
         if any(isinstance(size, Size) and depends_on_batch(size) and len(size.symbols) > 1 for size in sizes):
-            stop("changes the shape of its states in a way that is not followed")
+            stop("changes the shape of its states in an unsupported way")
         return Fact(sizes)
 
     def _stacked(self, fact: Fact, axis: int) -> Fact:
@@ -195,7 +195,7 @@ class Walk:
 
 
 def _needed(graph: OnnxGraph, wanted: Iterable[str]) -> list[OnnxNode]:
-    """The nodes on which the tensors ``wanted`` depend, in their order."""
+    """The nodes on which the tensors ``wanted`` depend, in graph order."""
     names, found = set(wanted), []
     for node in reversed(graph.nodes):
         if not names.isdisjoint(node.outputs):
@@ -205,7 +205,7 @@ def _needed(graph: OnnxGraph, wanted: Iterable[str]) -> list[OnnxNode]:
 
 
 def _captured(value: Attribute) -> set[str]:
-    """The names that a graph in an attribute reads, and its own."""
+    """The names that a subgraph in an attribute reads, including names that it defines."""
     if not isinstance(value, OnnxGraph):
         return set()
     names = set(value.outputs)
@@ -215,11 +215,11 @@ def _captured(value: Attribute) -> set[str]:
 
 
 def _find(known: Mapping[str, Fact], name: str) -> Fact:
-    return known[name] if name in known else stop(f"reads '{name}', of which nothing is known")
+    return known[name] if name in known else stop(f"reads '{name}', which is not known")
 
 
 def _states(facts: Facts) -> list[Fact]:
-    """What a loop begins with. Its numbers can change from turn to turn."""
+    """The initial states of a loop, by shape only: their elements can change from turn to turn."""
     if not all(fact is not None and not fact.holds_batch_size for fact in facts):
         stop("computes with the batch size")
     return [Fact(fact.shape) for fact in facts if fact is not None]
@@ -230,7 +230,7 @@ def _is_constant(fact: Fact | None) -> bool:
 
 
 def _resolved(attributes: Mapping[str, Attribute], given: Mapping[str, Attribute]) -> dict[str, Attribute]:
-    """``attributes`` with those of the caller in the place of references; what the caller leaves out is absent."""
+    """``attributes`` with references replaced by the caller's attributes. Attributes that the caller omits are absent."""
     found = {}
     for name, value in attributes.items():
         if not isinstance(value, AttributeReference):

@@ -175,7 +175,7 @@ def _replace(new: Path, target: Path) -> None:
 
 
 def _claim(new: Path, target: Path) -> None:
-    """Rename the folder ``new`` to ``target``, of which at most an empty folder may exist."""
+    """Rename the folder ``new`` to ``target``, which must not exist unless it is an empty folder."""
     try:
         new.rename(target)
     except OSError as error:

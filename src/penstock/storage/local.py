@@ -1,4 +1,4 @@
-"""Storage in a folder of this machine."""
+"""Storage in a local folder."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class BackgroundWriter(Generic[_Record]):
     def _run(self) -> None:
         while True:
             self._wake.wait()
-            self._wake.clear()  # before the queue is read, so that later records set the event again
+            self._wake.clear()  # cleared before the queue is read, so that later records set the event again
             while self._waiting:
                 self._write([self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))])
             if self._stopping:

@@ -20,7 +20,7 @@ _TRACEBACK_BYTES = 32 << 10
 
 
 class LogSetting(msgspec.Struct, frozen=True):
-    """The settings in force."""
+    """The current settings."""
 
     log_file: str = ""
     """File to append to; empty: stderr."""
@@ -55,7 +55,7 @@ class LogSettings:
         if self._handler is None:
             return
         self._logger.removeHandler(self._handler)
-        with suppress(OSError):  # a full disk must not end the server otherwise than it would end
+        with suppress(OSError):  # a full disk must not change the way in which the server ends
             self._handler.close()
         self._handler = None
         self._logger.setLevel(self._before[0])
@@ -92,7 +92,7 @@ class LogSettings:
 
 
 class _LogFile(logging.FileHandler):
-    """Says once on stderr that messages are being lost, instead of a traceback for each."""
+    """Reports lost messages once on stderr, instead of a traceback for each."""
 
     _has_failed = False
 

@@ -161,7 +161,9 @@ class ModelStatistics:
     """Total of all successful requests."""
     fail: Duration = field(default_factory=Duration)
     queue_ns: int = 0
-    """Total of all successful requests. The next three fields exclude cache hits; each request counts its batch's whole duration."""
+    """Total of all successful requests. In the next three fields, which exclude cache hits, each request counts the whole duration of
+    its batch.
+    """
     compute_input_ns: int = 0
     compute_infer_ns: int = 0
     compute_output_ns: int = 0
@@ -359,7 +361,7 @@ _Data = TypeVar("_Data")
 
 
 def add_numbers(one: _Data, other: _Data) -> _Data:
-    """Add two values of the same structure, number by number. Of data that are not numbers, the first value is kept."""
+    """Add two values of the same structure, number by number. For values that are not numbers, the first one is kept."""
     result: Any
     if isinstance(one, msgspec.Struct) or (is_dataclass(one) and not isinstance(one, type)):
         names = [each.name for each in (fields(one) if is_dataclass(one) else msgspec.structs.fields(one))]

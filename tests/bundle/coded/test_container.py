@@ -40,7 +40,7 @@ def sparse(shape: tuple[int, ...], kept: float, values: int, dtype: Any = np.flo
 
 
 def reheaded(data: bytes, change: Callable[[list[Any], bytes], bytes | None]) -> bytes:
-    """``data`` with its description, as plain lists, changed; all checksums of the header are right again."""
+    """``data`` with its description, as plain lists, changed; the checksums of the header are recomputed."""
     magic, version, packed_size, _, description_size, _ = _HEAD.unpack_from(data)
     header = zlib.decompress(data[_HEAD.size : _HEAD.size + packed_size], -15)
     description = msgspec.msgpack.decode(header[:description_size])

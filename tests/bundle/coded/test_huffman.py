@@ -26,7 +26,7 @@ def _huffman_bits(counts: list[int]) -> int:
 
 
 def _least_bits(counts: list[int], limit: int) -> int:
-    """By trying every complete code of lengths up to ``limit``; longer codes go to rarer symbols."""
+    """The minimum over every complete code of lengths up to ``limit``; rarer symbols get longer codes."""
     counts = sorted(counts, reverse=True)
     best = 1 << 60
 

@@ -23,7 +23,7 @@ def _coded(count: int, symbols: int, seed: int) -> tuple[Array, Array, Block]:
 
 
 def _by_hand(block: Block, lengths: Array) -> list[int]:
-    """One bit after the other, from the description of the format."""
+    """Decode bit by bit, according to the description of the format."""
     least, width = struct.unpack_from("<HB", block.data)
     bits = np.unpackbits(np.frombuffer(block.data, np.uint8)[3:], bitorder="little")
     sizes = [least + sum(int(bits[lane * width + i]) << i for i in range(width)) for lane in range(block.lanes)]

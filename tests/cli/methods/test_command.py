@@ -1,4 +1,4 @@
-"""What all commands of single methods do alike, tried on those that are quick."""
+"""The common behaviour of the commands of single methods, tested with the fast ones."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_an_interrupt_leaves_nothing(digits: Path) -> None:
 
 
 def test_the_unchanged_half_of_a_model_stays(penstock, folder: Path) -> None:
-    """Nothing pruned is nothing changed: the written model answers as the original."""
+    """If nothing is pruned, the written model gives the outputs of the original."""
     assert penstock("prune", "linear.onnx", "--sparsity", "0", "-o", "out.onnx").code == 0
     with np.load("data.npz") as data:
         x = data["x"]

@@ -1,4 +1,4 @@
-"""Calibration data however they are cut, and whatever their shapes."""
+"""Calibration data in batches of any size and any shapes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = ["x", "doubled", "kept"]
 
 
 def exact() -> Artifact:
-    """x (N, length, 4) to y (N, length, 2): of its tensors those in ``NAMES`` are the same to the bit in any batch."""
+    """x (N, length, 4) to y (N, length, 2): the tensors in ``NAMES`` are bit-identical in batches of any size."""
     n = networks.Network()
     kept = n.op("Relu", n.op("Add", "x", "x", name="doubled"), name="kept")
     n.op("MatMul", kept, n.normal(4, 2), name="y")
@@ -38,7 +38,7 @@ EXACT = exact()
 
 
 class Reader:
-    """Batches that are made when they are asked for."""
+    """Batches that are created on request."""
 
     def __init__(self, *batches: Array) -> None:
         self._batches = batches

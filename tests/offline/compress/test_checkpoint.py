@@ -1,4 +1,4 @@
-"""What is read back is what was written, or an error."""
+"""Reading returns the written content, or raises an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds that are written in annotations hold."""
+"""The bounds in annotations are enforced."""
 
 from __future__ import annotations
 

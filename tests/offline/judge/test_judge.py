@@ -1,4 +1,4 @@
-"""Two models held against one another."""
+"""The comparison of two models."""
 
 from __future__ import annotations
 

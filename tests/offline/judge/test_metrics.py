@@ -34,7 +34,7 @@ def test_without_differences_the_interval_is_that_of_clopper_and_pearson(count: 
 
 @pytest.mark.parametrize("count", [50, 200, 1000])
 def test_a_loss_too_small_to_be_seen_is_within_the_interval(count: int) -> None:
-    """Losses that a sample of this size often misses altogether are covered as often as the interval promises."""
+    """Losses that a sample of this size often misses are covered at the confidence level of the interval."""
     rng, runs = np.random.default_rng(count), 4000
     for expected in (0.5, 1, 2, 3, 3.5):
         loss = expected / count

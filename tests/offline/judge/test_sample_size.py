@@ -60,7 +60,7 @@ def test_too_few_is_when_not_even_no_change_is_proof(count: int, loss: float) ->
 
 def test_how_many_are_needed_is_told() -> None:
     (note,) = too_few(75, "agreement", 0.01, "held-out")
-    assert "75 held-out samples are too few to decide on a loss of 1.00%: give at least 368" in note
+    assert "75 held-out samples cannot prove a loss within 1.00%, so losses are estimates: give at least 368" in note
     assert "better 812" in note
     assert too_few(1, "fidelity", 0.01, "held-out") == ()
     assert too_few(1, "top-1", 0.0, "held-out") == ()
@@ -71,8 +71,8 @@ def test_what_is_within_the_bound_but_not_proved_is_noted() -> None:
         return Accuracy(metric, 0.9, Interval(value, -high, high), 0.1, 250)  # type: ignore[arg-type]
 
     (note,) = unproved(accuracy(0.004, 0.012), 0.01)
-    assert "an estimate on 250 samples" in note
-    assert "may be up to 1.20%" in note
+    assert "an estimate from 250 samples" in note
+    assert "is at most 1.20%" in note
     assert "samples would prove it" in note
     assert "would do" not in unproved(accuracy(0.01, 0.02), 0.01)[0]
     assert unproved(accuracy(0.004, 0.009), 0.01) == ()

@@ -16,7 +16,7 @@ from penstock.offline.optimize.optimizer import optimize
 
 
 class Outcome(NamedTuple):
-    """What one pass, verified in ONNX Runtime, made of a model."""
+    """The result of one pass on a model, verified in ONNX Runtime."""
 
     status: str
     ops: list[str]
@@ -48,7 +48,7 @@ def parse() -> Callable[..., Artifact]:
 
 @pytest.fixture
 def apply() -> Callable[[Pass, Artifact], Outcome]:
-    """``apply(pass, artifact)``: one pass through the manager, so that what it changed has been verified."""
+    """``apply(pass, artifact)``: run one pass through the optimiser, which verifies the change."""
 
     def run(current: Pass, artifact: Artifact) -> Outcome:
         result, report = optimize(artifact, passes=[current])

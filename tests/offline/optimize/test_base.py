@@ -19,7 +19,7 @@ TEXT = """agraph (float[N, 3] x) => (float[N, 3] y) {
 
 
 class WrongPass(Pass):
-    """Takes every Relu for an Abs."""
+    """A pass that replaces every Relu by an Abs."""
 
     name = "wrong"
 
@@ -31,7 +31,7 @@ class WrongPass(Pass):
 
 
 class FailingPass(Pass):
-    """Breaks the graph, then stumbles."""
+    """A pass that breaks the graph, then raises."""
 
     name = "failing"
 
@@ -41,7 +41,7 @@ class FailingPass(Pass):
 
 
 class RestlessPass(Pass):
-    """Says each time that it changed something."""
+    """A pass that always reports a change."""
 
     name = "restless"
 

@@ -18,7 +18,7 @@ def artifact(parse, weights):
 
 @pytest.fixture
 def external(artifact, tmp_path):
-    """Saves the model with its weights in ``weights.bin``, and ``location`` written as where they are."""
+    """Save the model with its weights in ``weights.bin``, and with ``location`` as their recorded location."""
 
     def save(location="weights.bin", written=True):
         folder = tmp_path / "model"

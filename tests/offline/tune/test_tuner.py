@@ -19,7 +19,7 @@ CONTRACT = Contract()
 
 
 def classifier(factor: float = 1.0, ballast: int = 0) -> Artifact:
-    """Scores ``factor * (x @ w)`` of four classes; ``ballast`` sines of 20 000 numbers cost time and change nothing."""
+    """Scores ``factor * (x @ w)`` of four classes; ``ballast`` sines of 20 000 numbers take time and do not affect the outputs."""
     nodes = [("MatMul", ["x", "w"], ["scores"])]
     weights = {"w": factor * np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)}
     if ballast:

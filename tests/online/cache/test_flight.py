@@ -1,4 +1,4 @@
-"""Single flight through the cache that flies: who is run, who waits, who leaves."""
+"""Single flight through the cache: which requests run, wait, and leave."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -26,7 +26,7 @@ OUTPUTS = {"y": np.ones((1, 2), np.float32)}
 
 
 class Run:
-    """One run of the model, ended by hand; cancelled, it ends with Cancelled as the scheduler's do."""
+    """One run of the model, which the test ends. If cancelled, it ends with Cancelled, as in the scheduler."""
 
     def __init__(self, request: InferRequest, done: Done) -> None:
         self.request, self._done = request, done
@@ -42,7 +42,7 @@ class Run:
 
 
 class Asked:
-    """One request and what became of it."""
+    """One request and its outcome."""
 
     def __init__(self, bench: "Bench", id: str, deadline: Deadline | None) -> None:
         self.request = InferRequest("m", {"x": np.ones((1, 2), np.float32)}, "1", id, deadline=deadline)
@@ -87,7 +87,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 async def turn() -> None:
-    """One turn of the event loop."""
+    """Run one iteration of the event loop."""
     await asyncio.sleep(0)
 
 

@@ -19,7 +19,7 @@ SCALARS = st.one_of(st.booleans(), st.integers(-2, 2), st.sampled_from([0.0, -0.
 
 @st.composite
 def arrays(draw: st.DrawFn) -> Array:
-    """Few shapes, types and values, so that equal ones are drawn, and unequal ones of equal bytes."""
+    """Few shapes, types and values, so that equal arrays, and unequal arrays with equal bytes, are drawn."""
     datatype = draw(st.sampled_from([DataType.INT8, DataType.UINT8, DataType.FP32, DataType.BOOL, DataType.BYTES]))
     shape = draw(st.sampled_from([(), (0,), (1,), (2,), (1, 2), (2, 1), (4,)]))
     values: Any = st.sampled_from([b"", b"a", b"ab"] if datatype is DataType.BYTES else [0, 1])
@@ -39,7 +39,7 @@ REQUESTS = st.builds(
 
 
 def meaning(request: InferRequest) -> object:
-    """What makes two requests equal."""
+    """The properties by which two requests are equal."""
     inputs = {
         name: (DataType.from_numpy(array.dtype), array.shape, bytes(to_wire(array)))
         for name, array in request.inputs.items()

@@ -59,7 +59,7 @@ async def look_up(tier: RedisTier, key: bytes = KEY) -> CachedAnswer | None:
 
 
 async def until(holds: Callable[[], Awaitable[Any]]) -> Any:
-    """What ``holds`` comes to once it is true; the test's own time-out ends it."""
+    """Wait until ``holds`` returns a true value, and return it; the test's timeout limits the wait."""
     while not (value := await holds()):
         await asyncio.sleep(0.001)
     return value

@@ -16,7 +16,7 @@ from penstock.telemetry.statistics import Failure, ModelStatistics
 
 
 class Model:
-    """``y = 2x`` over what is asked; its answers are given at once, or by hand from ``running``."""
+    """The model ``y = 2x``; it answers immediately, or the test answers the requests in ``running``."""
 
     def __init__(
         self, cache: ResponseCache, identity: str = "digest", version: str = "1", at_once: bool = True
@@ -53,7 +53,7 @@ class Model:
 
 
 class Shelf:
-    """A second tier that knows what it was given, and answers at once or by hand."""
+    """A second tier that records its calls, and answers immediately or when the test says so."""
 
     def __init__(self, at_once: bool = True) -> None:
         self.kept: dict[bytes, CachedAnswer] = {}

@@ -26,7 +26,7 @@ def fails_on_negative(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def outcomes_of(model: LoadedModel, inputs: list[Array], max_batch: int) -> list[Outcome]:
-    """What each request for one row gets, in the order of asking; all wait when the instance starts."""
+    """The outcome of each request for one row, in order; all requests wait when the instance starts."""
 
     async def main() -> list[Outcome]:
         batcher = DynamicBatcher(BatchingConfig(batchable=True, max_batch=max_batch), asyncio.get_running_loop())
@@ -92,7 +92,7 @@ def test_a_batch_in_which_the_instance_died_is_not_tried_again() -> None:
 
 
 class Streams:
-    """Requests to a decoupled model, and what they got; ``cancel_at`` answers a request is given up."""
+    """Requests to a decoupled model, and their answers; a request is cancelled after ``cancel_at`` answers."""
 
     def __init__(self, model: FakeStreamingModel, rows: list[int], cancel_at: int = 0) -> None:
         self.outcomes: list[list[Outcome]] = [[] for _ in rows]

@@ -59,7 +59,7 @@ def load() -> Iterator[Loader]:
 
 
 class Isolated(OnnxRuntimeEngine):
-    """ONNX Runtime, each model in a process of its own."""
+    """ONNX Runtime, with each model in a separate process."""
 
     def __init__(self) -> None:
         self.loaded = Loader()
@@ -79,7 +79,7 @@ class TestConformance(EngineConformance):
 
 
 def turns() -> Artifact:
-    """``y = n``, once a loop of ``n`` turns is over."""
+    """``y = n``, computed by a loop of ``n`` iterations."""
     scalar = helper.make_tensor_value_info
     body = helper.make_graph(
         [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Identity", ["state"], ["next"])],
@@ -107,7 +107,7 @@ def for_ever() -> dict[str, Array]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Look again and again until ``condition`` holds."""
+    """Poll until ``condition`` holds."""
     end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end
@@ -120,7 +120,7 @@ def cpu_ticks(pid: int) -> int:
 
 
 def call(model: ProcessModel, inputs: Mapping[str, Array]) -> Future[dict[str, Array]]:
-    """``forward`` on a thread; returns once the process is at it."""
+    """Call ``forward`` on a thread, and return when the process has begun the call."""
     assert model.pid
     before, future = cpu_ticks(model.pid), Future[dict[str, Array]]()
 
@@ -258,7 +258,7 @@ class Hasty(ProcessModel):
 
 @pytest.fixture
 def endless(tmp_path: Path) -> Iterator[Callable[..., Hasty]]:
-    """Loads a model that never has loaded; each call is given what it runs before."""
+    """Loads a model whose load never ends; each call takes the code to run first."""
     file = os.memfd_create("model")
 
     def load(before: str = "", **more: Any) -> Hasty:

@@ -33,7 +33,7 @@ class FakeRequestModel:
         self.decoupled = decoupled
 
     def unload(self) -> None:
-        """There is nothing to give back."""
+        """Nothing to release."""
 
 
 def outcomes_of(
@@ -42,7 +42,7 @@ def outcomes_of(
     decoupled: bool = False,
     on_answer: Callable[[Pending], None] = lambda _: None,
 ) -> tuple[list[list[Outcome]], ModelStatistics]:
-    """All that a request for each of ``values`` is told; all wait when the instance starts."""
+    """All answers to a request for each of ``values``; all requests wait when the instance starts."""
     model = FakeRequestModel(execute, decoupled)
     assert isinstance(model, RequestModel)
 
@@ -97,7 +97,7 @@ def test_who_is_not_answered_is_told() -> None:
 
     told, _ = outcomes_of(execute, [1, 2])
     assert value_of(told[0][0]) == 0
-    assert str(told[1][0]) == "the model gave no answer to this request"
+    assert str(told[1][0]) == "the model did not answer this request"
 
 
 def test_what_is_raised_befalls_those_without_an_answer(caplog: pytest.LogCaptureFixture) -> None:

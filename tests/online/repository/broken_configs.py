@@ -1,4 +1,4 @@
-"""Configurations that must be refused, each for a model ``y = x @ w`` in ``1/model.onnx``: x FP32 (N, 3), y FP32 (N, 2)."""
+"""Configurations that must be rejected, each for a model ``y = x @ w`` in ``1/model.onnx``: x FP32 (N, 3), y FP32 (N, 2)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 
 class Broken(NamedTuple):
-    """A configuration, and what the refusal must hold: the field, and words of the reason."""
+    """A configuration, and the expected parts of its error: the field, and words of the reason."""
 
     name: str
-    """Of the model: the refusal must hold ``<name>/config.pbtxt`` too."""
+    """Name of the model: the error must also contain ``<name>/config.pbtxt``."""
     text: str
     field: str
     reason: str
@@ -83,7 +83,7 @@ _TEXTS: list[tuple[str, str, str, str]] = [
     ("unknown-backend", 'backend: "onnxruntim"', "backend", "did you mean 'onnxruntime'"),
     ("unknown-platform", 'platform: "onnx"', "platform", "'onnx'"),
     ("tensorrt", 'backend: "tensorrt"', "backend", "serve the ONNX model"),
-    ("backend-against-platform", 'backend: "python" platform: "onnxruntime_onnx"', "platform", "go together"),
+    ("backend-against-platform", 'backend: "python" platform: "onnxruntime_onnx"', "platform", "contradict each other"),
     ("backend-without-file", 'backend: "python"', "model.py", "holds no"),
     ("filename-missing", 'default_model_filename: "net.onnx"', "net.onnx", "holds no"),
     ("filename-elsewhere", 'default_model_filename: "../1/model.onnx"', "default_model_filename", "not the name"),
@@ -99,8 +99,8 @@ _TEXTS: list[tuple[str, str, str, str]] = [
      '"nv_inference_first_response_histogram_ms" } histogram_options { buckets: [2, 1] } } }'), "buckets", "rising"),
     # inputs and outputs
     ("input-without-name", "input { data_type: TYPE_FP32 dims: 3 }", "input[0].name", "missing"),
-    ("input-twice", f"input [ {{ {_X} }}, {{ {_X} }} ]", "input", "two called 'x'"),
-    ("output-twice", 'output [ { name: "y" }, { name: "y" } ]', "output", "two called 'y'"),
+    ("input-twice", f"input [ {{ {_X} }}, {{ {_X} }} ]", "input", "two entries named 'x'"),
+    ("output-twice", 'output [ { name: "y" }, { name: "y" } ]', "output", "two entries named 'y'"),
     ("no-type", 'input { name: "x" dims: 3 }', "input[0].data_type", "missing"),
     ("dim-zero", 'input { name: "x" data_type: TYPE_FP32 dims: 0 }', "input[0].dims", "holds 0"),
     ("dim-negative", 'output { name: "y" data_type: TYPE_FP32 dims: -2 }', "output[0].dims", "holds -2"),
@@ -114,8 +114,8 @@ _TEXTS: list[tuple[str, str, str, str]] = [
     ("reshape-zero", f"input {{ {_X} reshape {{ shape: [0] }} }}", "input[0].reshape", "different size"),
     ("reshape-to-nothing", 'max_batch_size: 0 input { name: "x" data_type: TYPE_FP32 dims: 1 reshape { } }',
      "input", "scalars"),
-    ("labels-elsewhere", 'output { name: "y" label_filename: "../secret" }', "output[0].label_filename", "leads out"),
-    ("labels-absolute", 'output { name: "y" label_filename: "/etc/passwd" }', "output[0].label_filename", "leads out"),
+    ("labels-elsewhere", 'output { name: "y" label_filename: "../secret" }', "output[0].label_filename", "is outside"),
+    ("labels-absolute", 'output { name: "y" label_filename: "/etc/passwd" }', "output[0].label_filename", "is outside"),
     ("ragged-without-batch", f"max_batch_size: 0 input {{ {_X} allow_ragged_batch: true }}", "allow_ragged_batch", "batches"),
     ("batch-input-source", 'batch_input { target_name: "n" data_type: TYPE_FP32 }', "batch_input[0].source_input", "one"),
     ("batch-input-unknown", 'batch_input { target_name: "n" data_type: TYPE_FP32 source_input: "q" }',
@@ -138,7 +138,7 @@ _TEXTS: list[tuple[str, str, str, str]] = [
     ("input-type", 'input { name: "x" data_type: TYPE_INT64 dims: 3 }', "input[0].data_type", "TYPE_FP32"),
     ("output-type", 'output { name: "y" data_type: TYPE_STRING dims: 2 }', "output[0].data_type", "TYPE_FP32"),
     ("input-dims", 'max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: 4 }', "input[0].dims", "[3]"),
-    ("batch-dim-twice", 'max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: [-1, 3] }', "input[0].dims", "leave out"),
+    ("batch-dim-twice", 'max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: [-1, 3] }', "input[0].dims", "omit the batch"),
     ("batch-dim-left-out", f"max_batch_size: 0 input {{ {_X} }}", "input[0].dims", "[-1, 3]"),
     ("output-rank", 'max_batch_size: 8 output { name: "y" data_type: TYPE_FP32 dims: [2, 1] }', "output[0].dims", "[2]"),
     ("reshape-of-another-model", 'max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: 4 reshape { shape: [2, 2] } }',
@@ -155,7 +155,7 @@ _TEXTS: list[tuple[str, str, str, str]] = [
     ("resource-without-name", "instance_group { rate_limiter { resources { count: 1 } } }", "resources[0].name", "missing"),
     ("resource-without-count", 'instance_group { rate_limiter { resources { name: "r" } } }', "resources[0].count", "least 1"),
     ("resource-twice", 'instance_group { rate_limiter { resources [ { name: "r" count: 1 }, { name: "r" count: 2 } ] } }',
-     "rate_limiter.resources", "two called 'r'"),
+     "rate_limiter.resources", "two entries named 'r'"),
     # dynamic batching
     ("preferred-size", "max_batch_size: 4 dynamic_batching { preferred_batch_size: [8] }", "dynamic_batching", "max batch size"),
     ("preferred-zero", "dynamic_batching { preferred_batch_size: [0] }", "dynamic_batching", "positive"),
@@ -192,7 +192,7 @@ _TEXTS: list[tuple[str, str, str, str]] = [
     ("state-start-type", _state("initial_state { data_type: TYPE_INT8 dims: 2 zero_data: true }"), "state[0].data_type", "state"),
     ("state-start-dims", _state("initial_state { data_type: TYPE_FP32 dims: 3 zero_data: true }"), "initial_state[0].dims", "[2]"),
     ("state-start-elsewhere", _state('initial_state { data_type: TYPE_FP32 dims: 2 data_file: "../x" }'),
-     "initial_state[0].data_file", "leads out"),
+     "initial_state[0].data_file", "is outside"),
     ("cache-of-sequences", "sequence_batching { } response_cache { enable: true }", "response_cache", "sequences"),
     ("cache-of-streams", "model_transaction_policy { decoupled: true } response_cache { enable: true }",
      "response_cache", "decoupled"),
@@ -213,7 +213,7 @@ _TEXTS: list[tuple[str, str, str, str]] = [
     ("warm-up-data", _warm("data_type: TYPE_FP32 dims: 3"), "model_warmup[0].inputs[x]", "random_data"),
     ("warm-up-two-data", _warm("data_type: TYPE_FP32 zero_data: true random_data: true"), "random_data", "exclude"),
     ("warm-up-dims", _warm("data_type: TYPE_FP32 dims: -1 zero_data: true"), "model_warmup[0].inputs[x].dims", "holds -1"),
-    ("warm-up-file", _warm('data_type: TYPE_FP32 dims: 3 input_data_file: "/etc/passwd"'), "input_data_file", "leads out"),
+    ("warm-up-file", _warm('data_type: TYPE_FP32 dims: 3 input_data_file: "/etc/passwd"'), "input_data_file", "is outside"),
     ("warm-up-rows", "max_batch_size: 4 " + _warm("data_type: TYPE_FP32 dims: 3 zero_data: true", "batch_size: 8"),
      "model_warmup[0].batch_size", "is 8"),
     ("warm-up-count", _warm("data_type: TYPE_FP32 dims: 3 zero_data: true", "count: 4000000000"), "model_warmup[0].count", "at most"),

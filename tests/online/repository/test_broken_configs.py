@@ -1,4 +1,4 @@
-"""Every broken configuration is refused with a text that names the file, the field and the reason."""
+"""The error of every broken configuration names the file, the field and the reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.online.repository.triton.text import read_config
 
 
 def load(folder: Path) -> None:
-    """What becomes of a model's configuration on its way to being served."""
+    """Load a model's configuration as the server does."""
     name, where, artifact = folder.name, f"{folder.name}/config.pbtxt", models.linear(3, 2)
     message = read_config(folder)
     check(message, name, where)

@@ -12,7 +12,7 @@ from penstock.testing import FakeModel
 
 
 class Slow(FakeModel):
-    """Its ``unload`` returns when the event loop has done what it had to do."""
+    """A model whose ``unload`` returns only after the event loop has run its pending callbacks."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, unloaded: Counter[Slow]) -> None:
         super().__init__()

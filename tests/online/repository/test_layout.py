@@ -1,4 +1,4 @@
-"""Repositories on the disk: what is found, what is refused, and what changes a fingerprint."""
+"""Repositories on disk: the models found, the layouts refused, and the changes that affect a fingerprint."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_broken_model_does_not_hide_the_others(tmp_path: Path) -> None:
         layout.define("bad")
     with pytest.raises(InvalidArgument, match="is not a valid model name"):
         layout.define("back?slash")
-    with pytest.raises(NotFound, match="the repositories hold no model 'absent'"):
+    with pytest.raises(NotFound, match="the repositories contain no model 'absent'"):
         layout.define("absent")
 
 

@@ -1,4 +1,4 @@
-"""Models that come, change and go while they are asked."""
+"""Models that are loaded, changed and unloaded while requests arrive."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_different_models_load_side_by_side_but_not_too_many(tell: Callable[[Sto
 
 
 def test_loads_that_hang_give_up_their_seats(tmp_path: Path) -> None:
-    """Otherwise two models whose ``initialize`` never returns would keep all others from being served."""
+    """Otherwise two models whose ``initialize`` never returns would prevent all others from being loaded."""
 
     async def story() -> None:
         async with Repository(tmp_path, seat_s=0) as repository:
@@ -323,7 +323,7 @@ def test_loads_for_an_ensemble_keep_what_was_put_in_place_of_its_parts(tell: Cal
         override = Override(json.dumps(config))
 
         async def parts() -> set[str]:
-            """The models that an ensemble which nobody serves any more loads for itself."""
+            """The models that were loaded only for an ensemble that is no longer served."""
             for name in ("a", "b"):
                 await manager.unload(name)
             assert not repository.served.names()
@@ -432,12 +432,12 @@ def test_a_part_that_is_mended_brings_its_ensemble_back(tell: Callable[[Story], 
 
 
 class Crowd:
-    """Clients and operators of a repository, who act by ``chance``."""
+    """Clients and operators of a repository that act at random, by ``chance``."""
 
     def __init__(self, repository: Repository, names: list[str], chance: random.Random) -> None:
         self.repository, self.names, self.chance = repository, names, chance
         self.last: dict[str, str] = {}
-        """By model the operation that was asked for last."""
+        """The last requested operation, by model."""
         self.answered = Counter[str]()
         self.is_over = False
 

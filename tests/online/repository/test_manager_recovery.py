@@ -1,4 +1,4 @@
-"""What becomes of models when something fails, and when what they need goes and comes back."""
+"""Models after failures, and after the models that they need are unloaded and loaded again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def poll(repository: Repository) -> list[tuple[str, bool]]:
 
 
 class Sticky(FakeModel):
-    """It says that it cannot be unloaded."""
+    """A model whose ``unload`` raises."""
 
     def unload(self) -> None:
         super().unload()

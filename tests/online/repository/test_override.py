@@ -1,4 +1,4 @@
-"""What clients give to load a model with."""
+"""Configurations and files that clients send to load a model."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ signal.pause()
 
 
 class Other:
-    """Another process that holds a folder, one of its own if none is given."""
+    """Another process that holds a folder, by default a new one."""
 
     def __init__(self, *folder: str) -> None:
         command = [sys.executable, "-c", _OTHER, *folder]

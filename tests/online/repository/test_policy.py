@@ -1,4 +1,4 @@
-"""Which versions are served, and what has to be done for it."""
+"""The choice of versions to serve, and the plan of changes."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from penstock.online.repository.state import ManagedModel, VersionPhase, Version
 
 
 class LeavingHandle:
-    """As much of a handle as its retirement needs; it unloads once it has answered."""
+    """The part of a handle that its retirement needs; it unloads when it has answered."""
 
     is_healthy, instance_count = True, 1
 

@@ -1,4 +1,4 @@
-"""The states of a version go one way, and its row of the index tells them."""
+"""The transitions of a version's states, and its row of the index."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOURCE = ModelSource("m", Path(), {"1": Path("m.onnx")})
 
 
 class Served:
-    """As much of a handle as a row of the index looks at."""
+    """The part of a handle that a row of the index reads."""
 
     def __init__(self, is_healthy: bool = True, instance_count: int = 1) -> None:
         self.is_healthy, self.instance_count = is_healthy, instance_count

@@ -1,4 +1,4 @@
-"""Every request ends exactly once, whatever the receivers do, and is counted."""
+"""Every request ends exactly once, for any behaviour of the receivers, and is counted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Owner:
 
 
 class Requests:
-    """Requests that wait at ``answers``, and what each was answered."""
+    """Requests that wait at ``answers``, and the answer to each."""
 
     def __init__(self) -> None:
         self.statistics = ModelStatistics("m", "1")
@@ -92,7 +92,7 @@ def test_clients_get_the_outputs_that_they_asked_for() -> None:
     (first,), (second,) = requests.outcomes
     assert isinstance(first, InferResponse)
     assert list(first.outputs) == ["b"]
-    assert str(second) == "the model gave no output 'none'"
+    assert str(second) == "the model did not return the output 'none'"
 
 
 def test_a_stream_ends_with_a_final_response_without_outputs() -> None:

@@ -1,4 +1,4 @@
-"""Instances of a batch source come and go, and wait for their resources before a batch is formed."""
+"""Instances of a batch source start and end, and wait for their resources before a batch is formed."""
 
 import asyncio
 import queue

@@ -1,4 +1,4 @@
-"""Real models whose requests become batches otherwise than by rows, from the configuration to the answers."""
+"""Real models whose requests are not simply merged by rows, from the configuration to the answers."""
 
 import asyncio
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _FP32, _INT32 = TensorProto.FLOAT, TensorProto.INT32
 def answers(
     artifact: Artifact, settings: Mapping[str, Any], asked: list[dict[str, Array]]
 ) -> tuple[list[Outcome], int]:
-    """What each of ``asked`` gets where all wait when the instance starts, and how many batches that took."""
+    """The outcome of each of ``asked``, which all wait when the instance starts, and the number of batches."""
 
     async def main() -> tuple[list[Outcome], int]:
         model = OnnxRuntimeEngine().load(artifact, {"threads": 1})

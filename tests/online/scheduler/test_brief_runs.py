@@ -5,7 +5,7 @@ from penstock.online.scheduler.brief_runs import BRIEF_NS, LONG_NS, MOST, NEEDED
 
 
 def after(*runs: tuple[int, int], key: object = None) -> BriefRuns:
-    """What is known after runs of ``(rows, ns)``."""
+    """The state after runs of ``(rows, ns)``."""
     brief = BriefRuns()
     for rows, ns in runs:
         brief.observe(key, rows, ns)

@@ -34,7 +34,7 @@ def make_request(value: float, rows: int = 1, width: int = 2) -> InferRequest:
 
 
 class Bench:
-    """A batcher on a loop that stands still; the test is its instances. ``outcomes[n]`` is what the n-th request got."""
+    """A batcher on a manual event loop; the test acts as its instances. ``outcomes[n]`` is the outcome of the n-th request."""
 
     def __init__(self, config: BatchingConfig) -> None:
         self.loop = Turns()
@@ -53,7 +53,7 @@ class Bench:
         return pending
 
     def take(self) -> Batch:
-        """What a free instance gets now; there must be something."""
+        """The batch that a free instance takes now, which must exist."""
         self.loop.turn()
         batch = self.batcher.take()
         assert batch is not None
@@ -68,11 +68,11 @@ class Bench:
         self.loop.turn()
 
     def errors(self) -> list[type[Outcome] | None]:
-        """By request the type of its error; None without."""
+        """The type of each request's error; None if there is none."""
         return [next((type(o) for o in got if isinstance(o, PenstockError)), None) for got in self.outcomes]
 
     def check(self) -> None:
-        """Every request has one outcome, and if that is no error, its own."""
+        """Check that every request has one outcome, and that each answer belongs to its request."""
         for number, got in enumerate(self.outcomes):
             (outcome,) = got
             if isinstance(outcome, InferResponse):
@@ -161,7 +161,7 @@ def test_any_interleaving_ends_each_request_once_and_with_its_own_result(
 
 
 def waiting(bench: Bench) -> bool:
-    """Whether ``take`` would not block."""
+    """True if ``take`` would not block."""
     bench.loop.turn()
     bench.loop.advance(0)
     batcher = bench.batcher
@@ -383,7 +383,7 @@ def test_a_deadline_that_has_passed_is_refused() -> None:
 
 
 def run_for(bench: Bench, seconds: float, rows: int) -> None:
-    """Let the model show how long a batch of ``rows`` takes."""
+    """Report the duration of a batch of ``rows`` to the batcher."""
     for _ in range(rows):
         bench.submit(deadline_s=9.0)
     batch = bench.take()
@@ -464,7 +464,7 @@ def test_stopping_does_not_wait_for_the_delay() -> None:
 
 
 def overload(offered_per_s: float, slo_s: float, seconds: float = 2.0) -> int:
-    """Answers per second within ``slo_s`` of a model that takes 2.5 ms and 0.15 ms a row, under requests that come evenly."""
+    """Answers per second within ``slo_s`` of a model that takes 2.5 ms plus 0.15 ms per row, for evenly spaced requests."""
     bench = Bench(BatchingConfig(batchable=True, max_batch=64, max_queue=100_000))
     clock, done_in_time = bench.loop.clock, 0
     free_at, running, step_s = 0.0, None, 0.0005
@@ -526,14 +526,14 @@ def test_a_deadline_in_the_far_future_is_none() -> None:
 
 
 def rest(bench: Bench) -> _Sleeper:
-    """An instance of ``bench`` finds nothing to do."""
+    """Let an instance of ``bench`` become idle."""
     sleeper = bench.batcher._look(takes=True)
     assert isinstance(sleeper, _Sleeper)
     return sleeper
 
 
 class Resting(Bench):
-    """A bench with instances that rest, whose model may run on the loop; such runs take ``ns`` and are kept in ``here``."""
+    """A bench with idle instances, whose model may run on the event loop; such runs take ``ns`` and are recorded in ``here``."""
 
     def __init__(self, config: BatchingConfig, instances: int = 1, ns: int = 0) -> None:
         super().__init__(config)
@@ -553,7 +553,7 @@ class Resting(Bench):
         self.batcher.finish(batch, error or split(outputs, rows), BatchTimes(0, 0, self.ns, self.ns))
 
     def on_thread(self) -> None:
-        """The instance that was woken computes until there is nothing left, and rests again."""
+        """The woken instance runs batches until the queue is empty, and becomes idle again."""
         self.loop.turn()
         (woken,) = [sleeper for sleeper in self.sleepers if sleeper not in self.batcher._idle]
         self.sleepers.remove(woken)
@@ -566,7 +566,7 @@ class Resting(Bench):
         self.sleepers.append(found)
 
     def warm_up(self, rows: int = 8) -> None:
-        """The model gets known for being brief with up to so many rows."""
+        """Report short runs until batches of up to this many rows may run on the event loop."""
         for _ in range(NEEDED):
             self.submit(rows)
             self.on_thread()
@@ -676,7 +676,7 @@ class Unsteady(FakeModel):
 
 
 async def answered(config: BatchingConfig, chance: random.Random, requests: int) -> list[list[Outcome]]:
-    """What ``requests`` got from real threads, with random bursts, pauses, cancellations and changes of instances."""
+    """The outcomes of ``requests`` with real threads, random bursts, pauses, cancellations and changes of instances."""
     outcomes: list[list[Outcome]] = []
     batcher = DynamicBatcher(config, asyncio.get_running_loop())
     threads: list[Instance] = []
@@ -716,7 +716,7 @@ async def answered(config: BatchingConfig, chance: random.Random, requests: int)
 
 @pytest.fixture
 def short_turns() -> Iterator[None]:
-    """Threads take turns often, so that many more of their interleavings happen."""
+    """Switch threads often, so that many more interleavings occur."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(0.00005)
     yield

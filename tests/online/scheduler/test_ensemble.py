@@ -1,4 +1,4 @@
-"""Requests that pass through ensembles of real and fake models, each with its own scheduler."""
+"""Requests to ensembles of real and fake models, each with its own scheduler."""
 
 from __future__ import annotations
 

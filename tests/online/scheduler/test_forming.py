@@ -43,7 +43,7 @@ def rules(max_batch: int, preferred: tuple[int, ...] = (), delay_us: int = 0) ->
 
 
 def oracle(line: list[Pending], now_ns: int, max_batch: int, preferred: set[int], delay_ns: int) -> int | None:
-    """How many leave, by Triton's rules as its documents and source tell them; None: wait. One question after the other."""
+    """The number of requests that leave by the rules in Triton's documentation and source, checked one after another; None: wait."""
     preferred = preferred or {max_batch}
     sizes = [sum(pending.rows for pending in line[: count + 1]) for count in range(len(line))]
     fitting = [count for count, size in enumerate(sizes, start=1) if size <= max_batch or count == 1]
@@ -141,7 +141,7 @@ def test_a_line_that_waits_does_not_hold_up_another() -> None:
 
 
 def measured(ns: Callable[[int], int], sizes: Sequence[int] = (1, 2, 4, 8)) -> LatencyModel:
-    """A model of which each size was measured often, just now."""
+    """A latency model with many recent measurements of each size."""
     latency = LatencyModel()
     for rows in sizes:
         for _ in range(64):

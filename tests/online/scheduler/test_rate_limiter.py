@@ -21,7 +21,7 @@ def gates(limiter: RateLimiter, *needs: dict[str, int], priority: int = 0) -> li
 
 
 def ask(limiter: RateLimiter, *asked: ResourceGate) -> list[bool]:
-    """Have each wait, as ``ResourceGate.enter`` does; who holds what it needs."""
+    """Let each gate wait, as ``ResourceGate.enter`` does; return the gates that hold their resources."""
     for gate in asked:
         gate.ask()
     return [gate.held for gate in asked]

@@ -31,7 +31,7 @@ def test_each_element_for_itself(body: str) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("a, b, c = DynamicQuantizeLinear(x) y = DequantizeLinear(a, b, c)", "takes its scale from all rows of a batch"),
+        ("a, b, c = DynamicQuantizeLinear(x) y = DequantizeLinear(a, b, c)", "computes its scale from all rows of a batch"),
         ("q = QuantizeLinear<axis = 0>(x, s4, z4) y = DequantizeLinear(q, s, z)", "mixes the rows"),
         ("n = Shape<end = 1>(x) f = Cast<to = 1>(n) y = Div(x, f)", "computes with the batch size"),
         ("t = Transpose(x) y = Add(x, t)", "combines rows with other rows"),

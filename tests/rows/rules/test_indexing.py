@@ -48,7 +48,7 @@ def test_columns_by_place_and_index(body: str) -> None:
         ("p = Constant<value_ints = [1, 0, 0, 0]>() y = Pad(x, p)", "mixes the rows"),
         (SIZE + "q = Squeeze(n) o = Constant<value_int = 1>() z = Constant<value_int = 0>() r = Range(z, q, o) f = Cast<to = 1>(r) u = Unsqueeze(f, one) y = Add(x, u)", "batch size"),
         ("y = Trilu(x)", "mixes the rows"),
-        ("z = NonZero(x) f = Cast<to = 1>(z) r = ReduceSum(f) y = Add(x, r)", "from the rows"),
+        ("z = NonZero(x) f = Cast<to = 1>(z) r = ReduceSum(f) y = Add(x, r)", "depends on the rows"),
         ("i = Constant<value = int64[1,1] {0}>() u = Slice(x, zero, one, zero) y = ScatterND(x, i, u)", "mixes the rows"),
         ("c = Constant<value = float[8,4] {0.0,1.0,2.0,3.0,4.0,5.0,6.0,7.0,0.0,1.0,2.0,3.0,4.0,5.0,6.0,7.0,0.0,1.0,2.0,3.0,4.0,5.0,6.0,7.0,0.0,1.0,2.0,3.0,4.0,5.0,6.0,7.0}>() s = Sigmoid(x) i = Cast<to = 7>(s) y = GatherElements<axis = 1>(c, i)", "combines rows"),
         ("s = Sigmoid(x) i = Cast<to = 7>(s) j = Slice(i, zero, two, one) y = GatherND(x, j)", "mixes the rows"),

@@ -1,9 +1,9 @@
-"""The container of a coded model: encodes an ONNX file in few bytes, and decodes it bit for bit.
+"""The container of a coded model: compresses an ONNX file, and restores it bit for bit.
 
 The file, all numbers little-endian::
 
     magic "PSTC", version u8, then sizes u32 of the packed header, of the header, and of its description; CRC-32 of the packed header
-    header, raw deflate: the description (msgpack, ``Description``), then the ONNX file without what is cut out of it
+    header, raw deflate: the description (msgpack, ``Description``), then the ONNX file without the data of coded tensors
     blocks: of each tensor in the order of the file, each a CRC-32 and the block; see ``tensors`` and ``lanes``
 
 The raw data of initialisers is cut out of the model file, and decoding puts it back, so decoding does not parse ONNX. The
@@ -109,7 +109,7 @@ def decode(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
     suffice; Unsupported if a newer Penstock wrote it. Sizes are checked before memory is allocated.
     """
     description, graph, decoders = parse(data, max_bytes)
-    # A coded model of zeros has a few bytes, so only the declared size shows the memory needed: for its tensors and for the file.
+    # A coded model of zeros is tiny, so only the declared size shows how much memory its tensors and its file need.
     if 2 * description.model_bytes > (usable := usable_memory()) > 0:
         raise ResourceExhausted(
             f"the coded model takes {description.model_bytes >> 20} MiB decoded and twice that while decoding, "

@@ -37,7 +37,7 @@ class SymbolStream(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     count: int
     alphabet: bytes
-    """The values of the symbols, ascending, as differences modulo their size. Floats are FP16 if the tensor is ``half``."""
+    """The values of the symbols: ascending, delta-coded with wrap-around. Floats are FP16 if the tensor is ``half``."""
     lengths: bytes
     """Code lengths, two per byte, the first in the lower half; empty if the alphabet has only one symbol."""
     sizes: list[int]

@@ -28,7 +28,7 @@ def decode(source: Path, output: Path, *, force: bool, json: bool) -> None:
         raise InvalidArgument(f"cannot read '{source}': {error.strerror or error}", "check the path") from error
     except IntegrityError as error:
         if is_onnx(source):
-            raise InvalidArgument(f"'{source}' is already an ONNX file", "it needs no decoding") from None
+            raise InvalidArgument(f"'{source}' is already an ONNX file", "use the file as it is") from None
         fix = error.hint or "copy the file again, or write it again with penstock share --coded"
         raise IntegrityError(f"'{source}': {error.message}", fix) from error
     except PenstockError as error:

@@ -157,7 +157,7 @@ def _rows(batch: Mapping[str, Array]) -> int:
 
 
 def _check_memory(sizes: Mapping[str, int], rows: int, smallest: int) -> None:
-    """Raise ResourceExhausted if a batch of the largest tensor and of the one before it would not fit into memory."""
+    """Raise ResourceExhausted if a batch of the largest tensor and of the tensor before it would not fit into memory."""
     largest = max(sizes, key=lambda name: sizes[name])
     needed, limit = 2 * sizes[largest], int(_MEMORY_SHARE * usable_memory())
     if limit and needed > limit:

@@ -110,7 +110,7 @@ def make_reference(answers: Outputs, labels: Array | None) -> Reference:
     shapes = {name: list(array.shape) for name, array in answers.items()}
     raise InvalidData(
         f"labels go up to {labels.max()}, but no output has the shape [samples, classes] with more classes: outputs are {shapes}",
-        "check that labels are class numbers that start at 0, or leave them out",
+        "check that labels are class numbers that start at 0, or remove them",
     )
 
 

@@ -26,17 +26,17 @@ class Contract(msgspec.Struct, frozen=True):
     """Require that the upper bound of the 95 % interval of the loss, not only its estimate, is within ``max_accuracy_loss``."""
 
     max_output_error: float = 0.1
-    """Largest relative error of an output that no label judges, where the metric is not fidelity."""
+    """Maximum relative error of an output without labels, if the metric is not fidelity."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_accuracy_loss <= 1:
             raise InvalidConfig(
                 f"the accuracy loss allowed must be between 0 % and 100 %, not {self.max_accuracy_loss:.1%}",
-                "give a share, e.g. 1% or 0.01",
+                "give a fraction, e.g. 1% or 0.01",
             )
         if self.p99_ms is not None and not (self.p99_ms > 0 and math.isfinite(self.p99_ms)):
             raise InvalidConfig(
-                f"the p99 latency must be a positive time, not {self.p99_ms} ms", "leave it out for no demand"
+                f"the p99 latency must be a positive time, not {self.p99_ms} ms", "omit it to set no limit"
             )
 
     def accuracy_objection(self, accuracy: Accuracy) -> str:
@@ -64,12 +64,12 @@ class Contract(msgspec.Struct, frozen=True):
 
 
 def is_faster(speedup: Interval) -> bool:
-    """Whether a speed-up is proved, at 95 % confidence."""
+    """True if a speed-up is proven at 95 % confidence."""
     return speedup.low > FASTER
 
 
 def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnmet:
-    """The error for a contract that none of ``records`` meets. It names the demand that binds, and the nearest that can be met."""
+    """The error for a contract that none of ``records`` meets. It names the binding requirement and the nearest feasible one."""
     measured = [record for record in records if record.accuracy is not None and record.p99_ms is not None]
     if not measured:
         return ContractUnmet("no candidate could be measured", "see the reasons: `penstock build --json` lists them")

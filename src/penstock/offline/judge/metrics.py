@@ -14,7 +14,7 @@ Outputs = dict[str, Array]
 
 _Z95 = 1.959964
 _TAIL = 0.025
-"""The share of a 95 % interval's error on either side."""
+"""The probability outside a 95 % interval, on either side."""
 _TINY, _HUGE = 1e-150, 1e150
 """Bounds of sums of squares, so that their quotients and totals are finite."""
 _NEGLIGIBLE = 1e-6
@@ -55,7 +55,7 @@ def mean_interval(values: Array) -> Interval:
 
 
 def error_interval(values: Array) -> Interval:
-    """The mean of ``values``, none negative, with its normal 95 % interval, which has no width for a single value."""
+    """The mean of non-negative ``values`` with its normal 95 % interval, which has zero width for a single value."""
     mean = float(values.mean())
     spread = _Z95 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0
     return Interval(mean, max(0.0, mean - spread), mean + spread)
@@ -64,7 +64,7 @@ def error_interval(values: Array) -> Interval:
 def sample_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> Array:
     """Relative error of each sample's worst output: norm of the difference divided by norm of the reference, at most 1.
 
-    A sample with NaN or infinity that the reference does not have in the same place has error 1. A norm counts as at least a
+    A sample with NaN or infinity at a position where the reference has none has error 1. A norm counts as at least a
     hundredth of the output's mean norm, so that a reference near zero does not exaggerate the error.
     """
     errors = []

@@ -1,4 +1,4 @@
-"""Race: times candidates with interleaved calls, so that other load on the machine affects all of them alike."""
+"""Race: times candidates with interleaved calls, so that other load on the machine affects all of them equally."""
 
 from __future__ import annotations
 

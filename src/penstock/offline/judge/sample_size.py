@@ -50,8 +50,8 @@ def too_few(samples: int, metric: str, max_loss: float, what: str) -> tuple[str,
     if likely is None or least is None or samples >= least:
         return ()
     note = (
-        f"{samples} {what} samples are too few to decide on a loss of {max_loss:.2%}: give at least {least}, which prove it if "
-        f"no answer changes, better {likely}, which do if 2 % change; until then losses are estimates"
+        f"{samples} {what} samples cannot prove a loss within {max_loss:.2%}, so losses are estimates: give at least {least}, "
+        f"which suffice if no answer changes, or {likely}, which suffice if 2 % of the answers change"
     )
     return (note,)
 
@@ -63,9 +63,9 @@ def unproved(accuracy: Accuracy, max_loss: float) -> tuple[str, ...]:
         return ()
     enough = samples_needed(max_loss, max(0.0, loss.value))
     is_reachable = enough is not None and enough <= _REACHABLE * accuracy.samples
-    advice = f"; about {enough} samples would prove it if the estimate is right" if is_reachable else ""
+    advice = f"; about {enough} samples would prove it if the estimate is correct" if is_reachable else ""
     note = (
-        f"that no more than {max_loss:.2%} is lost is an estimate on {accuracy.samples} samples, not proved: with 95 % "
-        f"confidence it may be up to {loss.high:.2%}{advice}"
+        f"a loss within {max_loss:.2%} is an estimate from {accuracy.samples} samples and not proven: with 95 % confidence the "
+        f"loss is at most {loss.high:.2%}{advice}"
     )
     return (note,)

@@ -1,4 +1,4 @@
-"""A cached response: immutable, independent of the request's buffers, with a serialised form.
+"""A cached response, which is immutable, independent of the request's buffers, and serialisable.
 
 The serialised form, version 1, little-endian::
 
@@ -60,7 +60,7 @@ class CachedAnswer(msgspec.Struct, frozen=True):
         return InferResponse(
             request.model_name,
             request.model_version,
-            # Unlike the owner of the data, a view of a read-only array cannot be made writable again.
+            # A view of a read-only array, unlike the array itself, cannot be made writable again.
             {name: array.view() for name, array in self.outputs.items()},
             request.id,
             dict(self.parameters),
@@ -91,7 +91,7 @@ def freeze(response: InferResponse) -> CachedAnswer:
 
 
 def from_bytes(stored: Buffer) -> CachedAnswer:
-    """Read the serialised form, which may be corrupt: memory is allocated for actual data, never for sizes that it claims.
+    """Read the serialised form, which may be corrupt: memory is allocated for actual data, never for declared sizes.
 
     Raises IntegrityError.
     """

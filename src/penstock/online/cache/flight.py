@@ -27,7 +27,7 @@ from penstock.telemetry.statistics import Failure, ModelStatistics
 _log = logging.getLogger(__name__)
 
 _OF_ONE_REQUEST = frozenset({Code.CANCELLED, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE})
-"""Errors that need not affect equal requests, which may have more time or find room in the queue."""
+"""Errors of a single request: an equal request may have more time, or find space in the queue."""
 
 
 Submit = Callable[[Done], Cancellable | None]
@@ -37,7 +37,7 @@ Lookup = Callable[[Callable[[CachedAnswer | None], None]], Cancellable | None]
 
 
 class Waiter(msgspec.Struct, eq=False):
-    """A request that waits for the response; ``cancel`` makes it leave."""
+    """A request that waits for the response; ``cancel`` removes it from the flight."""
 
     request: InferRequest
     done: Done
@@ -161,14 +161,14 @@ class Flight:
                 self._tell(waiter, outcome)
 
     def _next(self, error: PenstockError, submitter: Waiter | None) -> None:
-        """The run failed for reasons of ``submitter``, which may have left: answer it and submit the next request."""
+        """Answer ``submitter``, whose own deadline or place in the queue made the run fail, and submit the next request."""
         if not self._waiters:
             return
         failed = submitter if submitter is not None and submitter in self._waiters else None
         if failed is not None:
             del self._waiters[failed]
         if self._waiters:
-            # Through the event loop: if the queue rejects them all, direct calls would recurse once per request.
+            # Scheduled on the event loop: if the queue rejects all requests, direct calls would recurse once per request.
             asyncio.get_running_loop().call_soon(self._run)
         else:
             self._ended()

@@ -1,14 +1,14 @@
-"""The cache key of a request. A deterministic model answers requests with equal keys alike.
+"""The cache key of a request. A deterministic model returns equal responses to requests with equal keys.
 
 The key is the SHA-256 of the following parts, each with its length, so that their boundaries are unambiguous:
 
 1. the model's identity and version;
 2. the client, so that response times reveal nothing about the requests of others;
 3. each input, sorted by name: name, datatype, shape, and its bytes in the protocol's binary form;
-4. the requested outputs in order, which is also that of the response;
+4. the requested outputs in order, which is also the order of the response;
 5. the parameters, except those that only affect scheduling or the encoding of the response.
 
-The id, the priority and the timeout are not part of it.
+The id, the priority and the timeout are not part of the key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The second tier of the response cache, in a Redis that several servers may share.
 
-A failing Redis costs a client a cache miss at worst: look-ups have a short timeout, writing happens in the background, and a
-circuit breaker pauses the use of a Redis that fails, each time twice as long. Stored responses are checked and bounded in size.
+If Redis fails, a client at worst gets a cache miss: look-ups have a short timeout, responses are written in the background, and a
+circuit breaker pauses the use of Redis after failures, for twice as long each time. Stored responses are checked and bounded in size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEY_PREFIX = b"penstock:1:"
 """The prefix of all keys in Redis; the number is the version of the key's derivation."""
 
 _GET_S = 0.05
-"""Maximum time that a request waits for Redis; about the time to connect to one nearby."""
+"""Maximum time that a request waits for Redis, about the time of connecting to a server nearby."""
 _SET_S = 1.0
 _MAX_LOOKUPS = 64
 _MAX_UNWRITTEN = 256
@@ -36,8 +36,8 @@ _MAX_UNWRITTEN_BYTES = 32 << 20
 class Breaker:
     """A circuit breaker. Pure.
 
-    It opens after ``tolerance`` consecutive failures. It then allows one try after each pause; pauses double from ``first_s`` to
-    ``last_s``.
+    It opens after ``tolerance`` consecutive failures. While open, it allows one attempt after each pause; pauses double from
+    ``first_s`` to ``last_s``.
     """
 
     def __init__(self, tolerance: int = 3, first_s: float = 0.25, last_s: float = 30.0) -> None:
@@ -53,7 +53,7 @@ class Breaker:
             return True
         if now < self._until:
             return False
-        # This caller makes the try. If it never reports the outcome, another caller may try after another pause.
+        # This caller makes the attempt. If it never reports the outcome, another caller may try after another pause.
         self._until = now + self._pause_s
         return True
 
@@ -75,9 +75,9 @@ class Breaker:
 class RedisTier:
     """A ``SecondTier`` in the Redis at ``url`` (``redis://``, ``rediss://`` or ``unix://``). Belongs to the event loop.
 
-    Redis keeps a response for ``ttl_s`` seconds, or until it evicts it if that is 0. A response larger than ``max_value_bytes`` is
-    not stored. A look-up is a miss after ``timeout_s``. The first look-up connects. Raises InvalidConfig; neither the error nor the
-    log shows the credentials in ``url``.
+    Redis keeps a response for ``ttl_s`` seconds; if that is 0, until it evicts the response. A response larger than
+    ``max_value_bytes`` is not stored. A look-up is a miss after ``timeout_s``. The first look-up connects. Raises InvalidConfig;
+    neither the error nor the log shows the credentials in ``url``.
     """
 
     def __init__(self, url: str, ttl_s: float, max_value_bytes: int, clock: Clock, timeout_s: float = _GET_S) -> None:
@@ -86,7 +86,7 @@ class RedisTier:
         self._clock = clock
         self._timeout_s = timeout_s
         try:
-            # RESP2 needs no handshake that an older server would refuse.
+            # RESP2, because older servers reject the handshake of RESP3.
             self._redis = Redis.from_url(
                 url,
                 protocol=2,
@@ -141,7 +141,7 @@ class RedisTier:
             async with asyncio.timeout(self._timeout_s):
                 # GETRANGE bounds the bytes that are read into memory; a missing key reads as empty.
                 stored = await self._redis.getrange(KEY_PREFIX + key.hex().encode(), 0, self._max_value_bytes)
-        except Exception as error:  # noqa: BLE001 - its client raises anything for a malformed reply
+        except Exception as error:  # noqa: BLE001 - the client library raises arbitrary exceptions for a malformed reply
             self._failed(error)
         else:
             self._succeeded()
@@ -191,7 +191,7 @@ class RedisTier:
         self._breaker.succeeded()
 
     def _warn(self, message: str) -> None:
-        """Log the first such message only, so that other writers to Redis cannot fill the log."""
+        """Log only the first of these messages, so that other writers to Redis cannot flood the log."""
         if not self._warned:
             self._warned = True
             _log.warning("Redis: %s", message)

@@ -1,4 +1,4 @@
-"""The response cache of models that answer equal requests alike, bounded in bytes.
+"""The response cache for deterministic models, bounded in bytes.
 
 request → key → cached?              → respond at once
                 equal one in flight? → share its response                      (single flight, flight.py)
@@ -80,8 +80,8 @@ class ResponseCache:
     ) -> ModelCache:
         """The cache of one model version, which must be neither decoupled nor stateful.
 
-        ``identity`` identifies the model's content, so that a changed model does not find old responses here or in the second
-        tier. It is called for each request to an ensemble, whose parts may change. At most ``max_waiting`` requests wait for
+        ``identity`` returns an identifier of the model's content, so that a changed model does not find old responses here or in the
+        second tier. It is called for each request to an ensemble, whose parts may change. At most ``max_waiting`` requests wait for
         the responses to equal requests.
         """
         if isinstance(identity, str):
@@ -140,7 +140,7 @@ class ModelCache:
         self._prefix = prefix
         self._statistics = statistics
         self._max_waiting = max_waiting
-        # Requests of different priorities do not wait for one another: an urgent one would be as late as the other.
+        # Requests of different priorities do not wait for one another: an urgent request would be delayed like a less urgent one.
         self._flights: dict[tuple[bytes, int], Flight] = {}
         self._waiting = 0
         self._is_open = True
@@ -148,8 +148,8 @@ class ModelCache:
     def answer(self, request: InferRequest, done: Done, submit: Submit) -> Cancellable | None:
         """Answer the checked ``request`` from the cache, with the response to an equal request, or by ``submit(done)``.
 
-        ``submit`` passes it to the scheduler, perhaps later. ``done`` is called once, perhaps before this returns None. Outputs
-        from the cache are read-only. Raises Unavailable.
+        ``submit`` passes the request to the scheduler, perhaps later. ``done`` is called once, perhaps before this returns None.
+        Outputs from the cache are read-only. Raises Unavailable.
         """
         arrived_ns = time.monotonic_ns()
         key = cache_key(self._prefix(), request)

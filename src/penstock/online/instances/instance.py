@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Instance:
-    """Takes the next batch whenever it is free.
+    """Runs batches of the scheduler, one at a time.
 
     If a batch fails, each of its requests runs again alone, so that an error affects only the requests that cause it.
     """

@@ -38,7 +38,7 @@ class ModelCall:
         try:
             self._loop.call_soon_threadsafe(start)
         except RuntimeError:
-            raise Unavailable("the server is ending") from None
+            raise Unavailable("the server is shutting down") from None
 
     def cancel(self) -> None:
         """Cancel the call, unless it has ended. Idempotent."""

@@ -1,7 +1,7 @@
 """The messages between a process instance and its child, sent over a socket pair. Tensors are in shared memory instead.
 
-Each message is its length, followed by its MessagePack form. With most engines a message is answered by exactly one other. The process
-of a Python model and its parent both send at any time: the model may call other models while it executes, and may answer later::
+Each message is its length, followed by its MessagePack form. With most engines, each message has exactly one reply. A Python model's
+process and its parent both send at any time, because the model may call other models while it executes, and may respond later::
 
     parent                          child
     Execute   ──────────────────▶             requests; their inputs lie in the arena of inputs
@@ -33,7 +33,7 @@ _LENGTH = struct.Struct("<I")
 _READ = 1 << 16
 
 Stages = dict[str, tuple[int, int]]
-"""Count and total nanoseconds of each stage since the message before, by the stage's name."""
+"""Count and total nanoseconds of each stage since the previous message, by the stage's name."""
 
 
 class Load(msgspec.Struct, tag=True):
@@ -60,7 +60,7 @@ class Loaded(msgspec.Struct, tag=True):
     keeps_state: bool = False
     unranked: frozenset[str] = frozenset()
     left_out: dict[str, str] = {}
-    """As of ``LoadedModel``."""
+    """See ``LoadedModel``."""
     decoupled: bool = False
     """For Python models only, like ``max_batch``; see ``RequestModel``."""
     max_batch: int | None = None

@@ -21,7 +21,7 @@ _STDERR = 2
 
 
 class ProcessChild:
-    """A new process, not a fork, so that it inherits nothing of the server but ``files``: the model, and tensors in and out.
+    """A new process, not a fork: it inherits only ``files``, the descriptors of the model and of the tensors in and out.
 
     It runs the module ``worker`` and ends with this process. ``wait`` belongs to one thread. One thread at a time may ``send``, and
     one may ``receive``.
@@ -31,7 +31,7 @@ class ProcessChild:
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
         inherited = (theirs.fileno(), lifeline, *files)
-        # Blocked until the child ignores them: a signal of the terminal must not end it before the parent has drained.
+        # Blocked until the child ignores them, since a terminal signals the child too, which must live until the parent has drained.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
         try:
             self._process = subprocess.Popen(  # noqa: S603 - a module of Penstock
@@ -74,7 +74,7 @@ class ProcessChild:
         except TimeoutError:
             raise
         except (EOFError, OSError):
-            self.kill()  # it may have closed only its end of the socket
+            self.kill()  # the child may have closed only its end of the socket
             how = _how(self._process.wait())
             raise PenstockError(f"the model's process ended with {how} while it loaded the model") from None
         if isinstance(answer, Failed):

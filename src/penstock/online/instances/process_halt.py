@@ -18,12 +18,12 @@ class Endable(Protocol):
 
 
 class Halt:
-    """Ends processes that are still loading their models, which may take for ever. Any thread may use it."""
+    """Ends processes that are still loading their models, because a load may never end. Any thread may use it."""
 
     def __init__(self, model: str = "") -> None:
         self._model = model
         self.reason = ""
-        """The reason why no model may be loaded; empty while models may be."""
+        """The reason why loading is refused; empty while it is allowed."""
         self._lock = threading.Lock()
         self._loading: set[Endable] = set()
 
@@ -35,7 +35,7 @@ class Halt:
             self._loading.add(process)
 
     def release(self, process: Endable) -> None:
-        """Remove ``process``, which has loaded its model or failed to. Idempotent."""
+        """Remove ``process``, whose load has ended. Idempotent."""
         with self._lock:
             self._loading.discard(process)
 
@@ -45,6 +45,6 @@ class Halt:
             self.reason = reason
             loading, self._loading = self._loading, set()
         if loading:
-            _log.warning("the loading of model '%s' is ended: %s", self._model, reason)
+            _log.warning("loading of model '%s' was ended: %s", self._model, reason)
         for process in loading:
             process.end_at_once()

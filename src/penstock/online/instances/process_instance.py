@@ -29,7 +29,7 @@ from penstock.tensor import Array, Signature, TensorSpec
 _log = logging.getLogger(__name__)
 
 _PATIENCE_S = 1.0
-"""Longest wait of a call for a restarting process. It also limits the rate at which an instance without a process fails batches."""
+"""Maximum wait of a call for a restarting process. It also limits the rate of failing batches."""
 _LOOK_S = 0.05
 _MAX_DEATHS = 32
 
@@ -49,7 +49,7 @@ class ModelProcess:
     end_s = 2.0
     """Longest wait for the child to end by itself before it is killed."""
     least_load_s = 60.0
-    """Least time-out for loading if calls have a time-out: loading takes longer than answering."""
+    """Minimum timeout of loading if calls have a timeout, since loading takes longer than a call."""
 
     def __init__(self, message: Load, model_file: int, timeout_s: float, clock: Clock) -> None:
         self.signature: Signature
@@ -67,13 +67,13 @@ class ModelProcess:
         self._changed = threading.Condition()
         # The rest is guarded by the condition.
         self._child: ProcessChild | None = None
-        """The child that takes calls, if there is one."""
+        """The child that receives calls; None during a restart."""
         self._starting: ProcessChild | None = None
         self._closed = self._unloaded = False
-        """Closed: no child is called or started again."""
+        """True after ``unload`` has begun: no child is called or started again."""
 
     @classmethod
-    def load(  # noqa: PLR0913, PLR0917 - what is loaded, and how it is run
+    def load(  # noqa: PLR0913, PLR0917 - the model, and the settings of its process
         cls,
         engine: str,
         artifact: Artifact,
@@ -86,8 +86,8 @@ class ModelProcess:
     ) -> Self:
         """Load ``artifact``, whose bytes are in ``model_file`` (see ``Artifact.in_memory``), in a new process that runs on ``cores``.
 
-        The process is ended if a call takes longer than ``timeout_s``, or loading longer than ``least_load_s`` too; 0 means no limit.
-        ``halt`` can end the process until ``Halt.release``. Raises the errors of the engine.
+        The process is ended if a call takes longer than ``timeout_s``, or loading longer than both ``timeout_s`` and ``least_load_s``;
+        0 means no limit. ``halt`` can end the process until ``Halt.release``. Raises the errors of the engine.
         """
         halt = halt or Halt()
         path = str(artifact.path.resolve()) if artifact.path else ""
@@ -146,7 +146,7 @@ class ModelProcess:
             self._changed.notify_all()
 
     def hear(self, message: Message) -> None:
-        """Handle a message that the child sends unasked."""
+        """Handle a message of the child that is not a reply."""
 
     def _take_facts(self, loaded: Loaded) -> None:
         self.signature, self.optional_inputs = loaded.signature, loaded.optional_inputs
@@ -156,7 +156,7 @@ class ModelProcess:
         """Called when ``child`` has loaded the model, before its first call."""
 
     def _call(self, call: Callable[[ProcessChild], None]) -> ProcessChild:
-        """Call the child. If it had already died, so that it did not receive the batch, call the next one."""
+        """Call the child. If it died before it received the batch, call its replacement."""
         while True:
             child = self._wait_for_child()
             try:
@@ -233,7 +233,7 @@ class ModelProcess:
         """Wait until the next start is due; False once unloaded."""
         with self._changed:
             while not self._closed and (left := self._restart_at() - self._clock.now()) > 0:
-                # In short steps: the clock may not be the system's.
+                # In short steps, because the clock of a test may advance at any time.
                 self._changed.wait(min(left, _LOOK_S))
             return not self._closed
 

@@ -29,7 +29,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
 def serve(
     arguments: Sequence[str], answer: Callable[[Channel, Load, Callable[[], Artifact], Sequence[TensorArena]], None]
 ) -> None:
-    """Call ``answer`` with the first message, a function that reads the model, and the arenas. Return when the parent hangs up."""
+    """Call ``answer`` with the first message, a function that reads the model, and the arenas. Return when the parent disconnects."""
     end, lifeline, model_file, *arenas = descriptors = [int(argument) for argument in arguments]
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)

@@ -51,10 +51,10 @@ class _Answers:
         return self._batch.requests[number].done is not None
 
     def executed(self, failed: PenstockError | None) -> None:
-        """Finish the requests with outputs as one batch, and each of the others separately."""
+        """Finish the requests that have outputs as one batch, and all others separately."""
         now_ns = time.monotonic_ns()
         times = BatchTimes(self._batch.taken_ns, self._start_ns, now_ns, now_ns)
-        failed = failed or PenstockError("the model gave no answer to this request")
+        failed = failed or PenstockError("the model did not answer this request")
         answered: list[Pending] = []
         outputs: list[dict[str, Array]] = []
         for pending, outcome in zip(self._batch.requests, self._outcomes, strict=True):
@@ -69,7 +69,7 @@ class _Answers:
 
 
 class _Stream:
-    """Passes on the answers to the one request of ``batch``; any thread may call ``answer``."""
+    """Forwards the answers to the only request of ``batch``; any thread may call ``answer``."""
 
     def __init__(self, source: DynamicBatcher, batch: Batch) -> None:
         self._source = source

@@ -40,7 +40,7 @@ class TensorArena:
     def __init__(self, file: int, max_bytes: int = _MAX_BYTES) -> None:
         self.file = file
         self._max_bytes = max_bytes
-        # Dropped instead of closed: numpy's reference to it would not prevent closing it under a view.
+        # Released by dropping the reference: closing it would invalidate numpy views that are still in use.
         self._map: mmap.mmap | None = None
         self._size = 0
 
@@ -83,7 +83,7 @@ class TensorArena:
     def view(self, slots: Sequence[TensorSlot]) -> dict[str, Array]:
         """The tensors as read-only views, valid until the next write; BYTES are decoded.
 
-        Raises PenstockError for slots that ``write`` never returns: the process that announces them runs a model's code.
+        Raises PenstockError for slots that ``write`` cannot return: they come from a process that runs a model's code.
         """
         mapped = self._mapped(max((slot.offset + slot.byte_size for slot in slots), default=0))
         tensors: dict[str, Array] = {}

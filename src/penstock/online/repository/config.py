@@ -1,7 +1,7 @@
 """The typed configuration of a model: the fields of Triton's ``ModelConfig`` that Penstock uses, under Triton's names.
 
 Files and clients write it in Triton's schema. Only ``penstock.online.repository.triton`` reads and writes that schema and checks its
-rules. The same type holds the configuration that a user wrote, and the completed one of a loaded model, which has no open field.
+rules. The same type represents a user's configuration, and the completed configuration of a loaded model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.tensor import DataType, Signature, TensorSpec
 
 
 class TensorReshape(msgspec.Struct, frozen=True):
-    """The shape that the model sees instead of ``dims``."""
+    """The shape that the model receives instead of ``dims``."""
 
     shape: tuple[int, ...] = ()
 
@@ -25,12 +25,12 @@ class TensorConfig(msgspec.Struct, frozen=True):
 
     name: str = ""
     data_type: DataType | None = None
-    """None: the model's own."""
+    """None: the data type of the model's tensor."""
     dims: tuple[int, ...] = ()
-    """Without the batch dimension if requests are merged; -1 is any size. Empty: the model's own."""
+    """Without the batch dimension if requests are merged; -1 is any size. Empty: the dimensions of the model's tensor."""
     reshape: TensorReshape | None = None
     optional: bool = False
-    """Inputs only: whether a request may leave it out."""
+    """Inputs only: whether a request may omit it."""
     allow_ragged_batch: bool = False
     """Inputs only: whether requests of different shapes are concatenated element by element."""
     label_filename: str = ""
@@ -38,7 +38,7 @@ class TensorConfig(msgspec.Struct, frozen=True):
 
     @property
     def model_dims(self) -> tuple[int, ...]:
-        """The dimensions that the model sees, without the batch dimension."""
+        """The dimensions that the model receives, without the batch dimension."""
         return self.dims if self.reshape is None else self.reshape.shape
 
 
@@ -209,7 +209,7 @@ class WarmUpRequest(msgspec.Struct, frozen=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
-    """The configuration of a model, as a user wrote it or completed; frozen."""
+    """The configuration of a model, either as the user wrote it or completed; frozen."""
 
     name: str = ""
     platform: str = ""
@@ -224,7 +224,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     version_policy: VersionPolicy = VersionPolicy()
     instance_group: tuple[InstanceGroup, ...] = ()
     dynamic_batching: DynamicBatching | None = None
-    """At most one of this and the next two is set."""
+    """At most one of this field and the next two is set."""
     sequence_batching: SequenceBatching | None = None
     ensemble_scheduling: EnsembleScheduling | None = None
     model_warmup: tuple[WarmUpRequest, ...] = ()
@@ -234,9 +234,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
     metric_tags: Mapping[str, str] = {}
     """Labels of the model's metrics."""
     decoupled: bool = False
-    """Whether a request may have any number of responses."""
+    """True if a request may have any number of responses."""
     response_cache: bool = False
-    """Whether responses to equal requests may come from the cache."""
+    """True if responses to equal requests may come from the cache."""
     lasting: bytes = b""
     """Digest of the settings that only a reload can change. Configurations that differ in other settings have the same value."""
     wire: bytes = b""
@@ -244,7 +244,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     @property
     def batchable(self) -> bool:
-        """Whether requests are known to have a batch dimension."""
+        """True if requests are known to have a batch dimension."""
         return bool(self.max_batch_size)
 
     @property
@@ -254,7 +254,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     @property
     def instances(self) -> int:
-        """The configured number of instances; 0 if it is open."""
+        """The configured number of instances; 0 if none is configured."""
         return sum(max(1, group.count) for group in self.instance_group)
 
     @property
@@ -264,9 +264,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     @property
     def client_signature(self) -> Signature:
-        """The tensors that clients send and receive, by a completed configuration.
+        """The tensors that clients send and receive, from a completed configuration.
 
-        Has the batch dimension if requests are merged, no ``reshape`` applied, and no inputs that the server makes.
+        Includes the batch dimension if requests are merged. Excludes inputs that the server creates, and applies no ``reshape``.
         """
         return self._signature(lambda tensor: tensor.dims)
 

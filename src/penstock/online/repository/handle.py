@@ -1,4 +1,4 @@
-"""The handle of a served model version, with everything that is needed to use it."""
+"""The handle of a served model version: everything needed to use it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Handle:
     """Belongs to the event loop; owns the instances and loaded models. ``config`` is the completed configuration.
 
     A caller that has just looked up a handle may submit to its scheduler within the same event-loop iteration; ``unload`` waits for
-    what has been submitted, and for callers that hold the handle in order to submit later.
+    submitted requests, and for callers that hold the handle in order to submit later.
     """
 
-    def __init__(  # noqa: PLR0913 - the parts of one version, put together by the assembler
+    def __init__(  # noqa: PLR0913 - the parts of one version, from the assembler
         self,
         version: str,
         config: ModelConfig,
@@ -63,14 +63,14 @@ class Handle:
         self.labels = labels
         """The names of the classes, by output."""
         self.decoupled = config.decoupled
-        """Whether a request may have any number of responses."""
+        """True if a request may have any number of responses."""
         self.overrides_timeout = any(policy.allow_timeout_override for policy in scheduler.config.policies)
-        """Whether a request's own time-out applies to the queue, and is not a deadline."""
+        """True if a request's own timeout limits its time in the queue, and is not a deadline."""
         self._make_call = make_call
         self._models = list(models)
         self._instances = list(instances)
         self._going = 0
-        """Number of instances that are asked to end and still run."""
+        """Number of instances that have been asked to end but are still running."""
         self._holders = 0
         self._released = asyncio.Event()
 
@@ -83,7 +83,7 @@ class Handle:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether any instance can run: none can while a crashed process restarts. For an ensemble, whether all its models can run."""
+        """True if an instance can run: false while all its processes restart. For an ensemble: true if all its models can run."""
         if not self._models:
             return bool(getattr(self.scheduler, "is_healthy", True))
         return any(getattr(model, "healthy", True) for model in self._models)
@@ -160,7 +160,7 @@ class Handle:
             await self._released.wait()
         await self.scheduler.drain()
         self.scheduler.stop()
-        # The instances that were asked to end do so with the others.
+        # Instances that have already been asked to end are joined together with the others.
         self._going = 0
         # On a daemon thread, because an instance whose model hangs never ends.
         await on_daemon_thread(f"unload-{self.name}", self._end)

@@ -1,7 +1,7 @@
 """Finds models in repositories with Triton's layout, ``<model>/config.pbtxt`` and ``<model>/<version>/…``, and among targets.
 
-A model's fingerprint changes whenever one of its files does; computing it does not read them. All functions here block and belong
-on a thread.
+A model's fingerprint changes whenever one of its files changes; computing it does not read the files. All functions here block and
+belong on a thread.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Layout(msgspec.Struct, frozen=True):
     config_name: str = ""
     """Prefer ``configs/<config_name>.pbtxt`` to ``config.pbtxt``."""
     namespacing: bool = False
-    """Whether models of one name in several repositories are served, as ``<repository>/<name>``, or refused."""
+    """If true, models are served as ``<repository>/<name>``; if false, a name in two repositories is refused."""
     targets: Mapping[str, ModelSource] = {}
     """The models on the command line, by name."""
 
     def models(self) -> dict[str, Path | PenstockError]:
-        """The folder of every model by name, or the error why it has none. Raises NotFound for a missing repository."""
+        """The folder of every model by name, or the error if its name is ambiguous. Raises NotFound for a missing repository."""
         found: dict[str, list[Path]] = {name: [next(iter(one.versions.values()))] for name, one in self.targets.items()}
         for root in self.roots:
             for entry in _entries(root):
@@ -151,7 +151,7 @@ class Layout(msgspec.Struct, frozen=True):
         )
 
     def _resolved(self, given: ModelConfig, folder: Path | None) -> ModelConfig:
-        """``given`` with the served names of an ensemble's models; those of its own repository come first."""
+        """``given`` with the served names of an ensemble's models, which are looked up in its own repository first."""
         models, names = self.models(), []
         for step in given.steps:
             own = self.namespace(folder.parent) if folder else ""
@@ -174,7 +174,7 @@ def _fingerprint(found: Path | PenstockError) -> str:
 def absent(name: str, known: Collection[str]) -> NotFound:
     """The error for ``name``, which is not among the ``known`` models."""
     near = difflib.get_close_matches(name, known, n=1)
-    return NotFound(f"the repositories hold no model {quoted(name)}", f"did you mean '{near[0]}'?" if near else "")
+    return NotFound(f"the repositories contain no model {quoted(name)}", f"did you mean '{near[0]}'?" if near else "")
 
 
 def check_name(name: str) -> None:
@@ -223,7 +223,7 @@ def _entries(folder: Path) -> Sequence[os.DirEntry[str]]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether ``entry`` is a folder, or a link to one; False for a circular link."""
+    """True if ``entry`` is a folder or a link to a folder; False for a circular link."""
     try:
         return entry.is_dir()
     except OSError:
@@ -243,9 +243,9 @@ def _by_version(folder: Path, lines: Iterable[str]) -> dict[str, str]:
 
 
 def _files(target: Path) -> Iterator[str]:
-    """For each file below ``target``, or ``target`` itself, a line with its path, size, time and inode.
+    """A line with path, size, time and inode for each file below ``target``, or for ``target`` itself.
 
-    Leaves out hidden files, and those that are still being written. Raises InvalidModel if there are too many files, or they
+    Omits hidden files, and files that are still being written. Raises InvalidModel if there are too many files, or they
     cannot be listed.
     """
     waiting, count = [(os.fspath(target), "", 0)], 0

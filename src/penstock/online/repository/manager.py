@@ -1,8 +1,8 @@
 """Loads, reloads and unloads the models of a server while it runs.
 
-Operations on one model run in the order of the requests, operations on different models concurrently. A reload starts the new version
-before it replaces the old one, which then answers its accepted requests; if the new version fails, the old one stays. Blocking work
-runs on daemon threads, and only a few models load at the same time.
+Operations on one model run in the order of the requests; operations on different models run concurrently. A reload starts the new
+version before it replaces the old version, which then answers its accepted requests. If the new version fails, the old version stays.
+Blocking work runs on daemon threads, and only a few models load at the same time.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _log = logging.getLogger(__name__)
 _ATTEMPTS = 3
 """Number of attempts to load a model whose files change meanwhile."""
 _SEAT_S = 10.0
-"""A load that takes longer lets another one begin: it may wait for something, or never end."""
+"""A load that takes longer no longer counts towards the limit of concurrent loads, because it may never end."""
 _Result = TypeVar("_Result")
 Loading = asyncio.Task[list[Any]]
-"""A running load; its result are the loads of ensembles that it caused."""
+"""A running load. Its result is the loads of ensembles that it caused."""
 
 
 class LoadFailed(InvalidArgument):
-    """A model could not be loaded; ``causes`` has the error of each version."""
+    """A model could not be loaded; ``causes`` holds the error of each version."""
 
     def __init__(self, name: str, causes: Mapping[str, PenstockError]) -> None:
         reasons = [f"version {version} is at UNAVAILABLE state: {error.message}" for version, error in causes.items()]
@@ -61,7 +61,7 @@ class LoadFailed(InvalidArgument):
 class Manager:
     """Belongs to the event loop.
 
-    ``preloaded`` holds versions that are in memory already, by name and version. They are used if their files have not changed.
+    ``preloaded`` holds versions that are already in memory, by name and version. They are used if their files have not changed.
     """
 
     def __init__(  # noqa: PLR0913 - collaborators and keyword-only options
@@ -84,9 +84,9 @@ class Manager:
         self._preloaded = dict(preloaded)
         self._load_now = load
         self.is_explicit = is_explicit
-        """Whether clients may load and unload."""
+        """True if clients may load and unload."""
         self.takes_files = takes_files
-        """Whether they may send the files to load, which may contain code."""
+        """True if clients may send the files to load, which may contain code."""
         self._models: dict[str, ManagedModel] = {}
         self._missing: set[str] = set()
         self._seats = asyncio.Semaphore(1)
@@ -101,7 +101,7 @@ class Manager:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every model that the server loads by itself is served."""
+        """True if every model that the server loads on its own initiative is served."""
         return not self._missing
 
     async def start(
@@ -135,12 +135,12 @@ class Manager:
     async def load(
         self, name: str, override: Override | None = None, *, is_part: bool = False, is_due: bool = False
     ) -> None:
-        """Load or reload model ``name`` from the repositories, with the replacements of ``override``, or without any.
+        """Load or reload model ``name`` from the repositories, with the replacements of ``override`` if given.
 
-        Returns when the model is ready, and with it the ensembles that were unloaded because of it. Keeps versions that have not
-        changed. ``is_part``: an ensemble needs the model. ``is_due``: the server loads the model by itself, and is incomplete without
-        it. Both keep an earlier override. Raises PenstockError if there is no such model, LoadFailed or InvalidConfig with the reason
-        of a failure, and Unavailable during shutdown.
+        Returns when the model and the ensembles that were unloaded with it are ready. Keeps versions that have not changed.
+        ``is_part``: an ensemble needs the model. ``is_due``: the server loads the model on its own initiative, and is not complete
+        without it. Both keep an earlier override. Raises PenstockError if there is no such model, LoadFailed or InvalidConfig with the
+        reason of a failure, and Unavailable during shutdown.
         """
         if self._is_closed:
             raise Unavailable(f"model '{name}' cannot be loaded: the server is shutting down")
@@ -153,7 +153,7 @@ class Manager:
     async def unload(self, name: str, *, with_parts: bool = False) -> None:
         """Stop serving model ``name``, and ensembles that need it, until it is loaded again.
 
-        Returns at once; accepted requests are still answered. ``with_parts`` also unloads the parts that were loaded for an ensemble.
+        Returns immediately; accepted requests are still answered. ``with_parts`` also unloads parts that were loaded for an ensemble.
         """
         if (model := self._models.get(name)) is None:
             return
@@ -162,10 +162,10 @@ class Manager:
         await asyncio.shield(self._begin(model, self._unload(model, with_parts)))
 
     async def changes(self) -> list[tuple[str, bool]]:
-        """The names of models whose files differ from the loaded ones, and whether the files exist.
+        """The names of models whose files differ from the loaded files, and whether the files exist.
 
-        A change counts once two calls have seen the same files, so that files that are being copied are left alone, and is reported
-        only once. Raises NotFound for a missing repository.
+        A change is reported once, after two consecutive calls have seen the same files, so that files that are being copied are
+        ignored. Raises NotFound for a missing repository.
         """
         found, before = await on_daemon_thread("scan-models", self._layout.scan), self._seen
         self._seen = found
@@ -196,7 +196,7 @@ class Manager:
     async def close(self, timeout_s: float) -> list[str]:
         """Refuse further operations, and wait for running loads; served models stay. Returns the models that are still being loaded.
 
-        A regular exit while a thread is in an engine's native code would abort the process.
+        If such a thread is in an engine's native code, a regular exit would abort the process.
         """
         self.end_loads()
         for task in self._tasks:
@@ -235,7 +235,7 @@ class Manager:
         return task
 
     def _begin(self, model: ManagedModel, work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
-        """Begin the operation ``work`` on ``model``, which continues if its caller is cancelled."""
+        """Begin the operation ``work`` on ``model``. It continues even if its caller is cancelled."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         model.pending += 1
@@ -250,10 +250,10 @@ class Manager:
         return task
 
     async def _on_thread(self, verb: str, name: str, work: Callable[[], _Result]) -> _Result:
-        """Run ``work()``, part of loading model ``name``, on a thread once a seat is free.
+        """Run ``work()``, a part of loading model ``name``, on a thread, once fewer than the maximum number of loads are running.
 
-        It keeps the seat until it ends, even if the caller is cancelled, but no longer than ``_SEAT_S``: a load that hangs must not
-        keep other models from being loaded.
+        It counts until it ends, even if the caller is cancelled, but at most for ``_SEAT_S``, so that a load that hangs does not block
+        other loads.
         """
         seats = self._seats
         await seats.acquire()
@@ -307,7 +307,7 @@ class Manager:
             return self._follow(model, form)
 
     def _follow(self, model: ManagedModel, form: Mapping[str, object]) -> list[Loading]:
-        """Load the ensembles that were unloaded with ``model``, and reload those that were built on another ``form`` of it."""
+        """Load the ensembles that were unloaded with ``model``, and reload those that were built for a different ``form`` of it."""
         now, users = model.form, self._users(model.name)
         if any(now.get(version) != was for version, was in form.items()):
             for user in users:
@@ -328,7 +328,7 @@ class Manager:
         if failures:
             failed = LoadFailed(model.name, failures)
             _log.log(
-                logging.DEBUG if self._is_closed else logging.ERROR,  # the server has ended the load, and says so
+                logging.DEBUG if self._is_closed else logging.ERROR,  # shutdown has ended the load and logged it
                 "model '%s', generation %d: %s", model.name, model.generation, failed,
             )  # fmt: skip
             raise failed
@@ -463,7 +463,7 @@ class Manager:
         async with model.turn:
             model.generation += 1
             parts = model.source.parts if model.source else []
-            # Without an await, so that no ensemble is ever served without its parts.
+            # There is no await in this loop, so that no ensemble is served without its parts.
             for user in reversed(self._users(model.name)):
                 if user.served:
                     self._leave_all(user)

@@ -1,4 +1,4 @@
-"""A model before anything of it is loaded: its files and its configuration."""
+"""The source of a model: its files and its configuration, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class ModelSource(msgspec.Struct, frozen=True):
 
     name: str
     folder: Path
-    """Files that the configuration names are relative to it."""
+    """Base folder of the files that the configuration names."""
     versions: Mapping[str, Path]
-    """By number, as text: the version's folder, or its one file. The folders of an ensemble may be empty."""
+    """The version's folder, or its only file, by version number as text. The folders of an ensemble may be empty."""
     given: ModelConfig = ModelConfig()
     """The configuration as the user wrote it."""
     fingerprints: Mapping[str, str] = {}
-    """By version; the empty name stands for the files that all versions share, without the configuration."""
+    """Fingerprints by version; the empty key is for the files that all versions share, without the configuration."""
     fingerprint: str = ""
     """The fingerprint of all the model's files."""
     written_in: str = ""
-    """The file that ``given`` was read from, as errors name it; empty if there is none."""
+    """The file that ``given`` was read from, for error messages; empty if there is none."""
     no_versions: str = ""
-    """Folders with a number that is not a valid version, as errors name them."""
+    """Folders whose number is not a valid version, for error messages."""
 
     @property
     def is_ensemble(self) -> bool:

@@ -1,7 +1,7 @@
-"""A configuration, and possibly files, that a client sends in place of the repository's.
+"""A configuration, and possibly files, that a client sends to replace the repository's.
 
-Each process holds a shared lock on the folder of the files while it uses them. The last process to release it removes it. The
-next server removes folders that a killed server has left.
+Each process holds a shared lock on the folder with the files while it uses them. The last process to release the lock removes the
+folder. The next server removes the folders that a killed server left behind.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _PART = re.compile(r"[^/\\\x00-\x1f\x7f]+")
 
 
 class Override(msgspec.Struct, frozen=True):
-    """Plain data, so that it can be sent to all processes of a server."""
+    """An override as plain data, which can be sent to all processes of a server."""
 
     config: str
     """The complete configuration, as JSON."""
     folder: str = ""
-    """A private folder that replaces the repository's; empty: use the repository's."""
+    """A private folder that replaces the model's folder in the repository; empty: use the repository."""
 
 
 def is_file(parameter: str) -> bool:
-    """True if the parameter of this name is a file of the model."""
+    """True if the parameter with this name contains a file of the model."""
     return parameter.startswith(_FILE)
 
 
 def read_parameters(name: str, parameters: Mapping[str, Any]) -> tuple[str | None, dict[str, bytes]]:
-    """The configuration and the files, by path in the model's folder, in the parameters of a request to load model ``name``.
+    """Read the configuration, and the files by path in the model's folder, from the parameters of a request to load model ``name``.
 
     Raises InvalidArgument, and PenstockError for a name that is too long for a file.
     """
@@ -99,7 +99,7 @@ def store(files: Mapping[str, bytes]) -> Path:
     folder = ""
     try:
         while not hold(folder := tempfile.mkdtemp(prefix="penstock-model-")):
-            pass  # a server that is starting has removed it as abandoned
+            pass  # another server that is starting has removed it as abandoned
         for path, data in files.items():
             file = Path(folder, path)
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def hold(folder: str) -> bool:
 
 
 def discard(folder: str) -> None:
-    """End the use of ``folder`` by this process, and remove it if no other process uses it. Blocks."""
+    """Release ``folder``, and remove it if no other process uses it. Blocks."""
     if not hold(folder):
         return
     file = _held.pop(folder)
@@ -140,7 +140,7 @@ def discard(folder: str) -> None:
 
 
 def _lock(file: int, kind: int) -> bool:
-    """Whether the lock was taken. Always true in a file system without locks."""
+    """Lock ``file`` without waiting. Returns False if another process holds the lock; always True in a file system without locks."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -151,7 +151,7 @@ def _lock(file: int, kind: int) -> bool:
 
 
 def clear_abandoned() -> None:
-    """Remove the folders that killed servers of this user have left. Blocks."""
+    """Remove the folders that killed servers of this user left behind. Blocks."""
     root = tempfile.gettempdir()
     with suppress(OSError):
         for name in filter(_FOLDER.fullmatch, os.listdir(root)):

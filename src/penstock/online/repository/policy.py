@@ -43,7 +43,7 @@ def choose(policy: VersionPolicy, available: Collection[str]) -> ChosenVersions:
 
 
 def plan(served: Mapping[str, ModelSource], wanted: ModelSource, versions: Sequence[str]) -> VersionPlan:
-    """The steps from ``served``, the sources of the served versions, to ``versions`` of ``wanted``."""
+    """Plan the change from ``served``, the sources of the served versions, to ``versions`` of ``wanted``."""
     load = [one for one in versions if one not in served or needs_load(served[one], wanted, one)]
     resize = [
         version
@@ -54,7 +54,7 @@ def plan(served: Mapping[str, ModelSource], wanted: ModelSource, versions: Seque
 
 
 def needs_load(old: ModelSource, new: ModelSource, version: str) -> bool:
-    """Whether ``version`` must be loaded again to change from ``old`` to ``new``."""
+    """True if ``version`` must be loaded again to change from ``old`` to ``new``."""
     if old.folder != new.folder or any(
         old.fingerprints.get(part) != new.fingerprints.get(part) for part in ("", version)
     ):
@@ -65,7 +65,7 @@ def needs_load(old: ModelSource, new: ModelSource, version: str) -> bool:
 
 
 def _can_change(source: ModelSource) -> bool:
-    """Whether the number of instances can change while they run."""
+    """True if the number of instances can change while they run."""
     given = source.given
     limited = any(group.rate_limiter for group in given.instance_group)
     return bool(given.instance_group) and given.sequence_batching is None and not limited

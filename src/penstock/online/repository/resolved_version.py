@@ -1,7 +1,7 @@
-"""Resolves one version of a model: its files are found, read and verified, and nothing is loaded yet.
+"""Resolves one version of a model: finds, reads and verifies its files, without loading the model.
 
-A version is a bundle, served as its tuner found best, or a model file, served by the engine that its configuration or its format
-names. All functions here read files, so they block and belong on a thread, not on the event loop.
+A version is a bundle, served with its tuned settings, or a model file, served by the engine that its configuration or its format
+selects. All functions here read files, so they block and belong on a thread, not on the event loop.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 DEFAULT_MAX_BATCH = 64
 
 Isolation = Literal["thread", "process"]
-"""Whether the instances of a model run on threads or in child processes."""
+"""The place where a model's instances run: on threads or in child processes."""
 
 
 class LoadOptions(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class ResolvedVersion(msgspec.Struct, frozen=True):
     backend: Backend = _NO_BACKEND
     """Triton's names for the engine; empty for a target on the command line."""
     load_options: LoadOptions = msgspec.field(default_factory=LoadOptions)
-    """The server's, with the model's own ``isolation``."""
+    """The server's load options, with the model's own ``isolation``."""
 
     @property
     def name(self) -> str:
@@ -89,7 +89,7 @@ class ResolvedVersion(msgspec.Struct, frozen=True):
 
     @property
     def is_apart(self) -> bool:
-        """Whether its instances run in child processes."""
+        """True if the instances run in child processes."""
         return self.load_options.isolation == "process" or self.engine == PYTHON
 
     @property
@@ -99,7 +99,7 @@ class ResolvedVersion(msgspec.Struct, frozen=True):
 
     @property
     def has_own_threads(self) -> bool:
-        """Whether the loaded model keeps threads."""
+        """True if the loaded model keeps threads."""
         keeps_threads = self.is_apart or engine_traits(self.engine).keeps_threads or "gpu" in self.options
         return keeps_threads or self.options.get("threads") != 1
 
@@ -109,7 +109,7 @@ def define(
 ) -> list[ModelSource]:
     """The models of ``targets``, the bundles and model files on the command line.
 
-    ``settings`` holds the fields of their configurations by model name. Files that they name are relative to ``folder``.
+    ``settings`` holds their configurations by model name; files that these name are relative to ``folder``.
     Raises NotFound, InvalidArgument for a repository, AlreadyExists if two targets have one name, and InvalidConfig also for settings
     without a target.
     """
@@ -158,7 +158,7 @@ def find(source: ModelSource, version: str, load_options: LoadOptions = _DEFAULT
     path, given, where = source.versions[version], source.given, source.written_in
     if given.sequence_batching is not None and load_options.processes > 1:
         raise InvalidConfig(
-            f"model '{source.name}' has 'sequence_batching', but any process may receive the requests of a sequence",
+            f"model '{source.name}' has 'sequence_batching', but each request of a sequence may reach a different process",
             "serve it with 'processes' set to 1",
         )
     is_target = path.name != version or is_bundle(path) or path.is_file()
@@ -188,7 +188,7 @@ def find(source: ModelSource, version: str, load_options: LoadOptions = _DEFAULT
         options=options,
         max_batch=own_batch or load_options.max_batch or max_batch,
         instances=instances,
-        # All processes of a server load alike, so no process knows which cores are its share.
+        # All processes of a server load in the same way, so no process knows which cores it should use.
         cores=plan.cores if load_options.processes == 1 else (),
         backend=backend,
         load_options=msgspec.structs.replace(load_options, isolation=_isolation(source, load_options)),
@@ -212,7 +212,7 @@ def _isolation(source: ModelSource, load_options: LoadOptions) -> Isolation:
 
 
 def _of_bundle(source: ModelSource, bundle: Bundle) -> tuple[Artifact, str, dict[str, Any], int, int]:
-    """The variant to serve of ``bundle``: artifact, engine, options, largest batch, and number of instances."""
+    """The variant of ``bundle`` to serve: artifact, engine, options, maximum batch, and number of instances."""
     machine = machine_facts()
     variant, serving = bundle.choose(machine, is_available), bundle.manifest.serving
     if variant.name != serving.variant:
@@ -220,9 +220,9 @@ def _of_bundle(source: ModelSource, bundle: Bundle) -> tuple[Artifact, str, dict
             "bundle '%s' is served as '%s': '%s' does not run here", bundle.name, variant.name, serving.variant
         )
     if differences := bundle.differences(machine):
-        text = "bundle '%s' was tuned on another machine, so its profile may not hold: %s"
+        text = "bundle '%s' was tuned on another machine, so its measured profile may not be valid here: %s"
         _log.warning(text, bundle.name, "; ".join(differences))
-    # For a bundle, ``engine_options`` only refuses devices.
+    # For a bundle, ``engine_options`` only rejects devices.
     options = {**variant.options, **engine_options(source.given, source.name, "", source.written_in)}
     instances = min(serving.instances, machine.cores)
     return bundle.artifact(variant), variant.engine, options, serving.max_batch, instances

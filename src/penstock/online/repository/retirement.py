@@ -1,4 +1,4 @@
-"""Unloads handles that are no longer served, once they have answered all requests, and removes the files of unused overrides."""
+"""Unloads handles that are no longer served when they have answered all requests, and removes the files of unused overrides."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Retirement:
     def _give_back_soon(self) -> None:
         """Return freed memory to the system after a second without an unload, or at the latest after two.
 
-        Doing so at once would slow down the next load, and threads that allocate memory meanwhile wait.
+        Returning it immediately would slow down the next load, and block threads that allocate memory meanwhile.
         """
 
         def begin() -> None:

@@ -43,12 +43,12 @@ class ServedModels:
         return sorted(self._models.get(name, ()), key=int)
 
     def find(self, name: str, version: str = "") -> Handle:
-        """The handle of model ``name``; without ``version``, that of the greatest version. Raises NotFound."""
+        """The handle of model ``name``; without ``version``, the handle of the greatest version. Raises NotFound."""
         handle = self._models.get(name, {}).get(version) if version else self._greatest.get(name)
         if handle is None:
             which = f"{quoted(name)} version {version:.20}" if name in self._models else quoted(name)
             if namesakes := [one for one in self._models if one.endswith(f"/{name}")]:
-                hint = f"ask for {' or '.join(namesakes)}"
+                hint = f"use {' or '.join(namesakes)}"
                 raise NotFound(f"Request for ambiguous model: {quoted(name)} is in several repositories", hint)
             hint = f"its versions are {bounded(', '.join(self.versions(name)))}" if name in self._models else ""
             raise NotFound(f"Request for unknown model: {which} is not found", hint)

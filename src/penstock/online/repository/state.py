@@ -51,7 +51,7 @@ class VersionState(msgspec.Struct):
     generation: int = 0
     """The operation on the model that loaded the version."""
     leaving: int = 0
-    """Number of replaced or removed handles that still have requests to answer."""
+    """Number of replaced or removed handles that are still answering requests."""
 
     def move(self, state: VersionPhase, reason: str = "") -> None:
         assert state in NEXT[self.state], (self.state, state)
@@ -104,7 +104,7 @@ class VersionState(msgspec.Struct):
 
 
 class ManagedModel:
-    """A model that a client, the server's start, or an ensemble has asked for."""
+    """A model that a client, the start-up of the server, or an ensemble has requested."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -112,9 +112,9 @@ class ManagedModel:
         self.problem = ""
         """The reason why no version could be loaded, or why all were unloaded."""
         self.source: ModelSource | None = None
-        """The source that was read last."""
+        """The most recently read source."""
         self.tried = ""
-        """The fingerprint at the last load, successful or not, that a change of files caused."""
+        """The fingerprint at the last load, successful or not, that was caused by a change of files."""
         self.override: Override | None = None
         """Replaces the repository's configuration, and possibly its files."""
         self.replaced = ""
@@ -122,9 +122,9 @@ class ManagedModel:
         self.overrides: list[Override] = []
         """All overrides whose files may still be in use."""
         self.is_wanted = False
-        """Whether it was asked for by name, not only as part of an ensemble."""
+        """True if the model was requested by name, not only as part of an ensemble."""
         self.is_stale = False
-        """Whether it is an ensemble with a part whose tensors have changed."""
+        """True if this is an ensemble, and the tensors of a part have changed."""
         self.turn = asyncio.Lock()
         """Held by the running operation; others wait in order."""
         self.generation = 0
@@ -134,7 +134,7 @@ class ManagedModel:
         self.waiting: asyncio.Task[list[Any]] | None = None
         """The last operation, if it is a load without an override that has not begun."""
         self.waiting_keeps_override = False
-        """Whether ``waiting`` keeps a previous override."""
+        """True if ``waiting`` keeps a previous override."""
         self.halt = Halt(self.name)
         """Ends the loads that are requested from now on."""
         self.running_options = LoadOptions()
@@ -164,12 +164,12 @@ class ManagedModel:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether only the name is known."""
+        """True if only the name is known."""
         return self.source is None and not self.versions and not self.problem
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no served version, no operation, and no override."""
+        """True if there is no served version, no operation, and no override."""
         return not self.pending and not self.leaving and not self.served and self.override is None
 
     def end_loads(self, reason: str) -> None:

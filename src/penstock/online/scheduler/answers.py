@@ -41,7 +41,7 @@ class Answers:
             await self._drained.wait()
 
     def refused(self, error: PenstockError) -> PenstockError:
-        """Count a refused request, and return ``error``."""
+        """Count a rejected request, and return ``error``."""
         now_ns = self._now_ns()
         self._statistics.failed(Failure.REJECTED, now_ns, now_ns)
         return error
@@ -55,7 +55,7 @@ class Answers:
     def give(
         self, batch: Batch, outcome: list[dict[str, Array]] | PenstockError, times: BatchTimes, now_ns: int
     ) -> None:
-        """End the requests of ``batch`` with the outputs of each, or with the error of the whole batch."""
+        """End the requests of ``batch``, each with its outputs, or all with the error of the batch."""
         self._record(batch, times)
         if isinstance(outcome, PenstockError):
             for pending in batch.requests:
@@ -67,7 +67,7 @@ class Answers:
             self._log.executed(arrived, batch.rows, batch.reason, times, now_ns)
         for pending, outputs in zip(requests, outcome, strict=True):
             done = pending.done
-            if done is not None:  # like _end(), which is too slow for the hot path
+            if done is not None:  # the same as _end(), inlined for speed
                 pending.done = None
                 statistics.pending -= 1
                 try:
@@ -84,7 +84,7 @@ class Answers:
     def give_one(
         self, pending: Pending, outputs: dict[str, Array], number: int, times: BatchTimes, taken: Callable[[], None]
     ) -> None:
-        """Pass on an answer of a decoupled model; see ``DynamicBatcher.answer``."""
+        """Forward an answer of a decoupled model; see ``DynamicBatcher.answer``."""
         taken()
         if pending.done is None:
             return
@@ -100,7 +100,7 @@ class Answers:
             self.fail(pending, answer, Failure.BACKEND)
 
     def end_stream(self, batch: Batch, error: PenstockError | None, number: int, times: BatchTimes) -> None:
-        """End the one request of ``batch`` after a decoupled model's ``number`` answers."""
+        """End the only request of ``batch`` after ``number`` answers of a decoupled model."""
         (pending,) = batch.requests
         self._record(batch, times)
         now_ns = self._now_ns()
@@ -142,5 +142,5 @@ def _response(request: InferRequest, outputs: dict[str, Array]) -> Outcome:
         try:
             outputs = {name: outputs[name] for name in request.outputs}
         except KeyError as error:
-            return PenstockError(f"the model gave no output '{error.args[0]}'")
+            return PenstockError(f"the model did not return the output '{error.args[0]}'")
     return InferResponse(request.model_name, request.model_version, outputs, request.id)

@@ -1,4 +1,4 @@
-"""Answers in the order of the requests: each is held back until those of all earlier requests are given."""
+"""Delivers answers in the order of the requests: each is held back until all earlier requests have been answered."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class ArrivalOrder:
         self._is_advancing = False
 
     def place(self, done: Done) -> Done:
-        """The replacement for ``done`` of the newest request. It passes answers on in order, but a cancellation at once."""
+        """The replacement for ``done`` of the newest request. It delivers answers in order, but a cancellation immediately."""
         place = _Place(done, self._advance)
         self._places.append(place)
         return place
 
     def _advance(self) -> None:
         if self._is_advancing:
-            return  # a receiver has caused more answers; the loop below gives them
+            return  # called by a receiver in the loop below, which delivers these answers too
         self._is_advancing = True
         while self._places:
             first = self._places[0]

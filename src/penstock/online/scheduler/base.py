@@ -39,7 +39,7 @@ class Scheduler(Protocol):
         """Accept ``request``, for which the input check returned ``rows`` and ``key``.
 
         ``done`` is called on the event loop, after this returns. The result is None if there is nothing to cancel.
-        Raises PenstockError if the request is refused; it is then counted as failed, and ``done`` is not called.
+        Raises PenstockError if the request is rejected; it is then counted as failed, and ``done`` is not called.
         """
         ...
 
@@ -48,5 +48,5 @@ class Scheduler(Protocol):
         ...
 
     def stop(self) -> None:
-        """Refuse further requests; instances end when the queue is empty."""
+        """Reject further requests; instances end when the queue is empty."""
         ...

@@ -26,14 +26,14 @@ class QueuePolicy(msgspec.Struct, frozen=True):
 
     timeout_action: TimeoutAction = TimeoutAction.REJECT
     default_timeout_microseconds: int = 0
-    """Longest time in the queue; 0 means no limit."""
+    """Maximum time in the queue; 0 means no limit."""
     allow_timeout_override: bool = False
-    """True if requests may shorten the default time-out. Without a default, their time-outs are ignored."""
+    """True if requests may shorten the default timeout. Without a default, their timeouts are ignored."""
     max_queue_size: int = 0
-    """Limit on the waiting requests of the level; 0 leaves only the model's limit."""
+    """Limit on the waiting requests of the level; with 0, only the model's limit applies."""
 
     def timeout_ns(self, asked_us: int) -> int:
-        """Time-out in nanoseconds of a request that asks for ``asked_us`` (0: the default); 0 means no limit."""
+        """The timeout in nanoseconds of a request with the timeout ``asked_us`` (0: the default); 0 means no limit."""
         timeout_us = self.default_timeout_microseconds
         if self.allow_timeout_override and 0 < asked_us < timeout_us:
             timeout_us = asked_us
@@ -44,11 +44,11 @@ class DynamicBatching(msgspec.Struct, frozen=True):
     """Triton's ``dynamic_batching``. Without preferred sizes and delay, no request waits for others."""
 
     preferred_batch_size: tuple[int, ...] = ()
-    """Batch sizes that leave at once; empty means ``max_batch``."""
+    """Batch sizes that leave immediately; empty means ``max_batch``."""
     max_queue_delay_microseconds: int = 0
-    """Longest time that a request waits for others although an instance is free."""
+    """Maximum time that a request waits for others although an instance is free."""
     preserve_ordering: bool = False
-    """True if responses are given in the order of the requests."""
+    """True if responses are sent in the order of the requests."""
     priority_levels: int = 0
     """Number of levels, of which 1 is the most urgent; 0 means no levels."""
     default_priority_level: int = 0
@@ -65,7 +65,7 @@ class DynamicBatching(msgspec.Struct, frozen=True):
 
 
 class BatchingConfig(DynamicBatching, frozen=True, kw_only=True):
-    """The batching of one model version. Raises InvalidConfig for the configurations that Triton refuses."""
+    """The batching of one model version. Raises InvalidConfig for the configurations that Triton rejects."""
 
     batchable: bool
     """True if requests may be merged along the first axis; otherwise each runs alone."""
@@ -76,9 +76,9 @@ class BatchingConfig(DynamicBatching, frozen=True, kw_only=True):
     decoupled: bool = False
     """True if the model gives any number of responses to a request; such requests run alone."""
     instances: int = 1
-    """Number of instances, from which queueing times are predicted."""
+    """Number of instances, for the prediction of queueing times."""
     stateful: bool = False
-    """True if the model remembers earlier requests; then the requests of a failed batch are not retried."""
+    """True if the model keeps state between requests; the requests of a failed batch are then not retried."""
 
     def __post_init__(self) -> None:
         if any(size < 1 for size in self.preferred_batch_size):

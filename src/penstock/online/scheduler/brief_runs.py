@@ -1,8 +1,8 @@
 """Deciding whether a batch is so short that the event loop may run it, because a thread switch would take longer.
 
-A long run would block the server's other clients, so the rule is strict: the event loop runs only batches of shapes that were short
-many times before, with no more rows. Every run is measured. One long run sends the next batch of its size back to the instance's
-thread, and costs the credit of many short ones.
+A long run would block the server's other clients, so the rule is strict: the event loop runs a batch only if many earlier batches of
+the same shapes, and at least as many rows, were short. Every run is measured and earns or loses credit. After one long run, the next
+batch of its size goes to the instance's thread again; it takes many short runs to regain the credit.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import msgspec
 BRIEF_NS = 100_000
 """Approximate cost of passing a batch to a thread and back on a busy core, with cold caches."""
 LONG_NS = 10_000_000
-"""A run that is too long for a mere disturbance; it costs all credit."""
+"""A run that is too long to be explained by a disturbance; all credit is lost."""
 NEEDED = 16
-"""Short runs before the first one on the event loop, and after each long run."""
+"""Number of short runs required before the first run on the event loop, and again after each long run."""
 MOST = 64
 """Limit on the credit."""
 
@@ -27,7 +27,7 @@ class BriefRuns(msgspec.Struct):
     key: Hashable = None
     """The shapes without the rows."""
     rows: int = 0
-    """The most rows of a short run."""
+    """The maximum rows of a short run."""
     earned: int = 0
 
     def allow(self, key: Hashable, rows: int) -> bool:

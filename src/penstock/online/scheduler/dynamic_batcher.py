@@ -1,7 +1,7 @@
 """The queue of one model version, emptied in batches by its instances.
 
 Natural batching: without a configured delay, no request waits for others. Requests that arrive while all instances are busy leave
-together when the next instance is free. An idle instance starts at once with the requests of one event-loop iteration.
+together when the next instance is free. An idle instance starts immediately with the requests of one event-loop iteration.
 
 Threads: ``take``, ``finish``, ``answer``, ``finish_stream`` and ``leave`` belong to the instances, the others to the event loop.
 """
@@ -33,22 +33,22 @@ from penstock.tensor import Array
 
 
 class _Sleeper(msgspec.Struct, eq=False):
-    """An idle instance, asleep on a lock that no other instance waits for.
+    """An idle instance, which sleeps on its own lock.
 
-    A queue that all idle instances share would lose some of them: if the item that wakes one is taken by another, or the time-out is a
-    microsecond, ``queue.SimpleQueue.get`` of CPython 3.11 computes a negative time-out and waits forever.
+    Idle instances cannot share a queue: if another instance takes the item that wakes one, or the timeout is a microsecond,
+    ``queue.SimpleQueue.get`` of CPython 3.11 computes a negative timeout and waits forever.
     """
 
     until_ns: int
-    """The time at which it looks at the queue again; NEVER if only a request wakes it."""
+    """The time at which it checks the queue again; NEVER if only a request wakes it."""
     woken: Lock
     """Held until the instance is woken."""
     batch: Batch | None = None
-    """The batch that it runs once woken; None to look at the queue."""
+    """The batch to run when woken; None to check the queue."""
 
 
 class DynamicBatcher:
-    """A ``Scheduler``, see the module. ``now_ns`` is the clock, which also times the requests' deadlines."""
+    """A ``Scheduler``, see the module. ``now_ns`` is the clock, by which the requests' deadlines are also measured."""
 
     def __init__(
         self,
@@ -71,13 +71,13 @@ class DynamicBatcher:
         self._loop = loop
         self._rules = Rules.of(config)
         self._order = ArrivalOrder() if config.preserve_ordering else None
-        # True if requests need no attention except for deadlines; then levels, time-outs and order cost nothing.
+        # True if requests have no levels, timeouts or order, so that only deadlines need checking.
         self._is_plain = config.policies == [QueuePolicy()] and not config.preserve_ordering
         self._arrived: list[Pending] = []
         self._arrived_rows = 0
         self._submitted = 0
         self._predicts = False
-        """True once a request had a deadline; latency is not measured before."""
+        """True once a request has had a deadline; before that, latency is not measured."""
         self._brief = BriefRuns()
         self._is_running_here = False
         self._timer: asyncio.TimerHandle | None = None
@@ -88,7 +88,7 @@ class DynamicBatcher:
         self._idle: list[_Sleeper] = []
         self._stopped = False
         self._dismissed = 0
-        """Number of instances that have been dismissed and have not left."""
+        """Number of instances that have been dismissed but have not left yet."""
         self._runners: list[Callable[[Batch], None]] = []
         """Functions that run a batch on the event loop, one for each instance that allows it."""
         self._hands_over = self._is_plain
@@ -121,13 +121,13 @@ class DynamicBatcher:
                 self._wake()
 
     def expect(self, instances: int) -> None:
-        """Set the number of instances, from which queueing times are predicted."""
+        """Set the number of instances, for the prediction of queueing times."""
         self.instances = instances
 
     def submit(self, request: InferRequest, rows: int, key: Hashable, done: Done) -> Pending:
         """Queue ``request``, see ``Scheduler``.
 
-        Raises Unavailable if the queue is full or stopped, and DeadlineExceeded if the predicted answer would be late.
+        Raises Unavailable if the queue is full or stopped, and DeadlineExceeded if the answer is predicted to be late.
         """
         statistics = self._statistics
         if statistics.pending >= self.config.max_queue or self._stopped:
@@ -154,7 +154,7 @@ class DynamicBatcher:
     def take(self, gate: ResourceGate | None = None) -> Batch | None:
         """Wait for the next batch; None if the instance has to end.
 
-        With ``gate``, first release the resources of the batch before, and wait for those of this one. Requests keep joining the
+        With ``gate``, first release the resources of the previous batch, and wait for those of this batch. Requests keep joining the
         batch until the gate has opened.
         """
         is_open = gate is None
@@ -177,7 +177,7 @@ class DynamicBatcher:
                 return batch
 
     def finish(self, batch: Batch, outcome: list[dict[str, Array]] | PenstockError, times: BatchTimes) -> None:
-        """End the requests of a batch, or of a part of it, with the outputs of each, or with the error of all."""
+        """End the requests of a batch, or of a part of it: each with its outputs, or all with one error."""
         if self._is_running_here:
             self._complete(batch, outcome, times)
         else:
@@ -186,18 +186,18 @@ class DynamicBatcher:
     def answer(
         self, pending: Pending, outputs: dict[str, Array], number: int, times: BatchTimes, taken: Callable[[], None]
     ) -> bool:
-        """Pass on answer ``number``, from 0, of a decoupled model; not the last. False if the event loop is closed.
+        """Forward answer ``number``, counted from 0, of a decoupled model; not the final one. False if the event loop is closed.
 
         The model worked on it from ``times.merged_ns`` to ``times.ran_ns``. ``taken`` is called once the event loop has received it.
         """
         return self._call(self._answers.give_one, pending, outputs, number, times, taken)
 
     def finish_stream(self, batch: Batch, error: PenstockError | None, number: int, times: BatchTimes) -> None:
-        """End the one request of ``batch`` after ``number`` answers of a decoupled model."""
+        """End the only request of ``batch`` after ``number`` answers of a decoupled model."""
         self._call(self._answers.end_stream, batch, error, number, times)
 
     async def drain(self) -> None:
-        """Return when every request submitted has been answered."""
+        """Return when every submitted request has been answered."""
         await self._answers.drain()
 
     def stop(self) -> None:
@@ -210,7 +210,7 @@ class DynamicBatcher:
                 self._wake()
 
     def _admit(self, pending: Pending, done: Done) -> None:
-        """Set the request's level, time-out, deadline and place in the order. Raises Unavailable and DeadlineExceeded."""
+        """Set the request's level, timeout, deadline and place in the order. Raises Unavailable and DeadlineExceeded."""
         request, now_ns = pending.request, pending.arrived_ns
         number = request.priority
         if not 1 <= number <= self.config.priority_levels:
@@ -232,13 +232,13 @@ class DynamicBatcher:
             pending.done = self._order.place(done)
 
     def _check_deadline(self, pending: Pending) -> None:
-        """Raise DeadlineExceeded if the requests before it and its own batch are predicted to take too long."""
+        """Raise DeadlineExceeded if the requests ahead and the request's own batch are predicted to take too long."""
         now_ns, rows, latency = pending.arrived_ns, pending.rows, self.latency
         left_ns = pending.deadline_ns - now_ns
         if left_ns <= 0:
             raise self._answers.refused(DeadlineExceeded("the request's deadline has passed"))
         if self.config.decoupled:
-            return  # the first answers come early, and the client may need only those
+            return  # the first answers arrive early, and may be all that the client needs
         self._predicts = True
         max_rows = self._rules.max_rows
         ahead = sum(level.rows for level in self._queue.levels[: (pending.lane >> 1) + 1]) + self._arrived_rows
@@ -278,7 +278,7 @@ class DynamicBatcher:
             self._set_timer(next_ns)
 
     def _at_once(self, arrived: list[Pending]) -> Batch | None:
-        """All of ``arrived`` as one batch that bypasses the queue, if they fit and overtake no request."""
+        """All of ``arrived`` as one batch that bypasses the queue, if they fit into one and no request is waiting."""
         if self._queue or not self._rules.natural:
             return None
         key = arrived[0].key
@@ -291,9 +291,9 @@ class DynamicBatcher:
         return None
 
     def _look(self, takes: bool) -> Batch | _Sleeper | None:
-        """Find work for an instance that is free: a batch, a place to sleep until there is more, or None if the instance has to end.
+        """Find work for a free instance: a batch, or a sleeper to wait on, or None if the instance has to end.
 
-        ``takes`` removes the batch from the queue. Of the instances that wait for the same moment, only the first watches for it.
+        ``takes`` removes the batch from the queue. If several instances wait for the same time, only the first wakes at that time.
         """
         found: Batch | _Sleeper | None = None
         with self._lock:
@@ -316,18 +316,18 @@ class DynamicBatcher:
         return found
 
     def _watched_ns(self) -> int:
-        """The time at which the first idle instance looks at the queue again."""
+        """The time at which the first idle instance checks the queue again."""
         return min((sleeper.until_ns for sleeper in self._idle), default=NEVER)
 
     def _is_due(self) -> bool:
-        """True if an idle instance has to look at the queue: requests may leave, or a Wait ends earlier."""
+        """True if an idle instance has to check the queue: requests may leave, or a Wait ends earlier."""
         if not self._rules.delay_ns:
             return True
         formed = self._form(self._now_ns())
         return isinstance(formed, Batch) or bool(formed.late) or formed.until_ns < self._watched_ns()
 
     def _decide(self, now_ns: int) -> tuple[Sequence[Pending], Batch | Wait]:
-        """The requests that have expired, and what to do with the rest."""
+        """The expired requests, and the decision about the others."""
         expired = self._queue.expire(now_ns) if self._queue.next_ns <= now_ns else ()
         formed = self._form(now_ns)
         for pending in formed.late:
@@ -344,19 +344,19 @@ class DynamicBatcher:
         sleeper.woken.release()
 
     def _rest(self, sleeper: _Sleeper) -> Batch | None:
-        """Wait for a batch, or until woken to look at the queue, or until the sleeper's time has come."""
+        """Wait for a batch, for a wake-up to check the queue, or until the sleeper's time."""
         if sleeper.until_ns == NEVER:
             sleeper.woken.acquire()
         elif not sleeper.woken.acquire(timeout=max(0.0, (sleeper.until_ns - self._now_ns()) / 1e9)):
             with self._lock:
-                if sleeper in self._idle:  # otherwise it was woken at the last moment
+                if sleeper in self._idle:  # otherwise it was woken just as the wait ended
                     self._idle.remove(sleeper)
         if sleeper.batch is not None:
             sleeper.batch.taken_ns = self._now_ns()
         return sleeper.batch
 
     def _set_timer(self, at_ns: int) -> None:
-        """Call ``_on_timer`` at ``at_ns``, or up to two milliseconds later: event loops count whole milliseconds."""
+        """Call ``_on_timer`` at ``at_ns`` or up to two milliseconds later, because event loops use whole milliseconds."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ns = at_ns
@@ -373,7 +373,7 @@ class DynamicBatcher:
         self._drop(expired, ())
 
     def _call(self, callback: Callable[..., None], *args: Any) -> bool:
-        """Call ``callback`` on the event loop; False if it is closed, because the server ended without waiting."""
+        """Call ``callback`` on the event loop; False if the loop is closed, because the server exited without waiting."""
         try:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:
@@ -384,9 +384,7 @@ class DynamicBatcher:
 
     def _drop(self, expired: Sequence[Pending], late: Sequence[Pending]) -> None:
         for pending in expired:
-            error: PenstockError = Unavailable(
-                "Request timeout expired", "the time-out of the model's queue has passed"
-            )
+            error: PenstockError = Unavailable("Request timeout expired", "the timeout of the model's queue has passed")
             if pending.expires_ns == pending.deadline_ns:
                 error = DeadlineExceeded("the request's deadline passed while it waited")
             self._answers.fail(pending, error, Failure.REJECTED)

@@ -1,4 +1,4 @@
-"""The scheduler of an ensemble, which has no instances and passes each request from model to model.
+"""The scheduler of an ensemble. It has no instances, and passes each request from model to model.
 
 Every step is a request to the scheduler of its own model, which may merge it with requests of other ensembles and of clients. The
 models are looked up when the request arrives, and stay loaded until it ends.
@@ -69,13 +69,13 @@ class Ensemble(msgspec.Struct, frozen=True):
     ranks: Mapping[str, int]
     """The number of dimensions of each output, before ``reshapes``; it includes the batch dimension."""
     reshapes: Mapping[str, Reshape]
-    """For inputs and outputs whose shape differs between clients and models."""
+    """Reshapes of the inputs and outputs whose shape differs between clients and models."""
     max_inside: int = 0
-    """Limit on the requests in progress; further ones wait. 0 means no limit."""
+    """Limit on the requests in progress; further requests wait. 0 means no limit."""
 
 
 class _Passing(Pending, eq=False):
-    """A request to the ensemble, from whose ``request`` those to the models are made."""
+    """A request to the ensemble, and its state; the requests to the models are derived from ``request``."""
 
     run: PipelineRun | None = None
     owned: Mapping[Key, EnsemblePart] = {}
@@ -124,7 +124,7 @@ class EnsembleScheduler(Generic[_Part]):
 
     @property
     def identity(self) -> str:
-        """Identifies the content of all its models. While one is not served, every value is different."""
+        """An identifier of the content of all its models. While one of them is not served, each call returns a different value."""
         try:
             return " ".join(f"{key} {handle.identity}" for key, handle in self.resolve({}).items())
         except NotFound:
@@ -251,7 +251,7 @@ class EnsembleScheduler(Generic[_Part]):
 
 
 def _of_rank(array: Array, rank: int) -> Array:
-    """Add a batch dimension of one to ``array``, or remove it, if the number of dimensions is then ``rank``."""
+    """Add or remove a batch dimension of size one, if ``array`` then has ``rank`` dimensions."""
     if array.ndim + 1 == rank:
         return array[None]
     if array.ndim - 1 == rank and array.shape[0] == 1:

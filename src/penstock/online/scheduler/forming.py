@@ -1,10 +1,10 @@
 """Forming the next batch: one pure function of the waiting requests, the time and the configuration.
 
 The rules of preferred sizes and delay are those of Triton's dynamic batcher (``GetDynamicBatch`` of its ``dynamic_batch_scheduler``),
-applied whenever an instance is free. Requests that cannot be merged with the first do not end its batch; they form their own.
+applied whenever an instance is free. Requests that cannot be merged with the first one do not end its batch; they form other batches.
 
-Requests that would miss their deadlines in the most productive batch are dropped before they run, not once they are late (the
-early drop of Nexus, Shen et al., SOSP 2019).
+Requests that would miss their deadlines in the most productive batch are dropped before they run, not when they are late (the early
+drop of Nexus, Shen et al., SOSP 2019).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WAKE_NS = 2_000_000
 
 
 class Batch(msgspec.Struct):
-    """Requests that run together at once."""
+    """Requests to run now as one batch."""
 
     requests: list[Pending]
     rows: int
@@ -101,7 +101,7 @@ def form(
 
 
 def _prefix(line: Collection[Pending], now_ns: int, max_rows: int, merges: bool) -> Batch:
-    """The first requests that fit; the very first always does."""
+    """The first requests that fit into a batch; the very first always fits."""
     if len(line) <= max_rows:
         # In most cases all fit, and one pass without decisions is enough.
         requests = list(line)
@@ -146,7 +146,7 @@ def _prefer(
     until_ns = oldest + rules.delay_ns
     if latency is not None and latest < NEVER:
         took_ns = latency.upper(rows, now_ns)
-        # Without a prediction, the batch must not wait.
+        # If the duration cannot be predicted, the batch must not wait.
         until_ns = min(until_ns, latest - took_ns - _WAKE_NS if took_ns else now_ns)
     must_leave = rules.delay_ns > 0 and now_ns >= until_ns
     if best and not must_leave:
@@ -198,9 +198,10 @@ def _shed(line: Collection[Pending], now_ns: int, max_rows: int, latency: Latenc
 def _in_time(
     line: Collection[Pending], size: int, now_ns: int, latency: LatencyModel, backlog: bool
 ) -> tuple[int, list[Pending], list[Pending]]:
-    """The number of requests that a batch of ``size`` rows serves in time, those that are too late, and those left over.
+    """The number of requests that a batch of ``size`` rows answers in time, the requests that are too late, and the requests that do
+    not fit.
 
-    With a backlog, the requests left over are not collected.
+    With a backlog, the latter are not collected.
     """
     served = rows = 0
     late: list[Pending] = []

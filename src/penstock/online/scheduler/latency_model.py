@@ -1,8 +1,8 @@
 """The duration of a batch, learnt from earlier batches.
 
-Per power of two, a bucket keeps moving averages of rows, duration and deviation, as TCP does for round trips (RFC 6298). Durations
-between buckets are interpolated. Measurements expire, because an outdated estimate could refuse the very requests that would
-correct it.
+A bucket for each power of two keeps moving averages of rows, duration and deviation, as TCP does for round trips (RFC 6298). Durations
+between buckets are interpolated. Measurements expire, because an outdated estimate could reject exactly the requests whose measurement
+would correct it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _DEVIATION_GAIN = 1 / 4
 _DEVIATIONS = 2.0
 """Mean deviations from the mean to the upper bound: the 95th percentile of a normal distribution."""
 _OUTLIER = 4.0
-"""Measurements are limited to the mean plus so many deviations, so that one pause does not make the model look slow."""
+"""Measurements are limited to the mean plus this many deviations, so that one pause does not make the model appear slow."""
 _LIFE_NS = 1_000_000_000
 _LIFE_RUNS = 8.0
-"""A bucket expires after a second without measurements, or after the time of so many runs if that is longer."""
+"""A bucket expires after a second without measurements, or after the duration of this many runs if that is longer."""
 
 
 class _Bucket(msgspec.Struct):
@@ -62,8 +62,8 @@ class LatencyModel:
     def _at(self, rows: int, now_ns: int, deviations: float) -> int:
         """Interpolate between the nearest buckets.
 
-        Beyond them, return the least plausible duration, because a size has to run to be measured: in proportion for fewer rows than
-        measured, the same for more.
+        Outside the measured range, return the lowest plausible duration, since only sizes that run are measured: proportional to the
+        rows below the range, and constant above it.
         """
         below_rows = below_ns = 0.0
         for _, bucket in sorted(self._buckets.copy().items()):

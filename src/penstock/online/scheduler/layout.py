@@ -1,6 +1,6 @@
 """Conversion of requests to the model's inputs, and of its outputs to their answers. Pure.
 
-Requests are usually merged along the first axis. A configuration may ask for more: other shapes than the clients' (``reshape``),
+Requests are usually merged along the first axis. A configuration may require more: other shapes than the clients' (``reshape``),
 requests of different shapes joined element by element (``allow_ragged_batch``), and inputs that describe the batch (``batch_input``).
 All of them work as in Triton.
 """
@@ -30,7 +30,7 @@ class BatchLayout(Protocol):
         ...
 
     def gather(self, requests: Sequence[Pending]) -> Mapping[str, Array]:
-        """The model's inputs for ``requests``, which have the same key. Arrays may be those of the requests."""
+        """The model's inputs for ``requests``, which have the same key. The arrays may be the requests' own arrays."""
         ...
 
     def scatter(self, requests: Sequence[Pending], outputs: dict[str, Array]) -> list[dict[str, Array]]:
@@ -41,7 +41,7 @@ class BatchLayout(Protocol):
 def merge(inputs: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
     """Concatenate the rows of all ``inputs``, which must agree in names, datatypes and all but the first dimension.
 
-    A single request's arrays are returned uncopied.
+    The arrays of a single request are returned without a copy.
     """
     if len(inputs) == 1:
         return inputs[0]
@@ -96,9 +96,9 @@ class SingleRequest:
 
 
 class Reshape(msgspec.Struct, frozen=True):
-    """The shape of a tensor for clients, and that for the model.
+    """The shape of a tensor for clients, and its shape for the model.
 
-    The free dimensions are the same, in order. If requests are merged, both shapes have the batch dimension in front.
+    Both have the same free dimensions, in order. If requests are merged, both shapes have the batch dimension in front.
     """
 
     client: Shape
@@ -133,7 +133,7 @@ class MadeInput(msgspec.Struct, frozen=True):
 
 
 class ShapedRequests:
-    """Extends ``plain`` by ragged inputs, reshapes, made inputs and scattered outputs."""
+    """Extends ``plain`` by ragged inputs, reshapes, inputs that describe the batch, and scattered outputs."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class ShapedRequests:
         self._inputs, self._outputs = inputs, outputs
         self._made = made
         self._scattered = scattered
-        """For each such output, the input that gives its free dimensions, and its shape."""
+        """For each scattered output, its shape and the input that determines its free dimensions."""
 
     def gather(self, requests: Sequence[Pending]) -> Mapping[str, Array]:
         every = [pending.request.inputs for pending in requests]
@@ -192,7 +192,7 @@ class ShapedRequests:
 
 
 def _fill(into: Shape, pattern: Shape, shape: Shape) -> Shape:
-    """Fill the free dimensions of ``into`` with the sizes that ``shape`` has in those of ``pattern``."""
+    """Fill the free dimensions of ``into``, in order, with the sizes that ``shape`` has in the free dimensions of ``pattern``."""
     sizes = iter([size for size, want in zip(shape, pattern, strict=True) if want == -1])
     return tuple([next(sizes) if want == -1 else want for want in into])
 
@@ -214,7 +214,7 @@ def _counts(shapes: Sequence[Shape]) -> Array:
 
 
 def _item_shapes(shapes: Sequence[Shape]) -> Array:
-    """The shape of the item of each row."""
+    """The shape of each row's item."""
     return np.concatenate([np.tile(np.array(shape[1:], np.int64), (shape[0], 1)) for shape in shapes])
 
 

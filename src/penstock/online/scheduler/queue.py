@@ -1,7 +1,7 @@
 """The waiting requests of one model version, in the order in which they leave.
 
-Requests that can be merged with one another form a line. A line is ordered by priority level, then those that are not late before
-the late ones, then by arrival. Nothing here locks, waits or reads the time.
+Requests that can be merged with one another form a line. A line is ordered by priority level; within a level, late requests follow all
+others; then by arrival. Nothing here locks, waits or reads the time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Pending(msgspec.Struct, eq=False):
 
     owner: Canceller
     number: int
-    """Counts up in the order of arrival."""
+    """Sequence number in the order of arrival."""
     request: InferRequest
     rows: int
     key: Hashable
@@ -46,9 +46,9 @@ class Pending(msgspec.Struct, eq=False):
     lane: int = 0
     """Place in the line: twice the level, counted from 0, plus one once the request is late."""
     timeout_ns: int = NEVER
-    """End of the longest wait that the level allows."""
+    """Time at which the level's maximum wait ends."""
     deadline_ns: int = NEVER
-    """Time after which an answer is useless."""
+    """Time after which the client no longer waits for the answer."""
     expires_ns: int = NEVER
     """The earlier of the two times above."""
 
@@ -62,8 +62,8 @@ class Pending(msgspec.Struct, eq=False):
 
 
 Lane = dict[int, Pending]
-"""Requests by number, in order. Iterating a plain dict skips the removed entries in a nanosecond or less each, until it grows next; an
-OrderedDict would take three times as long for every request."""
+"""Requests by number, in order. Iterating a plain dict skips removed entries in about a nanosecond each, until the dict is next
+resized; an OrderedDict would take three times as long for every request."""
 
 Lanes = list[Lane]
 """The lanes of a line; a request leaves after those of the lanes before its own."""
@@ -98,13 +98,13 @@ class PriorityLevel:
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
         self.rows = 0
-        """Rows that wait."""
+        """Number of waiting rows."""
         # Two counters: the event loop counts arrivals, and the instances count departures.
         self.came = self.left = 0
 
     @property
     def waiting(self) -> int:
-        """Requests that wait; valid only if ``came`` counts the arrivals."""
+        """Number of waiting requests; valid only if ``came`` is called for arrivals."""
         return self.came - self.left
 
 
@@ -128,7 +128,7 @@ class Queue:
         return bool(self._lines)
 
     def lines(self) -> list[Collection[Pending]]:
-        """The lines, none empty, the most urgent first; each in the order of leaving."""
+        """The non-empty lines, the most urgent first; each in the order in which its requests leave."""
         lines: list[Collection[Pending]]
         if self._lane_count == 1:
             lines = [lanes[0].values() for lanes in self._lines.values()]
@@ -170,7 +170,7 @@ class Queue:
         return True
 
     def take(self, batch: Sequence[Pending], rows: int) -> None:
-        """Remove a batch of ``rows`` rows, all of one line."""
+        """Remove a batch of ``rows`` rows, all from one line."""
         key = batch[0].key
         lanes = self._lines[key]
         if len(lanes) == 1 and len(batch) == len(lanes[0]):

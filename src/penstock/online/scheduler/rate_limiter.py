@@ -1,7 +1,8 @@
-"""Limits which instances run at the same time: while it runs, each holds the resources of its configuration.
+"""Limits which instances run at the same time: each instance holds its configured resources while it runs.
 
 Resources are names with counts, shared by all models. A waiting instance of priority n runs 1/n as often as one of priority 1
-(stride scheduling, Waldspurger and Weihl, 1995). None starves, because resources that one waits for are not given to those behind it.
+(stride scheduling, Waldspurger and Weihl, 1995). No instance starves, because resources that an instance waits for are not given to
+those behind it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from penstock.errors import InvalidConfig
 
 
 class RateLimiter:
-    """``available`` has the count of each resource; if it is empty, each resource suffices for the instance that needs most of it.
+    """``available`` has the count of each resource; if it is empty, each count is the largest that any instance needs.
 
     Any thread may use it.
     """
@@ -27,7 +28,7 @@ class RateLimiter:
         self.waiting: list[ResourceGate] = []
         self.held: Counter[str] = Counter()
         self.turn = 0
-        """The latest turn that has come."""
+        """The latest turn that was granted."""
 
     def gate(self, model: str, needs: Mapping[str, int], priority: int = 1) -> ResourceGate | None:
         """The gate of one instance of ``model``, which holds ``needs`` while it runs; None if it needs nothing.
@@ -65,13 +66,13 @@ class RateLimiter:
 
 
 class ResourceGate:
-    """The place where one instance waits for its resources; it belongs to the instance's thread."""
+    """A gate at which one instance waits for its resources; it belongs to the instance's thread."""
 
     def __init__(self, limiter: RateLimiter, needs: Mapping[str, int], priority: int) -> None:
         self.needs = needs
         self.priority = priority
         self.turn = 0
-        """Orders the waiting gates; each run adds the priority."""
+        """The position among the waiting gates; each run increases it by the priority."""
         self.held = False
         self.granted = threading.Semaphore(0)
         self._limiter = limiter
@@ -96,7 +97,7 @@ class ResourceGate:
             limiter.grant()
 
     def leave(self, unused: bool = False) -> None:
-        """Release the resources, if any are held. ``unused`` keeps the turn, because nothing ran."""
+        """Release any held resources. ``unused`` keeps the turn, because nothing ran."""
         if self.held:
             with self._limiter.lock:
                 self.turn -= self.priority if unused else 0

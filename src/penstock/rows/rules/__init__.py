@@ -1,1 +1,1 @@
-"""What each operator does to the rows of its inputs, by family of operators."""
+"""The effect of each operator on the rows of its inputs, by family of operators."""

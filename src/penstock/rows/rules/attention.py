@@ -1,4 +1,4 @@
-"""Attention and the embedding before it, as ONNX has them and as ONNX Runtime's optimiser writes them."""
+"""Attention and the embedding before it: the operators of ONNX, and those that ONNX Runtime's optimiser writes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.rows.sizes import BATCH, Number
 
 
 def _first_axis(call: Call, *positions: int) -> Number:
-    """The size of the first axis of these inputs, which is their batch axis if they have one."""
+    """The size of the first axis of these inputs, which must be the batch axis of those that have one."""
     found = [fact for position in positions if (fact := call.get(position)) is not None]
     for fact in found:
         call.mixes(fact, *range(1, fact.rank))
@@ -18,12 +18,12 @@ def _first_axis(call: Call, *positions: int) -> Number:
 
 
 def _mask(call: Call, position: int, rank: int) -> None:
-    """Stop unless an input is absent, a mask of ``rank`` axes of which the first is that of the rows, or the same for all."""
+    """Stop unless an input is absent, a mask of ``rank`` axes whose first axis is the batch axis, or a constant."""
     fact = call.get(position)
     if fact is None or (fact.rank <= rank and not fact.is_rows and (fact.rank < rank or fact.shape[0] == 1)):
         return
     if fact.rank != rank or fact.axis != 0 or fact.shape[0] != BATCH:
-        stop(f"has a mask '{call.node.inputs[position]}' in a form that is not followed")
+        stop(f"has a mask '{call.node.inputs[position]}' in an unsupported form")
 
 
 @rule("Attention")
@@ -32,7 +32,7 @@ def attention(call: Call) -> Facts:
     rows, query = _first_axis(call, 0, 1, 2, 4, 5), call[0]
     _mask(call, 3, 4)
     if call.get(6) is not None or (call.get(3) is not None and rows != BATCH):
-        stop("has lengths or a mask in a form that is not followed")
+        stop("has lengths or a mask in an unsupported form")
     shape = [rows, *query.shape[1:-1], call.unknown()]
     present = Fact([rows, *(call.unknown() for _ in range(3))])
     return [Fact(shape), present, present, present]
@@ -45,33 +45,33 @@ def multi_head(call: Call) -> Facts:
     _mask(call, 5, 4)
     lengths = call.get(4)
     if lengths is not None and (lengths.rank < 2 or lengths.axis != 0 or lengths.shape[0] != rows):
-        stop("has a mask in a form that is not followed")
+        stop("has a mask in an unsupported form")
     if rows != BATCH or any(fact is not None for fact in call.inputs[6:]):
-        stop("has inputs in a form that is not followed")
+        stop("has inputs in an unsupported form")
     return [Fact([rows, call[0].shape[1], call.unknown()])]
 
 
 @rule("Attention", domain=MICROSOFT)
 def packed_attention(call: Call) -> Facts:
-    """The mask can have one axis, in forms of which only the values tell which it is."""
+    """A mask of one axis has several forms, which differ only in their values, so it is not supported."""
     rows = _first_axis(call, 0)
     call.constants(1, 2)
     mask = call.get(3)
     if mask is not None and (mask.rank < 2 or mask.axis != 0 or mask.shape[0] != rows):
-        stop("has a mask in a form that is not followed")
+        stop("has a mask in an unsupported form")
     _mask(call, 5, 4)
     if rows != BATCH or any(fact is not None for fact in (call.get(4), *call.inputs[6:])):
-        stop("has inputs in a form that is not followed")
+        stop("has inputs in an unsupported form")
     return [Fact([rows, call[0].shape[1], call.unknown()])]
 
 
 @rule("EmbedLayerNormalization", domain=MICROSOFT)
 def embedding(call: Call) -> Facts:
-    """[batch, length] each: words, segments, mask and positions."""
+    """Words, segments, mask and positions, each [batch, length]."""
     rows = _first_axis(call, 0, 1, 7)
     call.constants(2, 3, 4, 5, 6)
     places = call.get(8)
     if places is not None and places.shape[0] not in {1, rows}:
-        stop("takes positions for each row from a constant")
+        stop("takes the positions of each row from a constant")
     found = Fact([rows, call[0].shape[1], call[2].shape[-1]])
     return [found, Fact([rows]), found]

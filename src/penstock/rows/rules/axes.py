@@ -23,7 +23,7 @@ keeps_shape(
 
 _REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
 _IMAGE_RANK = 4
-"""ONNX Runtime interpolates tensors of fewer axes along all of them, others only along those after the first."""
+"""ONNX Runtime interpolates tensors of fewer axes along all axes, and other tensors along all axes but the first."""
 _FOLDED = {"ReduceProd": times, "ReduceSum": plus}
 
 
@@ -55,7 +55,7 @@ def best(call: Call) -> Fact:
 
 @rule("Softmax", "LogSoftmax", "Hardmax")
 def softmax(call: Call) -> Fact:
-    """Before version 13 over all axes from the given one on."""
+    """Before version 13, softmax is computed over all axes starting at ``axis``."""
     x, is_old = call[0], call.version < 13
     axis = call.axis(x.rank, 1 if is_old else -1)
     call.mixes(x, *range(axis, x.rank if is_old else axis + 1))
@@ -107,7 +107,7 @@ def reverse(call: Call) -> Fact:
     call.mixes(x, call.attribute("time_axis", 0))
     batch = call.attribute("batch_axis", 1)
     if x.axis != (batch if lengths.is_rows else -1) or (x.is_rows and x.shape[batch] != lengths.shape[0]):
-        stop("takes a length for each row from a constant")
+        stop("takes the length of each row from a constant")
     return Fact(x.shape)
 
 
@@ -117,14 +117,14 @@ def resize(call: Call) -> Fact:
     if call.attribute("coordinate_transformation_mode") == "tf_crop_and_resize":
         stop("crops the batch")
     if call.attribute("mode", "nearest") != "nearest" and x.is_rows and (x.axis > 0 or x.rank < _IMAGE_RANK):
-        stop("interpolates along the batch axis, by which NaN and infinities reach other rows even at scale 1")
+        stop("interpolates along the batch axis, which spreads NaN and infinities to other rows even at scale 1")
     is_old = call.operator == "Upsample" or call.version < 11
     scales, sizes = (call.get(1), None) if is_old else (call.get(2), call.get(3))
     axes = [call.within(axis, x.rank) for axis in call.attribute("axes") or range(x.rank)]
     shape = list(x.shape)
     if sizes is not None and sizes.shape != (0,):
         if call.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
-            stop("keeps the aspect ratio, by which it can change any axis")
+            stop("keeps the aspect ratio, so it can resize any axis")
         wanted = call.sizes(3)
         for axis, size in zip(axes, wanted, strict=True):
             if axis == x.axis and size != shape[axis]:

@@ -1,4 +1,4 @@
-"""Trees, linear models, and the preparation of features and texts: each row of [rows, features] by itself."""
+"""Trees, linear models, and the preparation of features and texts, which process each row of [rows, features] separately."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from penstock.rows.sizes import plus
 
 
 def _one_row_each(call: Call, fact: Fact) -> None:
-    """Stop unless the rows are those of [rows, features]. ONNX Runtime counts the features of other forms in several ways."""
+    """Stop unless the input is [rows, features]. For other shapes, ONNX Runtime's operators count features in different ways."""
     if fact.rank != 2:
-        stop(f"takes an input of {fact.rank} axes, not of rows and features")
+        stop(f"has an input of {fact.rank} axes instead of [rows, features]")
     call.mixes(fact, 1)
 
 
@@ -59,7 +59,7 @@ def features(call: Call) -> Fact:
 @rule("StringNormalizer")
 def text(call: Call) -> Fact:
     if call.attribute("stopwords"):
-        stop("removes words, and with them rows")
+        stop("removes words, and may remove rows")
     return Fact(call[0].shape)
 
 

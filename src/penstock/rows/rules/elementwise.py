@@ -1,4 +1,4 @@
-"""Operators that compute each element from the elements at its place, and arithmetic with sizes."""
+"""Operators that compute each element from the elements at the same position, and arithmetic with sizes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _CASTS: dict[int, Callable[[Number], Number]] = {
 
 
 def fold(function: Callable[..., Number], *values: Array) -> Array:
-    """``function`` of the elements, broadcast."""
+    """Apply ``function`` to the broadcast elements."""
     if len(values) > 2 and function is not sizes.choose:
         return reduce(lambda one, other: fold(function, one, other), values)
     return np.asarray(
@@ -110,7 +110,7 @@ def dropout(call: Call) -> Facts:
 @rule("QuantizeLinear", "DequantizeLinear")
 @rule("QuantizeLinear", "DequantizeLinear", domain=MICROSOFT)
 def quantized(call: Call) -> Fact:
-    """One scale, or several of which none belongs to a row."""
+    """Quantisation with one scale, or with several scales that do not depend on the row."""
     x = call[0]
     call.constants(1, 2)
     for parameter in (fact for fact in call.inputs[1:3] if fact is not None and not fact.is_single):
@@ -133,5 +133,5 @@ keeps_shape("QLinearSigmoid", "QLinearLeakyRelu", singles=(1, 2, 3, 4), domain=M
 @rule("DynamicQuantizeLinear")
 def dynamic(call: Call) -> Facts:
     if call[0].is_rows:
-        stop("takes its scale from all rows of a batch")
+        stop("computes its scale from all rows of a batch")
     return [Fact(call[0].shape), Fact(()), Fact(())]

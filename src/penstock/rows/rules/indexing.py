@@ -1,4 +1,4 @@
-"""Operators that take some elements, by place or by index, or put them somewhere."""
+"""Operators that read or write elements by position or by index."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.rows.facts import MAX_KNOWN, Fact, stop
 from penstock.rows.sizes import Number, Size, depends_on_batch, plus, result
 
 _END = (1 << 31) - 1
-"""From here on an end means that of the axis."""
+"""An end from this value on means the end of the axis."""
 
 
 @rule("Slice")
@@ -34,7 +34,7 @@ def cut(call: Call) -> Fact:
         if depends_on_batch(start) or depends_on_batch(end):
             stop("depends on the batch size")
         if all(isinstance(each, int) for each in (start, end, size)) and (step > 0 or end < _END):
-            # ONNX clamps a start before the axis to its first element, Python to the place before it.
+            # With a negative step, ONNX clamps a start before the axis to its first element, Python to the position before it.
             places[place] = slice(max(start, -size), end if step > 0 or end >= -size else None, step)
             shape[place] = len(range(*places[place].indices(size)))
         else:
@@ -81,7 +81,7 @@ def scatter_elements(call: Call) -> Fact:
 
 
 def _along(call: Call, *positions: int) -> None:
-    """Stop unless all inputs have the same rows, or none has rows."""
+    """Stop unless all inputs have the same rows, or no input has rows."""
     facts = [call[position] for position in positions]
     axis = call.axis(facts[0].rank, 0)
     for fact in facts:
@@ -103,7 +103,7 @@ def gather_nd(call: Call) -> Fact:
 
 
 def same(first: Number, second: Number) -> Number:
-    """The size of an axis that two tensors have in common. Raises Dependent if only one has the rows there."""
+    """The size of an axis that two tensors share. Raises Dependent if it is the batch axis of only one of them."""
     if first != second and (depends_on_batch(first) or depends_on_batch(second)):
         stop("combines rows with other rows, or with constants")
     return first

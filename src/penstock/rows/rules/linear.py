@@ -10,7 +10,7 @@ from penstock.rows.sizes import Number, divide, minus, plus, times
 
 
 def product_shape(call: Call, a: Fact, b: Fact) -> Shape:
-    """The shape of ``a @ b``, as numpy has it."""
+    """The shape of ``a @ b``, by numpy's rules."""
     call.mixes(a, -1)
     call.mixes(b, -2 if b.rank > 1 else 0)
     lead = broadcast(a.shape[:-2], b.shape[:-2])
@@ -143,16 +143,16 @@ def pool(call: Call) -> Facts:
     x = call[0]
     call.singles(1, 2, 3, 4)
     if call.attribute("channels_last", 0):
-        stop("has its channels last")
+        stop("has a channels-last layout")
     call.mixes(x, *range(1, x.rank))
     is_global = "Global" in call.operator
     sides = [1] * (x.rank - 2) if is_global else windows(call, x, call.attribute("kernel_shape"))
-    # The second output of MaxPool counts from the beginning of the batch.
+    # The second output of MaxPool holds indices that count from the beginning of the batch.
     return [Fact([*x.shape[:2], *sides]), None]
 
 
 def windows(call: Call, x: Fact, kernel: Sequence[Number]) -> list[Number]:
-    """The sizes of the axes over which a window slides."""
+    """The sizes of the axes along which a window slides."""
     count = x.rank - 2
     strides, dilations = call.attribute("strides") or (1,) * count, call.attribute("dilations") or (1,) * count
     pads, how = call.attribute("pads") or (0,) * 2 * count, call.attribute("auto_pad", "NOTSET")
@@ -178,7 +178,7 @@ def recurrent(call: Call) -> Facts:
     call.constants(1, 2, 3, 7)
     call.mixes(x, layout, 2)
     time, batch = x.shape[layout], x.shape[1 - layout]
-    # The lengths, and the states from which it begins.
+    # The lengths, and the initial states.
     places = {4: 0, 5: 1 - layout, 6: 1 - layout}
     for position, axis in places.items():
         if (fact := call.get(position)) is not None and fact.shape[axis] != batch:

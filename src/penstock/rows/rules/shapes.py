@@ -1,4 +1,4 @@
-"""Operators that change the shape, and leave the elements in their order or repeat them."""
+"""Operators that change the shape, and keep the elements in order or repeat them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def constant(call: Call) -> Fact:
             return Fact((len(value),))
         if isinstance(value, int | float | tuple):
             return Fact.of(value)
-    return stop("holds a constant of an unknown kind")
+    return stop("holds a constant of an unsupported kind")
 
 
 @rule("ConstantOfShape")
@@ -69,7 +69,7 @@ def reshape(call: Call) -> Fact:
         if size == 0 and copies_zero:
             wanted[axis] = plain(x.shape[axis])
         elif isinstance(size, Size) and (size.factor < 0 or not known.issuperset(size.computed)):
-            # A computed size could be -1 or 0, which have their own meaning: 0 is the size of the same axis of the input.
+            # A computed size could be -1 (inferred) or 0 (copied from the same axis of the input).
             if size.batch or (axis < x.rank and axis == x.axis):
                 stop("computes with the batch size")
             wanted[axis] = call.unknown()
@@ -90,17 +90,17 @@ def reshaped(x: Fact, wanted: Sequence[Number]) -> Fact:
     place = next((axis for axis, size in enumerate(shape) if depends_on_batch(size)), -1)
     if x.is_rows:
         outer, inner = _parts(x.shape, x.axis)
-        # Both shapes have as many elements. So if the rows are gone through as often as before, each keeps its own, and also if each
-        # keeps as many elements as before.
+        # Both shapes have the same number of elements. Rows stay whole if the axis runs through them as often as before, or if each
+        # row has as many elements as before.
         often = quotient(outer, product(shape[:place])) if place >= 0 else None
         size = quotient(shape[place], times(often, BATCH)) if often is not None else None
         if size is None and place >= 0 and (once := quotient(shape[place], BATCH)) is not None:
             often, size = (1, once) if product([once, *shape[place + 1 :]]) == inner else (None, None)
         if often is None or size is None:
-            stop("reshapes the batch axis, and it cannot be shown that rows stay whole")
+            stop("reshapes the batch axis in a way that is not proven to keep rows whole")
         shape = _with(shape, place, interleaved(often, size))
     elif place >= 0:
-        stop("takes the batch axis from a constant")
+        stop("reshapes a constant into rows")
     value = x.value
     if value is not None and all(isinstance(size, int) for size in shape):
         return Fact(shape, value.reshape(shape))
@@ -108,7 +108,7 @@ def reshaped(x: Fact, wanted: Sequence[Number]) -> Fact:
 
 
 def _parts(shape: Shape, axis: int) -> tuple[Number, Number]:
-    """How often the elements go through all rows, and how many elements each row has then."""
+    """How many times the elements run through all rows, and how many elements a row has in each run."""
     outer = outer_of(shape[axis])
     one = quotient(plain(shape[axis]), times(outer, BATCH))
     return times(product(shape[:axis]), outer), product([one, *shape[axis + 1 :]])
@@ -128,7 +128,7 @@ def _without_rest(x: Fact, wanted: Sequence[Number]) -> Shape:
     elif size is None and not depends_on_batch(total):
         size = result("rest", total, others)
     elif size is None:
-        stop("reshapes the batch axis, and it cannot be shown that rows stay whole")
+        stop("reshapes the batch axis in a way that is not proven to keep rows whole")
     return (*wanted[:rest], size, *wanted[rest + 1 :])
 
 
@@ -154,7 +154,7 @@ def squeeze(call: Call) -> Fact:
         shape = [1 if axis in places else next(sizes) for axis in range(rank)]
     elif given is None:
         if not all(isinstance(size, int) for size in x.shape):
-            stop("removes axes that only the request shows")
+            stop("removes axes that depend on the request")
         shape = [size for size in x.shape if size != 1]
     else:
         gone = {call.within(axis, x.rank) for axis in given}
@@ -192,7 +192,7 @@ def concat(call: Call) -> Fact:
     others = [_with(fact.shape, axis, 1) for fact in facts]
     for position, sizes in enumerate(zip(*others, strict=True)):
         if any(map(depends_on_batch, sizes)) and len(set(sizes)) > 1:
-            stop(f"joins tensors of which not all have the rows in axis {position}")
+            stop(f"joins tensors that do not all have their rows in axis {position}")
     shape = list(broadcast(*others))
     values = [value for fact in facts if (value := fact.value) is not None]
     joined = np.concatenate(values, axis) if len(values) == len(facts) else None

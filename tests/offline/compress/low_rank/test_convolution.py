@@ -1,4 +1,4 @@
-"""The factors of convolutions: exact at full rank, as good as the theorems say below."""
+"""The factors of convolutions: exact at full rank, and within the bounds of the theorems at lower ranks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_tucker_is_no_worse_than_the_higher_order_svd() -> None:
 
 
 def test_what_the_inputs_carry_decides() -> None:
-    """Channels that are nearly silent do not deserve rank."""
+    """Channels with almost no signal get no rank."""
     scales = np.where(np.arange(10) < 5, 1.0, 1e-3)
     inputs = Moments(10)
     inputs.update(RNG.standard_normal((4000, 10)) * scales)

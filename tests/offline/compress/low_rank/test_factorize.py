@@ -1,4 +1,4 @@
-"""Factorisation end to end: moments from data, choice by measured times, the error kept."""
+"""Factorisation end to end: moments from data, choice by measured times, and the bound on the error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def error(changed: Artifact, original: Artifact, data: Dataset) -> float:
 
 @functools.cache
 def thin() -> tuple[Artifact, Dataset]:
-    """x (N, 96) to y (N, 64) by way of 128; the data lie near 8 directions, and the weights are of full rank."""
+    """x (N, 96) to y (N, 64) through 128 channels; the data lie near 8 directions, and the weights have full rank."""
     n, rng = Network(7), np.random.default_rng(7)
     x = n.op("Relu", n.gemm("x", 96, 128))
     n.op("Add", n.op("MatMul", x, n.normal(128, 64, fan_in=128)), n.normal(64), name="y")
@@ -42,7 +42,7 @@ def thin() -> tuple[Artifact, Dataset]:
 
 @functools.cache
 def picture(batch: int | str = "N") -> tuple[Artifact, Dataset]:
-    """x (N, 3, 12, 12) to y: two convolutions large enough to be worth it, whose weights are nearly of low rank."""
+    """x (N, 3, 12, 12) to y: two convolutions that are large enough to split, with weights of nearly low rank."""
     n, rng = Network(8), np.random.default_rng(8)
     x = n.op("Relu", n.conv("x", 3, 64))
     for _ in range(2):
@@ -55,7 +55,7 @@ def picture(batch: int | str = "N") -> tuple[Artifact, Dataset]:
 
 @pytest.fixture
 def _times_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which a layer takes as long as it multiplies."""
+    """A machine on which the time of a layer is proportional to its multiplications."""
 
     def measure(layer: SplittableLayer, _shape: tuple[int, ...], ways: list[Way], _threads: int) -> dict[Way, float]:
         return {way: products(layer.weight.shape, *way) / 1e5 for way in ways}

@@ -1,4 +1,4 @@
-"""Which layers can be split, and that the factors take their place: at full rank the model answers the same."""
+"""The layers that can be split, and their replacement by factors: at full rank the outputs are unchanged."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_without_data_it_is_the_svd(shape: tuple[int, int], of_results: bool) ->
 
 @pytest.mark.parametrize("shape", [(8, 12), (12, 8)])
 def test_with_data_it_is_the_svd_of_the_results(shape: tuple[int, int]) -> None:
-    """No Ŵ of that rank is nearer to the results: the lower bound is the singular values of the results themselves."""
+    """No Ŵ of that rank is closer to the results: the lower bound follows from the singular values of the results."""
     weight, rows = problem(*shape)
     values = np.linalg.svd(rows @ weight.T, compute_uv=False)
     for of_results in (True, False):
@@ -106,7 +106,7 @@ def test_awkward_weights_and_data_give_numbers(of_results: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_moments_that_are_huge_where_the_weights_are_zero(seed: int) -> None:
-    """The ridge is small beside them: rounding may make the smallest eigenvalue negative."""
+    """The ridge is small relative to them, so rounding may make the smallest eigenvalue negative."""
     weight, rows = problem(6, 6, seed)
     weight[:, :2] = 0
     rows[:, 0] *= 1e8

@@ -1,4 +1,4 @@
-"""The choice of ranks against every possible one."""
+"""The choice of ranks, compared with every possible choice."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ COMMON = ("distill", "--teacher", "linear.onnx", "--train", "data.npz")
 
 @pytest.fixture
 def student(folder: Path) -> Path:
-    """``student.onnx``, of the teacher's form but other weights."""
+    """``student.onnx``, with the teacher's architecture and other weights."""
     (folder / "student.onnx").write_bytes(models.linear(3, 2, seed=1).data)
     return folder
 

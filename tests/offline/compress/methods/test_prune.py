@@ -63,7 +63,7 @@ def test_step_by_step_and_again(penstock, digits: Path) -> None:
 
 
 def test_a_contract_that_no_level_meets(penstock, folder: Path) -> None:
-    """Of 64 classes by 3 numbers, some samples change class whatever is taken away, and a tenth of an epoch mends nothing."""
+    """With 64 classes and 3 inputs, any pruning changes the class of some samples, and a tenth of an epoch does not restore it."""
     (folder / "classes.onnx").write_bytes(models.linear(3, 64).data)
     np.savez("classes.npz", x=np.random.default_rng(0).standard_normal((500, 3)).astype(np.float32))
     options = ("--iterative", "--train", "classes.npz", "--levels", "1", "--epochs", "0.1", "--max-accuracy-loss", "0%")

@@ -45,7 +45,7 @@ def digits(data: Dataset) -> Artifact:
 
 
 def route(target: str, *names: str) -> tuple[Stage, ...]:
-    """The stages that begin with these steps, nothing after them."""
+    """The stages that begin with these steps, without later stages."""
     found = stages("size" if target == "size" else "latency")
     return tuple(Stage(one.moves, one.order) for one in found if one.moves[0].name in names)
 

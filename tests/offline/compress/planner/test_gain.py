@@ -41,7 +41,7 @@ def test_the_original_loses_nothing_and_gains_nothing(monkeypatch: pytest.Monkey
 
 
 def other():  # type: ignore[no-untyped-def]
-    """As ``mlp``, with answers of another shape."""
+    """Like ``mlp``, with outputs of another shape."""
     n = networks.Network()
     n.gemm("x", 16, 3, name="y")
     return n.artifact({"x": ["N", 16]}, {"y": ["N", 3]})

@@ -61,7 +61,7 @@ def changed(model: Artifact, change: Callable[[Array], Array], step: str) -> Art
 
 
 def rounding(levels: int) -> Make:
-    """Fewer levels, fewer bytes as coded."""
+    """Fewer levels give fewer bytes as a coded model."""
     return lambda model, _: changed(model, lambda array: np.round(array * levels) / levels, f"round-{levels}")
 
 
@@ -308,11 +308,14 @@ def test_data_that_cannot_be_split(original: Artifact) -> None:
 def test_few_samples_are_noted(original: Artifact, data: Dataset) -> None:
     found = plan(original, data, PlanOptions(target="size"), route=())
     assert "40 samples held out" in found.notes[0]
-    assert "40 held-out samples are too few to decide on a loss of 1.00%: give at least 368" in found.notes[1]
+    assert (
+        "40 held-out samples cannot prove a loss within 1.00%, so losses are estimates: give at least 368"
+        in found.notes[1]
+    )
 
 
 def test_killed_and_gone_on(tmp_path: Path, original: Artifact, data: Dataset) -> None:
-    """SIGKILL in the second step: the first is not made again."""
+    """After SIGKILL in the second step, the first step is not repeated."""
     script = textwrap.dedent("""
         import os, signal, sys
         from pathlib import Path

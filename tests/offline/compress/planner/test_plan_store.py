@@ -131,7 +131,7 @@ def test_a_model_that_was_changed_is_not_taken(tmp_path: Path, model: Artifact) 
 
 
 def test_killed_between_model_and_ledger(tmp_path: Path, model: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model is there, the attempt is not: it is made again, and nothing is in its way."""
+    """The model exists, but its attempt does not: the step is repeated without an error."""
     book = PlanStore(tmp_path, PLAN)
     with monkeypatch.context() as patch:
 

@@ -14,7 +14,7 @@ MOVES = (move("a"), move("b"), move("c", "inaccurate"))
 
 
 def path(stage: Stage, results: dict[str, Result]) -> str:
-    """The steps taken where each comes to what ``results`` says."""
+    """The steps taken if each ends with its result in ``results``."""
     done: list[tuple[str, Result]] = []
     while (following := next_move(stage, done)) is not None:
         done.append((following.name, results[following.name]))

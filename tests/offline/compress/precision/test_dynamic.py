@@ -1,4 +1,4 @@
-"""Dynamic INT8: near the original, smaller, and honest about batch mates."""
+"""Dynamic INT8: accurate, smaller, and correct about the dependence on the batch."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def squeeze_excite() -> Artifact:
 
 
 def branches() -> Artifact:
-    """x (N, 4, 6, 6): two branches and what they came from, concatenated."""
+    """x (N, 4, 6, 6): two branches and their input, concatenated."""
     n = networks.Network()
     x = n.op("Relu", n.conv("x", 4, 4), name="trunk")
     left, right = n.op("Relu", n.conv(x, 4, 4), name="left"), n.op("Relu", n.conv(x, 4, 4, 1), name="right")

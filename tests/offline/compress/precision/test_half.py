@@ -1,4 +1,4 @@
-"""Weights stored in 16 bits: the same arithmetic, half the bytes, and nothing lost silently."""
+"""Weights stored in 16 bits: the same arithmetic, half the bytes, and no silent loss."""
 
 from __future__ import annotations
 

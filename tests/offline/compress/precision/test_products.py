@@ -1,4 +1,4 @@
-"""Products found as they are multiplied, and other operators put in their place."""
+"""Products with their effective weights, and their replacement by other operators."""
 
 from __future__ import annotations
 

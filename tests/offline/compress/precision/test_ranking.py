@@ -44,7 +44,7 @@ class Game:
 
 
 def shapley(game: Game, name: str) -> float:
-    """By definition: the mean over all orders of what the group adds to those before it."""
+    """The definition: the mean, over all orders, of the group's contribution after the groups before it."""
     orders = list(itertools.permutations(game.single))
     total = 0.0
     for order in orders:
@@ -99,7 +99,7 @@ def test_errors_that_hide_one_another_are_found_one_after_another() -> None:
 
 
 class NoisyGame(Game):
-    """Hits of hundred samples: a group loses the first ``single[name]`` of them; what diverges is told by ``pairs``."""
+    """Hits of a hundred samples: a group loses the first ``single[name]`` of them; ``pairs`` gives the divergence."""
 
     def __init__(self, hits: dict[str, list[int]], divergences: dict[str, float]) -> None:
         self.hits, self.divergences = hits, divergences

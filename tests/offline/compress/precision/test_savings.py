@@ -34,7 +34,7 @@ def test_what_the_budget_does_not_reach_stays_untimed() -> None:
 
 
 class FakeTrials:
-    """Versions whose latency is 1 ms, and what each float group adds to it; ``bonus`` where more than one is float.
+    """Versions with a latency of 1 ms, plus an amount for each float group, and ``bonus`` if more than one group is float.
 
     Timings have noise of one per mille.
     """

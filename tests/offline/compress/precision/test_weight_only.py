@@ -1,4 +1,4 @@
-"""Weights in blocks of integers: what is written is what is multiplied, and the errors told are the real ones."""
+"""Weights in blocks of integers: the kernel multiplies the written values, and the reported errors are correct."""
 
 from __future__ import annotations
 

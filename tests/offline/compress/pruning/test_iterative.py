@@ -1,4 +1,4 @@
-"""Pruning and retraining in turn: the way that is taken, zeros that stay, the contract, and runs that are interrupted."""
+"""Alternating pruning and retraining: the sequence of levels, lasting zeros, the contract, and interrupted runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EPOCHS = FitOptions(epochs=6, learning_rate=5e-3, batch_size=128)
 
 @functools.cache
 def _data(count: int = 480, seed: int = 0) -> Dataset:
-    """Sixteen numbers, of four classes by a product of two of them and a sum of others: not linear, and learned in a second."""
+    """Sixteen numbers in four classes, defined by a product of two and a sum of others: not linear, and learned within a second."""
     x = np.random.default_rng(seed).normal(size=(count, 16)).astype(np.float32)
     return make_dataset({"x": x}, 2 * (x[:, 0] * x[:, 1] > 0) + (x[:, 2] + x[:, 3] > 0).astype(np.int64))
 

@@ -1,4 +1,4 @@
-"""Curves of layers, and sparsities chosen from them: against scikit-learn and a linear program."""
+"""Curves of layers, and sparsities chosen from them, compared with scikit-learn and a linear program."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _losses = st.lists(st.floats(0, 1), min_size=4, max_size=4).map(lambda values: [
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 1000), _losses), min_size=1, max_size=4), st.floats(0.01, 1))
 def test_the_allocation_against_a_linear_program(layers: list[tuple[int, list[float]]], goal: float) -> None:
-    """A mixture of measured points per layer is the same thing as a point on its convex hull."""
+    """A mixture of a layer's measured points corresponds to a point on its convex hull."""
     curves = [_curve(f"w{n}", size, losses) for n, (size, losses) in enumerate(layers)]
     found = allocate(curves, goal)
     costs = np.concatenate([curve.fitted() for curve in curves])
@@ -110,7 +110,7 @@ def test_curves_of_a_model(labels: bool) -> None:
 
 
 def test_a_curve_of_values() -> None:
-    """Without class scores fidelity is judged."""
+    """Without class scores, the metric is fidelity."""
     n = Network()
     n.op("Tanh", n.gemm("x", 16, 3), name="y")
     found = measure_layers(n.artifact({"x": ["N", 16]}, {"y": ["N", 3]}), _data(), grid=(0.5,))

@@ -1,4 +1,4 @@
-"""Which weights go: rules against plain loops, what counts as a weight, and the file that comes out."""
+"""The choice of weights: rules compared with plain loops, the definition of a weight, and the resulting file."""
 
 from __future__ import annotations
 

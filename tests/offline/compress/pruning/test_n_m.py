@@ -1,4 +1,4 @@
-"""N of M: the pattern against a plain loop, along the right axis."""
+"""N of M: the pattern, compared with a plain loop, along the correct axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bias correction against plain means, and in the graphs that integer kernels run."""
+"""Bias correction, compared with plain means, and in graphs with integer kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def means(artifact: Artifact, data: Dataset, tensor: str, axis: int) -> np.ndarr
 
 
 def kernels(artifact: Artifact, folder: Path) -> list[str]:
-    """The operators that ONNX Runtime makes of a model."""
+    """The operators of a model after ONNX Runtime's rewrites."""
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(folder / "optimised.onnx")
     options.log_severity_level = 3
@@ -37,7 +37,7 @@ def kernels(artifact: Artifact, folder: Path) -> list[str]:
 
 
 def product(bias: bool, matmul: bool = False) -> Artifact:
-    """One product behind a Conv, whose weights are so uneven that rounding shifts the means."""
+    """One product after a Conv, whose weights are so uneven that rounding shifts the means."""
     n = Network(2)
     x = n.op("Relu", n.op("Conv", "x", n.normal(16, 1, 3, 3), *([n.normal(16)] if bias else [])))
     x = n.op("Flatten", n.op("GlobalAveragePool", x))
@@ -105,7 +105,7 @@ def test_a_scale_too_fine_for_int32_leaves_the_bias() -> None:
 
 
 def test_what_does_not_help_is_not_kept() -> None:
-    """Held-out samples unlike the others: means of the one are wrong for the other."""
+    """Held-out samples differ from the others, so the means of the others are wrong for them."""
     original = product(bias=True)
     integer = outliers.int8(original, IMAGES)
     mixed = make_dataset({"x": np.concatenate([IMAGES.inputs["x"][:72] * 30, IMAGES.inputs["x"][72:]])}, None)

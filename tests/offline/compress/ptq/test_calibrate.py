@@ -1,4 +1,4 @@
-"""Calibration on real models: right numbers, flat memory, clear refusals."""
+"""Calibration on real models: correct numbers, constant memory, clear errors."""
 
 from __future__ import annotations
 

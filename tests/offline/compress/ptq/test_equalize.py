@@ -1,4 +1,4 @@
-"""Cross-layer equalisation against plain loops, and what it is for: INT8 of channels with uneven ranges."""
+"""Cross-layer equalisation, compared with plain loops, and its purpose: INT8 of channels with uneven ranges."""
 
 from __future__ import annotations
 

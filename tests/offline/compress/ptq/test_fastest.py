@@ -1,4 +1,4 @@
-"""Placements by the stopwatch: all of them, ranked, and ready to use. No assertion depends on how fast this machine is."""
+"""All placements are timed and ranked. No assertion depends on the speed of this machine."""
 
 from __future__ import annotations
 

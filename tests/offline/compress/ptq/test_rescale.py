@@ -1,4 +1,4 @@
-"""Which tensors can be rescaled, and that the model then answers the same."""
+"""The tensors that can be rescaled; the outputs of the model stay the same."""
 
 from __future__ import annotations
 

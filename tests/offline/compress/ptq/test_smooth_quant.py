@@ -1,4 +1,4 @@
-"""SmoothQuant against its formula, and what it is for: INT8 behind a LayerNormalization with outlier channels."""
+"""SmoothQuant, compared with its formula, and its purpose: INT8 after a LayerNormalization with outlier channels."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_error_is_that_of_the_integer_model() -> None:
 
 
 def residual(outlier: float) -> Artifact:
-    """As after the LayerNormalization of post-norm encoders: what two products read, an addition reads as well."""
+    """As after the LayerNormalization of post-norm encoders: an addition reads the tensor that two products read."""
     rng = np.random.default_rng(0)
     n = Network(4)
     s = np.ones(32)
@@ -84,7 +84,7 @@ def residual(outlier: float) -> Artifact:
 
 
 def test_what_something_else_reads_too_stays() -> None:
-    """Only an operation more for each call could divide it."""
+    """Dividing it would need an additional operation in each call."""
     artifact = residual(50.0)
     smooth = smooth_quant(artifact, DATA)
     assert smooth.provenance[-1].facts["links"] == {}

@@ -16,7 +16,7 @@ def _cost(values: Array, weights: Array, centroids: Array) -> float:
 
 
 def _least(values: Array, weights: Array, count: int, grid: bool) -> float:
-    """Over every way to cut the sorted values into clusters."""
+    """The minimum over all partitions of the sorted values into clusters."""
     count = min(count, len(values))
     best = np.inf
     for cuts in combinations(range(1, len(values)), count - 1):

@@ -1,4 +1,4 @@
-"""The terms of the loss against their formulas, and students that come to answer as their teacher does."""
+"""The terms of the loss, compared with their formulas, and students that learn their teacher's outputs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_without_labels_it_is_the_divergence_and_the_squares() -> None:
 
 @pytest.mark.parametrize("labels", [False, True])
 def test_probabilities_are_softened_by_their_logarithms(labels: bool) -> None:
-    """A softmax's input and the logarithm of its result differ by a constant a row, which the divergence does not see."""
+    """A softmax's input and the logarithm of its result differ by a constant per row, which does not affect the divergence."""
     student, teacher = two_layers(8, 1, softmax), two_layers(16, 2, softmax)
     value, loss, (p, tensors) = loss_of(student, teacher, labels)
     given = np.log(tensors["y"].detach().numpy().astype(np.float64))
@@ -166,7 +166,7 @@ def test_a_random_student_learns_to_agree(labels: bool, finish: Any) -> None:
 
 
 def test_hints_bring_hidden_tensors_together() -> None:
-    """What the hint explains, by the best linear map, grows; the adaptor is gone from the graph."""
+    """The part of the hint that the best linear map explains grows; the adaptor is not in the graph."""
     teacher, student = two_layers(24, 5), two_layers(12, 6)
 
     def explained(artifact: Artifact) -> float:
@@ -210,7 +210,7 @@ def test_recovery_brings_back_the_original_answers() -> None:
 
 
 def test_augmentation_asks_the_teacher_live() -> None:
-    """With inputs that all become zero there is one answer to learn, which no row of the data has."""
+    """If augmentation sets all inputs to zero, there is a single output to learn, which no row of the data has."""
     model, teacher = TrainableModel(two_layers(12, 6)), two_layers(24, 5)
     options = FitOptions(epochs=60, batch_size=16, learning_rate=1e-2)
     recover(model, data(), teacher, options, augment=lambda x, _: {"x": np.zeros_like(x["x"])})

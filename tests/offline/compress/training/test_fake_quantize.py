@@ -1,4 +1,4 @@
-"""Masters and logarithms start where the integers are, follow the formulas, and are written back as what was computed."""
+"""Masters and logarithms start at the integers' values, follow the formulas, and are written back as computed."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_seven_bits_stay_seven_bits() -> None:
 
 
 def test_shared_scales_stay_shared() -> None:
-    """A Transpose hands its scale on; both QuantizeLinear read the one constant."""
+    """A Transpose keeps its input's scale; both QuantizeLinear read the same constant."""
     original, quantized, data = quantised("attention", placement=QdqPlacement.WIDE)
     model, fake = hooked(original, quantized, data)
     graph = onnx.load_model_from_string(quantized.data).graph

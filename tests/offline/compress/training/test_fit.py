@@ -1,4 +1,4 @@
-"""The loop: what it draws, when it stops, what it leaves behind, and that an interruption changes nothing."""
+"""The training loop: drawn rows, stopping, the final state, and identical results after an interruption."""
 
 from __future__ import annotations
 

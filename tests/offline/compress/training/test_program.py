@@ -1,4 +1,4 @@
-"""What is read of a graph for training: constants, weights, when values are freed, and what is refused with its name."""
+"""Reading a graph for training: constants, weights, the release of values, and the names of unsupported operators."""
 
 from __future__ import annotations
 

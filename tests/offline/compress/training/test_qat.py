@@ -1,4 +1,4 @@
-"""What training computes is what ONNX Runtime runs, and a model that quantisation spoilt comes back."""
+"""Training computes the same outputs as ONNX Runtime, and recovers a model that lost accuracy by quantisation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SCHEME = IntegerScheme(DataType.UINT8, DataType.INT8, False, "")
 def int8(
     artifact: Artifact, data: Dataset, shrink: float = 1.0, placement: QdqPlacement = QdqPlacement.LINEAR
 ) -> Artifact:
-    """By min-max; ``shrink`` cuts all ranges to that part of them, which clips the larger values."""
+    """Quantised by min-max; ``shrink`` reduces all ranges to this fraction, which clips larger values."""
     found = ranges(collect(artifact, data.inputs), RangeMethod.MIN_MAX, SCHEME)
     cut = {name: Range(range.low * shrink, range.high * shrink) for name, range in found.items()}
     return quantize(artifact, cut, SCHEME, placement)
@@ -96,7 +96,8 @@ def encoder_data(count: int, seed: int) -> Dataset:
 
 @pytest.mark.parametrize("placement", QdqPlacement)
 def test_an_encoder_with_outliers(placement: QdqPlacement) -> None:
-    """One channel a hundred times as large as the others takes all integers of its tensor; ranges that cut it help the rest."""
+    """One channel that is a hundred times as large as the others uses all integers of its tensor; ranges that clip it help the
+    rest."""
     scale = np.ones(32, np.float32)
     scale[3] = 100.0
     train, test = (make_dataset({"x": encoder_data(n, n).inputs["x"] * scale}, None) for n in (128, 64))

@@ -1,4 +1,4 @@
-"""The teacher's answers are ONNX Runtime's, and a cache gives them back only if it is whole and of this model and data."""
+"""The teacher's outputs are ONNX Runtime's, and a cache is used only if it is complete and belongs to this model and data."""
 
 from __future__ import annotations
 

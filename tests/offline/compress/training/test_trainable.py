@@ -267,7 +267,7 @@ def test_norms_are_frozen(digits: Artifact, images: Dataset) -> None:
 
 
 def test_dynamic_axes_run_in_exact_integers() -> None:
-    """(N, T, 6) to (N, 2, T, 3) by shapes computed in the graph, as exporters write it."""
+    """(N, T, 6) to (N, 2, T, 3), with shapes computed in the graph, as exporters write them."""
     n = Network()
     sizes = n.op("Shape", "x")
     batch, tokens = (n.op("Gather", sizes, n.weight(np.array([i], np.int64)), axis=0) for i in (0, 1))
@@ -340,7 +340,7 @@ def test_integers_are_written_rounded_and_within_their_range() -> None:
 
 
 def test_damaged_models_get_errors_of_ours() -> None:
-    """Bytes changed at random, operators swapped, dimensions and types made up: computed, or refused with a reason."""
+    """Random changes of bytes, operators, dimensions and types: the model runs, or is rejected with a reason."""
     draw = random.Random(0)
     artifact, feeds = networks.attention(8), {"x": torch.ones(2, 5, 8)}
     names = sorted(name for _, name in OPERATORS)

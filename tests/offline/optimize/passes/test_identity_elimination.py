@@ -8,7 +8,7 @@ F32 = np.float32
 
 
 def wrap(expression, x="float[N, 3] x", y="float[N, 3] y"):
-    """The node under test between two others, so that it is neither fed by an input nor an output."""
+    """Put the node under test between two others, so that it touches neither an input nor an output of the graph."""
     return f"agraph ({x}) => ({y}) {{ a = Neg(x)\n b = {expression}\n y = Abs(b) }}"
 
 

@@ -1,4 +1,4 @@
-"""What a model may complete of its configuration, and what contradicts the file that somebody has written."""
+"""The parts of its configuration that a model may complete, and contradictions to the user's file."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from penstock.request import InferRequest, Outcome
 
 
 class Server(Host):
-    """Answers nothing, and remembers what it was asked."""
+    """Records requests and never answers."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -1,4 +1,4 @@
-"""What Triton's Python models ask of other models, in real processes."""
+"""Calls of Triton's Python models to other models, in real processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 
 class Server:
-    """Answers what models ask, on an event loop in another thread: ``double`` doubles, ``count`` counts, others are not found."""
+    """Answers the calls of models on an event loop in another thread: ``double`` doubles, ``count`` counts, others are not found."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()

@@ -1,4 +1,4 @@
-"""Tensors and types as models written for Triton see them, by the module that they import."""
+"""Tensors and types in the module that models written for Triton import."""
 
 from __future__ import annotations
 

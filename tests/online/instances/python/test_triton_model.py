@@ -1,4 +1,4 @@
-"""``TritonPythonModel`` classes that do what they should not, in real processes."""
+"""Faulty ``TritonPythonModel`` classes, in real processes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ WRONG = {
     "too few": ("return []", r"InferenceRequest\(s\) size is:1, and InferenceResponse\(s\) size is:0"),
     "None": ("return [None]", "Expected an 'InferenceResponse' object in the execute function return list"),
     "another type": ("return [1]", "found type 'int'"),
-    "no output": ("return [pb_utils.InferenceResponse([])]", "gave no output 'y'"),
-    "another output": ('return [answer("z", x)]', "gave the output 'z', which its configuration does not have"),
+    "no output": ("return [pb_utils.InferenceResponse([])]", "did not return the output 'y'"),
+    "another output": ('return [answer("z", x)]', "returned the output 'z', which is not in its configuration"),
     "no dtype of ours": ('return [answer("y", x.astype(complex))]', "output 'y' has the unsupported dtype complex128"),
     "objects": ('return [answer("y", x.astype(object))]', "output 'y' contains a float, must contain bytes or text"),
     "too large": ('return [answer("y", np.broadcast_to(np.float32(0), (1, 1 << 40)))]', "tensors of .* bytes are more"),
@@ -63,7 +63,7 @@ class TritonPythonModel:
         exec("def run(requests, x):\\n    " + json.loads(requests[0].parameters())["code"], names)
         return names["run"](requests, requests[0].inputs()[0].as_numpy())
 """
-"""Runs the code that its request brings."""
+"""A model that runs the code in its request."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Ensembles as they are configured, held against their parts."""
+"""Configurations of ensembles, compared with their models."""
 
 from __future__ import annotations
 

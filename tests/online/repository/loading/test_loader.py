@@ -197,8 +197,8 @@ def test_a_model_may_refuse_guessed_inputs(shape: tuple[int, int], caplog: pytes
     assert warm_up(FakeModel(guessed, failing), 8, "m")
     (record,) = caplog.records
     assert record.getMessage() == (
-        "model 'm' stays cold: it refuses a guessed batch of 1 zero rows: the model failed "
-        "(describe a request that it takes in 'model_warmup')"
+        "model 'm' is served without warm-up: it rejects a guessed batch of 1 zero rows: the model failed "
+        "(describe a valid request in 'model_warmup')"
     )
 
 

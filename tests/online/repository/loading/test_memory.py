@@ -1,4 +1,4 @@
-"""Loading gives way to other work, and what it starts does not."""
+"""Loading has low priority, but the threads that it starts do not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.online.repository.loading.memory import give_back, low_priority
 
 
 class Waiting:
-    """A thread that waits to be let go, as an engine's does for work."""
+    """A thread that waits until it is released, as an engine's thread waits for work."""
 
     def __init__(self) -> None:
         self._end = threading.Event()
@@ -39,7 +39,7 @@ class Waiting:
 
 
 def priorities(**how: bool) -> tuple[int, int, int]:
-    """Of a thread in the midst of loading, and of one that it has started, then and afterwards."""
+    """Priorities of a loading thread, and of a thread that it has started, during the load and afterwards."""
     found: list[int] = []
 
     def load() -> None:
@@ -78,7 +78,7 @@ def test_memory_is_given_back() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the C library of Linux")
 def test_threads_share_arenas() -> None:
-    """Told by glibc itself: a heap for each arena."""
+    """glibc reports a heap for each arena."""
     code = (
         "import ctypes, sys, threading; from penstock.online.repository.loading.memory import share_arenas\n"
         "if sys.argv[1:]: share_arenas(int(sys.argv[1]))\n"

@@ -93,7 +93,7 @@ def one(datatype: str, count: int, size: int, times: int = 1) -> str:
         (written('{"inputs":[],"outputs":[]}'), "unknown field `outputs`"),
         (written(one("FP32", 2, 8), bytes(7)), "more bytes than follow"),
         (written(one("FP32", 2, -8), bytes(8)), "more bytes than follow"),
-        (written(one("FP32", 2, 8), bytes(9)), "1 bytes are left over"),
+        (written(one("FP32", 2, 8), bytes(9)), "it has 1 bytes after its last input"),
         (written(one("FP32", 3, 8), bytes(8)), "takes 12 bytes, but 8"),
         (written(one("FP32", 2**60, 8), bytes(8)), "too large"),
         (written(one("BYTES", 2**21, 8), bytes(8)), "BYTES elements are more than"),

@@ -69,7 +69,7 @@ def resolve(root: Path, config: str, artifact: Artifact | None = None, **load_op
 
 
 def seen_by(resolved: ResolvedVersion, signature: Signature | None = None) -> FakeModel:
-    """The source's own model, or a fake of ``signature``, warmed up, with what it was given."""
+    """Warm up the model of the source, or a fake with ``signature``, and return it with its inputs."""
     if signature is not None:
         model = FakeModel(signature, lambda _: {})
     else:

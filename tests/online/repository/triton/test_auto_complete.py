@@ -1,4 +1,4 @@
-"""A configuration is held against the model, and what it leaves open is filled in."""
+"""A configuration is compared with the model, and its missing fields are filled in."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_from_the_configuration(text: str, files: list[str], engine: str, file: 
         ('backend: "tensorrt"', ["model.plan"], Unsupported, "'backend' is 'tensorrt'.*serve the ONNX model"),
         ('platform: "tensorflow_graphdef"', [], Unsupported, "SavedModel"),
         ('backend: "pytorhc"', ["model.pt"], InvalidConfig, "did you mean 'pytorch'"),
-        ('backend: "python" platform: "onnxruntime_onnx"', ["model.py"], InvalidConfig, "do not go together"),
+        ('backend: "python" platform: "onnxruntime_onnx"', ["model.py"], InvalidConfig, "contradict each other"),
     ],
 )
 def test_what_cannot_run(text: str, files: list[str], error: type[Exception], reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Rules that no broken configuration shows: the devices on which a model's instances run."""
+"""Rules without an entry among the broken configurations: the devices on which a model's instances run."""
 
 from __future__ import annotations
 

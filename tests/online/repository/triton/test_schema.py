@@ -1,4 +1,4 @@
-"""Model configuration: what users say, what is filled in, what the scheduler makes of it."""
+"""Model configuration: the given fields, the completed fields, and the scheduler's settings."""
 
 from __future__ import annotations
 

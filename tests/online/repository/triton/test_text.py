@@ -1,4 +1,4 @@
-"""Configurations as text: which file, what it holds, and where it is wrong."""
+"""Configurations as text: the choice of the file, its content, and the position of errors."""
 
 from __future__ import annotations
 

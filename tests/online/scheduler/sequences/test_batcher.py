@@ -58,7 +58,7 @@ def oldest(slots: int = 8, **fields: Any) -> SequencingConfig:
 
 
 class IdSums(SlotSums):
-    """As ``SlotSums``, but rows are those of any sequences, which it knows by their ids."""
+    """Like ``SlotSums``, but rows may belong to any sequences, which the model identifies by their ids."""
 
     def __init__(self) -> None:
         super().__init__(16)
@@ -76,7 +76,7 @@ def load_accumulator() -> LoadedModel:
 
 
 class Bench:
-    """A batcher on a loop that stands still; the test is its instances. ``outcomes[n]`` is what the n-th request got."""
+    """A batcher on a manual event loop; the test acts as its instances. ``outcomes[n]`` is the outcome of the n-th request."""
 
     def __init__(self, config: SequencingConfig | None = None) -> None:
         self.loop = Turns()
@@ -86,7 +86,7 @@ class Bench:
         self.outcomes: list[list[Outcome]] = []
         self.ran: list[int] = []
         self.errors: dict[int, PenstockError] = {}
-        """What the instances shall answer with, for one batch."""
+        """The answers of the instances to one batch."""
 
     def _model(self) -> LoadedModel:
         if self.config.states:
@@ -116,13 +116,13 @@ class Bench:
         return self.take_at_once(number)
 
     def take_at_once(self, number: int = 0) -> Batch:
-        """As an instance that is faster than the event loop."""
+        """Act as an instance that is faster than the event loop."""
         batch = self.batcher.batchers[number].take()
         assert batch is not None
         return batch
 
     def finish(self, batch: Batch, number: int = 0) -> None:
-        """What an instance does with a batch."""
+        """Finish a batch as an instance does."""
         one: DynamicBatcher = self.batcher.batchers[number]
         inputs = one.layout.gather(batch.requests)
         self.ran += [int(pending.request.id) for pending in batch.requests]
@@ -139,7 +139,7 @@ class Bench:
         return [int(pending.request.id) for pending in batch.requests]
 
     def values(self) -> list[Any]:
-        """Of each request what it got: its sum, the type of its error, or None."""
+        """The outcome of each request: its sum, the type of its error, or None."""
         got: list[Any] = []
         for outcomes in self.outcomes:
             assert len(outcomes) < 2
@@ -587,7 +587,7 @@ def end_all(bench: Bench, taken: dict[int, Batch], most: int) -> None:
 
 
 def check_sums(bench: Bench, held: list[SequenceStep], broken: set[int]) -> None:
-    """By id, requests ran in order, and each was answered with what had been added up since the start before it."""
+    """Check that the requests of each id ran in order, and that each answer is the sum since the sequence's start."""
     values = bench.values()
     for identity in {step.sequence.id for step in held}:
         numbers = [number for number in bench.ran if held[number].sequence.id == identity]
@@ -671,7 +671,7 @@ def test_real_sequences_in_fixed_slots(instances: int) -> None:
 
 
 class OneByOne:
-    """``model``, given requests as they are."""
+    """``model``, which receives requests unmerged."""
 
     reentrant, decoupled, max_batch = False, False, None
 
@@ -702,7 +702,7 @@ def test_states_are_not_for_clients() -> None:
 
 
 class FailsOnNegative(LoadedModel):
-    """As ``model``, but for batches that hold a negative number."""
+    """Like ``model``, but fails for batches with a negative number."""
 
     reentrant = False
 

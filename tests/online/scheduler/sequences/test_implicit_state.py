@@ -15,7 +15,7 @@ from sequences import make_request
 
 
 class Table:
-    """Sequences by name, each in a slot, and the states of their instance; ``sums`` are what these must be."""
+    """Sequences by name, each in a slot, and the states of their instance; ``sums`` are the expected states."""
 
     def __init__(self, dims: tuple[int, ...] = (2,), max_bytes: int = 1 << 20) -> None:
         spec = TensorSpec("out", DataType.FP32, (-1, *dims))
@@ -28,7 +28,7 @@ class Table:
         return SequenceStep([].append, sequence, make_request(0, name), None, None, 0, start, last, last)
 
     def run(self, rows: Rows[SequenceStep | None], add: float = 1) -> Array:
-        """One batch, whose states grow by ``add``; what the model was given."""
+        """Run one batch whose states grow by ``add``; return the inputs of the model."""
         given = self.states.gather(rows)["in"]
         self.states.scatter(rows, {"out": given + np.float32(add)})
         return given

@@ -8,7 +8,7 @@ from sequences import make_request
 
 
 class Desk:
-    """A table, and what it made ready: in which slots requests are, and all that ran or was given up, in order."""
+    """A table and its results: the slots of the requests, and all requests that ran or were given up, in order."""
 
     def __init__(self, instances: int = 1, slots: int = 2) -> None:
         self.table = SequenceTable(instances, slots)
@@ -19,7 +19,7 @@ class Desk:
         self.over: list[Sequence] = []
 
     def add(self, identity: int, start: bool = False, end: bool = False) -> SequenceStep | None:
-        """None if it is not acceptable."""
+        """None if the request is not acceptable."""
         sequence = self.table.find(identity)
         if not start and not sequence.is_open:
             return None

@@ -10,7 +10,8 @@ from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.sample_size import samples_needed
 
 _SHARES: dict[Kind, float] = {"structure": 0.6, "sparsity": 0.75, "precision": 0.9}
-"""Fraction of the allowed loss that a model may have after a step of this kind. After steps of other kinds, it may have all."""
+"""Fraction of the allowed loss that a model may have after a step of this kind. After steps of other kinds, it may have the whole
+allowed loss."""
 
 _GRACE, _MIN_GRACE_S = 0.5, 30.0
 """Extra time for a running step when the budget is used up: this fraction of the budget, but at least these seconds."""

@@ -21,7 +21,7 @@ from penstock.offline.compress.checkpoint import read_checkpoint, read_model, wr
 
 _FILE, _MODEL, _STEPS = "plan.ledger", ".model", ".steps"
 _LONGEST_SHOWN = 24
-"""Maximum length of a value in a message. For longer values, such as digests, the message says only that they differ."""
+"""Maximum length of a value in a message. For longer values, such as digests, the message only states that they differ."""
 
 
 class _Entry(msgspec.Struct, frozen=True):

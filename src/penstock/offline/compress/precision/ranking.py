@@ -92,7 +92,9 @@ def first_ranked(trials: Trials, ranks: Sequence[Rank], count: int, with_alone: 
 
 
 def tiers(names: Sequence[str], gains: Mapping[str, float], is_behind: Callable[[str, str], bool]) -> list[list[str]]:
-    """``names`` in tiers. A tier has the name with the largest gain of those left, and all names that are not behind it."""
+    """``names`` in tiers. Each tier contains the remaining name with the largest gain, and all names that are not significantly behind
+    it.
+    """
     rest, found = list(names), []
     while rest:
         leader = max(rest, key=lambda name: gains[name])

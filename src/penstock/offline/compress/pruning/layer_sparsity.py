@@ -89,7 +89,7 @@ def measure_layers(
     points = sorted({float(point) for point in grid} - {0.0})
     if not points or not 0 < points[0] <= points[-1] <= 1:
         raise InvalidConfig(
-            f"sparsities to measure must be between 0 and 1, got {list(grid)}", "correct the grid, or leave it out"
+            f"sparsities to measure must be between 0 and 1, got {list(grid)}", "correct the grid, or omit it"
         )
     weights = prunable_weights(load_model(artifact), options)
     judge = Judge(artifact, data)

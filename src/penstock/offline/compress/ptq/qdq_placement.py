@@ -227,7 +227,7 @@ def _at_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     try:
         return onnx.version_converter.convert_version(proto, _OPSET)
-    except Exception as error:  # the converter raises RuntimeError and more, by operator
+    except Exception as error:  # the converter raises RuntimeError, and other exceptions for some operators
         raise Unsupported(
             f"the model has opset {version}, which is too old for INT8, and cannot be converted",
             f"export it with opset {_OPSET} or later",

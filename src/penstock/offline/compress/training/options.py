@@ -65,7 +65,7 @@ class FitReport(msgspec.Struct):
     waited: int = 0
     """Number of validations since the best one."""
     running: list[float] = []
-    """Losses of the steps since the last entry of ``losses``."""
+    """Losses of the steps after the last entry of ``losses``."""
 
     def facts(self) -> dict[str, Any]:
         """Facts for the provenance, without the seconds, which differ from run to run."""

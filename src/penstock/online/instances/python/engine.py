@@ -1,4 +1,4 @@
-"""Models written in Python: a ``model.py`` as Triton's Python backend takes it, or in Penstock's own typed form.
+"""Models written in Python: a ``model.py`` for Triton's Python backend, or in Penstock's typed form.
 
 A model's code can do anything to its process, so the server loads it only in a child process.
 """
@@ -38,7 +38,7 @@ _FIXED_COST_BYTES = 64 << 20
 
 
 class PythonEngine:
-    """Runs ``model.py`` in this process. A process can load one model only, because loading changes the process."""
+    """Runs ``model.py`` in this process. A process can load only one model, because loading changes global state."""
 
     name = "python"
     version = platform.python_version()
@@ -96,7 +96,7 @@ class PythonEngine:
 
 
 def _find(module: ModuleType) -> Any:
-    """The class or function in ``module`` that is the model."""
+    """The model in ``module``: a class or a function."""
     if _TRITON in vars(module):
         return vars(module)[_TRITON]
     marked = [value for value in vars(module).values() if is_marked(value) and value.__module__ == module.__name__]

@@ -17,12 +17,12 @@ _log = logging.getLogger(__name__)
 
 
 class Host:
-    """The services for a model without a server; ``Worker`` overrides them. Any thread may call all methods."""
+    """The services for a model that runs without a server; ``Worker`` overrides them. All methods are thread-safe."""
 
     def call(self, request: InferRequest, done: Done, decoupled: bool) -> Callable[[], None]:
         """Send ``request`` to another model. Returns a function that cancels it.
 
-        ``done`` runs on a thread that it must not block.
+        ``done`` must not block the thread that calls it.
         """
         raise Unsupported(f"model '{request.model_name}' cannot be called: there is no server in this process")
 
@@ -38,7 +38,7 @@ class Host:
 
 
 class Here:
-    """The only model of this process. Models import their interface by name, so it has to be global."""
+    """The only model of this process. It is global, because models import their interface by name."""
 
     def __init__(self) -> None:
         self.host = Host()
@@ -49,10 +49,10 @@ class Here:
         """Values of the model's metrics, by name and labels; guarded by ``measuring``."""
         self.measuring = threading.Lock()
         self.waits_for_itself = False
-        """True if a call of this model from its own main thread would never be answered."""
+        """True if a call of this model from its own main thread would deadlock."""
 
     def ask(self, request: InferRequest, done: Done, decoupled: bool = False) -> Callable[[], None]:
-        """Like ``Host.call``, but answers ``Unavailable`` to a call that would deadlock."""
+        """Like ``Host.call``, but completes a call that would deadlock with ``Unavailable``."""
         itself = self.waits_for_itself and request.model_name == self.name
         if itself and threading.current_thread() is threading.main_thread():
             message = f"model '{self.name}' has one instance, which would wait for itself"

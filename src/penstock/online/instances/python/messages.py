@@ -1,4 +1,4 @@
-"""Requests and responses of Triton's Python models: those that the model receives, and those that it makes."""
+"""Requests and responses of Triton's Python models: those that a model receives, and those that it creates."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class InferenceResponse:
 
 
 class ResponseSender:
-    """Answers one request, from any thread, until the final flag is sent. Calls ``lost`` if the model drops it before."""
+    """Sends responses to one request, from any thread, until the final flag. Calls ``lost`` if the model drops the sender earlier."""
 
     def __init__(self, send: Callable[[InferenceResponse | None, bool], bool], lost: Callable[[], object]) -> None:
         self._send, self._lost = send, lost
@@ -178,7 +178,7 @@ class InferenceRequest:
         self._memory = preferred_memory or PreferredMemory()
         self._parameters = dict(parameters or {})
         self.sender: ResponseSender | None = None
-        """None for a request that the model has made."""
+        """None for a request that the model has created."""
 
     @classmethod
     def of(cls, request: InferRequest, output_names: Sequence[str], sender: ResponseSender) -> InferenceRequest:
@@ -232,14 +232,14 @@ class InferenceRequest:
         return self._memory
 
     def trace(self) -> None:
-        """None: the server traces calls of other models without the model's help."""
+        """Always None: the server traces calls of other models itself."""
 
     def model_name(self) -> str:
         return self._model
 
     def get_response_sender(self) -> ResponseSender:
         if self.sender is None:
-            raise TritonModelException("a request that the model made has no response sender")
+            raise TritonModelException("only a request that the model has received has a response sender")
         return self.sender
 
     def is_cancelled(self) -> bool:

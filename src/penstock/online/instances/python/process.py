@@ -1,7 +1,7 @@
-"""A Python model in a child process. Batches go to the child, and the model's calls of other models come back.
+"""A Python model in a child process: sends batches to the child, and receives the model's calls of other models.
 
 The tensors of a batch use the arenas of inputs and outputs, which belong to one call of ``execute``. All other tensors, those of a
-decoupled model's answers and of calls of other models, use one arena per direction, which is free again once its reader has copied.
+decoupled model's responses and of calls of other models, use one arena per direction, which is free after its reader has copied.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PythonProcess(ModelProcess):
         self._talk: Talk
 
     def connect(self, make_call: MakeCall | None) -> None:
-        """Allow the model to call other models, as it is now served."""
+        """Allow the model, which is now served, to call other models."""
         self._make_call = make_call
 
     def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
@@ -122,7 +122,7 @@ class PythonProcess(ModelProcess):
 class Talk:
     """The messages to and from one child of a ``PythonProcess``.
 
-    One thread reads, and never waits for the child to read. Another writes all messages but ``Execute``.
+    One thread reads, and never waits for the child to read. Another thread writes all messages except ``Execute``.
     """
 
     def __init__(self, process: PythonProcess, child: ProcessChild) -> None:
@@ -133,10 +133,10 @@ class Talk:
         self._next = self._first = 0
         """Number of the next request, and of the first request of the current batch."""
         self._answers: dict[int, tuple[Answer, int]] = {}
-        """For each request that has not ended, its receiver and its place in the batch."""
+        """The receiver, and the index in the batch, of each request that has not ended."""
         self._beginning = threading.Lock()
         self._ended = threading.Event()
-        """Set while ``_beginning`` is held; nothing begins afterwards."""
+        """Set while holding ``_beginning``; no batch begins afterwards."""
         self._calls: dict[int, ModelCall] = {}
         self._to_write: SimpleQueue[wire.Message | tuple[int, Outcome] | None] = SimpleQueue()
         self._room = threading.Semaphore()

@@ -116,7 +116,7 @@ def check_rows(name: str, array: Array, rows: int | None) -> None:
 
 
 def check_type(name: str, array: Array, wanted: DataType | None = None) -> None:
-    """Raise PenstockError unless the output ``name`` can be sent and has the datatype ``wanted``; None allows any."""
+    """Raise PenstockError unless the output ``name`` can be sent and has the datatype ``wanted``; None allows any datatype."""
     begin = f"the model's output '{name}'"
     try:
         datatype = DataType.from_numpy(array.dtype)

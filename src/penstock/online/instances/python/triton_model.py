@@ -1,4 +1,4 @@
-"""A ``TritonPythonModel``: initialised, executed and finalised as in Triton, with its answers checked."""
+"""Initialises, executes and finalises a ``TritonPythonModel`` as Triton does, and checks its responses."""
 
 from __future__ import annotations
 
@@ -148,14 +148,14 @@ class TritonModel:
         try:
             for name, array in outcome.items():
                 if name not in self._outputs:
-                    return PenstockError(f"the model gave the output '{name}', which its configuration does not have")
+                    return PenstockError(f"the model returned the output '{name}', which is not in its configuration")
                 check_type(name, array)
                 check_rows(name, array, rows)
         except PenstockError as error:
             return error
         requested = asked.requested_output_names() if asked else ()
         missing = [name for name in requested if name not in outcome]
-        return PenstockError(f"the model gave no output '{missing[0]}'") if missing else outcome
+        return PenstockError(f"the model did not return the output '{missing[0]}'") if missing else outcome
 
     def _end(self, asked: Sequence[InferenceRequest], why: str) -> PenstockError:
         """Close the senders of ``asked``; the error that is returned ends the requests."""
@@ -168,7 +168,7 @@ class TritonModel:
 
 
 def _changes_rows(config: Mapping[str, Any]) -> bool:
-    """True if the model's inputs may have other first dimensions than the request's."""
+    """True if the first dimension of the model's inputs may differ from the request's."""
     ragged = any(tensor.get("allow_ragged_batch") for tensor in config["input"])
     return ragged or bool(config.get("batch_input") or config.get("batch_output"))
 

@@ -1,4 +1,4 @@
-"""The child of a ``PythonProcess``. Executes a ``model.py`` on its main thread, and reads the parent's messages on another."""
+"""The child of a ``PythonProcess``. Executes a ``model.py`` on its main thread, and reads the parent's messages on another thread."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class Worker(Host):
         self._engine = PythonEngine(self)
         self._sending = threading.Lock()
         self._using = threading.Lock()
-        """Held from writing to the arena to the parent until the parent has copied the tensors."""
+        """Held while tensors are in the arena to the parent, until the parent has copied them."""
         self._taken: SimpleQueue[bool] = SimpleQueue()
         self._tasks: SimpleQueue[wire.Execute | None] = SimpleQueue()
         self._calls: dict[int, Done] = {}
         self._last_call = 0
         self._can_call = False
-        """False while the model is loaded, and once the parent has hung up."""
+        """False while the model is being loaded, and after the parent has closed the connection."""
         self._chores: SimpleQueue[Callable[[], object]] = SimpleQueue()
 
     def run(self, load: wire.Load, read_artifact: Callable[[], Artifact]) -> None:
-        """Load the model and execute it until the parent hangs up."""
+        """Load the model and execute it until the parent closes the connection."""
         try:
             model = self._engine.load(read_artifact(), load.options)
         except Exception as error:  # noqa: BLE001 - the parent raises it
@@ -60,7 +60,7 @@ class Worker(Host):
 
     def call(self, request: InferRequest, done: Done, decoupled: bool) -> Callable[[], None]:
         try:
-            # A value that the parent cannot decode is the model's error, and must not end this process.
+            # A value that cannot be encoded is an error of the model, and must not end this process.
             sendable = msgspec.convert(msgspec.to_builtins(wire.without_inputs(request)), InferRequest)
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"the request to model '{request.model_name}' is invalid: {error}") from None
@@ -110,7 +110,7 @@ class Worker(Host):
         return wire.Executed(written, stages.take())
 
     def _view(self, slots: Sequence[TensorSlot], copies: bool) -> dict[str, Array]:
-        """The inputs; ``copies`` for a decoupled model, which may still read them when the arena has the next ones."""
+        """The inputs. ``copies`` is true for a decoupled model, which may still read them when the arena is reused."""
         inputs = self._inputs.copy(slots) if copies else self._inputs.view(slots)
         for array in inputs.values():
             array.flags.writeable = True  # Triton models may write to their inputs
@@ -162,7 +162,7 @@ class Worker(Host):
         self._tasks.put(None)
         self._taken.put(False)
         for number in list(self._calls):
-            self._end_call(number, Unavailable("the server is ending"))
+            self._end_call(number, Unavailable("the server is shutting down"))
 
     def _take(self, message: wire.Replied) -> None:
         outcome = wire.read_outcome(message.outcome, self._from_parent)

@@ -42,9 +42,9 @@ class RequestLimits(msgspec.Struct, frozen=True):
 
     max_queue: int = 4096
     max_request_rows: int = 1024
-    """Does not apply where a configuration has ``max_batch_size``."""
+    """Does not apply to models whose configuration has ``max_batch_size``."""
     summaries: bool = False
-    """Whether to keep recent durations, for the summary metrics."""
+    """Keep recent durations, for the summary metrics."""
 
 
 class Assembler:
@@ -131,7 +131,7 @@ class Assembler:
         return gates
 
     def _check(self, given: ModelConfig, config: ModelConfig, model: Model | None = None) -> InputCheck:
-        """The check of requests. A configured ``max_batch_size`` bounds each of them; a limit of the server bounds only batches."""
+        """The check of requests. A configured ``max_batch_size`` limits each request; the server's ``max_batch`` only batches."""
         facts = () if model is None or isinstance(model, RequestModel) else (model.optional_inputs, model.unranked)
         is_set = given.max_batch_size is not None or (isinstance(model, RequestModel) and model.max_batch is not None)
         max_rows = config.max_rows if is_set else max(config.max_rows, self._limits.max_request_rows)

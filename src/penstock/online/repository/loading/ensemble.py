@@ -40,7 +40,7 @@ def read_ensemble(config: ModelConfig, find: Find) -> Ensemble:
 
 
 class EnsembleLabels(Mapping[str, Sequence[str]]):
-    """The class names by output of the ensemble: its ``own`` labels, and those of its steps' models, which may be reloaded."""
+    """The class names by output: the ensemble's ``own`` labels, and those of its steps' models, which may be reloaded."""
 
     def __init__(self, own: Mapping[str, Sequence[str]], config: ModelConfig, find: Find) -> None:
         self._own = own
@@ -124,7 +124,7 @@ def _check_part(config: ModelConfig, name: str, handle: Handle) -> None:
     for one in inside:
         if config.response_cache and one.config.sequence_batching:
             reason = f"it contains model '{one.name}', whose responses within sequences cannot be cached"
-            raise InvalidConfig(reason, "leave out 'response_cache'")
+            raise InvalidConfig(reason, "remove 'response_cache'")
 
 
 def _conditions(config: ModelConfig, models: Sequence[str]) -> Mapping[int, Condition]:

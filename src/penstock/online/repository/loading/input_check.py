@@ -1,4 +1,4 @@
-"""Checks a request's inputs against a model's signature. Prepared once per model, so that a check is cheap."""
+"""Checks a request's inputs against a model's signature. The check is prepared once per model, so that it is cheap per request."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from penstock.tensor import Array, DataType, TensorSpec
 
 
 class InputCheck:
-    """Checks names, datatypes, shapes and batch size by the completed ``config``.
+    """Checks names, datatypes, shapes and batch size against the completed ``config``.
 
-    ``max_rows`` bounds one request if requests can be merged; they can even if their ragged inputs differ in shape.
+    If requests can be merged, ``max_rows`` limits the rows of one request. Requests whose ragged inputs differ in shape can be merged.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class InputCheck:
             self._explain(request)
         if self._max_rows is None:
             return 1, None
-        # A default's replacement counts for the whole batch, so the request is merged with no other.
+        # A value in place of a default applies to the whole batch, so the request is not merged.
         return rows, object() if replaced else None if self._mergeable else self._key(inputs)
 
     def _replaces(self, name: str, array: Array) -> bool:

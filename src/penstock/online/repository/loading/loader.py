@@ -51,13 +51,13 @@ class LoadedVersion(msgspec.Struct, frozen=True):
 
 
 class Preloaded(msgspec.Struct, frozen=True):
-    """A model in memory that has not been warmed up: a call may never return, and server processes start only after it."""
+    """A model in memory, not warmed up: a call that never returns would prevent the server processes from starting."""
 
     resolved: ResolvedVersion
     """Without the model's bytes."""
     models: tuple[Model, ...]
     unmerged: str
-    """See ``unmerged``, which needs the bytes."""
+    """The result of ``unmerged``, which needs the model's bytes."""
 
 
 class FilesChanged(Unavailable):
@@ -69,9 +69,9 @@ def load(
 ) -> LoadedVersion:
     """Load and warm up the model of every instance, or only warm up those that are ``preloaded``.
 
-    ``usable_bytes`` is the memory that this process may use; None: that of the machine or its cgroup.
+    ``usable_bytes`` is the memory that this process may use; None: the memory of the machine or its cgroup.
     Raises the engine's errors with the model's name in front, ResourceExhausted if there is too little memory, and Unavailable if
-    ``resolved.load_options.halt`` ends the child processes. After an error nothing stays in memory.
+    ``resolved.load_options.halt`` ends the child processes. After an error, no model stays in memory.
     """
     models: list[Model] = list(preloaded.models) if preloaded else []
     started = time.monotonic()
@@ -132,9 +132,9 @@ def warm(preloaded: Preloaded, load_options: LoadOptions) -> LoadedVersion:
 
 
 def preload(layout: Layout, names: Iterable[str], load_options: LoadOptions) -> dict[tuple[str, str], Preloaded]:
-    """Load the models ``names``, without a warm-up, before there is an event loop; by name and version.
+    """Load the models ``names`` without a warm-up, before the event loop starts; returned by name and version.
 
-    Leaves out models that keep threads, which do not survive a fork, and models that cannot be loaded.
+    Skips models that keep threads, which do not survive a fork, and models that cannot be loaded.
     """
     found = {}
     for name in names:
@@ -193,7 +193,7 @@ def _gib(size_bytes: int) -> str:
 
 
 def _is_shared(model: Model, resolved: ResolvedVersion) -> bool:
-    # Instances that shared a model with a thread pool would wait for each other in the pool.
+    # Instances that share a model with a thread pool would wait for each other in the pool.
     return model.reentrant and not resolved.is_apart and resolved.options.get("threads") == 1
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 _LOW = 10
-"""A niceness that gives a thread a tenth of the time of a normal one while both want a core."""
+"""A niceness at which a thread gets a tenth of the time of a normal thread while both compete for a core."""
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _OWN_PAGES_BYTES = 4 << 20
@@ -20,14 +20,14 @@ _loading: set[int] = set()
 
 
 def share_arenas(cores: int) -> None:
-    """Limit what the C library keeps of freed memory: to one arena per core, at least two, instead of eight, and to small buffers.
+    """Limit the freed memory that the C library keeps: one arena per core (at least two) instead of eight, and small buffers only.
 
-    Each arena keeps some megabytes of every model that was loaded in it, which ``give_back`` cannot return.
+    Each arena retains some megabytes per model loaded in it, which ``give_back`` cannot return.
     """
     if set_option := _c_function("mallopt"):
         set_option(_M_ARENA_MAX, max(2, cores))
-        # Large buffers have pages of their own, which return to the system at once. Otherwise the C library raises this
-        # threshold up to 32 MiB, and the small objects beside a freed buffer keep it.
+        # Large buffers get separate pages, which return to the system immediately. Without a fixed threshold, the C library raises it
+        # up to 32 MiB, and small objects beside a freed buffer then prevent its return.
         set_option(_M_MMAP_THRESHOLD, _OWN_PAGES_BYTES)
 
 
@@ -41,8 +41,8 @@ def give_back() -> None:
 def low_priority(*, leaves_threads: bool, starts_processes: bool = False) -> Iterator[None]:
     """Run the body with low priority.
 
-    Has no effect if the body starts processes, which would inherit the priority for ever. The same holds for threads that outlive
-    the body if this process may not raise priorities.
+    Has no effect if the body starts processes, which would inherit the priority permanently, or if it leaves threads behind and this
+    process may not raise their priority again.
     """
     if starts_processes or (leaves_threads and not _can_raise()):
         yield
@@ -69,7 +69,7 @@ def _raise_others() -> None:
 
 @functools.cache
 def _can_raise() -> bool:
-    """Whether this process may raise a thread's priority again; most users may not."""
+    """True if this process may raise a thread's priority again, which most users may not."""
 
     def attempt() -> None:
         thread = threading.get_native_id()

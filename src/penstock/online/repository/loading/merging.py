@@ -1,4 +1,4 @@
-"""Why requests to a model are not merged, where its configuration leaves that to the server."""
+"""Explains why requests to a model are not merged, if its configuration leaves the decision to the server."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from penstock.rows.proof import HINT, unproven
 
 
 def unmerged(resolved: ResolvedVersion, model: Model) -> str:
-    """A sentence about why requests to ``model`` are not merged although its inputs have a batch axis, else an empty text.
+    """The reason, as a sentence, why requests to ``model`` are not merged although its inputs have a batch axis; else empty.
 
-    A ``max_batch_size`` of the configuration is believed. Where the batcher makes inputs or states, the user has decided, too.
+    A configured ``max_batch_size`` is trusted, and so is a configuration in which the batcher creates inputs or states.
     """
     given, signature = resolved.given, signature_of(model, resolved.given)
     is_decided = given.max_batch_size is not None or given.sequence_batching is not None or bool(given.batch_input)

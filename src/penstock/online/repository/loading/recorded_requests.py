@@ -43,7 +43,7 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 
 
 def encode(request: InferRequest) -> bytes:
-    """Encode ``request`` for a file: its inputs, and its parameters that are text, numbers or booleans."""
+    """Encode ``request`` for a file: its inputs, and those of its parameters that are text, numbers or booleans."""
     tensors, data = [], []
     for name, array in request.inputs.items():
         data.append(to_wire(array))
@@ -61,7 +61,7 @@ def decode(content: bytes, model_name: str) -> InferRequest:
         raise InvalidArgument(f"it must begin with '{_HEADER.decode()}' and a number")
     start = int(number)
     if start > len(body):
-        raise InvalidArgument(f"its header announces {start} bytes of JSON, but only {len(body)} follow")
+        raise InvalidArgument(f"its header declares {start} bytes of JSON, but only {len(body)} follow")
     try:
         head = _decode_head(body[:start])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -75,11 +75,11 @@ def decode(content: bytes, model_name: str) -> InferRequest:
         check_bytes_elements(elements)
         end = start + tensor.parameters.binary_data_size
         if not start <= end <= len(body) or tensor.name in request.inputs:
-            raise InvalidArgument(f"its input '{tensor.name}' appears twice, or announces more bytes than follow")
+            raise InvalidArgument(f"its input '{tensor.name}' appears twice, or declares more bytes than follow")
         request.inputs[tensor.name] = from_wire(body[start:end], tensor.datatype, tensor.shape)
         start = end
     if start != len(body):
-        raise InvalidArgument(f"{len(body) - start} bytes are left over after its inputs")
+        raise InvalidArgument(f"it has {len(body) - start} bytes after its last input")
     return request
 
 

@@ -1,4 +1,4 @@
-"""Translates a completed configuration for the scheduler: batching, sequences, and the layout of batches."""
+"""Converts a completed configuration into the scheduler's settings: batching, sequences, and the layout of batches."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _batching(config: ModelConfig, max_queue: int, **fields: Any) -> BatchingCon
 def sequencing(
     config: ModelConfig, signature: Signature, folder: Path, max_queue: int, *, merges: bool = True
 ) -> SequencingConfig:
-    """The serving of a model's sequences. ``merges``: the model takes merged requests, not one request at a time.
+    """The settings of a model's sequences. ``merges``: the model receives merged requests, not one request at a time.
 
     ``signature`` is the model's own. Reads initial states from ``folder``. Raises InvalidConfig with model and field.
     """
@@ -69,7 +69,7 @@ def sequencing(
     slots = (wanted.oldest and wanted.oldest.max_candidate_sequences) or max_batch
     with prefixed(prefix(config.name)):
         if wanted.iterative_sequence:
-            raise InvalidConfig("'sequence_batching.iterative_sequence' is not supported", "leave it out")
+            raise InvalidConfig("'sequence_batching.iterative_sequence' is not supported", "remove it")
         if config.decoupled and (fixed or wanted.state):
             raise InvalidConfig(
                 "'sequence_batching' of a decoupled model must be 'oldest', without 'state'", "use 'oldest'"
@@ -124,7 +124,7 @@ def _scattered(config: ModelConfig, first: Shape) -> dict[str, tuple[str, Shape]
         for target in one.target_name:
             if any(want == -1 for want in outputs[target][ranks[source] :]):
                 raise InvalidConfig(
-                    f"{prefix(config.name)}output '{target}' has more dimensions than input '{source}', whose shape it takes",
+                    f"{prefix(config.name)}output '{target}' has more dimensions than input '{source}', from which it takes its shape",
                     "correct 'dims' or 'batch_output'",
                 )
             scattered[target] = source, outputs[target]
@@ -135,7 +135,7 @@ def _sequence_batches(config: ModelConfig, wanted: SequenceBatching, max_queue: 
     max_batch, oldest = config.max_rows, wanted.oldest or OldestStrategy()
     delay_us, preferred = oldest.max_queue_delay_microseconds, sorted(oldest.preferred_batch_size)
     if wanted.oldest is None:
-        # As in Triton, a batch leaves when enough slots are ready. Without a minimum share, it leaves at once.
+        # As in Triton, a batch leaves when enough slots are ready. Without a minimum, it leaves immediately.
         direct = wanted.direct or DirectStrategy()
         least = np.float32(direct.minimum_slot_utilization)
         delay_us = direct.max_queue_delay_microseconds if least else 0

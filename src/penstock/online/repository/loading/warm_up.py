@@ -30,14 +30,14 @@ _GUESS_S = 30.0
 def prepare(resolved: ResolvedVersion, models: Sequence[Model], reason: str | None = None) -> ModelConfig:
     """Warm up ``models``, one for each instance of ``resolved``, and return the completed configuration.
 
-    Runs the requests that the configuration describes, or guessed ones; then the recorded requests that still fit. ``reason`` is that
-    of ``unmerged``, if it is known.
-    Raises InvalidConfig if the configuration contradicts the model, and PenstockError if a model refuses a configured request.
+    Runs the requests that the configuration describes, or guessed requests; then the recorded requests that still fit. ``reason`` is
+    the result of ``unmerged``, if known. Raises InvalidConfig if the configuration contradicts the model, and PenstockError if a model
+    refuses a configured request.
     """
     distinct = list({id(model): model for model in models}.values())
     if not isinstance(models[0], RequestModel):
         for output, kind in models[0].left_out.items():
-            _log.warning("model '%s': output '%s' is left out: it is a %s, not a tensor", resolved.name, output, kind)
+            _log.warning("model '%s': output '%s' is omitted: it is a %s, not a tensor", resolved.name, output, kind)
     if reason is None:
         reason = unmerged(resolved, models[0])
     if reason:
@@ -118,9 +118,8 @@ def _replay(resolved: ResolvedVersion, runner: Runner, models: Sequence[Model]) 
 def warm_up(model: LoadedModel, max_batch: int, name: str = "", limit_s: float = _GUESS_S) -> bool:
     """Run batches of 1 and ``max_batch`` zero rows, and return whether the model returns as many rows as it receives.
 
-    A model may reject the guessed inputs, in which free dimensions are 1, or loop for ever on them. It then stays cold, with a
-    warning that names it ``name``.
-    A model that keeps state is not called.
+    Free dimensions of the guessed inputs are 1. A model may reject these inputs, or never return. It then stays cold, with a warning
+    about the model ``name``. A model that keeps state is not called.
     """
     signature = model.signature
     if model.keeps_state:
@@ -132,8 +131,8 @@ def warm_up(model: LoadedModel, max_batch: int, name: str = "", limit_s: float =
             raise  # the model's process has ended, or is being ended
         except PenstockError as error:
             _log.warning(
-                "model '%s' stays cold: it refuses a guessed batch of %d zero rows: %s "
-                "(describe a request that it takes in 'model_warmup')",
+                "model '%s' is served without warm-up: it rejects a guessed batch of %d zero rows: %s "
+                "(describe a valid request in 'model_warmup')",
                 name, batch, error.message,
             )  # fmt: skip
             break

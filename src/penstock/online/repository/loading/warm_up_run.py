@@ -49,9 +49,9 @@ class Runner:
             self._layout = SequenceLayout(self._layout, False, wanted.controls, states, frozenset())
 
     def run(self, model: Model, request: InferRequest, count: int = 1) -> None:
-        """Run ``count`` requests like ``request``, merged if possible, without the inputs that the server makes.
+        """Run ``count`` copies of ``request``, merged if possible; the server adds the inputs that it creates.
 
-        Each is the first of its sequence. Raises PenstockError if a request does not fit the model, or the model refuses it.
+        Each is the first of its sequence. Raises PenstockError if a request does not fit the model, or the model rejects it.
         """
         batch = [self._pending(request, number) for number in range(1, count + 1)]
         is_merged = self._merges and not isinstance(model, RequestModel)
@@ -80,7 +80,7 @@ class Runner:
 
 
 def _execute(model: RequestModel, requests: Sequence[InferRequest]) -> None:
-    """Return when each of ``requests`` has its last response."""
+    """Return when the last response to each of ``requests`` has arrived."""
     ended, errors = threading.Semaphore(0), list[PenstockError]()
 
     def answer(_: int, outcome: dict[str, Array] | PenstockError | None, final: bool) -> bool:
@@ -94,7 +94,7 @@ def _execute(model: RequestModel, requests: Sequence[InferRequest]) -> None:
     for _ in requests:
         if not ended.acquire(timeout=_PATIENCE_S if model.decoupled else 0):
             raise DeadlineExceeded(
-                "the model did not complete its responses" if model.decoupled else "the model gave no response"
+                "the model did not complete its responses" if model.decoupled else "the model returned no response"
             )
     if errors:
         raise errors[0]

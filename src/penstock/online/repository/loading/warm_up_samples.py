@@ -25,7 +25,7 @@ class WarmUpSample(msgspec.Struct, frozen=True):
 
     name: str
     request: InferRequest
-    """Has one row; if requests are not merged, it is complete."""
+    """One row; or a whole request if requests are not merged."""
     rows: int
     """Number of such requests in one call."""
     count: int

@@ -1,4 +1,4 @@
-"""Completes a model's configuration: compares the given fields with the loaded model, and takes the other fields from the model."""
+"""Completes a model's configuration: compares the given fields with the loaded model, and derives the other fields from the model."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def complete(  # noqa: PLR0913 - the model's facts, each by its name
         whole.dynamic_batching.SetInParent()
     elif given.dynamic_batching is not None and given.max_batch_size is None:
         raise InvalidConfig(
-            f"{prefix(name, where)}it cannot be batched", "leave out 'dynamic_batching', or set 'max_batch_size'"
+            f"{prefix(name, where)}it cannot be batched", "remove 'dynamic_batching', or set 'max_batch_size'"
         )
     return typed(whole)
 
 
 def signature_of(model: Model, given: ModelConfig) -> Signature:
-    """The model's own signature, with those of its optional inputs that ``given`` names.
+    """The model's own signature, including the optional inputs that ``given`` names.
 
     An input of unknown rank gets the dims that ``given`` has.
     """
@@ -89,15 +89,15 @@ def differences(given: Message, signature: Signature | None, *, decoupled: bool 
     """The contradictions between ``given`` and the model."""
     if given.response_cache.enable and decoupled:
         yield error(
-            "response_cache.enable", "is true, but responses of a decoupled model cannot be cached", "leave it out"
+            "response_cache.enable", "is true, but responses of a decoupled model cannot be cached", "remove it"
         )
     if signature is None:
         return
     if given.model_transaction_policy.decoupled and not decoupled:
         yield error(
             "model_transaction_policy.decoupled",
-            "is true, but the model gives one response to a request",
-            "leave it out",
+            "is true, but the model sends one response to each request",
+            "remove it",
         )
     made = made_inputs(given)
     for name in sorted(made.difference(signature.input_names)):
@@ -127,11 +127,11 @@ def difference(given: Message, path: str, tensor: Message, spec: TensorSpec) -> 
         yield error(f"{path}.data_type", f"is {got}, but {field} '{spec.name}' of the model is {want}")
     scattered = {name for one in given.batch_output for name in one.target_name} if field == "output" else ()
     if spec.name in scattered or (field == "input" and tensor.allow_ragged_batch):
-        return  # its rows are concatenated, so its shape is not that of a batch
+        return  # ragged inputs are concatenated, so they have no batch dimension
     # A model whose first dimension is 1 takes batches of one row.
     if given.max_batch_size > 0 and spec.shape[:1] != (-1,) and (given.max_batch_size, *spec.shape[:1]) != (1, 1):
         reason = f"but {field} '{spec.name}' of the model, {list(spec.shape)}, has no free first dimension"
-        yield error("max_batch_size", f"is {given.max_batch_size}, {reason}", "leave it out, or write 0")
+        yield error("max_batch_size", f"is {given.max_batch_size}, {reason}", "remove it, or write 0")
         return
     dims = _model_dims(tensor)
     wanted = spec.shape[1:] if given.max_batch_size > 0 or _leaves_out_batch(given, tensor, spec) else spec.shape
@@ -139,13 +139,13 @@ def difference(given: Message, path: str, tensor: Message, spec: TensorSpec) -> 
         -1 in pair or pair[0] == pair[1] for pair in zip(dims, wanted, strict=True)
     )
     if tensor.dims and not is_alike:
-        hint = "leave out the batch dimension if 'max_batch_size' is above 0" if len(dims) != len(wanted) else ""
+        hint = "omit the batch dimension if 'max_batch_size' is above 0" if len(dims) != len(wanted) else ""
         which = "reshape.shape" if tensor.HasField("reshape") else "dims"
         yield error(f"{path}.{which}", f"is {dims}, but {field} '{spec.name}' of the model has {list(wanted)}", hint)
 
 
 def _model_dims(tensor: Message) -> list[int]:
-    """The dimensions of ``tensor`` that the model sees, without the batch dimension."""
+    """The dimensions of ``tensor`` that the model receives, without the batch dimension."""
     return list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
 
 
@@ -159,7 +159,7 @@ def _rows(given: Message, signature: Signature, rows: int | None) -> int:
     if given.HasField("max_batch_size"):
         is_special = given.HasField("sequence_batching") or given.batch_input
         is_special = is_special or any(one.allow_ragged_batch for one in given.input)
-        # Requests are not merged if rows depend on each other. Where the batcher makes inputs, that cannot be tested.
+        # Requests are not merged if rows depend on each other. If the batcher creates inputs, this cannot be tested.
         return given.max_batch_size if rows is not None or is_special else 0
     for tensors, specs in ((given.input, signature.inputs), (given.output, signature.outputs)):
         by_name = {spec.name: spec for spec in specs}
@@ -197,7 +197,7 @@ def _take_instances(whole: Message, instances: int) -> None:
 
 
 def made_inputs(config: Message) -> set[str]:
-    """The model's inputs that the batcher makes and no client sends: controls, states, and batch inputs."""
+    """The model's inputs that the batcher creates and clients do not send: controls, states, and batch inputs."""
     batcher = config.sequence_batching
     return {
         *(control.name for control in batcher.control_input),
@@ -209,7 +209,7 @@ def made_inputs(config: Message) -> set[str]:
 def declared_tensors(config: ModelConfig) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The inputs and outputs of a model whose file does not describe them, as engines take them (``declared_signature``).
 
-    Includes the inputs that the batcher makes. Raises InvalidConfig for a tensor without ``data_type`` or ``dims``.
+    Includes the inputs that the batcher creates. Raises InvalidConfig for a tensor without ``data_type`` or ``dims``.
     """
     for tensor in [*config.input, *config.output]:
         if not tensor.data_type or not (tensor.dims or tensor.reshape):

@@ -72,7 +72,7 @@ _GRAPH_LEVELS = {-1: "basic", 1: "extended", 2: "disabled"}
 
 
 def backend_of(given: ModelConfig, name: str, files: Collection[str], where: str = "") -> Backend:
-    """The backend of model ``name``, and the one of ``files``, the names in the version's folder, that it loads.
+    """The backend of model ``name``, and the file that it loads, one of ``files``, the names in the version's folder.
 
     Raises Unsupported for a backend that only Triton has, InvalidConfig for an unknown backend or one that contradicts the platform,
     and NotFound if the model's file does not exist.
@@ -81,8 +81,8 @@ def backend_of(given: ModelConfig, name: str, files: Collection[str], where: str
     found = [one for one in _KNOWN if _matches(one, given, begin)]
     if not found:
         raise InvalidConfig(
-            f"{begin}'backend' '{given.backend}' and 'platform' '{given.platform}' do not go together",
-            "leave out 'platform'",
+            f"{begin}'backend' '{given.backend}' and 'platform' '{given.platform}' contradict each other",
+            "remove 'platform'",
         )
     if filename:
         suffix = filename.rpartition(".")[2]
@@ -104,7 +104,7 @@ def backend_of(given: ModelConfig, name: str, files: Collection[str], where: str
 
 
 def _matches(known: Backend, given: ModelConfig, begin: str) -> bool:
-    """Whether ``given`` allows the backend ``known``. Raises Unsupported, InvalidConfig."""
+    """True if ``given`` permits the backend ``known``. Raises Unsupported, InvalidConfig."""
     for field, own in (("backend", known.name), ("platform", known.platform)):
         word = getattr(given, field)
         if word in _NOT_HERE:
@@ -119,9 +119,9 @@ def _matches(known: Backend, given: ModelConfig, begin: str) -> bool:
 
 
 def engine_options(given: ModelConfig, name: str, engine: str, where: str = "") -> dict[str, Any]:
-    """The options of ``engine`` that parameters of Triton's backends, and devices, imply; a bundle passes an empty ``engine``.
+    """The options of ``engine`` that the devices, and the parameters of Triton's backends, imply; for a bundle, ``engine`` is empty.
 
-    Other parameters are left to the model. Raises InvalidConfig for a parameter that is not a number, and for a missing device.
+    Other parameters are ignored here. Raises InvalidConfig for a parameter that is not a number, and for a missing device.
     """
     begin, values = prefix(name, where), given.parameters
     options: dict[str, Any] = {}

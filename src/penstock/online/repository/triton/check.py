@@ -1,4 +1,4 @@
-"""The checks of a configuration that need no model: invalid fields, and fields that change nothing here."""
+"""The checks of a configuration that need no model: invalid fields, and fields without effect."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check(given: Message, name: str, where: str = "") -> list[Finding]:
 def examine(given: Message, name: str) -> Iterator[Finding]:
     """All findings about ``given`` as the configuration of model ``name``; each begins with the path of the field."""
     if given.name and given.name != name:
-        yield error("name", f"is '{given.name}', but the model is called '{name}'", f"write '{name}', or leave it out")
+        yield error("name", f"is '{given.name}', but the model is called '{name}'", f"write '{name}', or remove it")
     for number, step in enumerate(given.ensemble_scheduling.step):
         if step.model_name == name:
             yield error(f"ensemble_scheduling.step[{number}].model_name", "is the ensemble itself")

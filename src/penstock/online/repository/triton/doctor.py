@@ -64,7 +64,9 @@ class Diagnosis(msgspec.Struct, frozen=True):
                 copies = (target.with_name(f"{target.name}.bak{number or ''}") for number in itertools.count())
                 shutil.copy2(target, next(copy for copy in copies if not copy.exists()))
         except OSError as wrong:
-            raise ResourceExhausted(f"cannot write '{self.path}': {wrong.strerror}", "free space, or rights") from wrong
+            raise ResourceExhausted(
+                f"cannot write '{self.path}': {wrong.strerror}", "free space or change permissions"
+            ) from wrong
         write_whole(target, (self.mended or "").encode())
 
 
@@ -109,7 +111,7 @@ def diagnose(models: Mapping[str, Path | PenstockError], name: str, config_name:
 
 
 def mend(given: Message, name: str, signature: Signature | None, gpus: int) -> Message:
-    """``given`` without contradictions to the model, and without devices beyond the ``gpus`` GPUs of its engine."""
+    """``given``, corrected: without contradictions to the model, and without GPUs beyond the ``gpus`` that its engine has."""
     config = ModelConfig()
     config.CopyFrom(given)
     if given.name:
@@ -138,7 +140,7 @@ def mend(given: Message, name: str, signature: Signature | None, gpus: int) -> M
 
 
 def _is_mended(config: Message, field: str, tensor: Message, specs: tuple[TensorSpec, ...], named: list[str]) -> bool:
-    """Correct ``tensor`` by the model's tensor of its name, or of a similar one. False if the model has no such tensor."""
+    """Correct ``tensor`` to match the model's tensor of the same name, or of a similar name. False if the model has no such tensor."""
     by_name = {spec.name: spec for spec in specs}
     if tensor.name not in by_name:
         free = [name for name in by_name if name not in named]
@@ -182,12 +184,12 @@ def _newest(name: str, folder: Path, given: Message) -> ResolvedVersion:
     plain = ModelConfig()
     plain.CopyFrom(given)
     for field in ("instance_group", "dynamic_batching", "ensemble_scheduling", "model_warmup"):
-        plain.ClearField(field)  # they do not decide the engine, and may be invalid
+        plain.ClearField(field)  # they do not affect the choice of the engine, and may be invalid
     return find(ModelSource(name, folder, {versions[-1]: folder / versions[-1]}, typed(plain)), versions[-1])
 
 
 def _signature(resolved: ResolvedVersion) -> tuple[Signature | None, str]:
-    """The model's signature, and why its requests are not merged."""
+    """The model's signature, and the reason why its requests are not merged."""
     if resolved.engine == PYTHON:
         return None, ""
     model = get_engine(resolved.engine).load(resolved.artifact, resolved.options)

@@ -1,4 +1,4 @@
-"""The rules for the fields of a model's configuration, as a table, and the one walk over a configuration that applies them."""
+"""The rules for the fields of a model's configuration, as a table, and the walk over a configuration that applies them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from penstock.protocol.messages import Message, ModelInstanceGroup, ModelSequenc
 from penstock.tensor import element_count
 
 ON_CPU = (ModelInstanceGroup.KIND_CPU, ModelInstanceGroup.KIND_MODEL)
-"""Kinds whose instances always run on the CPU. Those of KIND_AUTO do if the group names no GPU."""
+"""Kinds whose instances always run on the CPU. Instances of KIND_AUTO run on the CPU if the group names no GPU."""
 _HISTOGRAM = "nv_inference_first_response_histogram_ms"
 _CORRID = ModelSequenceBatching.Control.Kind.Value("CONTROL_SEQUENCE_CORRID")
 _CORRID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 _FALSE_TRUE = ("int32_false_true", "fp32_false_true", "bool_false_true")
 
 _Test = Callable[..., Any]
-"""Takes a field's value, then the messages around it from the innermost to the configuration. Returns what is wrong, or false."""
+"""Takes a field's value and the enclosing messages, from the innermost to the configuration. Returns the fault, or false."""
 _Row = tuple[str, _Test, str, str]
-"""A field, or with ``[]`` each of its entries; its test; reason and hint, in which {0} is the value and {1} the test's result."""
+"""A field (with ``[]``: each of its entries), its test, and the reason and hint; {0} is the value, {1} the test's result."""
 
 
 def error(path: str, reason: str, hint: str = "") -> Finding:
-    """A finding that keeps the model from being served."""
+    """A finding that prevents the model from being served."""
     return Finding(Severity.ERROR, f"'{path}' {reason}", hint)
 
 
@@ -41,7 +41,7 @@ def prefix(name: str, where: str = "") -> str:
 
 @contextmanager
 def prefixed(begin: str) -> Iterator[None]:
-    """Put ``begin`` in front of the message of an InvalidConfig that is raised inside."""
+    """Prefix the message of an InvalidConfig that the block raises with ``begin``."""
     try:
         yield
     except InvalidConfig as wrong:
@@ -56,7 +56,7 @@ def check_fields(message: Message, *around: Message, path: str = "", kind: str =
         value, own, of_kind = getattr(message, field.name), f"{path}{field.name}", f"{kind}{field.name}"
         yield from _apply(of_kind, own, value, message, *around)
         if value and of_kind in _WITHOUT_EFFECT:
-            yield Finding(Severity.WARNING, f"'{own}' changes nothing: {_WITHOUT_EFFECT[of_kind]}")
+            yield Finding(Severity.WARNING, f"'{own}' has no effect: {_WITHOUT_EFFECT[of_kind]}")
         items = value.items() if hasattr(value, "items") else enumerate(value) if field.is_repeated else [(None, value)]
         for key, one in items:
             at = own if key is None else f"{own}[{key}]"
@@ -90,7 +90,7 @@ def gpu_of(groups: Iterable[Message], gpus: int) -> int | None:
             continue
         if not gpus:
             field = "gpus' names devices" if group.gpus else "kind' is KIND_GPU"
-            raise InvalidConfig(f"{path}.{field}, but instances run on the CPU only", "write KIND_CPU, or leave it out")
+            raise InvalidConfig(f"{path}.{field}, but instances run on the CPU only", "write KIND_CPU, or remove it")
         for gpu in group.gpus or [0]:
             if not 0 <= gpu < gpus:
                 raise InvalidConfig(
@@ -124,7 +124,7 @@ def _is_negative(value: int, *_: Message) -> bool:
 
 
 def _leads_out(value: str, *_: Message) -> bool:
-    """Whether a path is not relative to, and inside, a folder of the model."""
+    """True unless the path is relative to a folder of the model and stays inside it."""
     return "\0" in value or bool(re.search(r"^/|^[A-Za-z]:|\\|(^|/)\.\.(/|$)", value))
 
 
@@ -157,7 +157,7 @@ def _is_none_of(*names: str) -> _Test:
 
 
 def _bad_tag(value: Iterable[str], *_: Message) -> str | None:
-    """The first name that Prometheus does not allow, or that every metric has already."""
+    """The first name that Prometheus does not allow, or that all metrics already have."""
     taken = ("model", "version", "reason", "le", "quantile")
     return next((tag for tag in value if tag in taken or not re.fullmatch(r"(?!__)[a-zA-Z_]\w*", tag, re.ASCII)), None)
 
@@ -213,8 +213,8 @@ def _unknown_samples(inputs: Iterable[str], _: Message, config: Message) -> Any:
 
 _MISSING, _OUT, _OF_TENSORRT = (
     "is missing",
-    "'{0}' leads out of the model's folder",
-    "is for TensorRT, which does not run here",
+    "'{0}' is outside the model's folder",
+    "is for TensorRT, which is not supported",
 )
 _UNKNOWN, _MEANT = "names '{1[0]}', which the configuration does not define", "{1[1]}"
 _BATCH: list[_Row] = [
@@ -231,7 +231,7 @@ _BATCH: list[_Row] = [
     ),
 ]
 _TENSOR: list[_Row] = [
-    ("", _twice("name"), "has two called '{1}'", ""),
+    ("", _twice("name"), "has two entries named '{1}'", ""),
     ("", lambda value, config: _is_batchless(config) and any(one.HasField("reshape") and not one.reshape.shape for one in value),
      "has an empty 'reshape', but a model without batches has no scalars", ""),
     ("", lambda value, config: _is_ensemble(config) and not value, "is missing: an ensemble has no model to take it from", ""),
@@ -241,8 +241,8 @@ _TENSOR: list[_Row] = [
     (".reshape.shape", _bad_dims, "{1}", ""),
     (".reshape", lambda value, tensor, _: tensor.dims and _trunks(tensor.dims) != _trunks(value.shape),
      "has different size for dims and reshape", ""),
-    (".is_shape_tensor", _is_given, _OF_TENSORRT, "leave it out"),
-    (".is_non_linear_format_io", _is_given, _OF_TENSORRT, "leave it out"),
+    (".is_shape_tensor", _is_given, _OF_TENSORRT, "remove it"),
+    (".is_non_linear_format_io", _is_given, _OF_TENSORRT, "remove it"),
 ]  # fmt: skip
 _SEQUENCE, _STATE = "sequence_batching", "sequence_batching.state"
 _CONTROL, _INITIAL = f"{_SEQUENCE}.control_input.control", f"{_STATE}.initial_state"
@@ -254,15 +254,15 @@ _TABLE: list[_Row] = [
      "has 'allow_ragged_batch', which needs batches, but 'max_batch_size' is 0", ""),
     ("output", _unmade_outputs, _UNKNOWN, _MEANT),
     ("output.label_filename", _leads_out, _OUT, ""),
-    ("backend", lambda value, config: _is_ensemble(config) and value, "is '{0}', but an ensemble has no backend", "leave it out"),
+    ("backend", lambda value, config: _is_ensemble(config) and value, "is '{0}', but an ensemble has no backend", "remove it"),
     ("platform", lambda value, config: _is_ensemble(config) and value not in ("", "ensemble"),
-     "is '{0}', but the platform of an ensemble is 'ensemble'", "leave it out"),
+     "is '{0}', but the platform of an ensemble is 'ensemble'", "remove it"),
     ("platform", lambda value, config: value == "ensemble" and not _is_ensemble(config),
      "is 'ensemble', so 'ensemble_scheduling' must be set", ""),
     ("response_cache", lambda value, config: value.enable and config.HasField("sequence_batching"),
-     "is enabled, but responses within sequences cannot be cached", "leave it out"),
+     "is enabled, but responses within sequences cannot be cached", "remove it"),
     ("response_cache", lambda value, config: value.enable and config.model_transaction_policy.decoupled,
-     "is enabled, but responses of a decoupled model cannot be cached", "leave it out"),
+     "is enabled, but responses of a decoupled model cannot be cached", "remove it"),
     ("max_batch_size", _is_negative, "is {0}, but must not be negative", "with 0, requests are not merged"),
     ("version_policy.latest.num_versions", _is_missing, "must be at least 1", ""),
     ("version_policy.specific.versions", _is_missing, "names no version", ""),
@@ -270,48 +270,48 @@ _TABLE: list[_Row] = [
     ("version_policy.specific.versions", _twice(), "names version {1} twice", ""),
     ("batch_input.data_type", _is_none_of("TYPE_INT32", "TYPE_FP32"), "must be TYPE_INT32 or TYPE_FP32", ""),
     ("batch_output.target_name", lambda value, _, config: _unknown(value, _names(config.output)), _UNKNOWN, _MEANT),
-    ("instance_group", lambda value, _: sum(one.count for one in value) > 1024, "asks for more than 1024 instances", ""),
+    ("instance_group", lambda value, _: sum(one.count for one in value) > 1024, "requires more than 1024 instances", ""),
     ("instance_group", lambda value, _: value and all(one.passive for one in value), "has only 'passive' groups", ""),
     ("instance_group.count", _is_negative, "is {0}, but must be at least 1", ""),
     ("instance_group.gpus", lambda value, group, _: value and group.kind in ON_CPU,
-     "names devices, but the group's instances run on the CPU only", "leave it out"),
-    ("instance_group.secondary_devices", _is_given, "names devices, but instances run on the CPU only", "leave it out"),
-    ("instance_group.profile", _is_given, _OF_TENSORRT, "leave it out"),
-    ("instance_group.rate_limiter.resources", _twice("name"), "has two called '{1}'", ""),
+     "names devices, but the group's instances run on the CPU only", "remove it"),
+    ("instance_group.secondary_devices", _is_given, "names devices, but instances run on the CPU only", "remove it"),
+    ("instance_group.profile", _is_given, _OF_TENSORRT, "remove it"),
+    ("instance_group.rate_limiter.resources", _twice("name"), "has two entries named '{1}'", ""),
     ("instance_group.rate_limiter.resources.name", _is_missing, _MISSING, ""),
     ("instance_group.rate_limiter.resources.count", _is_missing, "must be at least 1", ""),
     ("default_model_filename", lambda value, _: _leads_out(value) or "/" in value or value == ".",
      "'{0}' is not the name of a file in the version's folder", ""),
-    ("cc_model_filenames", lambda value, _: any(_leads_out(one) for one in value.values()), "leads out of the folder", ""),
+    ("cc_model_filenames", lambda value, _: any(_leads_out(one) for one in value.values()), "is outside the folder", ""),
     ("metric_tags", _bad_tag, "has '{1}', which is not a valid label or is taken", "use letters, digits and '_'"),
-    ("model_operations.op_library_filename", _is_given, "names operator libraries, which are not loaded", "leave it out"),
+    ("model_operations.op_library_filename", _is_given, "names operator libraries, which are not loaded", "remove it"),
     ("model_repository_agents.agents", _is_given, "names agents, which are not supported", "store the files in their final form"),
     (f"{_SEQUENCE}.oldest.max_candidate_sequences", _is_negative, "is {0}, but must not be negative", ""),
     (f"{_SEQUENCE}.oldest.preferred_batch_size[]", _bad_preferred, "is {0}: preferred batch size {1}", ""),
     (f"{_SEQUENCE}.direct.minimum_slot_utilization", lambda value, *_: not 0 <= value <= 1,
      "is {0}: sequence batching minimum slot utilization must be in range (0.0, 1.0]", ""),
-    (f"{_SEQUENCE}.control_input", _twice("name"), "has two called '{1}'", ""),
+    (f"{_SEQUENCE}.control_input", _twice("name"), "has two entries named '{1}'", ""),
     (f"{_SEQUENCE}.control_input", _repeated_kind, "has two of kind {1}", ""),
     (f"{_SEQUENCE}.control_input.name", _is_missing, _MISSING, ""),
     (f"{_SEQUENCE}.control_input.name", lambda value, *around: value in _names(around[-1].input),
-     "'{0}' is listed in 'input' too", "remove it there: the server makes it"),
+     "'{0}' is also listed in 'input'", "remove it there: the server creates it"),
     (_CONTROL, lambda value, *_: len(value) != 1, "must have one entry", ""),
     (f"{_CONTROL}[]", _bad_pairs, f"must have one of {', '.join(_FALSE_TRUE)}, but has {{1}}", ""),
     (f"{_CONTROL}.data_type", lambda value, control, *_: control.kind == _CORRID and _is_none_of(*_CORRID_TYPES)(value),
      f"must be one of {', '.join(_CORRID_TYPES)}", ""),
     *((f"{_CONTROL}.{field}", lambda value, control, *_: value and control.kind == _CORRID,
-       "does not apply to CONTROL_SEQUENCE_CORRID", "leave it out") for field in _FALSE_TRUE),
+       "does not apply to CONTROL_SEQUENCE_CORRID", "remove it") for field in _FALSE_TRUE),
     *((f"{_CONTROL}.{field}", lambda value, control, *_: control.kind != _CORRID and len(value) not in (0, 2),
        "must have exactly 2 entries: the value for false and the value for true", "") for field in _FALSE_TRUE),
-    (_STATE, _twice("input_name"), "has two for the input '{1}'", ""),
-    (_STATE, _twice("output_name"), "has two for the output '{1}'", ""),
+    (_STATE, _twice("input_name"), "has two states for the input '{1}'", ""),
+    (_STATE, _twice("output_name"), "has two states for the output '{1}'", ""),
     *((f"{_STATE}.{field}", _is_missing, _MISSING, "") for field in ("input_name", "output_name", "data_type", "dims")),
     (f"{_STATE}.input_name", lambda value, *around: value in _names(around[-1].input),
-     "'{0}' is listed in 'input' too", "remove it there"),
+     "'{0}' is also listed in 'input'", "remove it there"),
     (f"{_STATE}.dims", _bad_dims, "{1}", ""),
     (_INITIAL, lambda value, *_: len(value) > 1, "is given more than once", ""),
     (f"{_INITIAL}[]", lambda value, *_: not value.WhichOneof("state_data"), "must have 'zero_data' or 'data_file'", ""),
-    (f"{_INITIAL}.data_type", lambda value, _, state, *__: value != state.data_type, "must be that of the state", ""),
+    (f"{_INITIAL}.data_type", lambda value, _, state, *__: value != state.data_type, "must equal the data type of the state", ""),
     (f"{_INITIAL}.data_file", _leads_out, _OUT, ""),
     (f"{_INITIAL}.dims", _bad_sizes, "{1}", ""),
     (f"{_INITIAL}.dims", _misfit, "is {0}, but the state has dims {1}", ""),
@@ -320,7 +320,7 @@ _TABLE: list[_Row] = [
     ("ensemble_scheduling.step.model_version", lambda value, *_: value < -1, "is {0}", "-1: the server chooses"),
     ("ensemble_scheduling.step.input_map", _is_missing, _MISSING, ""),
     ("ensemble_scheduling.step.output_map", _is_missing, _MISSING, ""),
-    ("model_warmup", _twice("name"), "has two called '{1}'", ""),
+    ("model_warmup", _twice("name"), "has two entries named '{1}'", ""),
     ("model_warmup.batch_size", lambda value, _, config: config.HasField("max_batch_size") and value > max(1, config.max_batch_size),
      "is {0}, more than 'max_batch_size'", ""),
     ("model_warmup.count", lambda value, *_: value > 1_000_000, "is {0}, but must be at most 1000000", ""),
@@ -333,23 +333,23 @@ _TABLE: list[_Row] = [
     ("model_warmup.inputs.input_data_file", _leads_out, _OUT, ""),
     ("model_metrics.metric_control.metric_identifier.family", lambda value, *_: value != _HISTOGRAM, "is '{0}'", f"use {_HISTOGRAM}"),
     ("model_metrics.metric_control.histogram_options.buckets", lambda value, *_: not value or sorted(set(value)) != value,
-     "must be at least one number, in rising order", ""),
+     "must be one or more numbers in ascending order", ""),
 ]  # fmt: skip
 _RULES: dict[str, list[tuple[_Test, str, str]]] = defaultdict(list)
 for _kind, _test, _reason, _hint in _TABLE:
     _RULES[_kind].append((_test, _reason, _hint))
 
 _WITHOUT_EFFECT = {
-    "runtime": "the backend decides what runs a model",
-    "cc_model_filenames": "there is no GPU",
-    "instance_group.host_policy": "the server shares out the cores",
+    "runtime": "the backend alone determines how a model runs",
+    "cc_model_filenames": "it applies to GPUs only",
+    "instance_group.host_policy": "the server assigns cores to instances",
     "model_metrics": "the buckets of histograms are the same for all models",
-    "optimization.cuda": "there is no GPU",
-    "optimization.eager_batching": "batches are made when an instance is free",
-    "optimization.execution_accelerators.gpu_execution_accelerator": "there is no GPU",
+    "optimization.cuda": "it applies to GPUs only",
+    "optimization.eager_batching": "a batch is formed when an instance is free",
+    "optimization.execution_accelerators.gpu_execution_accelerator": "it applies to GPUs only",
     "optimization.gather_kernel_buffer_threshold": "inputs are gathered on the CPU",
-    "optimization.input_pinned_memory.enable": "there is no GPU to copy to",
-    "optimization.output_pinned_memory.enable": "there is no GPU to copy from",
-    "optimization.priority": "instances run with the server's own priority",
+    "optimization.input_pinned_memory.enable": "it applies to copies to a GPU only",
+    "optimization.output_pinned_memory.enable": "it applies to copies from a GPU only",
+    "optimization.priority": "all instances run with the priority of the server",
 }
-"""Fields that are accepted but change nothing, and why."""
+"""The reason why a field is accepted without effect, by field."""

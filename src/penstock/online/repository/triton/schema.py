@@ -19,13 +19,13 @@ DATATYPES: Mapping[int, DataType] = {
     for value in DATA_TYPES.values
     if value.number
 }
-# msgspec examines a type at its first use, and crashes if several threads do that at once, as loads may.
+# msgspec analyses a type on first use, and crashes if several threads do so at the same time, as concurrent loads may.
 msgspec.json.Decoder(ours.ModelConfig)
 _WORDS: Mapping[int, Any] = {value.number: value.name for value in DATA_TYPES.values}
 
 
 def typed(message: Message) -> ours.ModelConfig:
-    """``message``, a ``ModelConfig`` of Triton's schema that has passed ``check``, as ours."""
+    """Convert ``message``, a checked ``ModelConfig`` of Triton's schema, to our type."""
     policy, optimization = message.version_policy, message.optimization
     data = _plain(message, DATATYPES) | {
         "version_policy": {
@@ -77,8 +77,7 @@ def number_of(datatype: DataType) -> int:
 
 
 def _plain(message: Message, datatypes: Mapping[int, Any]) -> dict[str, Any]:
-    """``message`` as plain data: datatypes by ``datatypes``, other enumerations by name, and fields that are unset only where the
-    schema gives them a default."""
+    """``message`` as plain data: datatypes by ``datatypes``, other enumerations by name. Omits unset fields without a default."""
     return {
         field.name: _plain_field(field, getattr(message, field.name), datatypes)
         for field in message.DESCRIPTOR.fields

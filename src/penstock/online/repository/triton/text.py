@@ -1,4 +1,4 @@
-"""Reads model configurations from ``config.pbtxt``, in protobuf's text format, and from JSON. Errors name the place and the field."""
+"""Reads model configurations from ``config.pbtxt``, in protobuf's text format, and from JSON. Errors name position and field."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _explain_text(error: text_format.ParseError, text: str, where: str) -> Inval
     if twice := re.search(r'should not have multiple "(\w+)" fields', reason):
         return InvalidConfig(f"{place}: '{'.'.join([*names, twice[1]])}' is given twice", "remove one")
     if other := re.match(r'Field "(\w+)" is specified along with field "(\w+)"', reason):
-        return InvalidConfig(f"{place}: '{other[1]}' and '{other[2]}' exclude each other", "leave out one of them")
+        return InvalidConfig(f"{place}: '{other[1]}' and '{other[2]}' exclude each other", "remove one of them")
     if reason.startswith(('Expected "}"', 'Expected ">"')) and open_parts:
         name, opened = open_parts[-1]
         return InvalidConfig(f"{place}: '{name}', opened in line {opened}, is not closed", "add a '}'")

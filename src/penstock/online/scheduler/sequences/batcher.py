@@ -1,7 +1,7 @@
 """The scheduler of a stateful model. The requests of one sequence run on one instance, one at a time, in order of arrival.
 
-Each instance has its own ``DynamicBatcher``, which merges requests as for any model. A request reaches it once the request before it
-in its sequence has ended. Everything here belongs to the event loop.
+Each instance has a ``DynamicBatcher``, which merges requests as for any model. A request reaches it when the previous request of its
+sequence has ended. Everything here belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class SequenceBatcher:
     @property
     def statistics(self) -> ModelStatistics:
         for batcher in self.batchers:
-            self._statistics = batcher.statistics  # the same object; each access updates it
+            self._statistics = batcher.statistics  # the same object; each access brings it up to date
         return self._statistics
 
     def submit(self, request: InferRequest, rows: int, key: Hashable, done: Done) -> SequenceStep:
@@ -112,7 +112,7 @@ class SequenceBatcher:
         return step
 
     async def drain(self) -> None:
-        """Wait until all sequences have ended. They end once they have no requests left, and new ones are refused."""
+        """Wait until all sequences have ended. A sequence ends when it has no requests left; new sequences are refused."""
         self._is_ending = True
         for sequence in self._table:
             _stop_timer(sequence)
@@ -194,11 +194,11 @@ class SequenceBatcher:
         told = outcome if step.verdict is None or isinstance(outcome, InstanceDied) else step.verdict
         done, step.done, step.pending, others = step.done, None, None, list[SequenceStep]()
         is_lost = step.verdict is not None or not step.began
-        # A client's cancellation does not keep the model from starting the sequence.
+        # The model starts the sequence even if the client has cancelled the request.
         if isinstance(told, PenstockError) and (is_lost or (step.start and not isinstance(told, Cancelled))):
             others = self._table.give_up(step)[1:]
         else:
-            # Whatever the answer, the model has run this request, or will run it before the next.
+            # With any answer, the model has run this request, or will run it before the next one.
             self._table.finish(step)
         error = told if isinstance(told, Cancelled | Unavailable) else Unavailable(*_TOO_LATE) if is_lost else None
         self._tell(step.sequence, [(done, told), *self._drop(others, error)])
@@ -224,7 +224,7 @@ class SequenceBatcher:
         return ended
 
     def _tell(self, sequence: Known, ended: Sequence[tuple[Done | None, Outcome]]) -> None:
-        """Tell the receivers of requests that have ended, who may cancel others, and continue with other requests."""
+        """Notify the receivers of ended requests, which may cancel other requests, then continue with the remaining requests."""
         for done, outcome in ended:
             tell(done, outcome)
         self._settle()
@@ -239,7 +239,7 @@ class SequenceBatcher:
             if step is None:
                 self._end(sequence)
             elif step.pending is not None and not step.start:
-                # If it has begun, the instance took it after the loss, before this thread learnt of it.
+                # If it has begun, the instance took it after the loss, but before the event loop was notified.
                 step.verdict = Unavailable(*_LOST)
                 if not step.began:
                     step.pending.cancel()
@@ -253,7 +253,7 @@ class SequenceBatcher:
             self._emptied.set()
 
     def _end(self, sequence: Known) -> None:
-        """End a sequence that gets no more requests."""
+        """End a sequence that receives no more requests."""
         _stop_timer(sequence)
         self._table.end(sequence)
         self._settle()

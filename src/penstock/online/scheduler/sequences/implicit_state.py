@@ -22,7 +22,7 @@ MAX_BYTES = 4 << 30
 
 
 class ImplicitState(msgspec.Struct, frozen=True):
-    """The model's ``input`` gets its ``output`` of the request before, or at the start ``initial``, which has one row."""
+    """The model's ``input`` receives the ``output`` of the previous request or, at the start, ``initial``, which has one row."""
 
     input: str
     output: TensorSpec
@@ -97,7 +97,7 @@ class ImplicitStates:
 
 
 def _is_alive(step: SequenceStep | None) -> TypeGuard[SequenceStep]:
-    """False if the sequence ended after the instance took the request; it may be on another instance now."""
+    """False if the sequence ended after the instance took the request; its id may be on another instance by now."""
     return step is not None and step.sequence.place == step.place
 
 

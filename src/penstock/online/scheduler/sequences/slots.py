@@ -1,8 +1,8 @@
 """The assignment of sequences to slots, and the choice of their next requests. Nothing here locks, waits or reads the time.
 
 A sequence has one slot of one instance from its first request to its last, and one request at that instance at a time. Sequences that
-start while all slots are taken wait in a backlog, in order. All requests of one id form one queue, even if a sequence ends and
-another starts under the same id: the second then runs after the first.
+start while all slots are taken wait in a backlog, in order. All requests of one id form one queue: if a sequence ends and another
+starts under the same id, the second runs after the first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SequenceStep(msgspec.Struct, eq=False):
     give_up: Callable[[SequenceStep], None]
     sequence: Sequence
     request: InferRequest | None
-    """None once the request has reached its instance or ended, because it refers to this step."""
+    """None when the request has reached its instance or ended, which breaks the reference cycle with this step."""
     key: Hashable
     done: Done | None
     """None once the request has ended."""
@@ -50,9 +50,9 @@ class SequenceStep(msgspec.Struct, eq=False):
     pending: Cancellable | None = None
     """The request in the batcher of its instance. Before and after that, this is None and ``place`` is invalid."""
     timer: TimerHandle | None = None
-    """Ends the request at its deadline before it gets there."""
+    """Ends the request at its deadline, unless it has reached its instance."""
     verdict: PenstockError | None = None
-    """The error to answer with instead of the outcome."""
+    """The error to return in place of the outcome."""
 
     def cancel(self) -> None:
         """Cancel the request, see ``Cancellable``."""
@@ -90,7 +90,7 @@ class SequenceTable:
         """Sequences that have ended, with their instances."""
         self._instances, self._count = instances, instances * slots
         self._free: list[tuple[int, int]] = []  # a heap of slots that were used before
-        self._unused = 0  # the first slot that never was, counted through all instances
+        self._unused = 0  # the first unused slot, numbered over all instances
         self._sequences: dict[SequenceId, Sequence] = {}
         self._backlog: dict[SequenceId, Sequence] = {}
 
@@ -112,7 +112,7 @@ class SequenceTable:
         self._advance(sequence)
 
     def finish(self, step: SequenceStep) -> None:
-        """Report that the instance has run ``step``, or certainly will."""
+        """Report that the instance has run ``step``, or that it is certain to run it."""
         step.sequence.running = None
         (self.end if step.last else self._advance)(step.sequence)
 
@@ -140,8 +140,8 @@ class SequenceTable:
     def end(self, sequence: Sequence) -> None:
         """End ``sequence``, which has no request at an instance.
 
-        Requests that wait under its id form another sequence. It keeps the slot if the backlog is empty, and joins the backlog
-        otherwise.
+        Requests that wait under its id form a new sequence. The new sequence keeps the slot if the backlog is empty, and joins the
+        backlog otherwise.
         """
         place = sequence.place
         if place is not None:
@@ -176,7 +176,7 @@ class SequenceTable:
         self.ready.append(sequence.running)
 
     def _take(self) -> SequencePlace | None:
-        """Take the lowest free slot, of the first instance that has it. This keeps batches small, and the load balanced."""
+        """Take the lowest free slot number, on the first instance where it is free. This keeps batches small and the load balanced."""
         if not self._free and self._unused < self._count:
             self._free.append(divmod(self._unused, self._instances))
             self._unused += 1

@@ -1,4 +1,4 @@
-"""Each operator's rule: which channels it lets be cut, which it ties together, and what it freezes, with its reason."""
+"""Each operator's rule: the channels that can be cut, are joined, or are frozen, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Atoms, units and groups, without a model: what is joined goes together, what is frozen stays."""
+"""Atoms, units and groups, without a model: joined atoms are cut together, frozen atoms stay."""
 
 from __future__ import annotations
 

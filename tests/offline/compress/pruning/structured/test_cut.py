@@ -1,4 +1,4 @@
-"""Whatever is cut, the sliced model answers as the whole one with zeros where weights read the channels that are gone."""
+"""After any cut, the outputs equal those of the whole model with zeros in the weights that read the removed channels."""
 
 from __future__ import annotations
 

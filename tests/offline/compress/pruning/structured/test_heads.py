@@ -1,4 +1,4 @@
-"""Operators that move axes and positions about: which channels stay free, which units they become, what is rewritten."""
+"""Operators that move axes and positions: the channels that can be cut, their units, and the rewritten constants."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Build = Callable[[Network, str], tuple[str, int]]
 
 
 def structure(build: Build) -> Structure:
-    """x (2, 3), a layer of 12 channels called ``first``, ``build``, which gives a tensor and its width, a layer of 5."""
+    """x (2, 3), a layer of 12 channels called ``first``, ``build``, which returns a tensor and its width, and a layer of 5
+    channels."""
     n = Network()
     middle, width = build(n, n.op("MatMul", "x", n.normal(3, 12), name="first"))
     n.op("MatMul", middle, n.normal(width, 5), name="y")

@@ -1,4 +1,4 @@
-"""Importance against plain sums, and against what a cut really does to the answers."""
+"""Importance, compared with plain sums and with the real effect of a cut on the outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table knows the shapes that a cut would give, and measures each layer once."""
+"""The table derives the shapes after a cut, and measures each layer once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prunable_networks import Images, encoder, random_cut
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is measured is looked at here, not how exactly."""
+    """These tests do not depend on the precision of measurements."""
     monkeypatch.setattr(latency, "_SECONDS", 0.001)
 
 

@@ -1,4 +1,4 @@
-"""Fresh statistics against those of the tensors that torch computes."""
+"""Recomputed statistics, compared with the statistics of the tensors in torch."""
 
 from __future__ import annotations
 

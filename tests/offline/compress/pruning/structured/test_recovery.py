@@ -1,4 +1,4 @@
-"""Cutting and training in turns: the contract holds on data that nothing saw, and an interrupted run goes on."""
+"""Alternating cuts and training: the contract holds on unseen data, and an interrupted run continues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _QUICK = ShrinkOptions(
 
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers take as long as their weights are many, so that widths, and what they lose, are the same on every machine."""
+    """The time of a layer is proportional to its number of weights, so widths and losses are the same on every machine."""
 
     def measure(table: LatencyTable, layers: set[TimedLayer]) -> None:
         table._ms.update({layer: 1e-6 * prod(layer.shapes[1]) for layer in layers})

@@ -1,4 +1,4 @@
-"""``narrow``: what comes out loads, keeps its interface, says what was cut; what makes no sense is refused."""
+"""``narrow``: the result loads, keeps its interface and reports the cut; invalid options are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taylor importance against the derivative at gates on the channels themselves."""
+"""Taylor importance, compared with the derivative at gates on the channels."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_frozen_units_stay_whatever_their_score() -> None:
 
 
 class _Table:
-    """Milliseconds by formula: a linear price for each group, and nothing saved by the second half of the last one."""
+    """Milliseconds by formula: linear in the width of each group, except that the second half of the last group saves nothing."""
 
     def __init__(self, prices: dict[str, float]) -> None:
         self._prices = prices

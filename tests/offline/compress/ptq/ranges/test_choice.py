@@ -1,4 +1,4 @@
-"""The method of each tensor chosen by the answers: on a trained network, with clean and with contaminated calibration data."""
+"""The method of each tensor, chosen by the outputs of a trained network, with clean and with contaminated calibration data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KL-entropy: the closed form against the definition, and what it does to outliers."""
+"""KL-entropy: the closed form compared with the definition, and the effect on outliers."""
 
 from __future__ import annotations
 

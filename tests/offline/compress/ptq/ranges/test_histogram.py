@@ -1,4 +1,4 @@
-"""Histograms: exact counts, whatever the batches."""
+"""Histograms: exact counts for any batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A quantised model with other ranges: nearly what quantising with them gives."""
+"""A quantised model with changed ranges gives nearly the outputs of a model quantised with these ranges."""
 
 from __future__ import annotations
 

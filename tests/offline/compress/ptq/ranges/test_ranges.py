@@ -1,4 +1,4 @@
-"""Ranges: each method against what it claims."""
+"""Ranges: each method has its documented properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows a tensor, run by itself: the same as the whole model with that tensor rounded."""
+"""The part after a tensor, run separately, equals the whole model with that tensor rounded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rounded(artifact: Artifact, tensor: str, x: Array, scheme: IntegerScheme, ra
 
 
 def by_hand(array: Array, scheme: IntegerScheme, range: Range) -> Array:
-    """By the definition, in a plain way."""
+    """A plain implementation of the definition."""
     smallest, largest = scheme.activation_limits
     scale = np.float32((range.high - range.low) / 255)
     zero = round(smallest - range.low / float(scale))
@@ -63,7 +63,7 @@ def test_a_tensor_read_by_several_and_beside_them() -> None:
 
 
 def branched() -> Artifact:
-    """x to y and beside: y reads 'inner' in a graph within an If, which also reads x and an INT64 shape that x gives."""
+    """x to y and beside: y reads 'inner' in a subgraph of an If, which also reads x and an INT64 shape computed from x."""
     n = networks.Network()
     inner = n.op("MatMul", "x", n.weight(np.eye(4, dtype=np.float32)), name="inner")
     shape = n.op("Shape", "x", name="shape")

@@ -1,4 +1,4 @@
-"""Every family lets gradients through to all that is differentiable, and they are right: finite differences in FP64."""
+"""Every family of operators has correct gradients for all differentiable inputs, checked by finite differences in FP64."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def pooling(coupling: Coupling, node: ir.Node) -> None:
 
 
 def reduction(coupling: Coupling, node: ir.Node) -> None:
-    """A reduction over channels changes with their number."""
+    """The result of a reduction over channels depends on their number, so these channels are not cut."""
     x = coupling.read(node.inputs[0])
     listed = graph.ints_attribute(node, "axes")
     if graph.input_of(node, 1) is not None:
