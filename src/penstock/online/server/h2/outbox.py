@@ -42,6 +42,10 @@ _OK_START = HEADER.pack(0, len(OK_TRAILERS), HEADERS, END_HEADERS | END_STREAM, 
 _OK = struct.Struct(f">5sI{len(OK_TRAILERS)}s")
 
 
+def _ignore(stream: H2Stream) -> None:
+    pass
+
+
 class Outbox:
     """Belongs to the event loop. ``on_sent`` is called with each stream after its last frame."""
 
@@ -208,6 +212,7 @@ class Outbox:
     def close(self) -> None:
         """Drop everything: the transport is closed."""
         self._transport = None
+        self._on_sent = _ignore
         self.forget_all()
         self._frames.clear()
 

@@ -18,3 +18,16 @@ class Owner(Protocol):
 
     def fail_later(self, fault: ConnectionFault) -> None:
         """End the connection after the running callback."""
+
+
+class NoOwner:
+    """The owner of a session whose connection is closed."""
+
+    def hang_up_later(self) -> None:
+        pass
+
+    def continue_later(self) -> None:
+        pass
+
+    def fail_later(self, fault: ConnectionFault) -> None:
+        pass

@@ -17,7 +17,7 @@ from penstock.online.server.h2.grpc_messages import PREFIX
 from penstock.online.server.h2.guard import CALL, FloodGuard
 from penstock.online.server.h2.headers import RESPONSE, TABLE_SIZE_ZERO, CallHead, HeaderReader, trailers
 from penstock.online.server.h2.outbox import Outbox
-from penstock.online.server.h2.owner import Owner
+from penstock.online.server.h2.owner import NoOwner, Owner
 from penstock.online.server.h2.stream import H2Stream
 from penstock.online.server.network.turns import SLICE_UNITS
 from penstock.online.server.network.unread import Unread
@@ -39,6 +39,7 @@ _HEAD_BYTES = 4 << 20
 """Bytes of the headers of open streams; further streams are refused."""
 _STREAMS_A_FRAME = 16
 _OCCUPIED_BYTES = 8 * SMALL_BYTES
+_NO_OWNER = NoOwner()
 
 
 class H2Session:
@@ -68,13 +69,13 @@ class H2Session:
         self._max_streams = config.max_streams
         self._clock = clock
         self._budget = budget
-        self._owner = owner
+        self._owner: Owner = owner
         self._headers = HeaderReader(methods, config.max_header_bytes, web)
         self.unread = unread
-        self.outbox = Outbox(self._sent, unread)
-        self.ready = self.outbox.ready
+        self.outbox = outbox = Outbox(self._sent, unread)
+        self.ready = outbox.ready
         self._occupied = 0  # bytes of messages that are being decoded
-        self.guard = FloodGuard(clock, lambda: self.outbox.written)
+        self.guard = FloodGuard(clock, lambda: outbox.written)
         self.units = 0
         """Work left for this turn, about one unit per frame; see ``Turns``."""
         self._head_bytes = 0
@@ -339,6 +340,14 @@ class H2Session:
         self._head_bytes = 0
         self.outbox.forget_all()
         self.unread.settle()
+
+    def close(self) -> None:
+        """The connection is closed: end all streams, and refer to it no more, so that nothing waits for the garbage collector."""
+        self.lose_all()
+        self.outbox.close()
+        self.unread.close()
+        self._owner = _NO_OWNER
+        self._lone = None
 
     @property
     def _is_full(self) -> bool:

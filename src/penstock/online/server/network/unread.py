@@ -48,6 +48,10 @@ class UnreadTotal:
             self._on_fall()
 
 
+def _gone() -> None:
+    pass
+
+
 class Unread:
     """The unread answers of one connection."""
 
@@ -76,6 +80,11 @@ class Unread:
         """Note that ``size`` bytes have been sent, or dropped."""
         self.count -= size
         self.has_read = True
+
+    def close(self) -> None:
+        """The connection is closed, and all answers are dropped."""
+        self.settle()
+        self.evict = _gone
 
     def settle(self) -> None:
         """Report the count, once everything that could be sent is sent."""
