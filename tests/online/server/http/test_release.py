@@ -110,6 +110,8 @@ def test_a_closed_connection_is_freed(server: GatedServer, ending: Callable[[Gat
     server.call(lambda: closer.note(LIMIT_BYTES))
     with uncollected(*KINDS) as alive:
         for _ in range(2):
+            while server.entered.acquire(blocking=False):
+                pass
             client = server.connect()
             ending(server, client)
             client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
