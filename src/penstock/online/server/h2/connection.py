@@ -120,7 +120,7 @@ class H2Connection(ServerConnection):
         is_in = self._shared.connections.add(self)
         # uvloop's transports do not derive from asyncio's.
         if not is_in and self._shared.spare is not None:
-            self._shared.connections.discard(self)
+            self.connection_lost(None)
             other = H2Connection(self._shared.spare)
             cast(asyncio.Transport, transport).set_protocol(other)
             other.connection_made(transport)
@@ -137,10 +137,9 @@ class H2Connection(ServerConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._discarding = True
-        self._session.lose_all()
+        self._session.close()
         self._reader.close()
         self._unchecked.clear()
-        self._outbox.close()
         self._shared.connections.discard(self)
 
     def data_received(self, data: bytes) -> None:

@@ -10,16 +10,20 @@ import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 
-from penstock.online.server.h2.headers import OK_TRAILERS, RESPONSE
+from penstock.online.server.h2.headers import OK_TRAILERS, RESPONSE, TABLE_SIZE_ZERO
 from penstock.online.server.h2.stream import H2Stream
 from penstock.online.server.network.unread import Unread
 from penstock.protocol.h2_frames import (
     DATA,
+    DEFAULT_TABLE_SIZE,
     DEFAULT_WINDOW,
     END_HEADERS,
     END_STREAM,
     HEADER,
+    HEADER_TABLE_SIZE,
     HEADERS,
+    INITIAL_WINDOW_SIZE,
+    MAX_FRAME_SIZE,
     MAX_WINDOW,
     MIN_FRAME_SIZE,
     ErrorCode,
@@ -40,6 +44,10 @@ _RESPONSE_START = HEADER.pack(0, len(RESPONSE), HEADERS, END_HEADERS, 0)[:5]
 _ANSWER = struct.Struct(f">5sI{len(RESPONSE)}sHBHI")
 _OK_START = HEADER.pack(0, len(OK_TRAILERS), HEADERS, END_HEADERS | END_STREAM, 0)[:5]
 _OK = struct.Struct(f">5sI{len(OK_TRAILERS)}s")
+
+
+def _ignore(stream: H2Stream) -> None:
+    pass
 
 
 class Outbox:
@@ -118,7 +126,8 @@ class Outbox:
             self._schedule()
 
     def widen(self, increment: int) -> None:
-        """Enlarge the connection's window by ``increment`` bytes."""
+        """Enlarge the connection's window by ``increment`` bytes. Raises ConnectionFault."""
+        check(self.window + increment <= MAX_WINDOW, ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31 - 1")
         self.window += increment
         if self._starved:
             self._schedule()
@@ -134,7 +143,17 @@ class Outbox:
             self.ready(stream)
         return True
 
-    def set_initial_window(self, size: int, streams: Mapping[int, H2Stream]) -> int:
+    def apply(self, settings: Mapping[int, int], streams: Mapping[int, H2Stream]) -> int:
+        """Apply the client's settings; returns the number of the open ``streams`` that this looks at. Raises ConnectionFault."""
+        looked = 0
+        if INITIAL_WINDOW_SIZE in settings:
+            looked = self._set_initial_window(settings[INITIAL_WINDOW_SIZE], streams)
+        self.max_frame = settings.get(MAX_FRAME_SIZE, self.max_frame)
+        if settings.get(HEADER_TABLE_SIZE, DEFAULT_TABLE_SIZE) < DEFAULT_TABLE_SIZE:
+            self.block_start = TABLE_SIZE_ZERO
+        return looked
+
+    def _set_initial_window(self, size: int, streams: Mapping[int, H2Stream]) -> int:
         """Apply the client's setting to all open ``streams`` (RFC 9113, section 6.9.2); returns the number of streams visited.
 
         Windows are stored relative to the setting, so it visits only streams that wait for their windows. Raises ConnectionFault.
@@ -208,6 +227,7 @@ class Outbox:
     def close(self) -> None:
         """Drop all frames and streams, since the transport is closed."""
         self._transport = None
+        self._on_sent = _ignore
         self.forget_all()
         self._frames.clear()
 

@@ -18,3 +18,16 @@ class Owner(Protocol):
 
     def fail_later(self, fault: ConnectionFault) -> None:
         """End the connection once the current callback has returned."""
+
+
+class NoOwner:
+    """The owner of a session whose connection is closed."""
+
+    def hang_up_later(self) -> None:
+        pass
+
+    def continue_later(self) -> None:
+        pass
+
+    def fail_later(self, fault: ConnectionFault) -> None:
+        pass

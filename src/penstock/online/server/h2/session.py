@@ -15,9 +15,9 @@ from penstock.online.server.grpc.call import GrpcMethod
 from penstock.online.server.h2.closed_streams import ClosedStreams
 from penstock.online.server.h2.grpc_messages import PREFIX
 from penstock.online.server.h2.guard import CALL, FloodGuard
-from penstock.online.server.h2.headers import RESPONSE, TABLE_SIZE_ZERO, CallHead, HeaderReader, trailers
+from penstock.online.server.h2.headers import RESPONSE, CallHead, HeaderReader, trailers
 from penstock.online.server.h2.outbox import Outbox
-from penstock.online.server.h2.owner import Owner
+from penstock.online.server.h2.owner import NoOwner, Owner
 from penstock.online.server.h2.stream import H2Stream
 from penstock.online.server.network.turns import SLICE_UNITS
 from penstock.online.server.network.unread import Unread
@@ -39,6 +39,7 @@ _HEAD_BYTES = 4 << 20
 """Maximum bytes of the headers of all open streams; beyond it, new streams are refused."""
 _STREAMS_A_FRAME = 16
 _OCCUPIED_BYTES = 8 * SMALL_BYTES
+_NO_OWNER = NoOwner()
 
 
 class H2Session:
@@ -63,16 +64,15 @@ class H2Session:
         unread: Unread,
         owner: Owner,
     ) -> None:
-        self._max_message_bytes = config.max_request_bytes
-        self.max_unsent_bytes = config.max_unsent_bytes
+        self._max_message_bytes, self.max_unsent_bytes = config.max_request_bytes, config.max_unsent_bytes
         self._max_streams = config.max_streams
         self._clock, self._budget, self._owner = clock, budget, owner
         self._headers = HeaderReader(methods, config.max_header_bytes, web)
         self.unread = unread
-        self.outbox = Outbox(self._sent, unread)
-        self.ready = self.outbox.ready
+        self.outbox = outbox = Outbox(self._sent, unread)
+        self.ready = outbox.ready
         self._occupied = 0  # bytes of messages that are being decoded
-        self.guard = FloodGuard(clock, lambda: self.outbox.written)
+        self.guard = FloodGuard(clock, lambda: outbox.written)
         self.units = 0
         """Units of work left in this turn, about one per frame; see ``Turns``."""
         self._head_bytes = 0
@@ -338,6 +338,14 @@ class H2Session:
         self.outbox.forget_all()
         self.unread.settle()
 
+    def close(self) -> None:
+        """The connection is closed: end all streams, and refer to it no more, so that nothing waits for the garbage collector."""
+        self.lose_all()
+        self.outbox.close()
+        self.unread.close()
+        self._owner = _NO_OWNER
+        self._lone = None
+
     @property
     def _is_full(self) -> bool:
         """True if no unary call may start: too many bytes are unread, and ``_lone``, the one call allowed despite them, still runs."""
@@ -469,8 +477,6 @@ class H2Session:
         increment = h2.parse_window_update(payload)
         if stream_id == 0:
             h2.check(increment > 0, ErrorCode.PROTOCOL_ERROR, "a WINDOW_UPDATE of 0")
-            is_allowed = self.outbox.window + increment <= h2.MAX_WINDOW
-            h2.check(is_allowed, ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31 - 1")
             self.outbox.widen(increment)
             return
         stream = self.streams.get(stream_id)
@@ -488,12 +494,9 @@ class H2Session:
         if flags & h2.ACK:
             return
         h2.check(len(payload) <= _MAX_SETTINGS * h2.SETTING.size, ErrorCode.ENHANCE_YOUR_CALM, "too many settings")
-        values = dict(h2.parse_settings(payload))  # the last of repeated settings counts
-        if h2.INITIAL_WINDOW_SIZE in values:
-            looked = self.outbox.set_initial_window(values[h2.INITIAL_WINDOW_SIZE], self.streams)
-            self.units -= looked
-            self.guard.charge(looked // _STREAMS_A_FRAME)
-        self.outbox.max_frame = values.get(h2.MAX_FRAME_SIZE, self.outbox.max_frame)
-        if values.get(h2.HEADER_TABLE_SIZE, h2.DEFAULT_TABLE_SIZE) < h2.DEFAULT_TABLE_SIZE:
-            self.outbox.block_start = TABLE_SIZE_ZERO
+        looked = self.outbox.apply(
+            dict(h2.parse_settings(payload)), self.streams
+        )  # the last of repeated settings counts
+        self.units -= looked
+        self.guard.charge(looked // _STREAMS_A_FRAME)
         self.outbox.control(h2.SETTINGS_ACK)

@@ -490,6 +490,7 @@ class H2Stream(msgspec.Struct, eq=False):
         self.on_cancel = self.receiver = self.reader = self.message = self.content = None
         if self.inflating is not None:
             self.inflating.cancel()
+            self.inflating = None
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

@@ -104,15 +104,17 @@ class Http1Connection(Responder):
                 self._leave_for(Http1Connection(self.context.spare))
 
     def _leave_for(self, other: Http1Connection) -> None:
-        transport, self._transport = self._transport, None
+        transport = self._transport
         assert transport is not None
-        self.context.connections.discard(self)
+        self.connection_lost(None)
         transport.set_protocol(other)
         other.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._drop_body()
         super().connection_lost(exc)
+        # Both refer to the connection, which would have to wait for the garbage collector.
+        del self._parser, self._exchange
 
     def data_received(self, data: bytes) -> None:
         if self._ending:

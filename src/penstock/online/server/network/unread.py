@@ -48,6 +48,10 @@ class UnreadTotal:
             self._on_fall()
 
 
+def _gone() -> None:
+    pass
+
+
 class Unread:
     """The unread responses of one connection."""
 
@@ -76,6 +80,11 @@ class Unread:
         """Record that ``size`` bytes have been sent or dropped."""
         self.count -= size
         self.has_read = True
+
+    def close(self) -> None:
+        """The connection is closed, and all answers are dropped."""
+        self.settle()
+        self.evict = _gone
 
     def settle(self) -> None:
         """Report the count to the total. Call this once all data that could be sent is sent."""
