@@ -494,9 +494,7 @@ class H2Session:
         if flags & h2.ACK:
             return
         h2.check(len(payload) <= _MAX_SETTINGS * h2.SETTING.size, ErrorCode.ENHANCE_YOUR_CALM, "too many settings")
-        looked = self.outbox.apply(
-            dict(h2.parse_settings(payload)), self.streams
-        )  # the last of repeated settings counts
+        looked = self.outbox.apply(dict(h2.parse_settings(payload)), self.streams)  # the last of repeated ones counts
         self.units -= looked
         self.guard.charge(looked // _STREAMS_A_FRAME)
         self.outbox.control(h2.SETTINGS_ACK)
