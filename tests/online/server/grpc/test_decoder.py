@@ -169,7 +169,7 @@ def parameter_without_value() -> Any:
         (changed(shape=[1, 1 << 60]), "too large"),
         (changed(shape=[1 << 40] * 3), "too large"),
         (changed(shape=[0, 1 << 62, 4]), "too large"),
-        (changed(shape=[1] * 65), "more than the 64"),
+        (changed(shape=[1] * 65), "exceeds the limit of 64"),
         (changed(shape=[3]), "input byte size mismatch for input 'x0' for model 'm'. Expected 12, got 8"),
         (with_raw(bytes(7)), "Expected 8, got 7"),
         (with_raw(b""), "Expected 8, got 0"),
