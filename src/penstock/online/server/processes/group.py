@@ -208,7 +208,7 @@ async def _outcome(answer: Answerer, what: str, arguments: list[Any]) -> _Outcom
 
 
 def _kept(path: Path) -> Path:
-    """The file with the stored data of the process with the socket ``path``."""
+    """The file that stores the data of the process whose socket is ``path``."""
     return path.with_suffix(".kept")
 
 
