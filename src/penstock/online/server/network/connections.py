@@ -55,7 +55,7 @@ class ServerConnection(asyncio.Protocol, ABC):
 
 
 def has_left(transport: asyncio.Transport) -> bool | None:
-    """True if the client has reset the connection, None if it has half-closed it. A paused ``transport`` does not notice either."""
+    """True if the client has reset the connection, None if it has half-closed it. A paused ``transport`` detects neither."""
     try:
         with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as connected:
             state = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
