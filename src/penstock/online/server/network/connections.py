@@ -22,7 +22,7 @@ _LOOKS = 64
 _SPARE = 64
 """Number of connections over the limit that may query the server's health."""
 _LINGERING = 128
-"""Maximum connections that were closed to make room but still exist. Their descriptors come on top of the limit."""
+"""Maximum connections that were closed to make room but still exist. Their descriptors do not count towards the limit."""
 
 
 class ServerConnection(asyncio.Protocol, ABC):
