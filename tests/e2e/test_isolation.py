@@ -1,4 +1,4 @@
-"""A server whose models run in processes of their own, killed one by one."""
+"""A server whose models run in separate processes, which are killed one by one."""
 
 from __future__ import annotations
 

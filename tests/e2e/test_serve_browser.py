@@ -1,4 +1,4 @@
-"""Pages of other sites in a real browser: none makes the server load, infer or tell, and pages of ``--allow-origin`` work."""
+"""Pages of other sites in a real browser: they cannot load models, infer or read responses. Pages of ``--allow-origin`` can."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def address(server: ServerProcess) -> tuple[str, int]:
 
 
 def visit(site: Site, name: str, target: str, folder: Path, only: str = "") -> dict[str, Any]:
-    """What the attacks of the page of ``site`` saw, which has the host ``name`` for the browser."""
+    """The results of the attacks by the page of ``site``, whose host is ``name`` in the browser."""
     marks = folder / "marks"
     marks.mkdir(exist_ok=True)
     url = f"http://{name}:{site.port}/page?target={target}&folder={marks}&only={only}"

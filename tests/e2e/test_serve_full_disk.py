@@ -1,4 +1,4 @@
-"""``penstock serve`` whose disk is full: it goes on answering, and ends as on any other day."""
+"""``penstock serve`` with a full disk: it continues to answer requests, and shuts down normally."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REQUESTS = 50
 
 @pytest.mark.parametrize("logs", ["file", "device"])
 def test_what_cannot_be_written_stops_neither_answers_nor_the_end(tmp_path: Path, logs: str) -> None:
-    """A limit of no bytes for files makes every write fail from then on, as a full disk does."""
+    """A file-size limit of 0 bytes makes every later write fail, as a full disk does."""
     target = tmp_path / "linear.onnx"
     target.write_bytes(models.linear().data)
     files = {"log_file": "/dev/full", "access_log": "/dev/full"}

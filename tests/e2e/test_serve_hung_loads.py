@@ -33,7 +33,7 @@ QUICK = {"drain_timeout_s": 0.3, "shutdown_grace_s": 0}
 
 
 def write_endless(folder: Path) -> str:
-    """A model that never ends its warm-up; returns what the log says shortly before."""
+    """A model whose warm-up never ends; returns the log message that precedes the warm-up."""
     folder.joinpath("model.onnx").write_bytes(models.endless_on_zeros().data)
     return "requests to model 'hung' are not merged"
 
@@ -46,7 +46,7 @@ def write_python(folder: Path) -> str:
 
 
 def await_lines(server: ServerProcess, text: str, count: int) -> str:
-    """Read the log until ``text`` has come ``count`` times."""
+    """Read the log until ``text`` has appeared ``count`` times."""
     assert server.process.stderr is not None
     read = ""
     while read.count(text) < count:

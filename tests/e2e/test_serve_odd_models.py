@@ -1,4 +1,4 @@
-"""``penstock serve`` with valid models that a guess at their inputs does not suit."""
+"""``penstock serve`` with valid models that reject generated inputs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ONE, VECTOR = [1], ["N"]
 
 
 def odd_models() -> dict[str, tuple[Artifact, list[dict[str, Any]], list[Any], bool]]:
-    """By name: a model, a request that it takes, the answer, and whether it refuses zeros."""
+    """For each name: a model, a valid request, its response, and whether the model rejects zeros."""
     table = {"table": np.arange(10, 14, dtype=np.int64)}
     bounds = {"start": np.array(3), "end": np.array(8)}
     hot = {"depth": np.array(3), "values": np.array([0, 1])}

@@ -62,7 +62,7 @@ def test_everything_sent_before_the_signal_is_answered(model: Path, loop: str, n
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_no_request_is_dropped_by_a_server_that_ends_under_load(model: Path, loop: str) -> None:
-    """A client that connects again after each last answer is answered or refused, but never left without a word."""
+    """A client that reconnects after each last response gets a response or a refused connection."""
     with ServerProcess(model, event_loop=loop, shutdown_grace_s=0.2) as server:
 
         def end_after_some(index: int, body: bytes, json_size: int | None) -> bool:

@@ -1,4 +1,4 @@
-"""``penstock serve --processes N``: one server to its clients, whichever process has their connection."""
+"""``penstock serve --processes N``: clients see one server, regardless of the process that has their connection."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def infer(value: int) -> bytes:
 
 
 def children(server: ServerProcess) -> set[int]:
-    """The server's processes but for the supervisor, as the kernel knows them."""
+    """The kernel's ids of the server's processes, without the supervisor."""
     pid = server.process.pid
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
@@ -92,7 +92,7 @@ def address(server: ServerProcess, name: str = "http") -> tuple[str, int]:
 
 @contextmanager
 def crowd(server: ServerProcess, name: str = "http") -> Iterator[list[Client]]:
-    """Clients that have a connection, of each process some."""
+    """Connected clients, with some on each process."""
     with ExitStack() as stack:
         clients = [stack.enter_context(Client(address(server, name))) for _ in range(CONNECTIONS)]
         for client in clients:
@@ -107,7 +107,7 @@ def ask(client: Client, path: str, body: object = None) -> Any:
 
 
 def restarted(server: ServerProcess, victim: int) -> None:
-    """Kill a process, and return when another has taken its place and answers."""
+    """Kill a process, and return once its replacement answers."""
     os.kill(victim, signal.SIGKILL)
     end = time.monotonic() + PATIENCE_S
     while victim in (now := children(server)) or len(now) < COUNT:
@@ -328,13 +328,13 @@ def test_what_keeps_them_from_starting(model: Path, target: str, port: int, code
 
 
 def pss(pid: int) -> int:
-    """The memory of a process, of what it shares its part."""
+    """The proportional memory (PSS) of a process."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
 
 
 def test_weights_are_in_memory_once(tmp_path: Path) -> None:
-    """Where a model has one thread, and so can be loaded before the processes are made."""
+    """Models with one thread, which the supervisor can load before it forks."""
     path = tmp_path / "linear.onnx"
     path.write_bytes(models.linear(5000, 5000).data)
     cores = os.sched_getaffinity(0)

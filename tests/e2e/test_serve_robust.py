@@ -1,4 +1,4 @@
-"""``penstock serve`` under clients that mean it no good, models that fail, and a system that runs out: it goes on answering."""
+"""``penstock serve`` with hostile clients, failing models and exhausted system resources: it continues to answer requests."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def cpu_s(server: ServerProcess) -> float:
 
 
 def pending(server: ServerProcess) -> int:
-    """Requests that have been accepted and not answered."""
+    """The number of requests that are accepted but not answered."""
     with Client(address(server, "metrics")) as client:
         page = client.ask(get("/metrics")).body.decode()
     lines = [line for line in page.splitlines() if line.startswith("nv_inference_pending_request_count")]
@@ -95,7 +95,7 @@ def pending(server: ServerProcess) -> int:
 
 
 def until_connections(server: ServerProcess, count: int) -> None:
-    """Return when no more than ``count`` of the server's files are open."""
+    """Return once the server has at most ``count`` open files."""
     while open_files(server) > count:
         with Client(address(server)) as client:
             client.ask(get("/v2/health/live"))
@@ -118,7 +118,7 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def server(shared: ServerProcess) -> Iterator[ServerProcess]:
-    """Whatever the test did, the server answers afterwards, and holds on to nothing."""
+    """After the test, the fixture checks that the server answers requests and has released all resources."""
     before = open_files(shared)
     yield shared
     with Client(address(shared)) as client:
@@ -128,7 +128,7 @@ def server(shared: ServerProcess) -> Iterator[ServerProcess]:
 
 
 def drip(client: Client, text: bytes) -> Answer:
-    """Send a byte whenever nothing has come for a while; the answer."""
+    """Send a byte whenever the server is silent for a while; returns the response."""
     client.socket.settimeout(0.02)
     for byte in text:
         try:
@@ -185,7 +185,7 @@ def test_clients_that_vanish_in_the_middle_of_a_body_or_an_answer(server: Server
 
 
 def send_for_ever(client: Client, data: bytes, limit: int) -> int:
-    """Send ``data`` again and again until it is not taken any more, ``limit`` bytes at most; how many were."""
+    """Send ``data`` repeatedly until the server accepts no more, at most ``limit`` bytes; returns the number of bytes sent."""
     client.socket.settimeout(0.1)
     sent = 0
     try:
@@ -253,7 +253,7 @@ def send_the_largest_body(server: ServerProcess) -> None:
 
 
 def hostile() -> dict[str, bytes]:
-    """Requests that claim more than there is."""
+    """Requests whose shapes declare more data than they contain."""
     huge, fp32 = [1 << 40, 1 << 40], {"datatype": "FP32"}
     path = "/v2/models/pair/infer"
     text = {"datatype": "BYTES", "shape": [1, 2]}
@@ -369,7 +369,7 @@ def children(pid: int) -> list[int]:
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_all_that_was_accepted_is_answered_before_the_end(tmp_path: Path, loop: str) -> None:
-    """HTTP, gRPC and gRPC streams; of which the client leaves the last one open."""
+    """HTTP, gRPC and gRPC streams; the client leaves the last stream open."""
     with (
         start(*store(tmp_path, count=models.count_to()), event_loop=loop, shutdown_grace_s=0) as server,
         grpc.insecure_channel("{}:{}".format(*address(server, "grpc"))) as channel,
@@ -416,7 +416,7 @@ def test_a_model_that_is_left_behind_does_not_abort_the_process(tmp_path: Path, 
 
 
 def value(answer: bytes) -> int:
-    """What a serialized ModelInferResponse holds, be it alone or one of a stream."""
+    """The content of a serialized ModelInferResponse, from a unary call or a stream."""
     number: int = struct.unpack("<q", answer[-8:])[0]
     return number
 

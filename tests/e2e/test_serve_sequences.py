@@ -1,4 +1,4 @@
-"""Stateful models behind a real server process, asked by the client library that users have."""
+"""Stateful models in a real server process, used with Triton's client library."""
 
 import json
 import queue
@@ -86,7 +86,7 @@ def place(step: int, length: int = LENGTH) -> dict[str, bool]:
 
 
 def one_after_another(protocol: Any, address: str, model: str, identity: int) -> list[float]:
-    """The answers of one sequence, each asked for when the one before is there."""
+    """The responses of one sequence; each request is sent after the previous response."""
     with protocol.InferenceServerClient(address) as client:
         answers = [
             client.infer(model, one(protocol, identity * 100 + step), sequence_id=identity, **place(step))
@@ -159,7 +159,7 @@ def test_controls_tell_of_the_request(server: dict[str, str]) -> None:
 
 
 def test_rows_are_slots(server: dict[str, str]) -> None:
-    """As many sequences as slots, all under way at once."""
+    """As many sequences as slots, all in progress at the same time."""
     together = threading.Barrier(4, timeout=PATIENCE_S)
 
     def ask(identity: int) -> list[Any]:

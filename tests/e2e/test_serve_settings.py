@@ -1,4 +1,4 @@
-"""The settings of ``penstock serve``, as clients notice them; and settings that are wrong."""
+"""The effects of ``penstock serve``'s settings on clients, and invalid settings."""
 
 import hashlib
 import json
@@ -65,7 +65,7 @@ def grpc_infer(name: str = "linear") -> bytes:
 
 
 def status(code: int, *, path: str = INFER, data: bytes = b"", where: tuple[str, int], **metadata: str) -> None:
-    """Ask over gRPC on a connection of its own; the call must end with ``code``."""
+    """Make a gRPC call on a new connection; the call must end with ``code``."""
     with Peer(where) as peer:
         peer.greet()
         assert peer.ask(1, data, path, **metadata).status == code
@@ -77,7 +77,7 @@ def expected() -> Any:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that asks for keys: one opens ``linear``, one everything."""
+    """A server with two keys: one permits ``linear``, the other one everything."""
     folder = tmp_path_factory.mktemp("guarded")
     for name in ("linear", "other"):
         (folder / f"{name}.onnx").write_bytes(models.linear().data)

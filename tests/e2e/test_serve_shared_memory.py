@@ -1,4 +1,4 @@
-"""``penstock serve`` and clients that take their shared memory away: the server goes on, and its error names the region."""
+"""``penstock serve`` with clients that remove their shared memory: the server keeps running, and its error names the region."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``penstock serve`` tells of its requests, as operators' own tools read it."""
+"""Telemetry of ``penstock serve``, read with operators' tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real server process asked by the client library that users have."""
+"""A real server process, used with Triton's client library."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Requests that one server records warm the next one up, and can be sent again as they are."""
+"""Requests that one server records warm up the next one, and can be sent again unchanged."""
 
 from __future__ import annotations
 

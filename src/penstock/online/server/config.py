@@ -186,7 +186,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
     trace_level: Flag[Literal["OFF", "TIMESTAMPS"]] = "OFF"
     """``TIMESTAMPS`` traces requests. Level, rate, count, frequency and mode can be changed at run time, also per model."""
     trace_rate: _Count = 1000
-    """Trace one in this number of requests, in addition to requests that carry a trace."""
+    """Trace one out of this number of requests, in addition to requests that carry a trace."""
     trace_count: Annotated[int, msgspec.Meta(ge=-1)] = -1
     """Maximum number of traced requests. -1 sets no limit."""
     trace_log_frequency: Annotated[int, msgspec.Meta(ge=0)] = 0

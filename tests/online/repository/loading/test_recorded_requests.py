@@ -96,7 +96,7 @@ def one(datatype: str, count: int, size: int, times: int = 1) -> str:
         (written(one("FP32", 2, 8), bytes(9)), "it has 1 bytes after its last input"),
         (written(one("FP32", 3, 8), bytes(8)), "takes 12 bytes, but 8"),
         (written(one("FP32", 2**60, 8), bytes(8)), "too large"),
-        (written(one("BYTES", 2**21, 8), bytes(8)), "BYTES elements are more than"),
+        (written(one("BYTES", 2**21, 8), bytes(8)), "BYTES elements exceed"),
         (written(one("BYTES", 1, 4), struct.pack("<I", 9)), "declares 9 bytes"),
         (written(one("INT8", 0, 0, times=2)), "appears twice"),
         (written(one("FP31", 2, 8), bytes(8)), "Invalid enum value"),

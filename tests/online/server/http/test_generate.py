@@ -72,7 +72,7 @@ def test_parameters_and_texts_are_bounded_in_number() -> None:
     assert len(finish(read_request(described(*INPUTS), json.dumps(body).encode())).parameters) == 1024
     with pytest.raises(InvalidArgument, match="more than 1024 parameters"):
         finish(read_request(described(*INPUTS), json.dumps(body | {"c": True}).encode()))
-    with pytest.raises(InvalidArgument, match="1048577 BYTES elements are more"):
+    with pytest.raises(InvalidArgument, match="1048577 BYTES elements exceed"):
         finish(read_request(described(*INPUTS), json.dumps({"text": [""] * ((1 << 20) + 1)}).encode()))
 
 

@@ -76,7 +76,7 @@ def test_status(region: Any, memory: SharedMemory) -> None:
 def test_regions_are_bounded_in_number(region: Any, memory: SharedMemory) -> None:
     for number in range(511):
         memory.register(str(number), region.key, 0, 8)
-    with pytest.raises(ResourceExhausted, match="no more than 512"):
+    with pytest.raises(ResourceExhausted, match="at most 512"):
         memory.register("one more", region.key, 0, 8)
     assert len(memory.status()) == 512
 

@@ -41,7 +41,7 @@ def literal(name: bytes, value: bytes) -> bytes:
 
 
 RESPONSE = b"\x88" + literal(b"content-type", b"application/grpc")
-"""The headers of every response: status 200 and the content type."""
+"""The headers of every gRPC response: status 200 and the content type."""
 OK_TRAILERS = literal(b"grpc-status", b"0")
 _TEXT = literal(b"content-type", b"text/plain; charset=utf-8")
 _WRONG_TYPE = literal(b":status", b"415") + literal(b"accept", b"application/grpc") + _TEXT

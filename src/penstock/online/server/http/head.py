@@ -153,7 +153,7 @@ class RequestHead(msgspec.Struct, gc=False):
 
 
 class UnknownVersion(Unsupported):
-    """A version of HTTP that the connection does not speak."""
+    """A version of HTTP that the connection does not support."""
 
     http_status = 505
 

@@ -22,7 +22,7 @@ _LOOKS = 64
 _SPARE = 64
 """Number of connections over the limit that may query the server's health."""
 _LINGERING = 128
-"""Maximum connections that were closed to make room but still exist. Their descriptors come on top of the limit."""
+"""Maximum connections that were closed to make room but still exist. Their descriptors do not count towards the limit."""
 
 
 class ServerConnection(asyncio.Protocol, ABC):
@@ -55,7 +55,7 @@ class ServerConnection(asyncio.Protocol, ABC):
 
 
 def has_left(transport: asyncio.Transport) -> bool | None:
-    """True if the client has reset the connection, None if it has half-closed it. A paused ``transport`` does not notice either."""
+    """True if the client has reset the connection, None if it has half-closed it. A paused ``transport`` detects neither."""
     try:
         with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as connected:
             state = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]

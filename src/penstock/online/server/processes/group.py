@@ -60,7 +60,7 @@ class ProcessGroup:
         """Start answering the other processes."""
 
     async def ask(self, what: str, *arguments: Any, patient: bool = False) -> list[Any]:
-        """Send the request ``what`` to all other processes; returns their responses. Raises an error that any of them raises.
+        """Send the request ``what`` to all other processes; returns their responses. If one of them fails, raises its error.
 
         Skips processes that are starting or shutting down and, unless ``patient``, those that do not answer in time.
         """
@@ -208,7 +208,7 @@ async def _outcome(answer: Answerer, what: str, arguments: list[Any]) -> _Outcom
 
 
 def _kept(path: Path) -> Path:
-    """The file with the stored data of the process with the socket ``path``."""
+    """The file that stores the data of the process whose socket is ``path``."""
     return path.with_suffix(".kept")
 
 

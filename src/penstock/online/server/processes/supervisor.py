@@ -221,7 +221,7 @@ class Supervisor:
                 self._on_ready(message.ready)
 
     def _bury(self, process: _Process) -> None:
-        """Reap a process that has ended, and schedule its restart if it should not have ended."""
+        """Reap a process that has ended, and schedule its restart unless the server is stopping."""
         self._selector.unregister(process.pipe)
         os.close(process.pipe)
         _, status = os.waitpid(process.pid, 0)

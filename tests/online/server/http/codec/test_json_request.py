@@ -68,7 +68,7 @@ def test_bytes_elements_are_bounded_in_number(how: dict[str, Any]) -> None:
 @pytest.mark.parametrize("given", [0, 1])
 def test_plain_bytes_elements_are_bounded_in_number(given: int) -> None:
     texts = {"name": "x", "datatype": "BYTES", "shape": [(1 << 20) + given], "data": []}
-    error = "1048577 BYTES elements are more" if given else "needs 1048576 elements"
+    error = "1048577 BYTES elements exceed" if given else "needs 1048576 elements"
     with pytest.raises(InvalidArgument, match=error):
         plain_inputs(read(json.dumps({"inputs": [texts]}).encode()).inputs)
 

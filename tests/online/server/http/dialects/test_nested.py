@@ -114,7 +114,7 @@ def test_what_is_no_object(body: bytes) -> None:
         (DataType.BYTES, [{"b64": "?"}], "Unable to decode"),
         (DataType.BYTES, [{"b64": "é"}], "Unable to decode"),
         (DataType.BYTES, ["\ud800"], "Unable to decode"),
-        (DataType.BYTES, [""] * ((1 << 20) + 1), "1048577 BYTES elements are more"),
+        (DataType.BYTES, [""] * ((1 << 20) + 1), "1048577 BYTES elements exceed"),
     ],
 )
 def test_what_no_tensor_is_made_of(datatype: DataType, value: Any, message: str) -> None:
