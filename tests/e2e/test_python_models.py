@@ -208,7 +208,7 @@ def test_a_load_without_end_is_ended(tmp_path: Path, how: str, when: str) -> Non
         code, errors = server.end()
     assert code == 0
     why = "it is being unloaded" if how == "unload" else "the server is shutting down"
-    assert f"is ended: {why}" in errors
+    assert f"was ended: {why}" in errors
 
 
 def test_processes_end_with_a_server_that_is_killed(tmp_path: Path) -> None:

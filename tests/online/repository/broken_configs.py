@@ -96,7 +96,7 @@ _TEXTS: list[tuple[str, str, str, str]] = [
     ("tag-that-is-taken", 'metric_tags { key: "version" value: "c" }', "metric_tags", "'version'"),
     ("metric-family", 'model_metrics { metric_control { metric_identifier { family: "nv_x" } } }', "family", "nv_x"),
     ("metric-buckets", ("model_metrics { metric_control { metric_identifier { family: "
-     '"nv_inference_first_response_histogram_ms" } histogram_options { buckets: [2, 1] } } }'), "buckets", "rising"),
+     '"nv_inference_first_response_histogram_ms" } histogram_options { buckets: [2, 1] } } }'), "buckets", "ascending"),
     # inputs and outputs
     ("input-without-name", "input { data_type: TYPE_FP32 dims: 3 }", "input[0].name", "missing"),
     ("input-twice", f"input [ {{ {_X} }}, {{ {_X} }} ]", "input", "two entries named 'x'"),
