@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import helper
 
 import models
 from conformance.engines import OnnxConformance
 from penstock.artifact import Artifact, Format
-from penstock.engines.base import Severity
+from penstock.engines.base import LoadedModel, Severity
 from penstock.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeModel, trim_arena
 from penstock.errors import InvalidArgument, InvalidConfig, InvalidModel, Unsupported
 from penstock.tensor import DataType, TensorSpec
@@ -84,14 +86,33 @@ def ml_model(nodes: list[onnx.NodeProto], inputs: list[Any], outputs: list[Any])
     )
 
 
+def equal_texts() -> LoadedModel:
+    """Compares the texts ``x`` and ``y``, element by element."""
+    x, y, z = (helper.make_tensor_value_info(*value, ["N"]) for value in (("x", 8), ("y", 8), ("z", 9)))
+    graph = helper.make_graph([helper.make_node("Equal", ["x", "y"], ["z"])], "g", [x, y], [z])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    return OnnxRuntimeEngine().load(Artifact.from_bytes(proto.SerializeToString(), Format.ONNX), {})
+
+
+EQUAL = equal_texts()
+
+
 def test_text_that_is_not_utf8_reaches_the_model_as_bytes() -> None:
     encode = helper.make_node(
         "LabelEncoder", ["x"], ["y"], domain="ai.onnx.ml", keys_strings=["a", "bb"], values_int64s=[1, 2]
     )
     text, number = (helper.make_tensor_value_info(*value, ["N"]) for value in (("x", 8), ("y", 7)))
     model = OnnxRuntimeEngine().load(ml_model([encode], [text], [number]), {})
-    elements = np.array([b"bb", b"\xff\xfe\0\xff", b"a", b""], np.object_)
+    elements = np.array([b"bb", b"\xff\xfe\xff", b"a", b""], np.object_)
     assert model.forward({"x": elements})["y"].tolist() == [2, -1, 1, -1]
+
+
+@given(st.lists(st.tuples(*[st.binary(max_size=4)] * 2), min_size=1, max_size=20))
+def test_elements_that_are_not_utf8_keep_their_ends(pairs: list[tuple[bytes, bytes]]) -> None:
+    """ONNX Runtime reads elements of numpy's bytes type up to a zero byte, also beyond their ends."""
+    pairs = [(one.replace(b"\0", b"\1"), other.replace(b"\0", b"\1")) for one, other in [*pairs, (b"\xff", b"\xff")]]
+    x, y = (np.array(column, np.object_) for column in zip(*pairs, strict=True))
+    assert EQUAL.forward({"x": x, "y": y})["z"].tolist() == [one == other for one, other in pairs]
 
 
 def test_text_that_onnx_runtime_cannot_take_or_return() -> None:
@@ -100,8 +121,13 @@ def test_text_that_onnx_runtime_cannot_take_or_return() -> None:
         InvalidArgument, match=r"outputs \['y'\] is not UTF-8.*send text, or the bytes as a UINT8 tensor"
     ):
         model.forward({"x": np.array([[b"\xff", b""]], np.object_)})
-    with pytest.raises(InvalidArgument, match="element 1 ends with a zero byte.*send text, or the bytes as a UINT8"):
-        model.forward({"x": np.array([[b"\xff", b"a\0"]], np.object_)})
+    for element in (b"a\0", b"a\0b", b"\0"):
+        with pytest.raises(InvalidArgument, match="element 1 contains a zero byte.*send text, or the bytes as a UINT8"):
+            model.forward({"x": np.array([[b"\xff", element]], np.object_)})
+    with pytest.raises(
+        InvalidArgument, match="100001 elements of 100001 bytes, the longest, exceed the limit of 67108864"
+    ):
+        model.forward({"x": np.array([[b"\xff" * 100_000] + [b""] * 100_000], np.object_)})
     with pytest.raises(InvalidArgument, match="must be bytes or text, not int"):
         model.forward({"x": np.array([[1, b""]], np.object_)})
 

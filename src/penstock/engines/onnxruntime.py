@@ -57,6 +57,8 @@ _GRAPH_LEVELS = {
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _CUDA = "CUDAExecutionProvider"
+_PADDED_BYTES = 64 << 20
+"""Maximum bytes of elements that are not UTF-8, which are all as long as the longest."""
 _LARGE_BYTES = 1 << 20
 """For larger models, parsing takes longer than the half millisecond that requests to other models may wait."""
 # Errors reach the caller as exceptions. At a lower level, ONNX Runtime would also print them.
@@ -321,7 +323,8 @@ def _from_maps(spec: TensorSpec, maps: Any) -> Array:
 def _to_text(name: str, array: Array) -> Array:
     """``array`` in the form that ONNX Runtime expects: UTF-8 text, or else numpy's bytes type.
 
-    Of bytes objects, ONNX Runtime would store ``str(element)``. Numpy's bytes type drops zero bytes at the end of an element.
+    Of bytes objects, ONNX Runtime would store ``str(element)``. Of numpy's bytes type it reads each element up to a zero byte, also
+    beyond the end of the element, so the type is one byte wider than the longest element.
     """
     elements = [as_bytes(element) for element in array.reshape(-1).tolist()]
     try:
@@ -329,13 +332,20 @@ def _to_text(name: str, array: Array) -> Array:
     except UnicodeDecodeError:
         pass
     for number, element in enumerate(elements):
-        if element.endswith(b"\0"):
+        if b"\0" in element:
             raise InvalidArgument(
-                f"input '{name}' has elements that are not UTF-8, and element {number} ends with a zero byte, "
+                f"input '{name}' has elements that are not UTF-8, and element {number} contains a zero byte, "
                 "which ONNX Runtime accepts only in UTF-8 text",
                 "send text, or the bytes as a UINT8 tensor",
             )
-    return np.array(elements, np.bytes_).reshape(array.shape)
+    width = max(map(len, elements)) + 1
+    if width * len(elements) > max(_PADDED_BYTES, 2 * sum(map(len, elements))):
+        raise InvalidArgument(
+            f"input '{name}' has elements that are not UTF-8, and {len(elements)} elements of {width} bytes, the longest, "
+            f"exceed the limit of {_PADDED_BYTES} bytes",
+            "send text, elements of similar length, or the bytes as a UINT8 tensor",
+        )
+    return np.array(elements, np.dtype((np.bytes_, width))).reshape(array.shape)
 
 
 def _from_text(array: Array) -> Array:
