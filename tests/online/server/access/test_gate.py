@@ -42,7 +42,7 @@ class Asker:
 
 def test_small_requests_do_not_pass_it() -> None:
     async def main() -> None:
-        gate = Gate(LIMIT)
+        gate = Gate(LIMIT, aside=0)
         first = Passage(gate)
         await first.hold(LIMIT)
         for _ in range(1000):
@@ -56,7 +56,7 @@ def test_small_requests_do_not_pass_it() -> None:
 
 def test_those_that_do_not_fit_wait_in_order_and_small_ones_do_not_pass_large_ones() -> None:
     async def main() -> None:
-        gate = Gate(LIMIT, FOREVER)
+        gate = Gate(LIMIT, FOREVER, aside=0)
         askers = [Asker(gate, size * UNIT) for size in (6, 5, 1, 9, 1)]
         await settle()
         assert [asker.task.done() for asker in askers] == [True, False, False, False, False]
@@ -76,7 +76,7 @@ def test_those_that_do_not_fit_wait_in_order_and_small_ones_do_not_pass_large_on
 
 def test_one_larger_than_the_limit_is_worked_on_alone() -> None:
     async def main() -> None:
-        gate = Gate(LIMIT, FOREVER)
+        gate = Gate(LIMIT, FOREVER, aside=0)
         first, large, last = (Asker(gate, size * UNIT) for size in (1, 50, 1))
         await settle()
         assert not large.task.done()
@@ -96,7 +96,7 @@ def test_one_larger_than_the_limit_is_worked_on_alone() -> None:
 
 def test_only_the_oldest_inside_exceeds_the_limit_and_those_inside_go_first() -> None:
     async def main() -> None:
-        gate = Gate(LIMIT, FOREVER)
+        gate = Gate(LIMIT, FOREVER, aside=0)
         old, young, outside = (Asker(gate, UNIT) for _ in range(3))
         await settle()
         waiting = Asker(gate, 9 * UNIT)
@@ -119,10 +119,43 @@ def test_only_the_oldest_inside_exceeds_the_limit_and_those_inside_go_first() ->
     run(main)
 
 
+def test_requests_of_moderate_size_do_not_wait_for_larger_ones() -> None:
+    async def main() -> None:
+        gate = Gate(LIMIT, FOREVER, aside=8 * UNIT)
+        large = [Asker(gate, 50 * UNIT), Asker(gate, 50 * UNIT)]
+        moderate = [Asker(gate, UNIT) for _ in range(9)]
+        await settle()
+        assert [asker.task.done() for asker in (*large, *moderate)] == [True, False] + [True] * 8 + [False]
+        assert gate.used == 58 * UNIT
+        moderate[0].hold(2 * UNIT)
+        await settle()
+        assert not moderate[0].task.done()
+        moderate[1].passage.leave()
+        await settle()
+        assert moderate[0].task.done()
+        assert not moderate[8].task.done()
+        moderate[2].passage.leave()
+        await settle()
+        assert moderate[8].task.done()
+        moderate[8].hold(3 * UNIT)  # no longer moderate: it waits for the larger ones
+        await settle()
+        assert not moderate[8].task.done()
+        for asker in (large[0], *moderate[:8]):
+            asker.passage.leave()
+        await settle()
+        assert moderate[8].task.done()
+        assert not large[1].task.done()
+        moderate[8].passage.leave()
+        await settle()
+        assert large[1].task.done()
+
+    run(main)
+
+
 @pytest.mark.parametrize("way", ["task", "passage"])
 def test_a_cancelled_request_leaves_its_place_to_the_next(way: str) -> None:
     async def main() -> None:
-        gate = Gate(LIMIT, FOREVER)
+        gate = Gate(LIMIT, FOREVER, aside=0)
         inside, gone, following = Asker(gate, 8 * UNIT), Asker(gate, 5 * UNIT), Asker(gate, 2 * UNIT)
         await settle()
         assert not following.task.done()
@@ -147,7 +180,7 @@ def test_a_cancelled_request_leaves_its_place_to_the_next(way: str) -> None:
 
 def test_what_exists_already_is_counted_without_waiting() -> None:
     async def main() -> None:
-        gate = Gate(LIMIT, FOREVER)
+        gate = Gate(LIMIT, FOREVER, aside=0)
         outputs = [Passage(gate) for _ in range(3)]
         for passage in outputs:
             passage.note(9 * UNIT)
@@ -168,7 +201,7 @@ def test_what_exists_already_is_counted_without_waiting() -> None:
 
 def test_requests_that_wait_for_their_model_count_until_nothing_has_moved_for_long() -> None:
     async def main() -> None:
-        gate = Gate(LIMIT, 0.01)
+        gate = Gate(LIMIT, 0.01, aside=0)
         parked, working = Passage(gate), Passage(gate)
         await parked.hold(9 * UNIT)
         await working.hold(UNIT)
@@ -188,7 +221,7 @@ def test_requests_that_wait_for_their_model_count_until_nothing_has_moved_for_lo
 
 def test_a_model_that_waits_for_a_request_outside_does_not_stop_the_server() -> None:
     async def main() -> None:
-        gate, arrived = Gate(LIMIT, 0.01), [asyncio.Event() for _ in range(4)]
+        gate, arrived = Gate(LIMIT, 0.01, aside=0), [asyncio.Event() for _ in range(4)]
 
         async def request(number: int) -> None:
             passage = Passage(gate)
@@ -223,7 +256,7 @@ def test_in_any_interleaving_all_finish_and_the_limit_holds(
     requests: list[list[Step]], seed: int, leavers: int
 ) -> None:
     order = random.Random(seed)
-    gate = Gate(LIMIT, FOREVER)
+    gate = Gate(LIMIT, FOREVER, aside=0)
 
     async def request(steps: list[Step], passage: Passage) -> None:
         try:

@@ -18,7 +18,7 @@ class Context:
     """As much of a context as a wait uses; ``ended`` waits for its tasks."""
 
     def __init__(self) -> None:
-        self.budget = SimpleNamespace(gate=Gate(LIMIT))
+        self.budget = SimpleNamespace(gate=Gate(LIMIT, aside=0))
         self.tasks: list[asyncio.Task[None]] = []
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:

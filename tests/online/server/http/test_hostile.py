@@ -259,7 +259,7 @@ class Watched(Gate):
     """Records the maximum number of bytes held at once."""
 
     def __init__(self, limit: int) -> None:
-        super().__init__(limit, patience_s=1e6)
+        super().__init__(limit, patience_s=1e6, aside=0)
         self.most = 0
 
     def count(self, passage: Passage, size: int) -> None:

@@ -1,7 +1,8 @@
 """The gate for large requests: limits the memory for decoding and encoding, over all transports.
 
 A request enters the gate before it holds more than ``SMALL_BYTES`` of decoded or encoded data, and leaves it with its response.
-Requests that do not fit wait in order of arrival, and keep only the data that they were sent with.
+Requests that do not fit wait in order of arrival, and keep only the data that they were sent with. Part of the memory is set aside for
+requests of moderate size, which therefore do not wait until larger ones are complete.
 
 No request waits for ever:
 
@@ -22,16 +23,20 @@ from penstock.errors import Cancelled
 SMALL_BYTES = 256 << 10
 """Requests that hold at most this number of bytes do not need the gate."""
 LIMIT_BYTES = 24 << 20
+ASIDE_BYTES = 8 << 20
+"""Memory beside ``LIMIT_BYTES``, for requests that hold at most a quarter of it."""
 _PATIENCE_S = 1.0
 
 
 class Gate:
     """Limits the bytes that all large requests hold; each request has a ``Passage``. Belongs to the event loop."""
 
-    def __init__(self, limit: int = LIMIT_BYTES, patience_s: float = _PATIENCE_S) -> None:
+    def __init__(self, limit: int = LIMIT_BYTES, patience_s: float = _PATIENCE_S, aside: int = ASIDE_BYTES) -> None:
         self.used = 0
         """Bytes that the requests inside hold. The oldest request, and outputs of models, may exceed the limit."""
         self._limit = limit
+        self._aside = aside
+        self._moderate = aside // 4
         self._patience_s = patience_s
         self._inside: dict[Passage, None] = {}
         self._growing: dict[Passage, int] = {}  # requests inside, with the bytes that they wait to hold
@@ -84,11 +89,21 @@ class Gate:
             if self._inside and not self._fits(passage, size):
                 break
             self._let(passage, self._outside)
+        for passage, size in list(self._outside.items()):
+            if self._fits_aside(passage, size):
+                self._let(passage, self._outside)
         if self._timer is None and self.waiting:
             self._timer = asyncio.get_running_loop().call_later(self._patience_s, self._lose_patience)
 
     def _fits(self, passage: Passage, size: int) -> bool:
-        return self.used - passage.size + size <= self._limit
+        return self.used - passage.size + size <= self._limit or self._fits_aside(passage, size)
+
+    def _fits_aside(self, passage: Passage, size: int) -> bool:
+        """True if a request of moderate size fits into the memory that is set aside for such requests."""
+        if size > self._moderate:
+            return False
+        others = sum(each.size for each in self._inside if each.size <= self._moderate and each is not passage)
+        return others + size <= self._aside
 
     def _let(self, passage: Passage, row: dict[Passage, int]) -> None:
         self._set(passage, row.pop(passage))
