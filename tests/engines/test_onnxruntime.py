@@ -16,7 +16,7 @@ import models
 from conformance.engines import OnnxConformance
 from penstock.artifact import Artifact, Format
 from penstock.engines.base import Severity
-from penstock.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeModel
+from penstock.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeModel, trim_arena
 from penstock.errors import InvalidArgument, InvalidConfig, InvalidModel, Unsupported
 from penstock.tensor import DataType, TensorSpec
 
@@ -186,3 +186,70 @@ def test_the_engine_leaves_no_file_of_its_telemetry(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}
     subprocess.run([sys.executable, "-c", loads], env=environment | {"TMPDIR": str(tmp_path)}, check=True, timeout=60)
     assert list(tmp_path.iterdir()) == []
+
+
+_LARGE_RUN = """
+import numpy as np, threading
+from pathlib import Path
+import models, penstock.tensor as tensor
+from penstock.engines.onnxruntime import OnnxRuntimeEngine, trim_arena
+
+def resident():
+    return int(Path("/proc/self/status").read_text().partition("VmRSS:")[2].split()[0]) / 1024
+
+def watchers():
+    return sum(thread.name == "arena" for thread in threading.enumerate())
+
+model = OnnxRuntimeEngine().load(models.identity(tensor.DataType.FP32), {"threads": 1})
+small, large = (np.ones((rows, 2), np.float32) for rows in (8, 8 << 20))
+model.forward({"x": small})
+before, first = resident(), watchers()
+outputs = model.forward({"x": large})
+read, second = resident(), watchers()
+trim = lambda: trim_arena(model._session, model.signature.inputs)
+trim()
+held = resident()
+assert outputs["y"][-1, 1] == 1
+del outputs
+dropped = resident()
+trim()
+assert model.forward({"x": small})["y"].tolist() == small.tolist()
+print(first, second, read - before, held - before, dropped - before, resident() - before)
+"""
+
+
+def test_the_memory_of_a_large_run_is_given_back() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", _LARGE_RUN],
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(models.__file__).parent)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert found.returncode == 0, found.stderr
+    first, second, *memory = map(float, found.stdout.split())
+    assert (first, second) == (0, 1)
+    assert min(memory[:3]) > 48, memory  # also while an answer is unread, and after it is dropped
+    assert memory[3] < 16, memory
+
+
+@pytest.mark.parametrize("datatype", DataType, ids=lambda each: each.name)
+def test_trimming_the_arena_runs_nothing(datatype: DataType) -> None:
+    model = OnnxRuntimeEngine().load(models.identity(datatype), {})
+    assert isinstance(model, OnnxRuntimeModel)
+    ended: list[str] = []
+
+    class Session:
+        """Records how runs end."""
+
+        def run(self, *arguments: Any, by: str = "run") -> None:
+            with pytest.raises(Exception, match="terminate flag") as caught:
+                getattr(model._session, by)(*arguments)
+            ended.append(str(caught.value))
+
+        def run_with_ort_values(self, *arguments: Any) -> None:
+            self.run(*arguments, by="run_with_ort_values")
+
+    trim_arena(Session(), model.signature.inputs)  # type: ignore[arg-type]
+    assert len(ended) == 1

@@ -7,8 +7,9 @@ import glob
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,6 +17,7 @@ import numpy as np
 import onnxruntime as ort
 
 from penstock.artifact import Artifact, Format
+from penstock.engines.arena import LARGE_BYTES, ArenaTrimmer
 from penstock.engines.base import (
     Finding,
     LoadedModel,
@@ -71,7 +73,7 @@ class OnnxRuntimeOptions(msgspec.Struct, frozen=True):
     graph_level: Literal["disabled", "basic", "extended", "all"] = "all"
     """Level of ONNX Runtime's graph rewrites. Only ``all`` includes the blocked layouts, which are faster."""
     arena: bool = True
-    """Use a memory arena: faster, but the memory of a large batch is not released."""
+    """Use a memory arena: faster, but the memory of a large batch is released only some seconds later."""
     spinning: bool = True
     """Let idle threads spin. This lowers latency but takes CPU time from other threads."""
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
@@ -119,7 +121,7 @@ class OnnxRuntimeEngine(OptionsEngine):
             raise Unavailable(
                 f"ONNX Runtime cannot compute on GPU {typed.gpu}", "check the driver, and CUDA's libraries"
             )
-        model = OnnxRuntimeModel(session)
+        model = OnnxRuntimeModel(session, typed.arena)
         is_steady = typed.providers == ("CPUExecutionProvider",) and not has_control_flow(artifact.data)
         model.predictable = model.predictable and is_steady
         model.unranked = unranked_inputs(artifact.data)
@@ -131,7 +133,7 @@ class OnnxRuntimeModel(LoadedModel):
 
     reentrant = True
 
-    def __init__(self, session: ort.InferenceSession) -> None:
+    def __init__(self, session: ort.InferenceSession, has_arena: bool) -> None:
         outputs = {value.name: value for value in session.get_outputs()}
         specs = {name: _output_spec(value) for name, value in outputs.items()}
         self.left_out = {name: outputs[name].type for name, spec in specs.items() if spec is None}
@@ -154,6 +156,9 @@ class OnnxRuntimeModel(LoadedModel):
         self._text_inputs = [spec.name for spec in inputs if spec.datatype is DataType.BYTES]
         self.predictable = not self._text_inputs  # strings differ in length
         self._text_outputs = [spec.name for spec in self.signature.outputs if spec.datatype is DataType.BYTES]
+        self._trimmer: ArenaTrimmer | None = None
+        if has_arena:
+            self._trimmer = ArenaTrimmer(partial(trim_arena, session, self.signature.inputs))
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if self._text_inputs:
@@ -169,12 +174,21 @@ class OnnxRuntimeModel(LoadedModel):
         except Exception as error:
             if self._session is None:
                 raise Unavailable("the model has been unloaded") from None
+            if self._trimmer is not None:
+                self._trimmer.note_large()  # it may have been large
             raise PenstockError(f"the model failed: {_reason(error)}") from error
         named = dict(zip(self._names, outputs, strict=True))
         for spec in self._maps:
             named[spec.name] = _from_maps(spec, named[spec.name])
         for name in self._text_outputs:
             named[name] = _from_text(named[name])
+        size = 0  # as plain loops, which cost least
+        for array in inputs.values():
+            size += array.nbytes
+        for array in named.values():
+            size += array.nbytes
+        if size >= LARGE_BYTES and self._trimmer is not None:
+            self._trimmer.note_large()
         return named
 
     def forward_within(self, inputs: Mapping[str, Array], limit_s: float) -> dict[str, Array]:
@@ -194,6 +208,9 @@ class OnnxRuntimeModel(LoadedModel):
 
     def unload(self) -> None:
         self._session = None
+        if self._trimmer is not None:
+            self._trimmer.close()
+            self._trimmer = None
 
     def _run_arrays(self, inputs: Mapping[str, Array]) -> list[Array]:
         return self._session.run(self._names, inputs, self._run_options)  # type: ignore[union-attr, no-any-return]
@@ -203,6 +220,26 @@ class OnnxRuntimeModel(LoadedModel):
         feeds = {name: _to_value(array) for name, array in inputs.items()}
         values = self._session.run_with_ort_values(self._names, feeds, self._run_options)  # type: ignore[union-attr]
         return [_from_value(value) for value in values]
+
+
+def trim_arena(session: ort.InferenceSession, inputs: Iterable[TensorSpec]) -> None:
+    """Release the parts of the arena that hold nothing: ONNX Runtime does so only at the end of a run, so one is ended at once.
+
+    Its tensors have as few elements as their shapes allow; nothing reads them.
+    """
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    options.terminate = True
+    arrays = {spec.name: np.zeros([max(0, dim) for dim in spec.shape], _feed_type(spec)) for spec in inputs}
+    with suppress(Exception):  # every run that is ended raises one
+        if any(spec.datatype is DataType.BF16 for spec in inputs):
+            session.run_with_ort_values(None, {name: _to_value(array) for name, array in arrays.items()}, options)
+        else:
+            session.run(None, arrays, options)
+
+
+def _feed_type(spec: TensorSpec) -> np.dtype[Any]:
+    return np.dtype(np.str_) if spec.datatype is DataType.BYTES else spec.datatype.dtype
 
 
 @contextmanager

@@ -1,0 +1,81 @@
+"""Returns the memory that large runs leave behind in a session's arena."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+
+from penstock.clock import Clock, SystemClock
+
+LARGE_BYTES = 1 << 20
+"""Inputs and outputs of at least this size make a run a large one."""
+TRIM_S = (5.0, 20.0, 80.0)
+"""Seconds after the last large run at which the arena is trimmed. An answer that its client has not read yet keeps its part of the
+arena, which a later trim releases."""
+
+
+class ArenaTrimmer:
+    """Trims an arena some seconds after the last large run, on a thread that exists only from a large run to the last trim.
+
+    An arena keeps the memory of the largest batch, since new memory costs up to half of a run's time again. While large runs
+    follow one another it is therefore left alone. ``trim`` may block for as long as the system takes back the memory, and other runs
+    may wait for it.
+    """
+
+    def __init__(
+        self,
+        trim: Callable[[], object],
+        clock: Clock | None = None,
+        start: Callable[[ArenaTrimmer], object] | None = None,
+    ) -> None:
+        """``trim`` must not refer to the trimmer, so that the memory of a dropped model is released at once.
+
+        ``start`` begins to call ``next_wait`` repeatedly; the default starts a thread.
+        """
+        self._trim = trim
+        self._clock = clock or SystemClock()
+        self._start = start or _start_thread
+        self._lock = threading.Lock()
+        self._last = 0.0  # the end of the last large run
+        self._trims = 0  # since then
+        self.closed = threading.Event()
+        """Set by ``close``."""
+        self._is_watched = False
+
+    def note_large(self) -> None:
+        """Note that a large run has ended. Any thread may call this."""
+        with self._lock:
+            self._last, self._trims = self._clock.now(), 0
+            if self._is_watched or self.closed.is_set():
+                return
+            self._is_watched = True
+        self._start(self)
+
+    def next_wait(self) -> float | None:
+        """Trim if that is due. Returns the seconds until this is to be called again; None if no trim is left."""
+        with self._lock:
+            waited = self._clock.now() - self._last
+            if waited < TRIM_S[self._trims]:
+                return TRIM_S[self._trims] - waited
+            self._trims += 1
+            is_last = self._trims == len(TRIM_S)
+            self._is_watched = not is_last
+        self._trim()
+        return None if is_last else self.next_wait()
+
+    def close(self) -> None:
+        """Trim no more."""
+        self.closed.set()
+
+
+def _start_thread(trimmer: ArenaTrimmer) -> None:
+    threading.Thread(target=_watch, args=(weakref.ref(trimmer), trimmer.closed), name="arena", daemon=True).start()
+
+
+def _watch(weak: weakref.ref[ArenaTrimmer], closed: threading.Event) -> None:
+    wait: float | None = 0.0
+    while wait is not None and not closed.wait(wait):
+        trimmer = weak()
+        wait = None if trimmer is None else trimmer.next_wait()
+        del trimmer
