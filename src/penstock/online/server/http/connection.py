@@ -24,8 +24,7 @@ from penstock.online.server.network.turns import FREE_UNITS
 from penstock.tensor import Buffer
 
 _HEADER_OVERHEAD = 32
-_CHUNK_OVERHEAD = 16
-"""Bytes that a chunked body may take for each byte of its content."""
+_CHUNK_OVERHEAD = 16  # bytes that a chunked body may take for each byte of its content
 _LINGER_S = 2.0
 _CONTENT_LENGTH = b"content-length"
 _TRANSFER_ENCODING = b"transfer-encoding"
@@ -34,10 +33,8 @@ _MAX_DIGITS = 20
 _END = b"\r\n\r\n"
 _RETRY = b"Retry-After: 1\r\n"
 _PART_BYTES = 4 << 10
-_GATED_BYTES = 1 << 20
-"""Bodies above this size that have to be decoded are received only when the gate admits them."""
-_DIRECT_BYTES = 64 << 10
-"""If a body lacks more than this, the rest bypasses the parser."""
+_GATED_BYTES = 1 << 20  # larger bodies that have to be decoded are received only when the gate admits them
+_DIRECT_BYTES = 64 << 10  # if a body lacks more than this, the rest bypasses the parser
 
 
 class _Refused(Exception):
@@ -105,15 +102,16 @@ class Http1Connection(Responder):
                 self._leave_for(Http1Connection(self.context.spare))
 
     def _leave_for(self, other: Http1Connection) -> None:
-        transport, self._transport = self._transport, None
+        transport = self._transport
         assert transport is not None
-        self.context.connections.discard(self)
+        self.connection_lost(None)
         transport.set_protocol(other)
         other.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._drop_body()
         super().connection_lost(exc)
+        del self._parser, self._exchange  # which refer to the connection
 
     def data_received(self, data: bytes) -> None:
         if self._ending:

@@ -94,7 +94,8 @@ class Responder(ServerConnection):
         for exchange in self._backlog:
             self._give_back(exchange)
         self._backlog.clear()
-        for exchange in list(self._pending):
+        pending, self._pending = self._pending, deque()
+        for exchange in pending:
             exchange.cancel()
         self.context.connections.discard(self)
 
