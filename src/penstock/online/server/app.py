@@ -9,7 +9,6 @@ import asyncio
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -94,9 +93,6 @@ def _run(application: Application, on_ready: Callable[[Ready], None]) -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            # One thread decodes and encodes: it holds the interpreter's lock most of the time, so that a second one would hardly
-            # speed it up, but the event loop would wait for both.
-            runner.get_loop().set_default_executor(ThreadPoolExecutor(1, "decode"))
             runner.run(application.run(on_ready))
     finally:
         sys.setswitchinterval(before)

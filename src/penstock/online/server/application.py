@@ -42,8 +42,9 @@ from penstock.resources import core_ids
 _log = logging.getLogger(__name__)
 
 _UNLOAD_S = 1.0
-_THREADS = 2
-"""Number of threads that decode and encode large messages. More threads make the event loop wait longer for the interpreter lock."""
+_DECODERS = 1
+"""Threads that decode and encode large messages. One holds the interpreter's lock most of the time, so that a second one would hardly
+speed it up, but the event loop would wait for both."""
 
 
 class Ready(Addresses, frozen=True):
@@ -88,7 +89,7 @@ class Application:
         """Serve until a signal arrives; see ``serve``."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(LoopErrors())
-        loop.set_default_executor(ThreadPoolExecutor(_THREADS, "codec"))
+        loop.set_default_executor(ThreadPoolExecutor(_DECODERS, "decode"))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         self.control.inherit()

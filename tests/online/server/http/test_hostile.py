@@ -5,21 +5,27 @@ import json
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from garbage import uncollected
 from http_servers import LOOPS, PATIENCE_S, GatedServer, get, infer, post
 from penstock.clock import SystemClock
+from penstock.errors import Unauthenticated
 from penstock.online.server.access.auth import Access
 from penstock.online.server.access.gate import Gate, Passage
 from penstock.online.server.http import compression
 from penstock.online.server.http.codec import json_request, large_json
+from penstock.online.server.http.connection import Http1Connection
+from penstock.online.server.http.exchange import Exchange
 from penstock.tensor import DataType, Signature, TensorSpec
 from penstock.testing import FakeModel
 
@@ -105,6 +111,20 @@ def test_a_short_body_of_a_refused_request_leaves_the_connection(guarded: GatedS
         client.send(post(body)[40:])
         assert client.read().status == 401
         assert client.ask(infer(1, KEY)).data == [2, 0]
+
+
+@pytest.mark.parametrize("body", [b"", bytes(10_000), bytes(60_000)])
+@pytest.mark.parametrize("path", ["/v2/models/m/infer", "/v2/logging", "/v2/repository/index"])
+def test_a_refusal_leaves_no_garbage(guarded: GatedServer, path: str, body: bytes) -> None:
+    kinds = (Http1Connection, Exchange, Unauthenticated, FrameType)
+    with uncollected(*kinds) as alive:
+        with guarded.connect() as client:
+            assert client.ask(post(body, path=path)).status == 401
+        with guarded.connect() as client:
+            client.send(post(body, path=path)[:-1])
+        deadline = time.monotonic() + PATIENCE_S
+        while found := guarded.call(alive):
+            assert time.monotonic() < deadline, found
 
 
 def test_nothing_of_an_unknown_client_is_decoded(guarded: GatedServer, monkeypatch: pytest.MonkeyPatch) -> None:

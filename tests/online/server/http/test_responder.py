@@ -47,6 +47,12 @@ class Transport(asyncio.Transport):
     def is_closing(self) -> bool:
         return False
 
+    def can_write_eof(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
     def pause_reading(self) -> None:
         self.reads = False
 
@@ -124,6 +130,19 @@ def test_one_iteration_runs_few_of_many_pipelined_requests(headers: str) -> None
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert transport.reads
+
+    run(main)
+
+
+def test_what_is_discarded_is_read_in_turns() -> None:
+    async def main() -> None:
+        connection, transport = Wire().connect()
+        connection.data_received(post(bytes(1_000_000), path="/nothing")[:100_000])
+        for _ in range(20):
+            connection.data_received(bytes(256 << 10))
+            assert not transport.reads
+            while not transport.reads:
+                await asyncio.sleep(0)
 
     run(main)
 

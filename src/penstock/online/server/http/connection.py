@@ -118,6 +118,7 @@ class Http1Connection(Responder):
 
     def data_received(self, data: bytes) -> None:
         if self._ending:
+            self._rest(len(data))
             return
         if self._unparsed:
             self._unparsed += data

@@ -337,8 +337,12 @@ def _decompressed(
 
 
 def as_error(error: Exception) -> PenstockError:
-    """The error to show to the client: ``error`` itself, or, after logging it, an internal error."""
+    """The error to show to the client: ``error`` itself, or, after logging it, an internal error.
+
+    It has no traceback: whatever keeps the error would keep the frames too, with the received data.
+    """
     if isinstance(error, PenstockError):
+        error.__traceback__ = error.__context__ = error.__cause__ = None
         return error
     _log.error("request failed", exc_info=error)
     return PenstockError("internal error")

@@ -34,6 +34,7 @@ from penstock.tensor import Buffer
 _PROBE_S = 0.05
 _SMALL_BYTES = 64 << 10
 _UNREAD_FACTOR = 4
+_DISCARDED_BYTES_A_UNIT = 8 << 10
 
 
 class Responder(ServerConnection):
@@ -182,6 +183,15 @@ class Responder(ServerConnection):
             self._is_queued = True
             self.context.connections.turns.add(self)
         self._steer_reading()
+
+    def _rest(self, discarded: int) -> None:
+        """Read on in a later turn, after ``discarded`` bytes: the transport would read as long as the client keeps sending."""
+        turns, transport = self.context.connections.turns, self._transport
+        turns.spend(1 + discarded // _DISCARDED_BYTES_A_UNIT)
+        if not (transport is None or transport.is_closing() or self._is_queued):
+            transport.pause_reading()
+            self._is_queued = True
+            turns.add(self)
 
     def work(self, units: int) -> int:
         """See ``TurnTaker``."""
