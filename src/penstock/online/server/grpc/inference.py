@@ -164,8 +164,12 @@ def _finish(call: GrpcCall, form: AnswerForm, answer: list[Buffer] | PenstockErr
 
 
 def as_error(error: Exception) -> PenstockError:
-    """The error to show to the client: ``error`` itself, or, after logging it, an internal error."""
+    """The error to show to the client: ``error`` itself, or, after logging it, an internal error.
+
+    It has no traceback, whose frames would keep the request in memory.
+    """
     if isinstance(error, PenstockError):
+        error.__traceback__ = error.__context__ = error.__cause__ = None
         return error
     _log.error("a request or its response could not be converted", exc_info=error)
     return PenstockError("internal error")

@@ -149,7 +149,7 @@ class InferStream:
         try:
             handle = self._inference.dataplane.acquire(name, request.model_version, self._call.client)
         except PenstockError as error:
-            refusal = error
+            refusal = as_error(error)
         pending = _Pending(request.id, form, held, handle, wants_empty_final)
         self._requests.add(pending)
         if not pending.decoupled:
