@@ -17,10 +17,10 @@ from penstock.online.server.access.web import WebAccess
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcMethod
 from penstock.online.server.h2.reader import FrameReader
-from penstock.online.server.h2.session import CONNECTION_WINDOW, MAX_FRAME, STREAM_WINDOW, H2Session
+from penstock.online.server.h2.session import CONNECTION_WINDOW, LOSS, MAX_FRAME, STREAM_WINDOW, H2Session
 from penstock.online.server.h2.stream import H2Stream
 from penstock.online.server.network.connections import LAST_REQUEST_S, Connections, ServerConnection, end_sending
-from penstock.online.server.network.turns import FREE_UNITS
+from penstock.online.server.network.turns import FREE_UNITS, SLICE_UNITS
 from penstock.online.server.network.unread import Unread, UnreadTotal
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
@@ -136,9 +136,7 @@ class H2Connection(ServerConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._discarding = True
-        self._session.lose_all()
-        self._reader.close()
+        self._close()
         self._unchecked.clear()
         self._outbox.close()
         self._shared.connections.discard(self)
@@ -192,14 +190,17 @@ class H2Connection(ServerConnection):
     def work(self, units: int) -> int:
         """See ``TurnTaker``."""
         self._is_queued = False
+        if self._discarding:
+            used = self._lose(units)
+            self._read_or_not()
+            return used
         owed = min(self._owed, units)
         self._owed -= owed
         if owed == units:
             self.continue_later()
             return owed
         # While the client does not read, more answers would only pile up; ``resume_writing`` goes on.
-        idle = self._discarding or self._outbox.paused
-        used = 0 if idle else self._receive(self._go_on, self._reader, units - owed)
+        used = 0 if self._outbox.paused else self._receive(self._go_on, self._reader, units - owed)
         self._read_or_not()
         return owed + used
 
@@ -318,14 +319,29 @@ class H2Connection(ServerConnection):
 
     def _fail(self, fault: ConnectionFault) -> None:
         """Send the reason, and close."""
-        self._discarding = True
-        self._session.lose_all()
-        self._reader.close()
+        self._close()
         self._outbox.control(h2.goaway(self._session.last_id, fault.code, fault.reason))
         self.hang_up_later()
 
+    def _close(self) -> None:
+        """Receive no further frames, and end all streams, in turns: there may be thousands."""
+        self._discarding = True
+        self._reader.close()
+        self._session.close()
+        self._lose(SLICE_UNITS)
+
+    def _lose(self, units: int) -> int:
+        used = self._session.lose(units)
+        if self._session.streams and not self._is_queued:
+            self._is_queued = True
+            self._turns.add(self)
+        return used
+
     def _evict(self) -> None:
-        self._fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "answers were left unread, and others need the memory"))
+        self._fail_unless_discarding(
+            ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "answers were left unread, and others need the memory")
+        )
+        self._session.lose(LOSS * len(self._session.streams))  # not in turns: their memory is needed now
 
     def fail_later(self, fault: ConnectionFault) -> None:
         asyncio.get_running_loop().call_soon(self._fail_unless_discarding, fault)

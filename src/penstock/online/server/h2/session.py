@@ -38,6 +38,8 @@ _MAX_SETTINGS = 64
 _HEAD_BYTES = 4 << 20
 """Bytes of the headers of open streams; further streams are refused."""
 _STREAMS_A_FRAME = 16
+LOSS = 2
+"""Units for the end of a stream whose connection is lost; its service is notified of that."""
 _OCCUPIED_BYTES = 8 * SMALL_BYTES
 
 
@@ -326,17 +328,24 @@ class H2Session:
         self.ending = True
         self._look_whether_empty()
 
-    def lose_all(self) -> None:
-        """End all streams: the connection is lost."""
-        streams, self.streams = self.streams, {}
+    def close(self) -> None:
+        """Send nothing more: the connection has failed or is lost. ``lose`` ends its streams."""
+        for stream in self.streams.values():
+            stream.gone = True
         self._waiting.clear()
         self._held.clear()
-        for stream in streams.values():
+        self.outbox.forget_all()
+
+    def lose(self, units: int) -> int:
+        """End streams of a closed session for about ``units`` units; returns the units used."""
+        used = 0
+        while self.streams and used < units:
+            used += LOSS
+            stream = self.streams.popitem()[1]
             stream.lose()
             self._budget.give(stream.charged)
-        self._head_bytes = 0
-        self.outbox.forget_all()
         self.unread.settle()
+        return used
 
     @property
     def _is_full(self) -> bool:
