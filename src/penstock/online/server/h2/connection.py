@@ -33,8 +33,9 @@ _PADDING_BYTES = 256
 _DIRECT_BYTES = 64 << 10
 """If more than this is missing of a DATA frame, the system writes it directly to the message."""
 _DISCARDED_BYTES = 1 << 16
-_LINGERING_BYTES = 1 << 20
-"""Bytes that a client may send after its connection has failed, so that it finds the reason before the connection is reset."""
+_LINGERING_BYTES = 1 << 16
+"""Bytes that a client may send after its connection has failed, so that it finds the reason before the connection is reset. A flood
+sends more, which is not read."""
 BYTES_A_UNIT = 1 << 12
 """Bytes that take about as long to receive as a frame to process."""
 _CHECKED_STREAMS = 128

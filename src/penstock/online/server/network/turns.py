@@ -7,7 +7,9 @@ are limited, over all connections. A connection with more to do stops reading an
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 UNIT_S = 4e-6
@@ -19,6 +21,11 @@ TURN_UNITS = 256
 """Units of one iteration; half of them are for connections that wait."""
 SLICE_UNITS = 32
 """Units that a waiting connection gets at least."""
+PAUSE_UNITS = 256
+"""Units of connections that wait, after which the loop pauses if there are more."""
+PAUSE_S = 5e-5
+"""The pause, in which other threads take the interpreter's lock. A loop that never idles often releases the lock, but takes it back
+before a thread that waits for it has woken up; so a model's thread might wait for a hundred iterations."""
 FREE_UNITS = 16
 """Units that every connection gets for data that has just arrived, so that a few small requests never wait for others."""
 
@@ -33,13 +40,16 @@ class TurnTaker(Protocol):
 class Turns:
     """Belongs to the event loop."""
 
-    __slots__ = ("_is_scheduled", "_waiting", "left")
+    __slots__ = ("_is_scheduled", "_pause", "_unpaused", "_waiting", "left")
 
-    def __init__(self) -> None:
+    def __init__(self, pause: Callable[[float], object] = time.sleep) -> None:
+        """``pause`` blocks this thread for some seconds, without the interpreter's lock."""
         self.left = TURN_UNITS
         """Units for data that has just arrived. Negative if a step used too much, which later iterations make up for."""
         self._waiting: deque[TurnTaker] = deque()
         self._is_scheduled = False
+        self._pause = pause
+        self._unpaused = 0  # units of those that wait since the last pause
 
     def spend(self, units: int) -> None:
         """Note that data which has just arrived took ``units`` units. May be left out for up to ``FREE_UNITS``."""
@@ -70,7 +80,12 @@ class Turns:
         for _ in range(count):
             if self.left <= TURN_UNITS // 2:
                 break
-            self.left -= self._waiting.popleft().work(share)
+            used = self._waiting.popleft().work(share)
+            self.left -= used
+            self._unpaused += used
+        if self._waiting and self._unpaused >= PAUSE_UNITS:
+            self._unpaused = 0
+            self._pause(PAUSE_S)
         if self._waiting or self.left < TURN_UNITS:
             self._schedule()
 
