@@ -10,8 +10,7 @@ from h2_wire import READ_BYTES, Client, Lab, on_loop
 from penstock.online.server.h2.connection import BYTES_A_UNIT
 from penstock.online.server.h2.guard import BURST, CALL
 from penstock.online.server.h2.outbox import FLUSH_STREAMS
-from penstock.online.server.h2.session import LOSS
-from penstock.online.server.network.turns import FREE_UNITS, SLICE_UNITS, TURN_UNITS
+from penstock.online.server.network.turns import FREE_UNITS, LOSS_UNITS, SLICE_UNITS, TURN_UNITS
 from penstock.online.server.network.unread import STALE_S
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ErrorCode
@@ -168,8 +167,8 @@ def test_the_calls_of_connections_that_end_are_ended_in_turns(cause: str) -> Non
             for call in calls:
                 call.send(bytes(MIB))
             ended.append(4000 - sum(call.on_cancel is not None for call in calls))
-            assert ended[-1] - ended[-2] <= most_units(0) // LOSS + len(clients) * SLICE_UNITS // LOSS
-        assert len(ended) > 4000 * LOSS // TURN_UNITS
+            assert ended[-1] - ended[-2] <= most_units(0) // LOSS_UNITS + len(clients) * SLICE_UNITS // LOSS_UNITS
+        assert len(ended) > 4000 * LOSS_UNITS // TURN_UNITS
         assert unread(lab) == lab.shared.unread.count == lab.shared.budget.used == 0
         await lab.settle()
         assert all(lab.server.cancelled.acquire(blocking=False) for _ in calls)

@@ -17,10 +17,10 @@ from penstock.online.server.access.web import WebAccess
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcMethod
 from penstock.online.server.h2.reader import FrameReader
-from penstock.online.server.h2.session import CONNECTION_WINDOW, LOSS, MAX_FRAME, STREAM_WINDOW, H2Session
+from penstock.online.server.h2.session import CONNECTION_WINDOW, MAX_FRAME, STREAM_WINDOW, H2Session
 from penstock.online.server.h2.stream import H2Stream
 from penstock.online.server.network.connections import LAST_REQUEST_S, Connections, ServerConnection, end_sending
-from penstock.online.server.network.turns import FREE_UNITS, SLICE_UNITS
+from penstock.online.server.network.turns import FREE_UNITS, LOSS_UNITS, SLICE_UNITS
 from penstock.online.server.network.unread import Unread, UnreadTotal
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
@@ -342,7 +342,7 @@ class H2Connection(ServerConnection):
         self._fail_unless_discarding(
             ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "answers were left unread, and others need the memory")
         )
-        self._session.lose(LOSS * len(self._session.streams))  # not in turns: their memory is needed now
+        self._session.lose(LOSS_UNITS * len(self._session.streams))  # not in turns: their memory is needed now
 
     def fail_later(self, fault: ConnectionFault) -> None:
         asyncio.get_running_loop().call_soon(self._fail_unless_discarding, fault)

@@ -158,7 +158,7 @@ class Outbox:
         self._starved.pop(stream.id, None)
         self._stalled.pop(stream.id, None)
 
-    def forget_all(self) -> None:
+    def clear(self) -> None:
         """Drop all streams."""
         self._ready.clear()
         self._starved.clear()
@@ -208,7 +208,7 @@ class Outbox:
     def close(self) -> None:
         """Drop everything: the transport is closed."""
         self._transport = None
-        self.forget_all()
+        self.clear()
         self._frames.clear()
 
     def _schedule(self) -> None:

@@ -19,7 +19,7 @@ from penstock.online.server.h2.headers import RESPONSE, TABLE_SIZE_ZERO, CallHea
 from penstock.online.server.h2.outbox import Outbox
 from penstock.online.server.h2.owner import Owner
 from penstock.online.server.h2.stream import H2Stream
-from penstock.online.server.network.turns import SLICE_UNITS
+from penstock.online.server.network.turns import LOSS_UNITS, SLICE_UNITS
 from penstock.online.server.network.unread import Unread
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ConnectionFault, ErrorCode, StreamFault
@@ -30,16 +30,11 @@ CONNECTION_WINDOW = 16 << 20
 MAX_FRAME = 1 << 20
 
 _COPIED_BYTES = 1 << 14
-_SMALL_BYTES = 256
-"""A DATA frame with less is charged, unless it ends a request."""
-_BYTES_A_UNIT = 8
-"""Bytes of a header block that take about as long to decode as a frame."""
+_SMALL_BYTES = 256  # a DATA frame with less is charged, unless it ends a request
+_BYTES_A_UNIT = 8  # bytes of a header block that take about as long to decode as a frame
 _MAX_SETTINGS = 64
-_HEAD_BYTES = 4 << 20
-"""Bytes of the headers of open streams; further streams are refused."""
+_HEAD_BYTES = 4 << 20  # of open streams; further streams are refused
 _STREAMS_A_FRAME = 16
-LOSS = 2
-"""Units for the end of a stream whose connection is lost; its service is notified of that."""
 _OCCUPIED_BYTES = 8 * SMALL_BYTES
 
 
@@ -83,11 +78,9 @@ class H2Session:
         self._waiting: OrderedDict[int, H2Stream] = OrderedDict()  # streams with messages, for units
         self._held: OrderedDict[int, H2Stream] = OrderedDict()  # unary calls, until the client reads its answers
         self._lone: H2Stream | None = None  # the one call that runs although answers are unread
-        self.streams: dict[int, H2Stream] = {}
-        """The open streams by id."""
+        self.streams: dict[int, H2Stream] = {}  # the open ones by id
         self.last_id = 0  # of the newest accepted stream
-        self.ending = False
-        """True if no new streams are accepted."""
+        self.ending = False  # True if no new streams are accepted
 
     # Frames
 
@@ -332,15 +325,14 @@ class H2Session:
         """Send nothing more: the connection has failed or is lost. ``lose`` ends its streams."""
         for stream in self.streams.values():
             stream.gone = True
-        self._waiting.clear()
-        self._held.clear()
-        self.outbox.forget_all()
+        for queue in (self._waiting, self._held, self.outbox):
+            queue.clear()
 
     def lose(self, units: int) -> int:
         """End streams of a closed session for about ``units`` units; returns the units used."""
         used = 0
         while self.streams and used < units:
-            used += LOSS
+            used += LOSS_UNITS
             stream = self.streams.popitem()[1]
             stream.lose()
             self._budget.give(stream.charged)

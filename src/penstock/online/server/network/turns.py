@@ -16,6 +16,8 @@ UNIT_S = 4e-6
 """The time of one unit, for work that is measured."""
 CONTROL_UNITS = 256
 """Units of a request to the control plane: one is answered in an iteration."""
+LOSS_UNITS = 2
+"""Units for the end of a call whose connection is lost; its service is notified."""
 
 TURN_UNITS = 256
 """Units of one iteration; half of them are for connections that wait."""
