@@ -177,6 +177,23 @@ def test_the_calls_of_connections_that_end_are_ended_in_turns(cause: str) -> Non
     on_loop(main)
 
 
+def test_a_connection_that_has_failed_is_hardly_read() -> None:
+    async def main() -> None:
+        lab = Lab()
+        client = lab.connect()
+        client.send(h2.frame(h2.SETTINGS, 0, 0, b"x"))
+        client.arrive()
+        assert client.goaway == ErrorCode.FRAME_SIZE_ERROR
+        client.send(bytes(4 * MIB))
+        for _ in range(100):
+            client.arrive()
+            await asyncio.sleep(0)
+        assert not client.wire.reading
+        assert 4 * MIB - len(client._to_send) <= READ_BYTES
+
+    on_loop(main)
+
+
 def test_large_amounts_of_data_arrive_in_turns() -> None:
     async def main() -> None:
         lab = Lab()
