@@ -10,7 +10,7 @@ from h2_wire import READ_BYTES, Client, Lab, on_loop
 from penstock.online.server.h2.connection import BYTES_A_UNIT
 from penstock.online.server.h2.guard import BURST, CALL
 from penstock.online.server.h2.outbox import FLUSH_STREAMS
-from penstock.online.server.network.turns import FREE_UNITS, SLICE_UNITS, TURN_UNITS
+from penstock.online.server.network.turns import FREE_UNITS, LOSS_UNITS, SLICE_UNITS, TURN_UNITS
 from penstock.online.server.network.unread import STALE_S
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ErrorCode
@@ -138,6 +138,58 @@ def test_a_costly_call_is_answered_at_once_if_nothing_else_is_going_on() -> None
         client.send(client.request(1, b"x", COSTLY))
         client.arrive()
         assert len(client.of(h2.DATA)) == 1
+
+    on_loop(main)
+
+
+@pytest.mark.parametrize("cause", ["a fault", "a loss"])
+def test_the_calls_of_connections_that_end_are_ended_in_turns(cause: str) -> None:
+    """Each notifies its service."""
+
+    async def main() -> None:
+        lab = Lab(max_streams=1000)
+        clients = [lab.connect() for _ in range(4)]
+        for client in clients:
+            client.send(*(client.request(2 * n + 1, b"x", HOLD) for n in range(1000)))
+        await lab.settle()
+        calls = lab.server.held
+        assert len(calls) == 4000
+        for client in clients:
+            if cause == "a fault":
+                client.send(h2.frame(h2.SETTINGS, 0, 0, b"x"))
+            else:
+                client.connection.connection_lost(None)
+        ended = [4000 - sum(call.on_cancel is not None for call in calls)]
+        while ended[-1] < 4000:
+            for client in clients:
+                client.arrive()
+            await asyncio.sleep(0)
+            for call in calls:
+                call.send(bytes(MIB))
+            ended.append(4000 - sum(call.on_cancel is not None for call in calls))
+            assert ended[-1] - ended[-2] <= most_units(0) // LOSS_UNITS + len(clients) * SLICE_UNITS // LOSS_UNITS
+        assert len(ended) > 4000 * LOSS_UNITS // TURN_UNITS
+        assert unread(lab) == lab.shared.unread.count == lab.shared.budget.used == 0
+        await lab.settle()
+        assert all(lab.server.cancelled.acquire(blocking=False) for _ in calls)
+        assert {client.goaway for client in clients} == {ErrorCode.FRAME_SIZE_ERROR if cause == "a fault" else None}
+
+    on_loop(main)
+
+
+def test_a_connection_that_has_failed_is_hardly_read() -> None:
+    async def main() -> None:
+        lab = Lab()
+        client = lab.connect()
+        client.send(h2.frame(h2.SETTINGS, 0, 0, b"x"))
+        client.arrive()
+        assert client.goaway == ErrorCode.FRAME_SIZE_ERROR
+        client.send(bytes(4 * MIB))
+        for _ in range(100):
+            client.arrive()
+            await asyncio.sleep(0)
+        assert not client.wire.reading
+        assert 4 * MIB - len(client._to_send) <= READ_BYTES
 
     on_loop(main)
 

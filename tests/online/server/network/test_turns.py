@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.online.server.network.turns import SLICE_UNITS, TURN_UNITS, Turns
+from penstock.online.server.network.turns import PAUSE_UNITS, SLICE_UNITS, TURN_UNITS, Turns
 
 
 class Load:
@@ -110,5 +111,24 @@ def test_coroutines_wait_for_turns_too_and_one_that_is_cancelled_takes_none() ->
             assert len(done) - before <= 1
             before = len(done)
         assert done == [0, 1, 2, 4, 5]
+
+    on_loop(main)
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=20))
+def test_the_loop_pauses_for_other_threads_while_it_has_more_work(loads: list[int]) -> None:
+    async def main() -> None:
+        order = list[Load]()
+        left_at_pauses: list[int] = []
+        turns = Turns(lambda _: left_at_pauses.append(sum(worker.left for worker in workers)))
+        workers = [Load(turns, left, order) for left in loads]
+        for worker in workers:
+            turns.add(worker)
+        while any(worker.left > 0 for worker in workers):
+            await asyncio.sleep(0)
+        steps = [before - after for before, after in pairwise([sum(loads), *left_at_pauses, 0])]
+        assert max(steps) <= PAUSE_UNITS + TURN_UNITS
+        assert min(steps[:-1], default=PAUSE_UNITS) >= PAUSE_UNITS
+        assert 0 not in left_at_pauses
 
     on_loop(main)

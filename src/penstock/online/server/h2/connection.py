@@ -20,7 +20,7 @@ from penstock.online.server.h2.reader import FrameReader
 from penstock.online.server.h2.session import CONNECTION_WINDOW, MAX_FRAME, STREAM_WINDOW, H2Session
 from penstock.online.server.h2.stream import H2Stream
 from penstock.online.server.network.connections import LAST_REQUEST_S, Connections, ServerConnection, end_sending
-from penstock.online.server.network.turns import FREE_UNITS
+from penstock.online.server.network.turns import FREE_UNITS, LOSS_UNITS, SLICE_UNITS
 from penstock.online.server.network.unread import Unread, UnreadTotal
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
@@ -33,8 +33,9 @@ _PADDING_BYTES = 256
 _DIRECT_BYTES = 64 << 10
 """If more bytes of a DATA frame than this are missing, the operating system writes them directly to the message."""
 _DISCARDED_BYTES = 1 << 16
-_LINGERING_BYTES = 1 << 20
-"""Bytes that a client may send after its connection has failed, so that it can read the reason before the connection is reset."""
+_LINGERING_BYTES = 1 << 16
+"""Bytes that a client may send after its connection has failed, so that it can read the reason before the connection is reset. A flood
+sends more, which is not read."""
 BYTES_A_UNIT = 1 << 12
 """Number of bytes that take about as long to receive as one frame takes to process."""
 _CHECKED_STREAMS = 128
@@ -136,9 +137,7 @@ class H2Connection(ServerConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._discarding = True
-        self._session.close()
-        self._reader.close()
+        self._close()
         self._unchecked.clear()
         self._shared.connections.discard(self)
 
@@ -191,14 +190,17 @@ class H2Connection(ServerConnection):
     def work(self, units: int) -> int:
         """See ``TurnTaker``."""
         self._is_queued = False
+        if self._discarding:
+            used = self._lose(units)
+            self._read_or_not()
+            return used
         owed = min(self._owed, units)
         self._owed -= owed
         if owed == units:
             self.continue_later()
             return owed
         # While the client does not read, more responses would only pile up; ``resume_writing`` continues the work.
-        idle = self._discarding or self._outbox.paused
-        used = 0 if idle else self._receive(self._go_on, self._reader, units - owed)
+        used = 0 if self._outbox.paused else self._receive(self._go_on, self._reader, units - owed)
         self._read_or_not()
         return owed + used
 
@@ -317,14 +319,32 @@ class H2Connection(ServerConnection):
 
     def _fail(self, fault: ConnectionFault) -> None:
         """Send GOAWAY with the reason, and close."""
-        self._discarding = True
-        self._session.lose_all()
-        self._reader.close()
+        self._close()
         self._outbox.control(h2.goaway(self._session.last_id, fault.code, fault.reason))
         self.hang_up_later()
 
+    def _close(self) -> None:
+        """Receive no further frames, and end all streams, in turns: there may be thousands."""
+        self._discarding = True
+        self._reader.close()
+        self._session.close()
+        self._lose(SLICE_UNITS)
+
+    def _lose(self, units: int) -> int:
+        used = self._session.lose(units)
+        if not self._session.streams:
+            if self._transport is None:
+                self._session.release()
+        elif not self._is_queued:
+            self._is_queued = True
+            self._turns.add(self)
+        return used
+
     def _evict(self) -> None:
-        self._fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "unread responses take memory that others need"))
+        self._fail_unless_discarding(
+            ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "unread responses take memory that others need")
+        )
+        self._session.lose(LOSS_UNITS * len(self._session.streams))  # not in turns: their memory is needed now
 
     def fail_later(self, fault: ConnectionFault) -> None:
         asyncio.get_running_loop().call_soon(self._fail_unless_discarding, fault)

@@ -177,7 +177,7 @@ class Outbox:
         self._starved.pop(stream.id, None)
         self._stalled.pop(stream.id, None)
 
-    def forget_all(self) -> None:
+    def clear(self) -> None:
         """Drop all streams."""
         self._ready.clear()
         self._starved.clear()
@@ -228,7 +228,7 @@ class Outbox:
         """Drop all frames and streams, since the transport is closed."""
         self._transport = None
         self._on_sent = _ignore
-        self.forget_all()
+        self.clear()
         self._frames.clear()
 
     def _schedule(self) -> None:

@@ -19,7 +19,7 @@ from penstock.online.server.h2.headers import RESPONSE, CallHead, HeaderReader, 
 from penstock.online.server.h2.outbox import Outbox
 from penstock.online.server.h2.owner import NoOwner, Owner
 from penstock.online.server.h2.stream import H2Stream
-from penstock.online.server.network.turns import SLICE_UNITS
+from penstock.online.server.network.turns import LOSS_UNITS, SLICE_UNITS
 from penstock.online.server.network.unread import Unread
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ConnectionFault, ErrorCode, StreamFault
@@ -81,11 +81,9 @@ class H2Session:
         self._waiting: OrderedDict[int, H2Stream] = OrderedDict()  # streams whose messages wait for units
         self._held: OrderedDict[int, H2Stream] = OrderedDict()  # unary calls that wait until the client reads responses
         self._lone: H2Stream | None = None  # the one call that runs although responses are unread
-        self.streams: dict[int, H2Stream] = {}
-        """The open streams by id."""
+        self.streams: dict[int, H2Stream] = {}  # the open streams by id
         self.last_id = 0  # the id of the newest accepted stream
-        self.ending = False
-        """True if no new streams are accepted."""
+        self.ending = False  # True if no new streams are accepted
 
     # Frames
 
@@ -326,21 +324,26 @@ class H2Session:
         self.ending = True
         self._look_whether_empty()
 
-    def lose_all(self) -> None:
-        """End all streams, since the connection is lost."""
-        streams, self.streams = self.streams, {}
-        self._waiting.clear()
-        self._held.clear()
-        for stream in streams.values():
+    def close(self) -> None:
+        """Send nothing more: the connection has failed or is lost. ``lose`` ends its streams."""
+        for stream in self.streams.values():
+            stream.gone = True
+        for queue in (self._waiting, self._held, self.outbox):
+            queue.clear()
+
+    def lose(self, units: int) -> int:
+        """End streams of a closed session for about ``units`` units; returns the units used."""
+        used = 0
+        while self.streams and used < units:
+            used += LOSS_UNITS
+            stream = self.streams.popitem()[1]
             stream.lose()
             self._budget.give(stream.charged)
-        self._head_bytes = 0
-        self.outbox.forget_all()
         self.unread.settle()
+        return used
 
-    def close(self) -> None:
-        """The connection is closed: end all streams, and refer to it no more, so that nothing waits for the garbage collector."""
-        self.lose_all()
+    def release(self) -> None:
+        """Drop the references to the connection, which is lost, so that nothing waits for the garbage collector."""
         self.outbox.close()
         self.unread.close()
         self._owner = _NO_OWNER

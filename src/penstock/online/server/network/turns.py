@@ -7,18 +7,27 @@ are limited. A connection with more work stops reading and waits; waiting connec
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 UNIT_S = 4e-6
 """Seconds per unit, for work whose time is measured."""
 CONTROL_UNITS = 256
 """Units of a control-plane request; this allows one per event-loop iteration."""
+LOSS_UNITS = 2
+"""Units for the end of a call whose connection is lost; its service is notified."""
 
 TURN_UNITS = 256
 """Units per event-loop iteration; half of them are for waiting connections."""
 SLICE_UNITS = 32
 """Minimum units for a turn of a waiting connection."""
+PAUSE_UNITS = 256
+"""Units of waiting connections, after which the loop pauses if more are waiting."""
+PAUSE_S = 5e-5
+"""The pause, in which other threads take the interpreter lock. A loop that is never idle often releases the lock, but takes it back
+before a waiting thread has woken up, so that a model's thread might wait for a hundred iterations."""
 FREE_UNITS = 16
 """Units that each connection always gets for newly received data, so that single small requests never wait."""
 
@@ -33,13 +42,16 @@ class TurnTaker(Protocol):
 class Turns:
     """Distributes units among connections. Belongs to the event loop."""
 
-    __slots__ = ("_is_scheduled", "_waiting", "left")
+    __slots__ = ("_is_scheduled", "_pause", "_unpaused", "_waiting", "left")
 
-    def __init__(self) -> None:
+    def __init__(self, pause: Callable[[float], object] = time.sleep) -> None:
+        """``pause`` blocks this thread for some seconds, without the interpreter's lock."""
         self.left = TURN_UNITS
         """Units left for newly received data. Negative if a step used too many; later iterations have fewer units then."""
         self._waiting: deque[TurnTaker] = deque()
         self._is_scheduled = False
+        self._pause = pause
+        self._unpaused = 0  # units of those that wait since the last pause
 
     def spend(self, units: int) -> None:
         """Record that newly received data took ``units`` units. Calls for up to ``FREE_UNITS`` may be omitted."""
@@ -70,7 +82,12 @@ class Turns:
         for _ in range(count):
             if self.left <= TURN_UNITS // 2:
                 break
-            self.left -= self._waiting.popleft().work(share)
+            used = self._waiting.popleft().work(share)
+            self.left -= used
+            self._unpaused += used
+        if self._waiting and self._unpaused >= PAUSE_UNITS:
+            self._unpaused = 0
+            self._pause(PAUSE_S)
         if self._waiting or self.left < TURN_UNITS:
             self._schedule()
 
