@@ -148,7 +148,11 @@ class H2Stream(msgspec.Struct, eq=False):
 
     async def _hold(self, size: int) -> None:
         """Wait until ``size`` bytes may be reserved in all, and reserve them."""
-        await self._passage().hold(size)
+        try:
+            await self._passage().hold(size)
+        finally:
+            if self.gone:
+                self.leave()
         self.reserve(size - self.reserved)
 
     def _passage(self) -> CallGate:
