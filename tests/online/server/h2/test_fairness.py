@@ -7,7 +7,9 @@ import pytest
 
 from h2_servers import CHAT, COSTLY, COSTLY_UNITS, DECODE, ECHO, FLOOD, FLOOD_BYTES, HOLD, data_frame, message
 from h2_wire import READ_BYTES, Client, Lab, on_loop
+from penstock.errors import DeadlineExceeded
 from penstock.online.server.access.gate import LIMIT_BYTES, Gate
+from penstock.online.server.grpc.call import GrpcCall, GrpcMethod
 from penstock.online.server.h2.connection import BYTES_A_UNIT
 from penstock.online.server.h2.guard import BURST, CALL
 from penstock.online.server.h2.outbox import FLUSH_STREAMS
@@ -16,6 +18,7 @@ from penstock.online.server.network.turns import FREE_UNITS, SLICE_UNITS, TURN_U
 from penstock.online.server.network.unread import STALE_S
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ErrorCode
+from penstock.tensor import Buffer
 
 MIB = 1 << 20
 MESSAGES = (1 << 19) // FLOOD_BYTES
@@ -637,5 +640,42 @@ def test_a_client_that_leaves_while_it_waits_lets_the_next_one_send() -> None:
         waiting[1].client.connection.connection_lost(None)
         await lab.settle()
         assert (gate.used, gate.waiting) == (0, 0)
+
+    on_loop(main)
+
+
+def test_calls_that_wait_for_room_do_not_start_once_they_have_ended() -> None:
+    size = LIMIT_BYTES // 3
+
+    async def main() -> None:
+        started: list[GrpcCall] = []
+        tasks: list[asyncio.Task[None]] = []
+
+        async def later(call: GrpcCall) -> None:
+            await call.hold(size)
+            started.append(call)
+            call.park()
+
+        def begin(call: GrpcCall, data: Buffer) -> None:
+            task = asyncio.create_task(later(call))
+            call.on_cancel = task.cancel
+            tasks.append(task)
+
+        lab = Lab()
+        lab.shared.methods = {HOLD.encode(): GrpcMethod(begin)}
+        lab.shared.budget.gate = gate = Gate(LIMIT_BYTES, patience_s=1e6)
+        for is_lost in (True, False):
+            client = lab.connect()
+            client.send(*(client.request(2 * n + 1, b"x", HOLD) for n in range(50)))
+            await lab.settle()
+            assert (len(started), gate.waiting) == (3, 47)
+            if is_lost:
+                client.connection.connection_lost(None)
+            for stream in list(client.connection._session.streams.values()):
+                stream.abandon(DeadlineExceeded("too late"))
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert len(started) == 3
+            assert (gate.used, gate.waiting) == (0, 0)
+            started.clear()
 
     on_loop(main)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.errors import DeadlineExceeded, PenstockError, ResourceExhausted, Unsupported
+from penstock.errors import Cancelled, DeadlineExceeded, PenstockError, ResourceExhausted, Unsupported
 from penstock.online.server import offload
 from penstock.online.server.access.gate import Gate
 from penstock.online.server.grpc.call import Receiver
@@ -151,8 +151,10 @@ class H2Stream(msgspec.Struct, eq=False):
         try:
             await self._passage().hold(size)
         finally:
-            if self.gone:
+            if has_ended := self.finished or self.gone:
                 self.leave()
+        if has_ended:  # its room may have come before its cancellation
+            raise Cancelled("the call has ended")
         self.reserve(size - self.reserved)
 
     def _passage(self) -> CallGate:
