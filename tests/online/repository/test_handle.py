@@ -4,10 +4,12 @@ import asyncio
 from collections import Counter
 
 import numpy as np
+import pytest
 
 from ensembles import Gate
 from handles import make_handle
 from penstock.request import InferRequest
+from penstock.tensor import DataType, Signature, TensorSpec
 from penstock.testing import FakeModel
 
 
@@ -55,5 +57,30 @@ def test_a_newcomer_may_be_the_one_that_leaves() -> None:
         assert handle.instance_count == 1
         gate.open()
         await handle.unload()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("given", "made", "max_batch", "shape", "expected"),
+    [
+        ((-1, 1), (-1, 1000), 8, (3, 1), 3 * 4000),
+        ((1,), (10, 1000), None, (1,), 40_000),
+        ((-1, -1), (-1, 1000), 8, (2, 3), 8000),
+        ((-1, -1), (-1, 1000), 8, (2, 1000), 0),  # as large as the request
+        ((-1, 1000), (-1, 1000), 8, (2, 1000), 0),
+        ((-1, 1), (-1, -1), 8, (2, 1), 0),  # not known
+        ((), (1000,), None, (), 4000),
+    ],
+)
+def test_answers_that_are_large_for_their_requests_are_foreseen(
+    given: tuple[int, ...], made: tuple[int, ...], max_batch: int | None, shape: tuple[int, ...], expected: int
+) -> None:
+    async def main() -> None:
+        spec = TensorSpec("x", DataType.FP32, given)
+        model = FakeModel(Signature((spec,), (TensorSpec("y", DataType.FP32, made),)))
+        handle = make_handle(model, max_batch=max_batch)
+        assert handle.amplified_bytes(InferRequest("m", {"x": np.ones(shape, np.float32)}, "1")) == expected
+        assert handle.amplified_bytes(InferRequest("m", {}, "1")) == 0
 
     asyncio.run(main())

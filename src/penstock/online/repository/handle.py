@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from math import prod
 from typing import cast
 
 from penstock.online.cache.response_cache import ModelCache
@@ -20,9 +21,14 @@ from penstock.online.repository.triton.auto_complete import Model
 from penstock.online.repository.triton.schema import with_instances
 from penstock.online.scheduler.base import Scheduler
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
+from penstock.request import InferRequest
 from penstock.telemetry.statistics import ModelStatistics
+from penstock.tensor import TensorSpec
 
 _log = logging.getLogger(__name__)
+
+_AMPLIFYING = 4
+"""Outputs of more than this many times the size of the inputs are large for their request."""
 
 
 class Handle:
@@ -55,6 +61,11 @@ class Handle:
         self.check = check
         self.signature = config.client_signature
         """The signature that clients see."""
+        self._rows_first = config.batchable
+        given, made = (_row_bytes(specs, config.batchable) for specs in (self.signature.inputs, self.signature.outputs))
+        self.row_bytes = made if made > _AMPLIFYING * given else 0
+        """Bytes of the outputs for each row, or for a request if rows are not merged, where those are large for the inputs; else 0.
+        Dimensions that are not known count as 1."""
         self.scheduler = scheduler
         self.cache = cache
         """None if the model's responses are not cached."""
@@ -141,6 +152,14 @@ class Handle:
         cast(DynamicBatcher, self.scheduler).expect(self.instance_count)
         self.config = with_instances(self.config, self.instance_count)
 
+    def amplified_bytes(self, request: InferRequest) -> int:
+        """Bytes of the outputs for ``request`` by the signature if they are large for its inputs; else 0."""
+        if not (self.row_bytes and request.inputs):
+            return 0
+        shape = next(iter(request.inputs.values())).shape
+        size = self.row_bytes * (shape[0] if self._rows_first and shape else 1)
+        return size if size > _AMPLIFYING * sum(array.nbytes for array in request.inputs.values()) else 0
+
     def hold(self) -> None:
         """Keep the version loaded until ``release``, in order to submit more requests later."""
         self._holders += 1
@@ -176,3 +195,7 @@ class Handle:
             model.unload()
         except Exception:  # noqa: BLE001 - an engine's bug must not keep the other models in memory
             _log.exception("a model of '%s' version %s could not be unloaded", self.name, self.version)
+
+
+def _row_bytes(specs: Sequence[TensorSpec], has_rows: bool) -> int:
+    return sum(spec.datatype.itemsize * prod(max(size, 1) for size in spec.shape[has_rows:]) for spec in specs)

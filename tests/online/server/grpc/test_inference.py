@@ -46,7 +46,7 @@ class Plane:
     def acquire(self, name: str, version: str, client: str) -> Any:
         if name == "gone":
             raise NotFound("gone")
-        return SimpleNamespace(signature=DOUBLER, labels={"y": ["cat", "dog"]}, decoupled=False)
+        return SimpleNamespace(signature=DOUBLER, labels={"y": ["cat", "dog"]}, decoupled=False, row_bytes=0)
 
     def check(self, request: InferRequest, client: str) -> None:
         if request.inputs["x"].shape[0] > 20_000:
@@ -90,6 +90,89 @@ def test_going_away_cancels() -> None:
     plane, call = ask(request("m", 1))
     call.cancel()
     assert plane.cancelled == 1
+
+
+class Wide:
+    """A handle whose answers are large for their requests."""
+
+    row_bytes, decoupled = 1, False
+
+    def __init__(self) -> None:
+        self.holders = 0
+
+    def amplified_bytes(self, request: InferRequest) -> int:
+        return 8 << 20
+
+    def hold(self) -> None:
+        self.holders += 1
+
+    def release(self) -> None:
+        self.holders -= 1
+
+
+class WidePlane(Plane):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = Wide()
+
+    def acquire(self, name: str, version: str, client: str) -> Any:
+        return self.wide
+
+
+class HeldCall(FakeCall):
+    """Its client leaves large answers unread until ``room`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.room = asyncio.Event()
+        self.error_then: Unavailable | None = None
+
+    async def hold(self, size: int) -> None:
+        await self.room.wait()
+        if self.error_then is not None:
+            raise self.error_then
+        await super().hold(size)
+
+
+def test_a_request_with_a_large_answer_waits_for_room() -> None:
+    async def run() -> None:
+        plane, call = WidePlane(), HeldCall()
+        inference = Inference(plane)  # type: ignore[arg-type]
+        inference.infer(call, in_shared_memory().SerializeToString())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert (hasattr(plane, "request"), plane.wide.holders) == (False, 1)
+        call.room.set()
+        await until(lambda: not inference._tasks)
+        assert (plane.wide.holders, call.reserved, call.is_parked) == (0, 8 << 20, True)
+        call.cancel()
+        assert plane.cancelled == 1
+        plane.done(NotFound("cancelled"))
+        assert plane.shared_memory.releases == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_request_that_ends_before_there_is_room_leaves_nothing(has_begun: bool) -> None:
+    async def run() -> None:
+        for cancels in (True, False):
+            plane, call = WidePlane(), HeldCall()
+            inference = Inference(plane)  # type: ignore[arg-type]
+            inference.infer(call, in_shared_memory().SerializeToString())
+            if has_begun:
+                await asyncio.sleep(0)
+            if cancels:
+                call.cancel()
+            else:
+                call.error_then = Unavailable("full")
+                call.room.set()
+            await until(lambda inference=inference: not inference._tasks)
+            await asyncio.sleep(0)
+            assert (hasattr(plane, "request"), plane.wide.holders, plane.shared_memory.releases) == (False, 0, 1)
+            assert cancels or str(call.error) == "full"
+
+    asyncio.run(run())
 
 
 def in_shared_memory() -> Any:

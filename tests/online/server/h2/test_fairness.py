@@ -7,18 +7,24 @@ import pytest
 
 from h2_servers import CHAT, COSTLY, COSTLY_UNITS, DECODE, ECHO, FLOOD, FLOOD_BYTES, HOLD, data_frame, message
 from h2_wire import READ_BYTES, Client, Lab, on_loop
+from penstock.errors import DeadlineExceeded
+from penstock.online.server.access.gate import LIMIT_BYTES, Gate
+from penstock.online.server.grpc.call import GrpcCall, GrpcMethod
 from penstock.online.server.h2.connection import BYTES_A_UNIT
 from penstock.online.server.h2.guard import BURST, CALL
 from penstock.online.server.h2.outbox import FLUSH_STREAMS
+from penstock.online.server.h2.session import STREAM_WINDOW
 from penstock.online.server.network.turns import FREE_UNITS, LOSS_UNITS, SLICE_UNITS, TURN_UNITS
 from penstock.online.server.network.unread import STALE_S
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ErrorCode
+from penstock.tensor import Buffer
 
 MIB = 1 << 20
 MESSAGES = (1 << 19) // FLOOD_BYTES
 """Messages of an answer of half a MiB."""
 MOST_DECODED = 8
+LARGE = LIMIT_BYTES * 2 // 3
 FLOODS = {
     "PING": h2.ping(bytes(8)),
     "PING ACK": h2.ping(bytes(8), h2.ACK),
@@ -607,5 +613,121 @@ def test_the_time_of_thousands_of_streams_is_checked_by_and_by() -> None:
             answered.append(len(client.of(h2.HEADERS)))
         assert answered[-1] == 1000
         assert max(after - before for before, after in pairwise(answered)) <= 128
+
+    on_loop(main)
+
+
+class Uploader:
+    """Sends one message of ``LARGE`` bytes, as much as its window allows."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.left = data_frames(message(bytes(LARGE)))
+        self.window = STREAM_WINDOW
+        self.grants = 0
+        client.send(client.headers(1, HOLD))
+
+    def send(self) -> bool:
+        """Whether a part could be sent."""
+        updates = [frame.payload for frame in self.client.of(h2.WINDOW_UPDATE) if frame.stream_id == 1]
+        self.window += sum(h2.parse_window_update(payload) for payload in updates[self.grants :])
+        self.grants = len(updates)
+        before = len(self.left)
+        while self.left and len(self.left[0]) - 9 <= self.window:
+            self.window -= len(self.left[0]) - 9
+            self.client.send(self.left.pop(0))
+        return len(self.left) < before
+
+
+def data_frames(content: bytes) -> list[bytes]:
+    parts = [content[start : start + READ_BYTES] for start in range(0, len(content), READ_BYTES)]
+    return [data_frame(1, part, h2.END_STREAM if part is parts[-1] else 0) for part in parts]
+
+
+async def upload(lab: Lab, uploaders: list[Uploader]) -> None:
+    """Send everything that the windows allow."""
+    while sum(uploader.send() for uploader in uploaders):
+        await lab.settle()
+
+
+def test_large_messages_are_received_one_after_the_other() -> None:
+    async def main() -> None:
+        lab = Lab(request_timeout_s=10)
+        lab.shared.budget.gate = gate = Gate(LIMIT_BYTES, patience_s=1e6)
+        uploaders = [Uploader(lab.connect()) for _ in range(4)]
+        for number in range(4):
+            await upload(lab, uploaders)
+            # One message is complete, and its call in progress; of the others only what the first window allows has arrived.
+            assert [not uploader.left for uploader in uploaders].count(True) == number + 1
+            assert [bool(uploader.grants) for uploader in uploaders].count(True) == number + 1
+            assert gate.used == LARGE
+            for _ in range(3):  # the server keeps them waiting, not they the server
+                lab.clock.advance(4)
+                for uploader in uploaders:
+                    uploader.client.connection.check_time(lab.clock.now())
+            lab.server.held[number].finish()
+            await lab.settle()
+        assert (len(lab.server.held), gate.waiting) == (4, 0)
+        await upload(lab, uploaders)
+        assert gate.used == 0
+
+    on_loop(main)
+
+
+def test_a_client_that_leaves_while_it_waits_lets_the_next_one_send() -> None:
+    async def main() -> None:
+        lab = Lab()
+        lab.shared.budget.gate = gate = Gate(LIMIT_BYTES, patience_s=1e6)
+        uploaders = [Uploader(lab.connect()) for _ in range(3)]
+        await upload(lab, uploaders)
+        waiting = [uploader for uploader in uploaders if uploader.left]
+        assert len(waiting) == 2
+        waiting[0].client.send(h2.rst_stream(1, ErrorCode.CANCEL))
+        await lab.settle()
+        assert gate.waiting == 1
+        lab.server.held[0].finish()
+        await lab.settle()
+        await upload(lab, waiting[1:])
+        assert not waiting[1].left
+        waiting[1].client.connection.connection_lost(None)
+        await lab.settle()
+        assert (gate.used, gate.waiting) == (0, 0)
+
+    on_loop(main)
+
+
+def test_calls_that_wait_for_room_do_not_start_once_they_have_ended() -> None:
+    size = LIMIT_BYTES // 3
+
+    async def main() -> None:
+        started: list[GrpcCall] = []
+        tasks: list[asyncio.Task[None]] = []
+
+        async def later(call: GrpcCall) -> None:
+            await call.hold(size)
+            started.append(call)
+            call.park()
+
+        def begin(call: GrpcCall, data: Buffer) -> None:
+            task = asyncio.create_task(later(call))
+            call.on_cancel = task.cancel
+            tasks.append(task)
+
+        lab = Lab()
+        lab.shared.methods = {HOLD.encode(): GrpcMethod(begin)}
+        lab.shared.budget.gate = gate = Gate(LIMIT_BYTES, patience_s=1e6)
+        for is_lost in (True, False):
+            client = lab.connect()
+            client.send(*(client.request(2 * n + 1, b"x", HOLD) for n in range(50)))
+            await lab.settle()
+            assert (len(started), gate.waiting) == (3, 47)
+            if is_lost:
+                client.connection.connection_lost(None)
+            for stream in list(client.connection._session.streams.values()):
+                stream.abandon(DeadlineExceeded("too late"))
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert len(started) == 3
+            assert (gate.used, gate.waiting) == (0, 0)
+            started.clear()
 
     on_loop(main)

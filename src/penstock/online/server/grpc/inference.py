@@ -12,6 +12,7 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.online.repository.handle import Handle
 from penstock.online.scheduler.base import Cancellable
 from penstock.online.server.access.admission import ByteBudget
+from penstock.online.server.access.gate import SMALL_BYTES
 from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.classification import classify_outputs
 from penstock.online.server.dataplane import DataPlane
@@ -103,7 +104,8 @@ class Inference:
     def infer(self, call: GrpcCall, data: Buffer) -> None:
         """The unary method ``ModelInfer``."""
         try:
-            self.check_open()
+            if self._is_stopping:
+                raise stopping()
             decoded = self.decode(data, call.reserve)
         except PenstockError as error:
             call.finish(error)
@@ -130,6 +132,28 @@ class Inference:
             form.release()
             call.finish(error)
             return
+        if handle.row_bytes and (size := handle.amplified_bytes(request)) > SMALL_BYTES:
+            handle.hold()
+            task = self.start(self._ask_later(call, handle, request, form, size))
+            # Not in the task, which may be cancelled before it begins.
+            task.add_done_callback(partial(_end_wait, handle, form))
+            call.on_cancel = task.cancel
+            return
+        pending = self.submit(call, handle, request, partial(self._answer, call, handle, form))
+        if pending is not None:
+            call.on_cancel = pending.cancel
+
+    async def _ask_later(
+        self, call: GrpcCall, handle: Handle, request: InferRequest, form: AnswerForm, size: int
+    ) -> None:
+        """Pass ``request`` on once its answer of ``size`` bytes may be held: the client may not read it."""
+        try:
+            await call.hold(size)
+        except PenstockError as error:
+            _finish(call, form, error)
+            return
+        call.park()
+        call.on_cancel = None
         pending = self.submit(call, handle, request, partial(self._answer, call, handle, form))
         if pending is not None:
             call.on_cancel = pending.cancel
@@ -152,6 +176,12 @@ class Inference:
         answer = await run(partial(self.encode, handle, response, form))
         assert answer is not None
         _finish(call, form, answer)
+
+
+def _end_wait(handle: Handle, form: AnswerForm, task: asyncio.Task[None]) -> None:
+    handle.release()
+    if task.cancelled():
+        form.release()
 
 
 def _finish(call: GrpcCall, form: AnswerForm, answer: list[Buffer] | PenstockError) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar, cast
 
 from penstock.clock import Clock
+from penstock.errors import DeadlineExceeded
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.web import WebAccess
 from penstock.online.server.config import ServerConfig
@@ -283,7 +284,7 @@ class H2Connection(ServerConnection):
         if not self._unchecked:
             self._unchecked = list(session.streams.values())
         for stream in self._unchecked[-_CHECKED_STREAMS:]:
-            stream.check_time(now, config.request_timeout_s, config.idle_timeout_s)
+            _check_stream(stream, now, config)
         del self._unchecked[-_CHECKED_STREAMS:]
         unwritten = transport.get_write_buffer_size()
         asking = self._reader.is_waiting
@@ -369,6 +370,25 @@ class H2Connection(ServerConnection):
         self._outbox.close()
         end_sending(transport)
         asyncio.get_running_loop().call_later(LAST_REQUEST_S, transport.close)
+
+
+def _check_stream(stream: H2Stream, now: float, config: ServerConfig) -> None:
+    """End a call if its client takes too long to send its request, or to read its answers."""
+    method, reader = stream.head.method, stream.reader
+    assert method is not None
+    is_held = stream.passage is not None and stream.passage.is_waiting
+    unread = not (stream.half_closed or stream.paused or stream.finished or is_held)
+    asking = unread and (method.unary is not None or not (reader is None or reader.is_between))
+    read = 0 if method.stream is None else stream.received // _PROGRESS_BYTES + stream.delivered
+    seen = (stream.sent_bytes // _PROGRESS_BYTES, read, asking)
+    if seen != stream.seen or not (stream.unsent_bytes or asking):
+        stream.seen, stream.since = seen, now
+        return
+    waited = now - stream.since
+    if stream.unsent_bytes and waited >= config.idle_timeout_s:
+        stream.carrier.reset(stream, ErrorCode.CANCEL)
+    elif asking and waited >= config.request_timeout_s:
+        stream.abandon(DeadlineExceeded(f"the request took longer than {config.request_timeout_s:g} s to arrive"))
 
 
 class FrameReceiver(asyncio.BufferedProtocol):

@@ -46,6 +46,16 @@ class MessageReader:
         message = self._message
         return len(self._received) if message is None else len(self._received) + message.filled + message.spare
 
+    @property
+    def message_bytes(self) -> int:
+        """The size of the unfinished message; 0 between messages."""
+        return 0 if self._message is None else self._message.size
+
+    @property
+    def missing(self) -> int:
+        """Bytes of the unfinished message that have not arrived."""
+        return 0 if self._message is None else self._message.size - self._message.filled
+
     def place(self) -> memoryview | None:
         """The memory that the next bytes may be written to; None if they must be passed to ``feed``."""
         if self._message is None or self._position != len(self._received):

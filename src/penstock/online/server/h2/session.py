@@ -309,7 +309,7 @@ class H2Session:
     def grant(self, stream: H2Stream) -> None:
         if stream.allowance >= STREAM_WINDOW // 2 or stream.id in self._waiting or stream.inflating is not None:
             return
-        if not (stream.half_closed or stream.paused or stream.finished):
+        if not (stream.half_closed or stream.paused or stream.finished) and stream.may_receive():
             self.outbox.control(h2.window_update(stream.id, STREAM_WINDOW - stream.allowance))
             stream.allowance = STREAM_WINDOW
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 import msgspec
 
-from penstock.errors import DeadlineExceeded, PenstockError, ResourceExhausted, Unsupported
+from penstock.errors import Cancelled, DeadlineExceeded, PenstockError, ResourceExhausted, Unsupported
 from penstock.online.server import offload
-from penstock.online.server.access.gate import Gate, Passage
+from penstock.online.server.access.gate import Gate
 from penstock.online.server.grpc.call import Receiver
+from penstock.online.server.h2.call_gate import CallGate
 from penstock.online.server.h2.grpc_messages import PREFIX, MessageReader, window_bits
 from penstock.online.server.h2.headers import OK_TRAILERS, CallHead, trailers
 from penstock.online.server.inflating import inflate, inflate_small
@@ -24,7 +26,6 @@ from penstock.tensor import Buffer
 _log = logging.getLogger(__name__)
 
 _MESSAGE_OVERHEAD = 256
-_PROGRESS_BYTES = 1 << 16
 
 
 class Carrier(Protocol):
@@ -104,8 +105,8 @@ class H2Stream(msgspec.Struct, eq=False):
     """The decompressed message, to be delivered next."""
     reserved: int = 0
     """The part of ``charged`` beyond messages that wait for delivery."""
-    passage: Passage | None = None
-    """The passage through the gate of a request that needs more memory than its message."""
+    passage: CallGate | None = None
+    """The passage through the gate of a request that is large, or needs more memory than its message."""
 
     credit: int = 0
     """Bytes that the server may send beyond the client's setting of the initial window; negative once it has sent some."""
@@ -147,10 +148,19 @@ class H2Stream(msgspec.Struct, eq=False):
 
     async def _hold(self, size: int) -> None:
         """Wait until a total of ``size`` bytes may be reserved, and reserve them."""
-        if self.passage is None:
-            self.passage = Passage(self.carrier.gate)
-        await self.passage.hold(size)
+        try:
+            await self._passage().hold(size)
+        finally:
+            if has_ended := self.finished or self.gone:
+                self.leave()
+        if has_ended:  # its room may have come before its cancellation
+            raise Cancelled("the call has ended")
         self.reserve(size - self.reserved)
+
+    def _passage(self) -> CallGate:
+        if self.passage is None:
+            self.passage = CallGate(self.carrier.gate)
+        return self.passage
 
     def park(self) -> None:
         if self.passage is not None:
@@ -216,6 +226,15 @@ class H2Stream(msgspec.Struct, eq=False):
                 self.go_on()
 
     # The client's side
+
+    def may_receive(self) -> bool:
+        """Whether the client may send more than its window allows; if not, the carrier's ``grant`` is called once it may."""
+        reader = self.reader
+        if reader is None or not reader.missing:
+            return True
+        if reader.missing <= self.allowance:
+            return False  # the rest of the message fits; then ``grant`` is called again
+        return self._passage().admits(reader.message_bytes, partial(self.carrier.grant, self))
 
     def begin(self, timeout_s: float | None) -> None:
         """Start the deadline, and a streaming method. A unary method is called later, with the complete message."""
@@ -301,23 +320,6 @@ class H2Stream(msgspec.Struct, eq=False):
         self._drop(1 if self.is_cut else 0)
         self._cancel()
         self.finish(error)
-
-    def check_time(self, now: float, request_timeout_s: float, idle_timeout_s: float) -> None:
-        """End the call if the client takes too long to send the request or to read the responses."""
-        method = self.head.method
-        assert method is not None
-        unread = not (self.half_closed or self.paused or self.finished)
-        asking = unread and (method.unary is not None or not (self.reader is None or self.reader.is_between))
-        read = 0 if method.stream is None else self.received // _PROGRESS_BYTES + self.delivered
-        seen = (self.sent_bytes // _PROGRESS_BYTES, read, asking)
-        if seen != self.seen or not (self.unsent_bytes or asking):
-            self.seen, self.since = seen, now
-            return
-        waited = now - self.since
-        if self.unsent_bytes and waited >= idle_timeout_s:
-            self.carrier.reset(self, ErrorCode.CANCEL)
-        elif asking and waited >= request_timeout_s:
-            self.abandon(DeadlineExceeded(f"the request took longer than {request_timeout_s:g} s to arrive"))
 
     # Sending
 
@@ -424,6 +426,8 @@ class H2Stream(msgspec.Struct, eq=False):
         self.delivered += 1
         # From here on, the receiver counts the message, unless it needs decompression.
         self.message = (flag, message) if flag else None
+        if self.passage is not None and not flag:
+            self.passage.leave()
         self.carrier.count(self)
         self.carrier.delivered(len(message))
         if self.finished:
