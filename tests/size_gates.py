@@ -28,7 +28,7 @@ ROOM_LINES = {
     "online/instances": 3_128,
     "online/repository": 4_925,
     "online/scheduler": 2_661,
-    "online/server": 14_406,
+    "online/server": 14_417,
     "perf": 2_426,
     "pipeline": 448,
     "protocol": 406,
