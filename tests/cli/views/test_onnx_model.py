@@ -51,6 +51,14 @@ def test_subgraphs_count_and_the_node_that_joins_rows_is_named(penstock, tmp_pat
     assert shown[-1].startswith(f"rows      not proven to be independent: {facts['dependent_rows']}; ")
 
 
+def test_a_fixed_first_dimension_is_the_reason_and_no_setting_is_advised(penstock, tmp_path: Path) -> None:
+    path = tmp_path / "fixed.onnx"
+    path.write_bytes(models.fixed_batch().data)
+    last = penstock("inspect", path).out.splitlines()[-1]
+    assert "input 'x' of the model, [1, 3], has no free first dimension; export the model" in last
+    assert "max_batch_size" not in last
+
+
 def test_only_bundles_have_reports_and_only_models_are_read(penstock, model: Path, tmp_path: Path) -> None:
     done = penstock("inspect", model, "--report", tmp_path / "r.html")
     assert (done.code, "has no report" in done.err) == (2, True)

@@ -13,7 +13,7 @@ from penstock.artifact import Artifact, Format
 from penstock.engines.registry import engines_for, get_engine
 from penstock.errors import InvalidModel
 from penstock.rows.graph import OnnxGraph, read_graph
-from penstock.rows.proof import HINT, unproven
+from penstock.rows.proof import advice, unproven
 from penstock.tensor import Signature, TensorSpec
 
 
@@ -65,7 +65,11 @@ def show(console: Console, facts: OnnxFacts) -> None:
             console.print(f"{kind:<9} {escape(spec.name)}  {spec.datatype.value}{escape(f'[{shape}]')}")
     counted = ", ".join(f"{operator} {count}" for operator, count in facts.operators.items())
     console.print(f"operators {sum(facts.operators.values())}: {escape(counted)}", soft_wrap=True)
-    reason = f"not proven to be independent: {facts.dependent_rows}; {HINT}" if facts.dependent_rows else "independent"
+    reason = (
+        f"not proven to be independent: {facts.dependent_rows}; {advice(Signature(facts.inputs, facts.outputs))}"
+        if facts.dependent_rows
+        else "independent"
+    )
     console.print(
         f"rows      {escape(reason)}" + ("" if facts.dependent_rows else ", so requests can be merged"), soft_wrap=True
     )
