@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
-    "": 1_954,
+    "": 1_962,
     "bundle": 1_800,
     "cli": 2_150,
     "engines": 1_859,
@@ -26,13 +26,13 @@ ROOM_LINES = {
     "online": 56,
     "online/cache": 849,
     "online/instances": 3_128,
-    "online/repository": 4_948,
+    "online/repository": 4_950,
     "online/scheduler": 2_661,
-    "online/server": 14_569,
+    "online/server": 14_613,
     "perf": 2_426,
     "pipeline": 448,
     "protocol": 406,
-    "rows": 2_182,
+    "rows": 2_195,
     "storage": 550,
     "telemetry": 1_979,
 }

@@ -100,11 +100,13 @@ def resolve(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
     assignments: Sequence[str] = (),
+    path: Path | None = None,
 ) -> Resolved[_Config]:
     """Merge the sources of ``section`` into a configuration. Raises InvalidConfig.
 
     A flag of None counts as absent. ``into`` may list removed settings and their reasons in a class attribute ``REMOVED``.
-    ``assignments`` are the texts ``name=value`` of ``--set``. Repeated assignments to a list append their items.
+    ``assignments`` are the texts ``name=value`` of ``--set``. Repeated assignments to a list append their items. Errors name ``path``
+    as the place of ``file``.
     """
     kinds = {field.name: field.type for field in msgspec.structs.fields(into)}
     removed: Mapping[str, str] = getattr(into, "REMOVED", {})
@@ -113,11 +115,11 @@ def resolve(
     origins = dict.fromkeys(kinds, "default")
     for origin, shown, key, given in _given(prefix, file or {}, environment or {}, flags or {}, assignments):
         if key not in kinds:
-            place = origin if origin == "--set" else f"the {origin}"
+            place = _place(origin, path)
             if key in removed:
                 raise InvalidConfig(f"setting '{shown}' in {place} was removed: {removed[key]}", "remove it")
             raise InvalidConfig(f"unknown setting '{shown}' in {place}", did_you_mean(key, kinds))
-        value = _convert(kinds[key], key, given, origin)
+        value = _convert(kinds[key], key, given, origin, path)
         if origin == origins[key] == "--set" and isinstance(value, tuple):
             value = (*values[key], *value)
         values[key] = value
@@ -203,14 +205,20 @@ def _given(
         yield "--set", name, name, text
 
 
-def _convert(kind: Any, key: str, value: Any, origin: str) -> Any:
+def _place(origin: str, path: Path | None) -> str:
+    """The source of a setting, as errors name it."""
+    if origin == "file" and path is not None:
+        return f"'{path}'"
+    return origin if origin == "--set" else f"the {origin}"
+
+
+def _convert(kind: Any, key: str, value: Any, origin: str, path: Path | None) -> Any:
     try:
         return read_text(kind, value) if origin in _TEXT_ORIGINS else msgspec.convert(value, kind)
     except msgspec.MsgspecError as error:
         plain = plain_type(kind)
         hint = f"one of {', '.join(get_args(plain))}" if get_origin(plain) is Literal else ""
-        place = origin if origin == "--set" else f"the {origin}"
-        raise InvalidConfig(f"setting '{key}' from {place} is wrong: {error}", hint) from None
+        raise InvalidConfig(f"setting '{key}' from {_place(origin, path)} is wrong: {error}", hint) from None
 
 
 def _bounds(kind: Any) -> str:

@@ -97,3 +97,11 @@ def test_mistakes(penstock, arguments: list[str], message: str) -> None:
     done = penstock("config", "show", *arguments)
     assert done.code == 2
     assert message in done.err
+
+
+def test_the_error_about_a_setting_names_its_file(penstock, tmp_path: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text("[server]\nmax_queue = 'many'\n")
+    done = penstock("config", "show", "--config", path)
+    assert done.code == 2
+    assert f"setting 'max_queue' from '{path}' is wrong" in done.err.replace("\n", "")

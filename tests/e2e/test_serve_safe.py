@@ -212,6 +212,16 @@ def test_an_open_server_warns_once(root: Path, host: str, is_warned: bool) -> No
         assert server.end()[1].count("may do everything: set 'keys_file'") == is_warned
 
 
+def test_a_server_with_keys_warns_once_of_clear_text_and_of_open_metrics(root: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[clients.user]\nkey_sha256 = "{hashlib.sha256(KEY.encode()).hexdigest()}"\n')
+    with serving(root, "--host", "0.0.0.0", keys_file=keys) as server:
+        server.signal(signal.SIGTERM)
+        log = server.end()[1]
+    assert log.count("keys are sent to '0.0.0.0' in clear text") == 1
+    assert log.count("the metrics port on '0.0.0.0' requires no key") == 1
+
+
 def test_a_call_of_a_web_page_over_grpc_is_refused(server: ServerProcess) -> None:
     with over_grpc.InferenceServerClient("{}:{}".format(*port_of(server, "grpc"))) as client:
         assert client.is_server_live(headers={"origin": f"http://{'{}:{}'.format(*port_of(server, 'grpc'))}"})

@@ -123,7 +123,7 @@ def test_outputs_that_are_not_served_do_not_matter() -> None:
 
 def test_models_of_which_nothing_can_be_said() -> None:
     fixed = Signature(X.inputs, (TensorSpec("y", DataType.FP32, (1, 4)),))
-    assert unproven(models.linear(), fixed) == "not all its inputs and outputs have a free first axis"
+    assert unproven(models.linear(), fixed) == "output 'y' of the model, [1, 4], has no free first dimension"
     script = Artifact.from_bytes(b"script", Format.TORCHSCRIPT)
     assert unproven(script, X) == "only ONNX models can be examined, not models of format 'torchscript'"
     assert unproven(Artifact.from_bytes(b"\x3a\xff"), X).startswith("its graph cannot be read: ")

@@ -92,5 +92,5 @@ def _option(panel: str, setting: Setting) -> tuple[Any, Any]:
 def _read(config: Path | None, flags: Mapping[str, Any], assignments: list[str]) -> ServerSettings:
     """Read the configuration from file, environment and options. Raises NotFound, InvalidConfig."""
     tables = read_file(config, ["server", "models"]) if config else {}
-    server = resolve(ServerConfig, "server", tables.get("server"), os.environ, flags, assignments)
+    server = resolve(ServerConfig, "server", tables.get("server"), os.environ, flags, assignments, config)
     return ServerSettings(server, tables.get("models", {}), config.parent if config else Path())

@@ -15,7 +15,6 @@ from penstock.rows.sizes import BATCH, symbol
 from penstock.rows.walk import Walk
 from penstock.tensor import Signature
 
-HINT = "set 'max_batch_size' if its rows are independent"
 _MAX_OPTIONAL = 4
 _MAX_NAME = 80
 
@@ -26,7 +25,7 @@ def unproven(artifact: Artifact, signature: Signature) -> str:
     ``signature`` has the inputs that clients send, including inputs with a default value, and the outputs that they receive.
     """
     if not signature.batchable:
-        return "not all its inputs and outputs have a free first axis"
+        return _fixed(signature)
     if artifact.format is not Format.ONNX:
         return f"only ONNX models can be examined, not models of format '{artifact.format.value}'"
     try:
@@ -38,6 +37,21 @@ def unproven(artifact: Artifact, signature: Signature) -> str:
         return f"{len(names)} of its inputs have a default value, but at most {_MAX_OPTIONAL} can be examined"
     choices = (left_out for count in range(len(names) + 1) for left_out in itertools.combinations(names, count))
     return next((reason for left_out in choices if (reason := _reason(model, signature, left_out))), "")
+
+
+def advice(signature: Signature) -> str:
+    """What a user can do about a model whose rows may depend on each other. A batch needs a free first dimension."""
+    if signature.batchable:
+        return "set 'max_batch_size' if its rows are independent"
+    return "export the model with a free first dimension to merge its requests"
+
+
+def _fixed(signature: Signature) -> str:
+    for kind, specs in (("input", signature.inputs), ("output", signature.outputs)):
+        for spec in specs:
+            if spec.shape[:1] != (-1,):
+                return f"{kind} {_shown(spec.name)} of the model, {list(spec.shape)}, has no free first dimension"
+    return "the model has no inputs"
 
 
 def _reason(model: OnnxModel, signature: Signature, left_out: tuple[str, ...]) -> str:

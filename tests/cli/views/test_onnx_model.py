@@ -51,6 +51,26 @@ def test_subgraphs_count_and_the_node_that_joins_rows_is_named(penstock, tmp_pat
     assert shown[-1].startswith(f"rows      not proven to be independent: {facts['dependent_rows']}; ")
 
 
+def test_free_axes_have_the_names_that_the_model_gives_them(penstock, tmp_path: Path) -> None:
+    path = tmp_path / "named.onnx"
+    graph = "(float[b, t, 3] x, float[?, 3] z) => (float[b, t, 3] y, float[?, 3] w) { y = Neg (x) w = Neg (z) }"
+    text = f'<ir_version: 8, opset_import: ["" : 17]> m {graph}'
+    path.write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    lines = penstock("inspect", path).out.splitlines()
+    assert "input     x  FP32[b, t, 3]" in lines
+    assert "input     z  FP32[N, 3]" in lines
+    assert "output    y  FP32[b, t, 3]" in lines
+    assert penstock("inspect", path, "--json").json["axes"]["x"] == ["b", "t", ""]
+
+
+def test_a_fixed_first_dimension_is_the_reason_and_no_setting_is_advised(penstock, tmp_path: Path) -> None:
+    path = tmp_path / "fixed.onnx"
+    path.write_bytes(models.fixed_batch().data)
+    last = penstock("inspect", path).out.splitlines()[-1]
+    assert "input 'x' of the model, [1, 3], has no free first dimension; export the model" in last
+    assert "max_batch_size" not in last
+
+
 def test_only_bundles_have_reports_and_only_models_are_read(penstock, model: Path, tmp_path: Path) -> None:
     done = penstock("inspect", model, "--report", tmp_path / "r.html")
     assert (done.code, "has no report" in done.err) == (2, True)

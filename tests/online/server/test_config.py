@@ -26,7 +26,8 @@ from penstock.online.server.config import ServerConfig
         ({"processes": 2, "isolation": "process"}, "cannot be combined with 'isolation' process"),
         ({"processes": 2, "unix_socket": "s"}, "cannot listen on one 'unix_socket'"),
         ({"allow_origin": ["app.example"]}, "'allow_origin' has 'app.example': write https://name"),
-        ({"allow_origin": ["https://app.example/"]}, "'allow_origin' has"),
+        ({"allow_origin": ["https://app.example/"]}, "'https://app.example/': remove the path '/'$"),
+        ({"allow_origin": ["http://app.example:80/a/b"]}, "remove the path '/a/b'$"),
         ({"allow_origin": ["null"]}, "'allow_origin' has 'null'"),
         ({"http_restricted_api": ["health:key=value"]}, "'dialects' would bypass 'http_restricted_api'"),
     ],
@@ -34,3 +35,37 @@ from penstock.online.server.config import ServerConfig
 def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidConfig, match=message):
         resolve(ServerConfig, "server", settings)
+
+
+OPEN = "every client that reaches '{}' may do everything"
+CLEAR = "keys are sent to '{}' in clear text: set 'tls_certificate'"
+METRICS = "the metrics port on '{}' requires no key: set 'metrics_host'"
+KEYS = {"keys_file": "keys.toml"}
+TLS = {"tls_certificate": "cert.pem"}
+ANY = {"host": "0.0.0.0"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, []),
+        (ANY, [OPEN.format("0.0.0.0")]),
+        (ANY | TLS, [OPEN.format("0.0.0.0")]),
+        ({"grpc_host": "10.0.0.7"}, [OPEN.format("10.0.0.7")]),
+        ({"grpc_host": "10.0.0.7", "allow_grpc": False}, []),
+        (KEYS, []),
+        (ANY | KEYS, [CLEAR.format("0.0.0.0"), METRICS.format("0.0.0.0")]),
+        (ANY | KEYS | {"allow_metrics": False}, [CLEAR.format("0.0.0.0")]),
+        (ANY | KEYS | {"metrics_host": "127.0.0.1"}, [CLEAR.format("0.0.0.0")]),
+        (ANY | KEYS | {"metrics_host": "0.0.0.0"}, [CLEAR.format("0.0.0.0")]),
+        (ANY | KEYS | TLS, [METRICS.format("0.0.0.0")]),
+        (ANY | KEYS | TLS | {"http_tls": False}, [CLEAR.format("0.0.0.0"), METRICS.format("0.0.0.0")]),
+        (ANY | KEYS | TLS | {"http_tls": False, "allow_http": False}, [METRICS.format("0.0.0.0")]),
+        ({"grpc_host": "10.0.0.7"} | KEYS, [CLEAR.format("10.0.0.7")]),
+        (ANY | TLS | {"tls_client_ca": "ca.pem"}, [METRICS.format("0.0.0.0")]),
+    ],
+)
+def test_each_exposure_to_other_machines_has_one_warning(settings: dict[str, Any], expected: list[str]) -> None:
+    given = list(ServerConfig(**settings).warnings())
+    assert len(given) == len(expected)
+    assert all(warning.startswith(start) for warning, start in zip(given, expected, strict=True)), given

@@ -17,7 +17,7 @@ from h2_servers import Peer
 from handles import make_handle
 from http_servers import Client, get
 from penstock.clock import SystemClock
-from penstock.errors import Unavailable
+from penstock.errors import InvalidConfig, Unavailable
 from penstock.online.repository.served import ServedModels
 from penstock.online.server import endpoints as module
 from penstock.online.server.access.admission import Admission, ByteBudget
@@ -192,6 +192,13 @@ def test_tls_may_be_for_grpc_alone(tmp_path: Path) -> None:
             assert wrapped.selected_alpn_protocol() == "h2"
 
     serving(ask, tls_certificate=str(tmp_path / "server.pem"), http_tls=False)
+
+
+def test_a_certificate_without_its_key_is_refused_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "server.pem"
+    trustme.CA().issue_cert("127.0.0.1").cert_chain_pems[0].write_to_path(path)
+    with pytest.raises(InvalidConfig, match="no private key was found in .*--tls-key"):
+        serving(lambda _: None, tls_certificate=str(path))
 
 
 def test_an_address_of_ipv6_is_written_in_brackets() -> None:

@@ -13,7 +13,7 @@ from penstock.artifact import Artifact, Format
 from penstock.engines.registry import engines_for, get_engine
 from penstock.errors import InvalidModel
 from penstock.rows.graph import OnnxGraph, read_graph
-from penstock.rows.proof import HINT, unproven
+from penstock.rows.proof import advice, unproven
 from penstock.tensor import Signature, TensorSpec
 
 
@@ -26,6 +26,8 @@ class OnnxFacts(msgspec.Struct):
     """Version by domain; the default domain is ``ai.onnx``."""
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    axes: dict[str, tuple[str, ...]]
+    """Names of the axes by input and output; empty for an axis of fixed size or without a name."""
     operators: dict[str, int]
     """Number of nodes by operator, subgraphs included."""
     dependent_rows: str
@@ -48,6 +50,7 @@ def read(artifact: Artifact) -> OnnxFacts:
         {domain or "ai.onnx": version for domain, version in model.opsets.items()},
         signature.inputs,
         signature.outputs,
+        _axes(artifact.data),
         dict(sorted(operators.items(), key=lambda pair: (-pair[1], pair[0]))),
         unproven(artifact, signature),
     )
@@ -61,14 +64,34 @@ def show(console: Console, facts: OnnxFacts) -> None:
     )
     for kind, specs in (("input", facts.inputs), ("output", facts.outputs)):
         for spec in specs:
-            shape = ", ".join("N" if dim < 0 else str(dim) for dim in spec.shape)
+            names = facts.axes.get(spec.name, ())
+            names = names if len(names) == len(spec.shape) else ("",) * len(spec.shape)
+            shape = ", ".join(
+                str(dim) if dim >= 0 else name or "N" for dim, name in zip(spec.shape, names, strict=True)
+            )
             console.print(f"{kind:<9} {escape(spec.name)}  {spec.datatype.value}{escape(f'[{shape}]')}")
     counted = ", ".join(f"{operator} {count}" for operator, count in facts.operators.items())
     console.print(f"operators {sum(facts.operators.values())}: {escape(counted)}", soft_wrap=True)
-    reason = f"not proven to be independent: {facts.dependent_rows}; {HINT}" if facts.dependent_rows else "independent"
+    reason = (
+        f"not proven to be independent: {facts.dependent_rows}; {advice(Signature(facts.inputs, facts.outputs))}"
+        if facts.dependent_rows
+        else "independent"
+    )
     console.print(
         f"rows      {escape(reason)}" + ("" if facts.dependent_rows else ", so requests can be merged"), soft_wrap=True
     )
+
+
+def _axes(data: bytes) -> dict[str, tuple[str, ...]]:
+    import onnx  # noqa: PLC0415 - takes long, and bundles do not need it
+
+    graph = onnx.load_model_from_string(data).graph
+    return {
+        value.name: tuple(
+            axis.dim_param if axis.dim_param.isprintable() else "" for axis in value.type.tensor_type.shape.dim
+        )
+        for value in (*graph.input, *graph.output)
+    }
 
 
 def _operators(graphs: Iterable[OnnxGraph]) -> Iterator[str]:

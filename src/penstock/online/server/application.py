@@ -94,11 +94,9 @@ class Application:
             loop.add_signal_handler(number, self._on_signal)
         self.control.inherit()
         self.recording.start()
-        if self.config.is_open and (self.member is None or (self.member.index == 0 and not self.member.is_replacement)):
-            _log.warning(
-                "every client that reaches '%s' may do everything: set 'keys_file', or listen on 127.0.0.1",
-                self.config.host,
-            )
+        if self.member is None or (self.member.index == 0 and not self.member.is_replacement):
+            for warning in self.config.warnings():
+                _log.warning("%s", warning)
         self.metrics.lag.start(loop)
         stop = asyncio.ensure_future(self._stopping.wait())
         poll = asyncio.ensure_future(self._poll())

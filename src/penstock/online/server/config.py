@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -250,11 +250,23 @@ class ServerConfig(msgspec.Struct, frozen=True):
         """True if HTTP and gRPC admit different clients; neither port may then accept the other's protocol."""
         return self.host_of("grpc") != self.host or (bool(self.tls_certificate) and not self.http_tls)
 
-    @property
-    def is_open(self) -> bool:
-        """True if clients on other machines may do everything."""
-        hosts = [self.host_of("http")] * self.allow_http + [self.host_of("grpc")] * self.allow_grpc
-        return not (self.keys_file or self.tls_client_ca or all(map(is_loopback, hosts)))
+    def warnings(self) -> Iterator[str]:
+        """The rights and keys that the settings leave open to clients on other machines, each as a warning."""
+        hosts = {"http": self.host_of("http")} if self.allow_http else {}
+        hosts |= {"grpc": self.host_of("grpc")} if self.allow_grpc else {}
+        remote = {name: host for name, host in hosts.items() if not is_loopback(host)}
+        if not (self.keys_file or self.tls_client_ca):
+            if remote:
+                host = next(iter(remote.values()))
+                yield f"every client that reaches '{host}' may do everything: set 'keys_file', or listen on 127.0.0.1"
+            return
+        clear = [
+            host for name, host in remote.items() if not self.tls_certificate or (name == "http" and not self.http_tls)
+        ]
+        if self.keys_file and clear:
+            yield f"keys are sent to '{clear[0]}' in clear text: set 'tls_certificate', or listen on 127.0.0.1 behind a proxy with TLS"
+        if self.allow_metrics and not self.metrics_host and not is_loopback(self.host):
+            yield f"the metrics port on '{self.host}' requires no key: set 'metrics_host', or 'allow_metrics' to false"
 
     @property
     def client_shm(self) -> bool:
@@ -267,9 +279,10 @@ class ServerConfig(msgspec.Struct, frozen=True):
 def _check_origins(origins: Iterable[str]) -> None:
     for origin in origins:
         if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s,@A-Z]+", origin):
-            raise ValueError(
-                f"'allow_origin' has '{origin}': write https://name or http://name:port in lower case, or *"
-            )
+            form = "write https://name or http://name:port in lower case, or *"
+            if path := re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,@A-Z]+(/.*)", origin):
+                form = f"remove the path '{path[1]}'"
+            raise ValueError(f"'allow_origin' has '{origin}': {form}")
 
 
 def is_loopback(host: str) -> bool:

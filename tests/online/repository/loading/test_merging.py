@@ -72,3 +72,26 @@ def test_the_doctor_says_why_and_shows_what_the_server_makes_of_it(tmp_path: Pat
     (tmp_path / "m" / "config.pbtxt").unlink()
     found = diagnose({"m": tmp_path / "m"}, "m")
     assert "max_batch_size: 0" in (found.mended or "")
+
+
+FIXED = (
+    "requests to model 'm' are not merged: input 'x' of the model, [1, 3], has no free first dimension; "
+    "export the model with a free first dimension to merge its requests"
+)
+
+
+def test_a_fixed_first_dimension_is_named_by_the_log_and_the_doctor(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert served(tmp_path, "", models.fixed_batch()) == 0
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [FIXED]
+    found = diagnose({"m": tmp_path / "m"}, "m")
+    assert [finding.message for finding in found.findings] == [FIXED]
+    assert not found.is_sick
+
+
+def test_a_model_that_is_not_to_be_merged_needs_no_explanation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert served(tmp_path, "max_batch_size: 0", models.fixed_batch()) == 0
+    assert not caplog.records

@@ -193,7 +193,16 @@ def test_a_key_in_clear_text_is_taken_with_a_warning_that_does_not_show_it(
             f"[clients.a]\nkey_sha256 = '{digest('x')}'\n[clients.b]\nkey_sha256 = '{digest('x')}'",
             "shares a key with another",
         ),
-        (f"[client.a]\nkey_sha256 = '{digest('x')}'", "unknown field `client`"),
+        (f"[client.a]\nkey_sha256 = '{digest('x')}'", r"unknown section 'client' .* \(did you mean 'clients'\?\)"),
+        (f"[users.a]\nkey_sha256 = '{digest('x')}'", r"unknown section 'users' .* \(use one of: clients\)"),
+        (
+            f"[clients.good]\nkey_sha256 = '{digest('x')}'\n[clients.bad]\nkey_sha256 = '12'",
+            "client 'bad' .* is wrong: .*64",
+        ),
+        ("[clients.good]\nkeys = '12'", "client 'good' .* is wrong: .*unknown field `keys`"),
+        ("clients = 1", r"has no clients \(describe each in a section \[clients.NAME\]\)"),
+        ("clients.a = 1", "client 'a' .* is wrong: Expected `object`"),
+        ("", "has no clients"),
         ("\udcff", "UTF-8"),
     ],
 )

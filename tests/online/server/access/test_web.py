@@ -191,3 +191,11 @@ def test_any_name_is_read_or_refused(host: bytes) -> None:
     assert isinstance(host_name(host), str)
     with pytest.raises(InvalidArgument, match="repeated"):
         sender.read(b"host", host)
+
+
+@pytest.mark.parametrize(("origin", "hint"), [(b"null", "from a web server"), (b"https://a.example", "--allow-origin")])
+def test_the_hint_names_an_option_only_if_it_admits_the_origin(origin: bytes, hint: str) -> None:
+    with pytest.raises(PermissionDenied) as caught:
+        LOCAL.check(b"POST", Sender(b"localhost:8000", origin=origin))
+    assert hint in caught.value.hint
+    assert ("--allow-origin" in caught.value.hint) == (origin != b"null")

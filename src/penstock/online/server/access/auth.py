@@ -19,11 +19,12 @@ import re
 import secrets
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
 from penstock.clock import Clock
+from penstock.config import did_you_mean
 from penstock.errors import InvalidConfig, PermissionDenied, Unauthenticated, quoted
 
 _log = logging.getLogger(__name__)
@@ -63,10 +64,6 @@ class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         given = [self.key_sha256] if isinstance(self.key_sha256, str) else self.key_sha256
         found = [bytes.fromhex(digest) for digest in given]
         return [*found, hashlib.sha256(self.key.encode()).digest()] if self.key else found
-
-
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    clients: dict[_Name, Client]
 
 
 class Keys:
@@ -110,18 +107,36 @@ class Keys:
 def read_keys(path: Path) -> Keys:
     """Read the keys file ``path``. Raises InvalidConfig."""
     try:
-        text = path.read_text(encoding="utf-8")
-        file = msgspec.convert(tomllib.loads(text), _File)
+        clients = _clients(path, tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise InvalidConfig(f"cannot read the keys file '{path}': {error.strerror}") from None
     except UnicodeDecodeError:
         raise InvalidConfig(f"the keys file '{path}' is not UTF-8") from None
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise InvalidConfig(f"invalid keys file '{path}': {error}") from None
-    for name, client in file.clients.items():
+    for name, client in clients.items():
         if client.key:
             _log.warning("keys file: the key of client '%s' is in clear text; 'key_sha256' is safer", name)
-    return Keys(file.clients)
+    return Keys(clients)
+
+
+def _clients(path: Path, tables: dict[str, Any]) -> dict[str, Client]:
+    """The clients in the tables of the keys file ``path``. Raises InvalidConfig, which names the client."""
+    for section in tables:
+        if section != "clients":
+            raise InvalidConfig(
+                f"unknown section {quoted(section)} in the keys file '{path}'", did_you_mean(section, ("clients",))
+            )
+    given = tables.get("clients")
+    if not isinstance(given, dict):
+        raise InvalidConfig(f"the keys file '{path}' has no clients", "describe each in a section [clients.NAME]")
+    found = {}
+    for name, table in given.items():
+        try:
+            found[msgspec.convert(name, _Name)] = msgspec.convert(table, Client)
+        except msgspec.ValidationError as error:
+            raise InvalidConfig(f"client {quoted(name)} in the keys file '{path}' is wrong: {error}") from None
+    return found
 
 
 def credential(authorization: str | bytes | None, api_key: str | bytes | None = None) -> bytes | None:
