@@ -19,7 +19,7 @@ async def settle() -> None:
 
 def test_a_message_waits_for_room_and_counts_together_with_what_decoding_takes() -> None:
     async def main() -> None:
-        gate, opened = Gate(LIMIT, FOREVER), asyncio.Event()
+        gate, opened = Gate(LIMIT, FOREVER, aside=0), asyncio.Event()
         first, call = Passage(gate), CallGate(gate)
         await first.hold(LIMIT)
         for _ in range(2):  # with each frame
@@ -42,7 +42,7 @@ def test_a_message_waits_for_room_and_counts_together_with_what_decoding_takes()
 
 def test_whenever_calls_leave_nothing_of_them_is_left() -> None:
     async def main(rng: random.Random) -> None:
-        gate = Gate(LIMIT, FOREVER)
+        gate = Gate(LIMIT, FOREVER, aside=0)
         calls, opened, left = [CallGate(gate) for _ in range(8)], set[int](), set[int]()
 
         def open_(number: int) -> None:

@@ -653,7 +653,7 @@ async def upload(lab: Lab, uploaders: list[Uploader]) -> None:
 def test_large_messages_are_received_one_after_the_other() -> None:
     async def main() -> None:
         lab = Lab(request_timeout_s=10)
-        lab.shared.budget.gate = gate = Gate(LIMIT_BYTES, patience_s=1e6)
+        lab.shared.budget.gate = gate = Gate(LIMIT_BYTES, patience_s=1e6, aside=0)
         uploaders = [Uploader(lab.connect()) for _ in range(4)]
         for number in range(4):
             await upload(lab, uploaders)
@@ -677,7 +677,7 @@ def test_large_messages_are_received_one_after_the_other() -> None:
 def test_a_client_that_leaves_while_it_waits_lets_the_next_one_send() -> None:
     async def main() -> None:
         lab = Lab()
-        lab.shared.budget.gate = gate = Gate(LIMIT_BYTES, patience_s=1e6)
+        lab.shared.budget.gate = gate = Gate(LIMIT_BYTES, patience_s=1e6, aside=0)
         uploaders = [Uploader(lab.connect()) for _ in range(3)]
         await upload(lab, uploaders)
         waiting = [uploader for uploader in uploaders if uploader.left]
@@ -715,7 +715,7 @@ def test_calls_that_wait_for_room_do_not_start_once_they_have_ended() -> None:
 
         lab = Lab()
         lab.shared.methods = {HOLD.encode(): GrpcMethod(begin)}
-        lab.shared.budget.gate = gate = Gate(LIMIT_BYTES, patience_s=1e6)
+        lab.shared.budget.gate = gate = Gate(LIMIT_BYTES, patience_s=1e6, aside=0)
         for is_lost in (True, False):
             client = lab.connect()
             client.send(*(client.request(2 * n + 1, b"x", HOLD) for n in range(50)))

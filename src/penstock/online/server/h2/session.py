@@ -73,11 +73,8 @@ class H2Session:
         self.ready = outbox.ready
         self._occupied = 0  # bytes of messages that are being decoded
         self.guard = FloodGuard(clock, lambda: outbox.written)
-        self.units = 0
-        """Units of work left in this turn, about one per frame; see ``Turns``."""
-        self._head_bytes = 0
-        self._allowance = CONNECTION_WINDOW
-        self._closed = ClosedStreams()
+        self.units = 0  # work left in this turn, about one unit per frame; see ``Turns``
+        self._head_bytes, self._allowance, self._closed = 0, CONNECTION_WINDOW, ClosedStreams()
         self._waiting: OrderedDict[int, H2Stream] = OrderedDict()  # streams whose messages wait for units
         self._held: OrderedDict[int, H2Stream] = OrderedDict()  # unary calls that wait until the client reads responses
         self._lone: H2Stream | None = None  # the one call that runs although responses are unread
