@@ -44,7 +44,7 @@ class ArenaTrimmer:
         self._is_watched = False
 
     def note_large(self) -> None:
-        """Note that a large run has ended. Any thread may call this."""
+        """Record that a large run has ended. Any thread may call this."""
         with self._lock:
             self._last, self._trims = self._clock.now(), 0
             if self._is_watched or self.closed.is_set():

@@ -93,7 +93,7 @@ def encode(model: bytes, options: CodingOptions | None = None) -> bytes:
     description = msgspec.msgpack.encode(Description(len(model), hashlib.sha256(model).digest(), tensors))
     if len(description) > min(_MAX_DESCRIPTION_BYTES, len(model) + _SMALL_DESCRIPTION_BYTES):
         raise Unsupported(
-            "the codebooks of the model are too large for the description",
+            "the model's codebooks are too large for the header of a coded model",
             "cluster the weights first, with penstock share",
         )
     header = b"".join((description, *graph))

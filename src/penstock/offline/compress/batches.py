@@ -20,7 +20,7 @@ class CalibrationBatches:
     """``data`` checked against ``signature`` and cut into batches of at most ``batch_size`` samples. The arrays are views.
 
     If the model fixes the first axis of its inputs, that size replaces ``batch_size``. Arrays that are not inputs are ignored.
-    The batches of an iterable are checked at each iteration, and once at construction.
+    The batches of an iterable are checked at construction and again in each pass.
 
     Raises InvalidData if the data are empty or do not fit the signature, InvalidArgument if ``data`` is an iterator.
     """

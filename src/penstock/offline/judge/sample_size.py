@@ -19,8 +19,8 @@ def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02) ->
     """
     if not 0 < max_loss <= 1 or not -1 <= loss <= 1 or not 0 <= changed <= 1:
         raise InvalidArgument(
-            f"a loss of {loss}, of {max_loss} allowed, with {changed} of the samples changed, is not possible",
-            "give fractions: 0.01 for one percentage point",
+            f"the loss, the allowed loss and the share of changed samples must be fractions, got {loss}, {max_loss} and {changed}",
+            "write one percentage point as 0.01",
         )
     if loss >= max_loss:
         return None

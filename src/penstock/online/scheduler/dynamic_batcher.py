@@ -344,7 +344,7 @@ class DynamicBatcher:
         sleeper.woken.release()
 
     def _rest(self, sleeper: _Sleeper) -> Batch | None:
-        """Wait for a batch, for a wake-up to check the queue, or until the sleeper's time."""
+        """Wait until a batch is handed over, until woken to check the queue, or until ``sleeper.until_ns``."""
         if sleeper.until_ns == NEVER:
             sleeper.woken.acquire()
         elif not sleeper.woken.acquire(timeout=max(0.0, (sleeper.until_ns - self._now_ns()) / 1e9)):

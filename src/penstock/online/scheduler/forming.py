@@ -166,7 +166,7 @@ def _prefer(
 
 
 def _shed(line: Collection[Pending], now_ns: int, max_rows: int, latency: LatencyModel) -> tuple[int, list[Pending]]:
-    """Choose the batch size that answers most requests in time, from ``max_rows`` and its halves.
+    """Choose the batch size that answers the most requests in time, from ``max_rows``, half of it, a quarter, and so on.
 
     Returns the size and the requests to drop. If more requests wait than fit into one batch, the criterion is the number of requests
     per second. Otherwise it is their number, including those that a second batch answers in time.

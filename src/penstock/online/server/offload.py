@@ -37,7 +37,7 @@ async def in_steps(steps: Steps[_Result], charge: Callable[[int], Awaitable[None
 
 
 def beside(held: int, steps: Steps[_Result]) -> Steps[_Result]:
-    """``steps``, with ``held`` further bytes that stay in memory added to each size."""
+    """``steps``, with ``held`` added to each size, for other bytes that stay in memory meanwhile."""
     size, result = _advance(steps)
     while result is None:
         yield held + size

@@ -42,7 +42,7 @@ def price(slower: RankChoice, faster: RankChoice) -> float:
 
 
 def path(options: Sequence[Sequence[RankChoice]]) -> list[tuple[int, ...]]:
-    """The points on the path from all layers unsplit to all at their fastest. Each step is the cheapest one available.
+    """The points on the path from no layer split to each layer at its fastest rank. Each step is the cheapest one available.
 
     ``options`` has each layer's frontier; a point has one index into each.
     """

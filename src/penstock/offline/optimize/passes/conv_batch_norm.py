@@ -11,7 +11,7 @@ from penstock.offline.optimize.linear import read_linear
 
 
 class ConvBatchNorm(NodePass):
-    """``gamma (y - mean) / sqrt(variance + epsilon) + beta`` becomes part of the weight and bias that make ``y``.
+    """``gamma (y - mean) / sqrt(variance + epsilon) + beta`` becomes part of the weight and bias of the node that computes ``y``.
 
     Folded (Jacob et al. 2018, §3.2):
 

@@ -13,7 +13,8 @@ from penstock.protocol.varint import read_varint, write_varint
 from penstock.tensor import Buffer
 
 MAX_FIELDS = 4096
-"""Maximum fields of a request, including those of its inputs and outputs. A field in memory takes up to a hundred times its bytes."""
+"""Maximum fields of a request, including those of its inputs and outputs. In memory, a field
+takes up to a hundred times as many bytes as in the message."""
 
 _MAX_LENGTH_BYTES = 5
 

@@ -22,7 +22,7 @@ def knows(encoding: bytes) -> bool:
 
 
 def inflate(body: Buffer, encoding: bytes, limit: int) -> Steps[memoryview]:
-    """Decompress the only member of ``body``, of at most ``limit`` bytes. Raises TooLarge, InvalidArgument."""
+    """Decompress the only member of ``body``, to at most ``limit`` bytes. Raises TooLarge, InvalidArgument."""
     return inflating.inflate(body, _WINDOW[encoding], limit)
 
 

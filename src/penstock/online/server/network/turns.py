@@ -24,7 +24,7 @@ TURN_UNITS = 256
 SLICE_UNITS = 32
 """Minimum units for a turn of a waiting connection."""
 PAUSE_UNITS = 256
-"""Units of waiting connections, after which the loop pauses if more are waiting."""
+"""Units that waiting connections may use before the loop pauses. It pauses only if connections are still waiting."""
 PAUSE_S = 5e-5
 """The pause, in which other threads take the interpreter lock. A loop that is never idle often releases the lock, but takes it back
 before a waiting thread has woken up, so that a model's thread might wait for a hundred iterations."""
