@@ -19,7 +19,8 @@ def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02) ->
     """
     if not 0 < max_loss <= 1 or not -1 <= loss <= 1 or not 0 <= changed <= 1:
         raise InvalidArgument(
-            f"the loss, the allowed loss and the share of changed samples must be fractions, got {loss}, {max_loss} and {changed}",
+            f"the allowed loss must be above 0, and the loss and the share of changed samples at least 0, all as fractions; "
+            f"got {max_loss}, {loss} and {changed}",
             "write one percentage point as 0.01",
         )
     if loss >= max_loss:
