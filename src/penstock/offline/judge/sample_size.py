@@ -19,9 +19,8 @@ def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02) ->
     """
     if not 0 < max_loss <= 1 or not -1 <= loss <= 1 or not 0 <= changed <= 1:
         raise InvalidArgument(
-            f"the allowed loss must be above 0, and the loss and the share of changed samples at least 0, all as fractions; "
-            f"got {max_loss}, {loss} and {changed}",
-            "write one percentage point as 0.01",
+            f"the allowed loss {max_loss}, the loss {loss} or the share of changed samples {changed} is not a fraction",
+            "write one percentage point as 0.01; the allowed loss must be above 0",
         )
     if loss >= max_loss:
         return None
