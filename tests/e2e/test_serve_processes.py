@@ -292,7 +292,7 @@ def test_all_processes_answer_what_they_have_accepted_before_they_end(tmp_path: 
                 pass
         server.signal(signal.SIGTERM)
         assert [client.read().data for client in clients] == [[100_000]] * CONNECTIONS
-        assert server.end() == (0, "")
+        assert server.end_unmerged() == (0, "")
 
 
 def test_they_end_when_the_supervisor_is_killed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -400,7 +400,7 @@ def test_all_that_was_accepted_is_answered_before_the_end(tmp_path: Path, loop: 
             next(stream)
         assert end.value.code() is grpc.StatusCode.UNAVAILABLE
         asked.put(None)
-        assert server.end() == (0, "")
+        assert server.end_unmerged() == (0, "")
 
 
 @pytest.mark.parametrize("loop", LOOPS)

@@ -110,7 +110,7 @@ def test_settings_go_to_the_target_of_their_name(tmp_path: Path) -> None:
 def test_sequences_need_one_process(tmp_path: Path) -> None:
     (source,) = define([onnx(tmp_path)], {"linear": {"sequence_batching": {}}})
     assert find(source, "1").given.sequence_batching is not None
-    with pytest.raises(InvalidConfig, match="'sequence_batching'.*any process"):
+    with pytest.raises(InvalidConfig, match="'sequence_batching'.*a different process"):
         find(source, "1", LoadOptions(processes=2))
 
 
