@@ -28,7 +28,7 @@ ROOM_LINES = {
     "online/instances": 3_128,
     "online/repository": 4_950,
     "online/scheduler": 2_661,
-    "online/server": 14_611,
+    "online/server": 14_630,
     "perf": 2_424,
     "pipeline": 440,
     "protocol": 398,

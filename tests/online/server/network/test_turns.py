@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.online.server.network.turns import PAUSE_UNITS, SLICE_UNITS, TURN_UNITS, Turns
+from penstock.online.server.network.turns import CONTROL_UNITS, MAX_SKIPPED, PAUSE_UNITS, SLICE_UNITS, TURN_UNITS, Turns
 
 
 class Load:
@@ -130,5 +130,29 @@ def test_the_loop_pauses_for_other_threads_while_it_has_more_work(loads: list[in
         assert max(steps) <= PAUSE_UNITS + TURN_UNITS
         assert min(steps[:-1], default=PAUSE_UNITS) >= PAUSE_UNITS
         assert 0 not in left_at_pauses
+
+    on_loop(main)
+
+
+def test_a_connection_does_not_wait_for_hundreds_of_requests_and_they_continue_too() -> None:
+    async def main() -> None:
+        turns, order = Turns(), list[Load]()
+        requests = [asyncio.create_task(turns.wait(CONTROL_UNITS)) for _ in range(500)]
+        await asyncio.sleep(0)
+        for _ in range(20):
+            worker = Load(turns, SLICE_UNITS, order)
+            turns.add(worker)
+            for _ in range(2):
+                await asyncio.sleep(0)
+            assert worker.left == 0
+        assert sum(request.done() for request in requests) <= 45  # one an iteration, at most
+        busy = Load(turns, 10**9, order)
+        turns.add(busy)
+        before = sum(request.done() for request in requests)
+        for _ in range(10 * (MAX_SKIPPED + 2)):
+            await asyncio.sleep(0)
+        assert sum(request.done() for request in requests) >= before + 8
+        busy.left = 0
+        await asyncio.gather(*requests)
 
     on_loop(main)

@@ -28,6 +28,8 @@ PAUSE_UNITS = 256
 PAUSE_S = 5e-5
 """The pause, in which other threads take the interpreter lock. A loop that is never idle often releases the lock, but takes it back
 before a waiting thread has woken up, so that a model's thread might wait for a hundred iterations."""
+MAX_SKIPPED = 4
+"""Iterations in a row in which waiting connections may leave no units for a request that waits."""
 FREE_UNITS = 16
 """Units that each connection always gets for newly received data, so that single small requests never wait."""
 
@@ -42,13 +44,15 @@ class TurnTaker(Protocol):
 class Turns:
     """Distributes units among connections. Belongs to the event loop."""
 
-    __slots__ = ("_is_scheduled", "_pause", "_unpaused", "_waiting", "left")
+    __slots__ = ("_is_scheduled", "_pause", "_requests", "_skipped", "_unpaused", "_waiting", "left")
 
     def __init__(self, pause: Callable[[float], object] = time.sleep) -> None:
         """``pause`` blocks this thread for some seconds, without the interpreter's lock."""
         self.left = TURN_UNITS
         """Units left for newly received data. Negative if a step used too many; later iterations have fewer units then."""
         self._waiting: deque[TurnTaker] = deque()
+        self._requests: deque[_Waiter] = deque()  # apart, since one connection may have hundreds
+        self._skipped = 0  # iterations without a turn for a request
         self._is_scheduled = False
         self._pause = pause
         self._unpaused = 0  # units of those that wait since the last pause
@@ -64,9 +68,10 @@ class Turns:
         self._schedule()
 
     async def wait(self, units: int) -> None:
-        """Wait for a turn of about ``units`` units."""
+        """Wait for a turn of about ``units`` units, on behalf of one request. Connections that wait come first."""
         waiter = _Waiter(units)
-        self.add(waiter)
+        self._requests.append(waiter)
+        self._schedule()
         await waiter.begun
 
     def _schedule(self) -> None:
@@ -85,11 +90,24 @@ class Turns:
             used = self._waiting.popleft().work(share)
             self.left -= used
             self._unpaused += used
-        if self._waiting and self._unpaused >= PAUSE_UNITS:
+        if self._requests:
+            self._begin_request()
+        is_behind = bool(self._waiting or self._requests)
+        if is_behind and self._unpaused >= PAUSE_UNITS:
             self._unpaused = 0
             self._pause(PAUSE_S)
-        if self._waiting or self.left < TURN_UNITS:
+        if is_behind or self.left < TURN_UNITS:
             self._schedule()
+
+    def _begin_request(self) -> None:
+        """Give a turn to one request, if connections have left units for it, or have not for long."""
+        if self.left <= TURN_UNITS // 2 and self._skipped < MAX_SKIPPED:
+            self._skipped += 1
+            return
+        self._skipped = 0
+        used = self._requests.popleft().begin()
+        self.left -= used
+        self._unpaused += used
 
 
 class _Waiter:
@@ -101,7 +119,8 @@ class _Waiter:
         self._units = units
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def work(self, units: int) -> int:
+    def begin(self) -> int:
+        """Let the coroutine continue; returns the units that it uses."""
         if self.begun.done():
             return 0
         self.begun.set_result(None)
