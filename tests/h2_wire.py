@@ -77,6 +77,8 @@ class CountedTurns(Turns):
     def __init__(self) -> None:
         super().__init__()
         self.used = 0
+        self.begun = 0
+        """Turns of connections that waited."""
 
     def spend(self, units: int) -> None:
         self.used += units
@@ -92,6 +94,7 @@ class _Counted:
         self.turns = turns
 
     def work(self, units: int) -> int:
+        self.turns.begun += 1
         used = self.worker.work(units)
         self.turns.used += used
         return used

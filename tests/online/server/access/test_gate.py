@@ -54,6 +54,37 @@ def test_small_requests_do_not_pass_it() -> None:
     run(main)
 
 
+class CountedGate(Gate):
+    """Counts the requests that it examines."""
+
+    examined = 0
+
+    def _fits(self, passage: Passage, size: int) -> bool:
+        self.examined += 1
+        return super()._fits(passage, size)
+
+    def _fits_aside(self, passage: Passage, size: int) -> bool:
+        self.examined += 1
+        return super()._fits_aside(passage, size)
+
+
+def test_thousands_of_requests_take_linear_time() -> None:
+    async def main() -> None:
+        gate = CountedGate(LIMIT, FOREVER, aside=4 * UNIT)
+        count = 2000
+
+        async def pass_through(size: int) -> None:
+            passage = Passage(gate)
+            await passage.hold(size * UNIT)
+            await asyncio.sleep(0)
+            passage.leave()
+
+        await asyncio.gather(*(pass_through(size) for size in (1, 9) * (count // 2)))
+        assert gate.examined < 10 * count
+
+    run(main)
+
+
 def test_those_that_do_not_fit_wait_in_order_and_small_ones_do_not_pass_large_ones() -> None:
     async def main() -> None:
         gate = Gate(LIMIT, FOREVER, aside=0)

@@ -141,10 +141,10 @@ def test_a_request_with_a_large_answer_waits_for_room() -> None:
         inference.infer(call, in_shared_memory().SerializeToString())
         for _ in range(5):
             await asyncio.sleep(0)
-        assert (hasattr(plane, "request"), plane.wide.holders) == (False, 1)
+        assert (hasattr(plane, "request"), plane.wide.holders, call.occupied) == (False, 1, 8 << 20)
         call.room.set()
         await until(lambda: not inference._tasks)
-        assert (plane.wide.holders, call.reserved, call.is_parked) == (0, 8 << 20, True)
+        assert (plane.wide.holders, call.reserved, call.is_parked, call.occupied) == (0, 8 << 20, True, 0)
         call.cancel()
         assert plane.cancelled == 1
         plane.done(NotFound("cancelled"))

@@ -254,6 +254,30 @@ def test_a_client_with_much_to_decode_is_not_read() -> None:
     on_loop(main)
 
 
+def test_a_client_with_much_to_decode_takes_no_turns() -> None:
+    async def main() -> None:
+        lab = Lab()
+        client = lab.connect()
+        decoded = [client.request(2 * n + 1, b"x", DECODE) for n in range(MOST_DECODED)]
+        further = [client.request(2 * n + 1, b"x", ECHO) for n in range(MOST_DECODED, MOST_DECODED + TURN_UNITS)]
+        client.send(*decoded, *further)
+        for _ in range(20):
+            client.arrive()
+            await asyncio.sleep(0)
+        assert (len(lab.server.held), client.wire.reading) == (MOST_DECODED, False)
+        before = lab.turns.begun
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert lab.turns.begun == before
+        for call in lab.server.held:
+            call.occupy(-1)
+            call.finish()
+        await lab.settle()
+        assert len(client.of(h2.DATA)) == TURN_UNITS
+
+    on_loop(main)
+
+
 def test_the_messages_in_one_frame_are_delivered_in_turns() -> None:
     async def main() -> None:
         lab = Lab()

@@ -41,6 +41,8 @@ class Gate:
         self._inside: dict[Passage, None] = {}
         self._growing: dict[Passage, int] = {}  # requests inside, with the bytes that they wait to hold
         self._outside: dict[Passage, int] = {}  # requests that wait to enter, with the bytes that they need
+        self._moderate_outside: dict[Passage, None] = {}  # those of moderate size among them
+        self._moderate_used = 0  # bytes of the requests inside that are of moderate size
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -52,6 +54,8 @@ class Gate:
         """Wait until ``passage`` may hold a total of ``size`` bytes, and count them."""
         row = self._growing if passage in self._inside else self._outside
         row[passage] = size
+        if row is self._outside and size <= self._moderate:
+            self._moderate_outside[passage] = None
         self._admit()
         if passage not in row:
             return
@@ -60,6 +64,7 @@ class Gate:
             await passage.admitted
         finally:
             passage.admitted = None
+            self._moderate_outside.pop(passage, None)
             if row.pop(passage, None) is not None:
                 self._admit()
 
@@ -70,6 +75,7 @@ class Gate:
 
     def _set(self, passage: Passage, size: int) -> None:
         self.used += size - passage.size
+        self._moderate_used += self._if_moderate(size) - self._if_moderate(passage.size)
         passage.size = size
         if not size:
             self._inside.pop(passage, None)
@@ -80,7 +86,10 @@ class Gate:
             self._timer = None
 
     def _admit(self) -> None:
-        """Let all requests continue that fit: first those inside, then those outside, which enter in order."""
+        """Let all requests continue that fit: first those inside, then those outside, which enter in order.
+
+        The time does not depend on the number of requests outside, of which a client can send thousands.
+        """
         for passage, size in list(self._growing.items()):
             if self._fits(passage, size) or next(iter(self._inside)) is passage:
                 self._let(passage, self._growing)
@@ -89,9 +98,11 @@ class Gate:
             if self._inside and not self._fits(passage, size):
                 break
             self._let(passage, self._outside)
-        for passage, size in list(self._outside.items()):
-            if self._fits_aside(passage, size):
-                self._let(passage, self._outside)
+        while self._moderate_outside:
+            passage = next(iter(self._moderate_outside))
+            if not self._fits_aside(passage, self._outside[passage]):
+                break
+            self._let(passage, self._outside)
         if self._timer is None and self.waiting:
             self._timer = asyncio.get_running_loop().call_later(self._patience_s, self._lose_patience)
 
@@ -100,12 +111,14 @@ class Gate:
 
     def _fits_aside(self, passage: Passage, size: int) -> bool:
         """True if a request of moderate size fits into the memory that is set aside for such requests."""
-        if size > self._moderate:
-            return False
-        others = sum(each.size for each in self._inside if each.size <= self._moderate and each is not passage)
-        return others + size <= self._aside
+        others = self._moderate_used - self._if_moderate(passage.size)
+        return size <= self._moderate and others + size <= self._aside
+
+    def _if_moderate(self, size: int) -> int:
+        return size if size <= self._moderate else 0
 
     def _let(self, passage: Passage, row: dict[Passage, int]) -> None:
+        self._moderate_outside.pop(passage, None)
         self._set(passage, row.pop(passage))
         if passage.admitted is not None and not passage.admitted.done():
             passage.admitted.set_result(None)

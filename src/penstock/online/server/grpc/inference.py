@@ -67,12 +67,12 @@ class Inference:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def start_decoding(self, call: GrpcCall, data: Buffer, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work`` as a task; it decodes ``data`` of ``call``, and must not raise."""
-        call.occupy(len(data))
+    def start_large(self, call: GrpcCall, size: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` on ``size`` bytes for ``call`` as a task; it must not raise. Until it ends, the client's large calls wait."""
+        call.occupy(size)
         task = self.start(work)
         # In a callback, because the task may be cancelled before it starts.
-        task.add_done_callback(lambda _: call.occupy(-len(data)))
+        task.add_done_callback(lambda _: call.occupy(-size))
         return task
 
     def submit(
@@ -113,7 +113,7 @@ class Inference:
         if decoded is not None:
             self._ask(call, *decoded)
             return
-        call.on_cancel = self.start_decoding(call, data, self._infer_later(call, data)).cancel
+        call.on_cancel = self.start_large(call, len(data), self._infer_later(call, data)).cancel
 
     async def _infer_later(self, call: GrpcCall, data: Buffer) -> None:
         try:
@@ -134,7 +134,7 @@ class Inference:
             return
         if handle.row_bytes and (size := handle.amplified_bytes(request)) > SMALL_BYTES:
             handle.hold()
-            task = self.start(self._ask_later(call, handle, request, form, size))
+            task = self.start_large(call, size, self._ask_later(call, handle, request, form, size))
             # Not in the task, which may be cancelled before it begins.
             task.add_done_callback(partial(_end_wait, handle, form))
             call.on_cancel = task.cancel

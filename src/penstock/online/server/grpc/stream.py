@@ -114,7 +114,7 @@ class InferStream:
             return
         if decoded is None:
             self._pause()
-            self._reading = self._inference.start_decoding(self._call, data, self._read_later(data, held))
+            self._reading = self._inference.start_large(self._call, len(data), self._read_later(data, held))
             # In a callback, because the task may be cancelled before it starts.
             self._reading.add_done_callback(lambda task: held.release() if task.cancelled() else None)
         else:

@@ -179,7 +179,7 @@ class H2Connection(ServerConnection):
         outbox.corked = True
         try:
             take(what)
-            if self._reader.is_behind:
+            if self._reader.is_behind and not session.is_occupied:  # ``occupy`` continues an occupied session
                 self.continue_later()
         except ConnectionFault as fault:
             self._fail(fault)
