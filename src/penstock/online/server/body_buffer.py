@@ -6,6 +6,8 @@ import numpy as np
 
 from penstock.tensor import Buffer
 
+READ_BYTES = 256 << 10
+"""Bytes to read at once. Reading more, into memory that has not been used yet, would take milliseconds."""
 _ALIGNMENT = 64
 _GROWTH = 8
 
@@ -55,8 +57,8 @@ class BodyBuffer:
         self.filled += count
 
     def next(self) -> memoryview:
-        """The unfilled memory for the next bytes; if it is empty, call ``grow`` first."""
-        return self._memory[self.filled :]
+        """The memory for the next bytes, at most ``READ_BYTES``; if it is empty, call ``grow`` first."""
+        return self._memory[self.filled : self.filled + READ_BYTES]
 
     def advance(self, count: int) -> None:
         """Count ``count`` bytes that were written to ``next()``."""

@@ -10,11 +10,10 @@ from h2_wire import READ_BYTES, Client, Lab, on_loop
 from penstock.errors import DeadlineExceeded
 from penstock.online.server.access.gate import LIMIT_BYTES, Gate
 from penstock.online.server.grpc.call import GrpcCall, GrpcMethod
-from penstock.online.server.h2.connection import BYTES_A_UNIT
 from penstock.online.server.h2.guard import BURST, CALL
 from penstock.online.server.h2.outbox import FLUSH_STREAMS
 from penstock.online.server.h2.session import STREAM_WINDOW
-from penstock.online.server.network.turns import FREE_UNITS, LOSS_UNITS, SLICE_UNITS, TURN_UNITS
+from penstock.online.server.network.turns import BYTES_A_UNIT, FREE_UNITS, LOSS_UNITS, SLICE_UNITS, TURN_UNITS
 from penstock.online.server.network.unread import STALE_S
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ErrorCode

@@ -15,14 +15,16 @@ from penstock.clock import ManualClock
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.auth import Access
 from penstock.online.server.access.table import AccessTable
+from penstock.online.server.body_buffer import READ_BYTES
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.http.connection import Http1Connection
 from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.exchange import Exchange, later
 from penstock.online.server.http.routes import Resource, Route
 from penstock.online.server.network.connections import Connections
-from penstock.online.server.network.turns import TURN_UNITS, UNIT_S
+from penstock.online.server.network.turns import BYTES_A_UNIT, TURN_UNITS, UNIT_S
 
+TURN_BYTES = TURN_UNITS * BYTES_A_UNIT
 LONG_S = 1.5 * TURN_UNITS * UNIT_S
 """Longer than an iteration may take."""
 
@@ -34,6 +36,10 @@ class Transport(asyncio.Transport):
         super().__init__()
         self.written = bytearray()
         self.reads = True
+        self.protocol: Any = None
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
 
     def write(self, data: Any) -> None:
         self.written += data
@@ -88,6 +94,7 @@ class Calls:
         return [
             Resource("/v2/health/live", {b"GET": self.long, b"POST": self.long}),
             Resource("/v2/health/ready", {b"GET": self.short, b"POST": self.short}),
+            Resource("/v2/models/{model}/infer", {b"POST": self.short}, body="InferRequest"),
             Resource("/v2", {b"GET": self.control}),
         ]
 
@@ -139,10 +146,39 @@ def test_what_is_discarded_is_read_in_turns() -> None:
         connection, transport = Wire().connect()
         connection.data_received(post(bytes(1_000_000), path="/nothing")[:100_000])
         for _ in range(20):
-            connection.data_received(bytes(256 << 10))
-            assert not transport.reads
+            read = 0
+            while transport.reads:
+                connection.data_received(bytes(READ_BYTES))
+                read += READ_BYTES
+            assert read <= TURN_BYTES + READ_BYTES
             while not transport.reads:
                 await asyncio.sleep(0)
+
+    run(main)
+
+
+def test_a_large_body_is_read_in_turns() -> None:
+    async def main() -> None:
+        connection, transport = Wire().connect()
+        size = 16 * TURN_BYTES
+        connection.data_received(post(bytes(size), path="/v2/models/m/infer")[:100_000])
+        await asyncio.sleep(0)
+        missing = size
+        while (receiver := transport.protocol) is not connection:
+            read = 0
+            while transport.reads and transport.protocol is receiver:
+                count = len(receiver.get_buffer(-1))
+                assert count <= READ_BYTES
+                receiver.buffer_updated(count)
+                read += count
+            assert read <= TURN_BYTES + READ_BYTES
+            missing -= read
+            while not transport.reads:
+                await asyncio.sleep(0)
+        assert 0 < missing <= 100_000
+        while not transport.written:
+            await asyncio.sleep(0)
+        assert transport.written.endswith(b"\r\n\r\n%d" % size)
 
     run(main)
 

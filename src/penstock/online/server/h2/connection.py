@@ -21,7 +21,7 @@ from penstock.online.server.h2.reader import FrameReader
 from penstock.online.server.h2.session import CONNECTION_WINDOW, MAX_FRAME, STREAM_WINDOW, H2Session
 from penstock.online.server.h2.stream import H2Stream
 from penstock.online.server.network.connections import LAST_REQUEST_S, Connections, ServerConnection, end_sending
-from penstock.online.server.network.turns import FREE_UNITS, LOSS_UNITS, SLICE_UNITS
+from penstock.online.server.network.turns import BYTES_A_UNIT, FREE_UNITS, LOSS_UNITS, SLICE_UNITS
 from penstock.online.server.network.unread import Unread, UnreadTotal
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
@@ -37,8 +37,6 @@ _DISCARDED_BYTES = 1 << 16
 _LINGERING_BYTES = 1 << 16
 """Bytes that a client may send after its connection has failed, so that it can read the reason before the connection is reset. A flood
 sends more, which is not read."""
-BYTES_A_UNIT = 1 << 12
-"""Number of bytes that take about as long to receive as one frame takes to process."""
 _CHECKED_STREAMS = 128
 """Streams per connection whose time limits are checked in one sweep, since a client may have thousands of streams."""
 _PROBE = h2.ping(b"penstock")

@@ -15,6 +15,9 @@ class BodyOwner(Protocol):
     def reserve_body(self, size: int) -> bool:
         """Reserve ``size`` bytes for the body. If that fails, refuse the request and return False."""
 
+    def charge_body(self, received: int) -> None:
+        """Charge ``received`` bytes to the connection, and pause reading if they exceed its turn."""
+
     def body_received(self, body: memoryview) -> None:
         """Continue with the complete body."""
 
@@ -47,6 +50,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         buffer = self._buffer
         buffer.advance(nbytes)
+        self._owner.charge_body(nbytes)
         if buffer.filled == buffer.size:
             self._owner.body_received(buffer.content())
         elif not buffer.spare and self._owner.reserve_body(buffer.wanted(0)):

@@ -118,7 +118,7 @@ class Http1Connection(Responder):
 
     def data_received(self, data: bytes) -> None:
         if self._ending:
-            self._rest(len(data))
+            self._charge(len(data))
             return
         if self._unparsed:
             self._unparsed += data
@@ -214,6 +214,9 @@ class Http1Connection(Responder):
                 self._transport.set_protocol(self)
 
     # Called by the BodyReceiver
+
+    def charge_body(self, received: int) -> None:
+        self._charge(received)
 
     def reserve_body(self, size: int) -> bool:
         try:

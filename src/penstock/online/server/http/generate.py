@@ -113,11 +113,12 @@ def write_response(response: InferResponse) -> bytes:
     """Encode a response as a JSON object; outputs of one element become scalars. Raises InvalidArgument."""
     known: dict[str, object] = {"id": response.id} if response.id else {}
     known |= {"model_name": response.model_name, "model_version": response.model_version}
-    parts = [orjson.dumps(known)[1:-1]]
+    parts = [b"{", orjson.dumps(known)[1:-1]]
     for name, array in response.outputs.items():
         data = to_json(name, array)
-        parts.append(b"%b:%b" % (orjson.dumps(name), data[1:-1] if array.size == 1 else data))
-    return b"{%b}" % b",".join(parts)
+        parts += (b",", orjson.dumps(name), b":", data[1:-1] if array.size == 1 else data)
+    # Unlike formatting, joining copies large texts without the interpreter lock.
+    return b"".join((*parts, b"}"))
 
 
 class _Responses(ABC):

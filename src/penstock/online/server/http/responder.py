@@ -28,13 +28,12 @@ from penstock.online.server.http.body_gate import BodyGate
 from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.network.connections import LAST_REQUEST_S, ServerConnection, end_sending, has_left
-from penstock.online.server.network.turns import UNIT_S
+from penstock.online.server.network.turns import BYTES_A_UNIT, UNIT_S
 from penstock.tensor import Buffer
 
 _PROBE_S = 0.05
 _SMALL_BYTES = 64 << 10
 _UNREAD_FACTOR = 4
-_DISCARDED_BYTES_A_UNIT = 8 << 10
 
 
 class Responder(ServerConnection):
@@ -184,11 +183,14 @@ class Responder(ServerConnection):
             self.context.connections.turns.add(self)
         self._steer_reading()
 
-    def _rest(self, discarded: int) -> None:
-        """Read on in a later turn, after ``discarded`` bytes: the transport would read as long as the client keeps sending."""
+    def _charge(self, received: int) -> None:
+        """Charge ``received`` bytes, and read on in a later turn if they exceed the current one.
+
+        Otherwise, the transport would read for as long as the client keeps sending.
+        """
         turns, transport = self.context.connections.turns, self._transport
-        turns.spend(1 + discarded // _DISCARDED_BYTES_A_UNIT)
-        if not (transport is None or transport.is_closing() or self._is_queued):
+        turns.spend(1 + received // BYTES_A_UNIT)
+        if turns.left < 0 and not (transport is None or transport.is_closing() or self._is_queued):
             transport.pause_reading()
             self._is_queued = True
             turns.add(self)

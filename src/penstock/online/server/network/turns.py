@@ -14,6 +14,8 @@ from typing import Protocol
 
 UNIT_S = 4e-6
 """Seconds per unit, for work whose time is measured."""
+BYTES_A_UNIT = 1 << 12
+"""Bytes that take about as long to receive as one frame takes to process."""
 CONTROL_UNITS = 256
 """Units of a control-plane request; this allows one per event-loop iteration."""
 LOSS_UNITS = 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections.abc import Iterable
 from itertools import chain
 from operator import methodcaller
 from typing import Any
@@ -115,24 +116,33 @@ def to_value(name: str, array: Array) -> Any:
 def write_json(content: Any) -> bytes:
     """Encode plain data that may contain numeric arrays. Large data is encoded in pieces, so that other threads can run in between."""
     if type(content) is dict:
-        return b"{%b}" % b",".join([b"%b:%b" % (orjson.dumps(name), write_json(one)) for name, one in content.items()])
+        return _enclose(b"{", [(orjson.dumps(name), b":", write_json(one)) for name, one in content.items()], b"}")
     if isinstance(content, np.ndarray):
         rows = len(content) if content.ndim else 0
         if content.size > _PIECE:
             step = max(1, _PIECE * rows // content.size)
             parts = (content[row : row + step] if step > 1 else content[row] for row in range(0, rows, step))
-            return b"[%b]" % b",".join([write_json(one)[step > 1 : -1 if step > 1 else None] for one in parts])
+            return _enclose(b"[", [(write_json(one)[step > 1 : -1 if step > 1 else None],) for one in parts], b"]")
     elif type(content) is list and len(content) > 1 and (len(content) > _PIECE or type(content[0]) in _CONTAINERS):
         step = max(1, len(content) // 16)
         if len(content) <= 16:
-            return b"[%b]" % b",".join(map(write_json, content))
+            return _enclose(b"[", [(write_json(one),) for one in content], b"]")
         parts = (content[start : start + step] for start in range(0, len(content), step))
-        return b"[%b]" % b",".join([write_json(one)[1:-1] for one in parts])
+        return _enclose(b"[", [(write_json(one)[1:-1],) for one in parts], b"]")
     text = orjson.dumps(content, default=_to_plain, option=orjson.OPT_SERIALIZE_NUMPY)
     if b"null" in text:
         # orjson writes NaN and infinities as null.
         text = json.dumps(content, default=_to_plain, separators=(",", ":")).encode()
     return text
+
+
+def _enclose(opening: bytes, members: Iterable[Iterable[bytes]], closing: bytes) -> bytes:
+    """Join ``members`` with commas. Unlike formatting, joining copies large texts without the interpreter lock."""
+    parts = [opening]
+    for member in members:
+        parts += (*member, b",")
+    parts[max(1, len(parts) - 1) :] = [closing]
+    return b"".join(parts)
 
 
 def _to_bytes(name: str, element: Any) -> bytes:
