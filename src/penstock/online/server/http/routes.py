@@ -13,7 +13,7 @@ from penstock.online.server.access.table import Guard
 from penstock.online.server.request_layout import BoundedCache
 
 _PLACEHOLDER = re.compile(r"([^{]*)\{(\w+)\}(.*)")
-_MAX_URL_BYTES = 8 << 10
+_MAX_URL_BYTES = 4 << 10
 """Longer URLs have no route: parsing is not charged to a client, so it must take little time. No name is that long."""
 _MAX_KNOWN_BYTES = 512
 """Limit on the URLs that are cached."""
