@@ -130,13 +130,13 @@ class _Placeholder(NamedTuple):
 class _Pattern(NamedTuple):
     """The literal and the other segments of a path, by position, and their number."""
 
-    count: int
+    size: int
     literals: dict[int, bytes]
     placeholders: dict[int, _Placeholder]
 
     def match(self, segments: Sequence[bytes]) -> dict[str, bytes] | None:
         """The names in ``segments``; None if they do not match."""
-        if len(segments) != self.count or any(segments[place] != text for place, text in self.literals.items()):
+        if len(segments) != self.size or any(segments[place] != text for place, text in self.literals.items()):
             return None
         found = {one.name: one.find(segments[place]) for place, one in self.placeholders.items()}
         return found if all(found.values()) else None
