@@ -149,6 +149,23 @@ def finalize(self):
 THREADS = "import threading\n"
 
 
+HEEDLESS = """
+def execute(self, requests):
+    for one in requests:
+        x, sender = pb_utils.get_input_tensor_by_name(one, "x").as_numpy(), one.get_response_sender()
+        for number in range(int(x[0, 0])):
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", x + number)]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def test_responses_that_nobody_wants_do_not_leave_the_model_s_process(processes: Processes) -> None:
+    model = processes.load(HEEDLESS, decoupled())
+    answers = Answers(wanted=2)
+    model.execute([request(50)], answers)
+    assert len(answers.all()) == answers.count == 2
+
+
 def test_a_decoupled_model_answers_several_requests_from_threads_after_it_has_executed(processes: Processes) -> None:
     model = processes.load(COUNTS, decoupled(), head=THREADS + HEAD)
     assert model.decoupled

@@ -88,3 +88,12 @@ def test_the_memory_of_urls_is_bounded() -> None:
     for number in range(5000):
         assert routes[b"/v2/models/%d" % number].model == str(number)
     assert len(routes) <= 1024
+
+
+def test_long_urls_are_not_kept_and_longer_ones_lead_nowhere() -> None:
+    routes = make_routes()
+    name = "%41" * 1300
+    assert routes[f"/v2/models/{name}/infer".encode()].model == "A" * 1300
+    assert not routes
+    assert routes[b"/v2/models/m?" + b"a" * 9000] == Route({})
+    assert not routes

@@ -125,6 +125,8 @@ class ResponseSender:
         self._lock = threading.Lock()
         self.closed = False
         """True once the request has ended."""
+        self._is_wanted = True
+        """False once nobody waits for responses: they are dropped here, because each would cost the server a copy."""
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Send ``response``; blocks until the server has received it."""
@@ -140,7 +142,8 @@ class ResponseSender:
             if self.closed:
                 raise TritonModelException("Unable to send response. Response sender has been closed.")
             self.closed = bool(flags)
-            self._send(response, bool(flags))
+            if self._is_wanted or flags:
+                self._is_wanted = self._send(response if self._is_wanted else None, bool(flags))
 
     def is_cancelled(self) -> bool:
         """True if the client has cancelled the request."""

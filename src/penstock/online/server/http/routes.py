@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -12,7 +12,11 @@ import httptools
 from penstock.online.server.access.table import Guard
 from penstock.online.server.request_layout import BoundedCache
 
-_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_PLACEHOLDER = re.compile(r"([^{]*)\{(\w+)\}(.*)")
+_MAX_URL_BYTES = 4 << 10
+"""Longer URLs have no route: parsing is not charged to a client, so it must take little time. No name is that long."""
+_MAX_KNOWN_BYTES = 512
+"""Limit on the URLs that are cached."""
 _VERSIONED = "/versions/{version}"
 
 
@@ -75,9 +79,12 @@ class Routes(BoundedCache[bytes, Route]):
         self._resources = [(_pattern(path), *pair) for pair in guarded for path in pair[0].paths]
 
     def __missing__(self, url: bytes) -> Route:
-        return self.remember(url, self._parse(url))
+        route = self._parse(url)
+        return self.remember(url, route) if len(url) <= _MAX_KNOWN_BYTES else route
 
     def _parse(self, url: bytes) -> Route:
+        if len(url) > _MAX_URL_BYTES:
+            return NOWHERE
         path = url.partition(b"?")[0]
         if not path.startswith(b"/"):
             # The absolute form, which proxies send.
@@ -85,10 +92,11 @@ class Routes(BoundedCache[bytes, Route]):
                 path = httptools.parse_url(url).path or b""
             except httptools.HttpParserInvalidURLError:
                 return NOWHERE
+        segments = path.split(b"/")
         for pattern, resource, guard in self._resources:
-            if match := pattern.fullmatch(path):
+            if (found := pattern.match(segments)) is not None:
                 try:
-                    names = {name: unquote_to_bytes(value).decode() for name, value in match.groupdict().items()}
+                    names = {name: unquote_to_bytes(value).decode() for name, value in found.items()}
                 except UnicodeDecodeError:
                     return NOWHERE
                 return Route(_with_head(resource.handlers), guard, error=resource.error, body=resource.body, **names)
@@ -104,8 +112,45 @@ def _with_head(handlers: Mapping[bytes, Handler]) -> Mapping[bytes, Handler]:
     return {**handlers, b"HEAD": handlers[b"GET"]} if b"GET" in handlers else handlers
 
 
-def _pattern(path: str) -> re.Pattern[bytes]:
-    def segment(match: re.Match[str]) -> str:
-        return f"(?P<{match[1]}>{'[0-9]+' if match[1] == 'version' else '[^/]+'})"
+class _Placeholder(NamedTuple):
+    """A segment with a name between ``before`` and ``after``."""
 
-    return re.compile(_PLACEHOLDER.sub(segment, path).encode())
+    name: str
+    before: bytes
+    after: bytes
+
+    def find(self, segment: bytes) -> bytes:
+        """The name in ``segment``; empty if the segment does not match."""
+        if not (segment.startswith(self.before) and segment.endswith(self.after)):
+            return b""
+        value = segment[len(self.before) : len(segment) - len(self.after)]
+        return b"" if self.name == "version" and not value.isdigit() else value
+
+
+class _Pattern(NamedTuple):
+    """The literal and the other segments of a path, by position, and their number."""
+
+    size: int
+    literals: dict[int, bytes]
+    placeholders: dict[int, _Placeholder]
+
+    def match(self, segments: Sequence[bytes]) -> dict[str, bytes] | None:
+        """The names in ``segments``; None if they do not match."""
+        if len(segments) != self.size or any(segments[place] != text for place, text in self.literals.items()):
+            return None
+        found = {one.name: one.find(segments[place]) for place, one in self.placeholders.items()}
+        return found if all(found.values()) else None
+
+
+def _pattern(path: str) -> _Pattern:
+    segments = path.split("/")
+    matches = {place: _PLACEHOLDER.fullmatch(segment) for place, segment in enumerate(segments)}
+    return _Pattern(
+        len(segments),
+        {place: segments[place].encode() for place, match in matches.items() if match is None},
+        {
+            place: _Placeholder(match[2], match[1].encode(), match[3].encode())
+            for place, match in matches.items()
+            if match is not None
+        },
+    )
