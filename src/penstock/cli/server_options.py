@@ -17,7 +17,7 @@ from penstock.online.server.config import PANELS, ServerConfig
 
 
 class ServerSettings(msgspec.Struct, frozen=True):
-    """The given configuration: the server's settings, and the settings of single models by name."""
+    """The configuration from all sources: the server's settings, and the settings of single models by name."""
 
     server: Resolved[ServerConfig]
     models: Mapping[str, Mapping[str, Any]]

@@ -20,7 +20,7 @@ from penstock.offline.compress.ptq.scheme import integer_scheme, required_isa
 from penstock.resources import MachineFacts
 
 _CHOICE_S = 4.0
-"""Seconds for choosing the range methods of all tensors. After that, ranges of least squared error are used."""
+"""Time limit in seconds for choosing the range methods of all tensors. After that, ranges of least squared error are used."""
 
 
 class Version(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import msgspec
 _GAIN = 1 / 8
 _DEVIATION_GAIN = 1 / 4
 _DEVIATIONS = 2.0
-"""Mean deviations from the mean to the upper bound: the 95th percentile of a normal distribution."""
+"""The upper bound is this many mean deviations above the mean: the 95th percentile of a normal distribution."""
 _OUTLIER = 4.0
 """Measurements are limited to the mean plus this many deviations, so that one pause does not make the model appear slow."""
 _LIFE_NS = 1_000_000_000
@@ -38,7 +38,7 @@ class _Bucket(msgspec.Struct):
 
 
 class LatencyModel:
-    """One thread writes. Others may read a bucket in the middle of an update, which is precise enough."""
+    """One thread writes. Other threads may read a bucket in the middle of an update; the value is precise enough."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, _Bucket] = {}

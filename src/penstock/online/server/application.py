@@ -66,7 +66,7 @@ def models_at_start(config: ServerConfig, layout: Layout) -> list[str]:
 
 @dataclass(eq=False)
 class Application:
-    """Runs one server process. Belongs to the event loop."""
+    """Runs one server process. Used only on the event loop."""
 
     config: ServerConfig
     layout: Layout

@@ -45,7 +45,7 @@ _FORWARDED = frozenset(
 
 
 class ControlPlane:
-    """Answers queries and applies changes, for all processes of the server. Belongs to the event loop."""
+    """Answers queries and applies changes, for all processes of the server. Used only on the event loop."""
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ _REFUSALS = (Code.RESOURCE_EXHAUSTED, Code.PERMISSION_DENIED, Code.UNAUTHENTICAT
 
 
 class DataPlane:
-    """Answers requests from the models in ``served``. Belongs to the event loop.
+    """Answers requests from the models in ``served``. Used only on the event loop.
 
     A transport looks up a request's model once, with ``acquire``, and passes the handle to the other methods.
     """

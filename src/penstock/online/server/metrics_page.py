@@ -51,7 +51,7 @@ class LoopLag:
 
 
 class MetricsPage:
-    """Creates the report of one process, and the page of all processes. Belongs to the event loop."""
+    """Creates the report of one process, and the page of all processes. Used only on the event loop."""
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ class Stage(msgspec.Struct, frozen=True):
     moves: tuple[Move, ...]
     order: Literal["descend", "first"]
     then: tuple[Stage, ...] = ()
-    """Stages that continue from each kept model immediately, so that there is a complete result when time runs out."""
+    """Stages that continue immediately from each kept model, so that a complete result exists even if time runs out."""
     until: float = 1.0
     """Fraction of the time in which steps of this stage may start. The rest remains for later stages."""
 

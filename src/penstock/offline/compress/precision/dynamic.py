@@ -19,7 +19,7 @@ from penstock.offline.sessions import loaded
 from penstock.tensor import DataType
 
 _SAME = 1e-3
-"""Relative error up to which outputs count as equal. A value near a rounding border can be rounded either way."""
+"""Outputs count as equal up to this relative error. A value near a rounding border can be rounded either way."""
 
 _ROWS = 8
 """Number of samples in the batch that tests whether outputs depend on the batch."""

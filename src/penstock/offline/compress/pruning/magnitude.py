@@ -23,10 +23,10 @@ from penstock.offline.optimize.model import load_model, to_bytes
 from penstock.tensor import Array
 
 Masks = dict[str, Array]
-"""Boolean arrays by weight name, with the weight's shape; True for the elements that are kept."""
+"""For each weight, by name, a boolean array of its shape. True marks the elements that are kept."""
 
 LAYER_CAP = 0.99
-"""Maximum sparsity of one layer. A layer without weights would not pass a signal on."""
+"""Maximum sparsity of one layer. A layer without any weight would block the signal."""
 
 _WEIGHT_INPUTS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (1,), "MatMul": (0, 1)}
 

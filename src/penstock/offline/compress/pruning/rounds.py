@@ -45,7 +45,9 @@ def last_good(entries: Sequence[RoundEntry]) -> int:
 
 
 class Rounds(Generic[E]):
-    """The rounds of a run so far, and the models that are still needed: the original, the best, the last good and the last."""
+    """The rounds of a run so far. It keeps the models that are still needed: the original, the best, the last good one
+    and the last one.
+    """
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class Rounds(Generic[E]):
         """
         self.entries: list[E] = []
         self.models = {-1: judge.original}
-        """By number of the round; -1 is the original."""
+        """The models that are kept, by number of the round; -1 is the original."""
         self.judge = judge
         self._kind, self._name, self._contract, self._rank, self._folder = kind, name, contract, rank, folder
         self._origin = sha256(msgspec.json.encode([judge.original.digest, judge.data.digest, *decides], order="sorted"))

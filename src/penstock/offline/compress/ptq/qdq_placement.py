@@ -85,7 +85,7 @@ class FloatModel:
         self.weights = {tensor.name: tensor for tensor in graph.initializer}
         values = (*graph.value_info, *graph.input, *graph.output)
         self.values = {value.name: value for value in values if value.type.tensor_type.elem_type}
-        """Type and known shape of the tensors whose type is known."""
+        """The type of each tensor whose type is known, with its shape as far as that is known."""
         self.producers = {name: node for node in self.nodes for name in node.output if name}
 
     def artifact(self) -> Artifact:
@@ -131,7 +131,7 @@ class FloatModel:
         return {node.output[0]: _FIXED[node.op_type] for node in self.nodes if node.op_type in _FIXED}
 
     def _scores(self) -> tuple[set[str], set[str]]:
-        """Names of the nodes and of the tensors between the last linear operators before a Softmax and the Softmax."""
+        """The names of the nodes and tensors from the last linear operators before a Softmax to that Softmax."""
         nodes: set[str] = set()
         tensors: set[str] = set()
         waiting = [node.input[0] for node in self.nodes if node.op_type in ("Softmax", "LogSoftmax") and node.input]
@@ -196,7 +196,7 @@ def float_model(artifact: Artifact) -> FloatModel:
 
 
 def output_axis(node: onnx.NodeProto) -> int:
-    """The axis of the output channels in a product's weight."""
+    """The axis of a product's weight that holds the output channels."""
     attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
     form = linear_form(node.op_type, attributes.get)
     assert form is not None
@@ -204,7 +204,7 @@ def output_axis(node: onnx.NodeProto) -> int:
 
 
 def nothing_to_quantise() -> Unsupported:
-    """The error for a model in which no operator can become integer."""
+    """The error about a model in which no operator can become integer."""
     return Unsupported(
         "the model has no operator to quantise", "INT8 needs Conv, Gemm or MatMul with constant FP32 weights"
     )

@@ -28,11 +28,11 @@ _LIMIT = 1e3
 _ROWS = 256
 """Number of rows of each tensor on which the error is measured. The rows are kept in memory."""
 _WORTH_IT = 0.99
-"""Maximum error relative to the error before; a smaller gain is noise."""
+"""A link is rescaled only if its error falls below this fraction of the earlier error; a smaller gain is noise."""
 
 
 class _Seen(NamedTuple):
-    """A link's tensor on data."""
+    """Statistics of a link's tensor on the data."""
 
     low: Array
     """The smallest value of each channel, FP64; at most 0, as in every quantised range."""

@@ -1,4 +1,4 @@
-"""Initialises, executes and finalises a ``TritonPythonModel`` as Triton does, and checks its responses."""
+"""Runs a ``TritonPythonModel`` as Triton does, from ``initialize`` to ``finalize``, and checks its responses."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class TritonModel:
         return PenstockError(f"the model did not return the output '{missing[0]}'") if missing else outcome
 
     def _end(self, asked: Sequence[InferenceRequest], why: str) -> PenstockError:
-        """Close the senders of ``asked``; the error that is returned ends the requests."""
+        """Close the senders of ``asked``. The returned error ends the requests."""
         for request in asked:
             request.get_response_sender().closed = True
         return self._failed(why)

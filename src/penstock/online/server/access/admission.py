@@ -105,7 +105,7 @@ class _Usage(msgspec.Struct):
 
 
 class Admission:
-    """Enforces the limits that the keys file sets for each client. Belongs to the event loop."""
+    """Enforces the limits that the keys file sets for each client. Used only on the event loop."""
 
     def __init__(self, access: Access, clock: Clock) -> None:
         self.access = access

@@ -151,7 +151,7 @@ def credential(authorization: str | bytes | None, api_key: str | bytes | None = 
 
 
 class Access:
-    """Identifies clients and checks their rights. Without a keys file, every client may do everything. Belongs to the event loop.
+    """Identifies clients and checks their rights. Without a keys file, every client may do everything. Used only on the event loop.
 
     A request triggers a check of the file for changes, at most once a second. If the file becomes invalid or disappears, its last
     valid content stays in force, and the log reports the problem once.

@@ -29,7 +29,7 @@ _PATIENCE_S = 1.0
 
 
 class Gate:
-    """Limits the bytes that all large requests hold; each request has a ``Passage``. Belongs to the event loop."""
+    """Limits the bytes that all large requests hold; each request has a ``Passage``. Used only on the event loop."""
 
     def __init__(self, limit: int = LIMIT_BYTES, patience_s: float = _PATIENCE_S, aside: int = ASIDE_BYTES) -> None:
         self.used = 0
@@ -118,7 +118,7 @@ class Gate:
 
 
 class Passage:
-    """The bytes that one request holds inside the gate. A request has at most one step in progress. Belongs to the event loop."""
+    """The bytes that one request holds inside the gate. A request has at most one step in progress. Used only on the event loop."""
 
     __slots__ = ("_gate", "_is_cancelled", "admitted", "is_parked", "size")
 

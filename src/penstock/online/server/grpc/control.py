@@ -49,7 +49,7 @@ def parse(kind: Any, data: Buffer) -> Message:
 
 
 class GrpcControl:
-    """All unary methods except ModelInfer. Belongs to the event loop."""
+    """All unary methods except ModelInfer. Used only on the event loop."""
 
     def __init__(self, dataplane: DataPlane, control: ControlPlane, access: Access) -> None:
         self._dataplane = dataplane

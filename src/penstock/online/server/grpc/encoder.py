@@ -29,7 +29,7 @@ _NOTHING = b"\x32\x00"
 
 
 class GrpcAnswerEncoder:
-    """Encodes responses. Caches the parts that recur. Belongs to the event loop."""
+    """Encodes responses. Caches the parts that recur. Used only on the event loop."""
 
     def __init__(self) -> None:
         self._heads = BoundedCache[tuple[str, str], bytes]()

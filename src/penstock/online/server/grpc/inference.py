@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Inference:
-    """Passes requests to the data plane, and its responses to the calls. Belongs to the event loop."""
+    """Passes requests to the data plane, and its responses to the calls. Used only on the event loop."""
 
     def __init__(self, dataplane: DataPlane, budget: ByteBudget | None = None) -> None:
         self.budget = budget or ByteBudget(0)

@@ -38,7 +38,7 @@ class _Stream(Protocol):
 
 
 class GrpcService:
-    """Answers calls with the data plane and the control plane. The transport runs ``methods``. Belongs to the event loop."""
+    """Answers calls with the data plane and the control plane. The transport runs ``methods``. Used only on the event loop."""
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ def _ignore(stream: H2Stream) -> None:
 
 
 class Outbox:
-    """The write side of one connection. Calls ``on_sent`` with each stream after its last frame. Belongs to the event loop."""
+    """The write side of one connection. Calls ``on_sent`` with each stream after its last frame. Used only on the event loop."""
 
     __slots__ = (
         "_bytes",

@@ -43,7 +43,7 @@ _NO_OWNER = NoOwner()
 
 
 class H2Session:
-    """Handles the frames of one client, and is the ``Carrier`` of its streams. Belongs to the event loop.
+    """Handles the frames of one client, and is the ``Carrier`` of its streams. Used only on the event loop.
 
     The methods that handle frames may raise ConnectionFault, or StreamFault, which the reader passes to ``on_fault``.
     """

@@ -11,7 +11,7 @@ from penstock.online.server.http.context import HttpContext
 
 
 class BodyGate:
-    """The wait of one connection, whose requests arrive one after the other. Belongs to the event loop."""
+    """The wait of one connection, whose requests arrive one after the other. Used only on the event loop."""
 
     __slots__ = ("_passage", "is_closed")
 

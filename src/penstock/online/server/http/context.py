@@ -24,7 +24,7 @@ _PERHAPS_JSON = (b"", b"application/json", b"application/x-www-form-urlencoded")
 
 
 class HttpContext:
-    """Shared state of the HTTP connections of one port. Belongs to the event loop."""
+    """Shared state of the HTTP connections of one port. Used only on the event loop."""
 
     def __init__(
         self,

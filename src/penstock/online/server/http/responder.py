@@ -38,7 +38,7 @@ _DISCARDED_BYTES_A_UNIT = 8 << 10
 
 
 class Responder(ServerConnection):
-    """The write side of one HTTP/1.1 connection: queues responses and sends them in request order. Belongs to the event loop."""
+    """The write side of one HTTP/1.1 connection: queues responses and sends them in request order. Used only on the event loop."""
 
     __slots__ = (
         "_backlog",

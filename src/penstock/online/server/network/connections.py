@@ -77,7 +77,7 @@ def end_sending(transport: asyncio.Transport) -> bool:
 
 
 class Connections:
-    """All open connections. Each one adds itself when it is made, and discards itself when it is lost. Belongs to the event loop."""
+    """All open connections. Each one adds itself when it is made, and discards itself when it is lost. Used only on the event loop."""
 
     spare: Connections | None = None
     """Takes connections over the limit; None if they are refused."""

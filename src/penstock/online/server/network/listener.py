@@ -61,7 +61,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listener:
-    """All endpoints of one server. Belongs to the event loop."""
+    """All endpoints of one server. Used only on the event loop."""
 
     def __init__(self, connections: Connections, config: ServerConfig, clock: Clock) -> None:
         self._connections = connections

@@ -42,7 +42,7 @@ class TurnTaker(Protocol):
 
 
 class Turns:
-    """Distributes units among connections. Belongs to the event loop."""
+    """Distributes units among connections. Used only on the event loop."""
 
     __slots__ = ("_is_scheduled", "_pause", "_requests", "_skipped", "_unpaused", "_waiting", "left")
 

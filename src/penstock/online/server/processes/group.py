@@ -89,7 +89,7 @@ class ProcessGroup:
 
 
 class SocketGroup(ProcessGroup):
-    """The group as seen by process ``index``; all processes meet in ``folder``. Belongs to the event loop."""
+    """The group as seen by process ``index``; all processes meet in ``folder``. Used only on the event loop."""
 
     def __init__(self, folder: Path, index: int) -> None:
         self._folder = folder

@@ -45,7 +45,7 @@ CANDIDATES: dict[str, tuple[RangeMethod, float]] = {
     "mse": (RangeMethod.MSE, 100.0),
     "entropy": (RangeMethod.ENTROPY, 100.0),
 }
-"""Methods by name. If the ranges of two are alike, only the first is tried."""
+"""Methods by name. If two methods give similar ranges, only the first is tried."""
 
 _BATCH = 32
 _TOGETHER = 4
@@ -53,9 +53,9 @@ _TOGETHER = 4
 _MEMORY_BYTES = 512 << 20
 """Memory for the tensors that suffixes read, on all rows, while their ranges are tried."""
 _ALIKE = 0.01
-"""Two ranges are alike if their ends differ by less than this fraction of the wider range."""
+"""Two ranges are similar if their ends differ by less than this fraction of the wider range."""
 _FEWEST_CLASSES = 3
-"""Two scores minus their mean have no angle other than 0 and 180°."""
+"""With two classes, scores minus their mean have only the angles 0 and 180°."""
 
 
 class RangeChoiceOptions(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ class TriedRange(msgspec.Struct, frozen=True):
 
 
 class TensorChoice(msgspec.Struct, frozen=True):
-    """The range of one tensor, and the candidates."""
+    """The range that was chosen for one tensor, and its candidates."""
 
     method: str
     range: Range
@@ -181,7 +181,9 @@ class _Trials:
         self.calls = 1
 
     def harms(self, candidates: Mapping[str, Mapping[str, Range]]) -> Iterator[tuple[str, list[float] | None]]:
-        """The harm of each candidate of each tensor, in order; None for a tensor with nothing to try, or beyond the budget."""
+        """For each tensor, in order, the harm of each candidate. None if a tensor has nothing to try, or the budget was
+        used up before it.
+        """
         segments = self._segments(
             {name for name, tried in candidates.items() if len(tried) > 1 and name in self._roundable}
         )
@@ -229,7 +231,7 @@ class _Trials:
 
 
 class _Held:
-    """The input tensors of suffixes, on all rows, for as many suffixes at a time as fit in memory."""
+    """Holds the input tensors of suffixes on all rows, for as many suffixes at a time as fit in memory."""
 
     def __init__(self, taps: Taps, segments: Mapping[str, Suffix]) -> None:
         self._taps = taps
@@ -238,7 +240,7 @@ class _Held:
         self._batches: list[dict[str, Array]] = []
 
     def batches(self, suffix: Suffix) -> list[dict[str, Array]]:
-        """For each batch, the tensors that ``suffix`` reads, and possibly others."""
+        """For each batch, the tensors that ``suffix`` reads. Others may be included."""
         first = suffix.tensors[0]
         if first not in self._group:
             self._batches = []  # freed before the next ones are read

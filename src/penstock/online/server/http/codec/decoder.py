@@ -35,7 +35,7 @@ _TEXT_GROWTH = 8
 
 
 class HttpRequestDecoder:
-    """Decodes requests. Caches the JSON parts of binary bodies, since clients repeat them. Belongs to the event loop."""
+    """Decodes requests. Caches the JSON parts of binary bodies, since clients repeat them. Used only on the event loop."""
 
     def __init__(self, shared_memory: SharedMemory) -> None:
         self._shared_memory = shared_memory

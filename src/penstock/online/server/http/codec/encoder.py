@@ -40,7 +40,7 @@ class _Template(msgspec.Struct, frozen=True):
 
 
 class HttpAnswerEncoder:
-    """Encodes responses. Caches templates for responses of the same layout. Belongs to the event loop."""
+    """Encodes responses. Caches templates for responses of the same layout. Used only on the event loop."""
 
     def __init__(self) -> None:
         self._templates = BoundedCache[tuple[object, ...], _Template]()
