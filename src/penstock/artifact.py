@@ -149,8 +149,8 @@ class Artifact(msgspec.Struct, frozen=True):
 
     @contextlib.contextmanager
     def on_disk(self) -> Iterator[Path | None]:
-        """Context manager that yields the main file's path, with the other files beside it. Yields None for a model
-        that is a single file in memory.
+        """Context manager that yields the main file's path, with the other files beside it. Yields None for a model that is a single
+        file in memory.
 
         A model in memory with several files is written to a private temporary folder. Raises ResourceExhausted.
         """
@@ -170,8 +170,8 @@ class Artifact(msgspec.Struct, frozen=True):
             yield Path(folder, self.file_name)
 
     def in_memory(self) -> int:
-        """The descriptor of an in-memory file that holds ``data`` and then ``contents``. Child processes inherit it,
-        and engines can load it as a file. The caller closes it.
+        """The descriptor of an in-memory file that holds ``data`` and then ``contents``. Child processes inherit it, and engines can
+        load it as a file. The caller closes it.
         """
         file = os.memfd_create("penstock-model", os.MFD_CLOEXEC)
         try:
@@ -274,8 +274,8 @@ def _files_beside(main: Path, data: bytes, format: Format, path: Path) -> list[P
 
 
 def _external_data(main: Path, data: bytes) -> list[Path]:
-    """The files with the weights of the model ``main``, in its folder or below. Missing files, and files outside the
-    folder, are not reported here: the engine rejects them.
+    """The files with the weights of the model ``main``, in its folder or below. Missing files, and files outside the folder, are not
+    reported here: the engine rejects them.
     """
     with contextlib.suppress(ValueError):  # not an ONNX model; the engine reports this
         names = (PurePosixPath(name) for name in sorted(external_files(data)))

@@ -29,8 +29,8 @@ _SAVE = "write the file with numpy.savez, without Python objects"
 
 
 class Dataset(msgspec.Struct, frozen=True):
-    """Samples for every input of a model, in the model's order, with optional labels. The first axis of each array
-    counts the samples.
+    """Samples for every input of a model, in the model's order, with optional labels. The first axis of each array counts the
+    samples.
     """
 
     inputs: dict[str, Array]
@@ -47,8 +47,8 @@ class Dataset(msgspec.Struct, frozen=True):
         return {name: array[start:stop] for name, array in self.inputs.items()}
 
     def split(self, held_out: float, multiple: int = 1) -> tuple[Dataset, Dataset]:
-        """Split off the last fraction ``held_out``. Returns the first part, then the part that was split off. Both have
-        a positive multiple of ``multiple`` samples.
+        """Split off the last fraction ``held_out``. Returns the first part, then the part that was split off. Both have a positive
+        multiple of ``multiple`` samples.
         """
         parts = self.count // multiple
         self._check_splits(parts, multiple)
@@ -56,8 +56,7 @@ class Dataset(msgspec.Struct, frozen=True):
         return self._part(0, cut), self._part(cut, self.count)
 
     def split_evenly(self, period: int, multiple: int = 1) -> tuple[Dataset, Dataset]:
-        """Split off every ``period``-th block of ``multiple`` samples. Returns the remaining samples, then those that
-        were split off.
+        """Split off every ``period``-th block of ``multiple`` samples. Returns the remaining samples, then those that were split off.
 
         Both parts represent the data even if it is sorted. Raises InvalidData if there are fewer than two blocks.
         """

@@ -20,9 +20,8 @@ The tree (one canonical code per class; transports map codes to statuses, the CL
     ├── ContractUnmet             FAILED_PRECONDITION  no candidate meets the accuracy and latency contract
     └── IntegrityError            DATA_LOSS            a bundle differs from its digests
 
-The message states the cause, and ``hint`` how to fix it. Messages are safe to show to clients: they contain no server
-paths, secrets or tracebacks. ``quoted`` puts a client's text into a message, and ``bounded`` limits a message that
-leaves the server.
+The message states the cause, and ``hint`` how to fix it. Messages are safe to show to clients: they contain no server paths, secrets
+or tracebacks. ``quoted`` puts a client's text into a message, and ``bounded`` limits a message that leaves the server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The cores and memory of a machine, the resources that a model needs, and the machine properties that determine speed.
 
-Core counts are the numbers of cores that this process may use: the minimum of the host's cores, the CPU affinity and the cgroup
-quota (v1 and v2). ``os.cpu_count`` and similar functions report the host's cores even inside a container.
+Core counts are the numbers of cores that this process may use: the minimum of the host's cores, the CPU affinity and the cgroup quota
+(v1 and v2). ``os.cpu_count`` and similar functions report the host's cores even inside a container.
 """
 
 from __future__ import annotations
@@ -110,11 +110,10 @@ class CorePlan(msgspec.Struct, frozen=True):
 def plan_cores(instances: int, threads: int, cores: Sequence[int], quota: float | None = None) -> CorePlan:
     """Distribute ``cores`` among ``instances`` (>= 1). ``quota`` is the CPU quota, in cores.
 
-    Each instance gets a block of neighbouring ids, since such cores usually share caches and memory. It gets
-    ``threads`` threads, but no more than its share of the usable cores. With ``threads`` 0, it gets exactly its share.
-    ``instances`` × ``threads`` therefore exceeds the usable cores only if there are more instances than cores. No core
-    is reserved for the event loop. It needs little time, and the engine's threads do not spin, so they leave it that
-    time.
+    Each instance gets a block of neighbouring ids, since such cores usually share caches and memory. It gets ``threads`` threads, but
+    no more than its share of the usable cores. With ``threads`` 0, it gets exactly its share. ``instances`` × ``threads`` therefore
+    exceeds the usable cores only if there are more instances than cores. No core is reserved for the event loop. It needs little
+    time, and the engine's threads do not spin, so they leave it that time.
     """
     usable = max(1, min(len(cores), math.ceil(quota))) if quota else len(cores)
     fitting = max(1, usable // instances)
@@ -167,8 +166,8 @@ def allow_open_files(count: int) -> int:
 def _cgroup_folders(controller: str, proc: Path, sys: Path) -> list[Path]:
     """This process's cgroup folders for ``controller``, from its own up to the root, v1 and v2.
 
-    Inside a container, the path in /proc may not exist in the mounted hierarchy. The limit is then in those of its
-    ancestors that exist.
+    Inside a container, the path in /proc may not exist in the mounted hierarchy. The limit is then in those of its ancestors that
+    exist.
     """
     folders: list[Path] = []
     for line in _read(proc / "self/cgroup").splitlines():

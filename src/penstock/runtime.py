@@ -111,8 +111,7 @@ class Model:
 
 
 def open(path: str | Path) -> Model:
-    """Open a bundle with the engine of its tuned variant, or a model file or folder with the default engine of its
-    format.
+    """Open a bundle with the engine of its tuned variant, or a model file or folder with the default engine of its format.
 
     Raises NotFound, IntegrityError (changed bundle), Unavailable (no variant runs on this machine), InvalidModel, Unsupported.
     """

@@ -1,8 +1,8 @@
 """Tensors in the terms of the Open Inference Protocol: datatypes, specs, signatures, and their wire form.
 
-A tensor in memory is a C-ordered ``numpy.ndarray``. For a BYTES tensor, the array has dtype ``object`` and its elements
-are ``bytes``. The wire form consists of the elements in little-endian row-major order. A BYTES element is a 4-byte
-length followed by the bytes.
+A tensor in memory is a C-ordered ``numpy.ndarray``. For a BYTES tensor, the array has dtype ``object`` and its elements are
+``bytes``. The wire form consists of the elements in little-endian row-major order. A BYTES element is a 4-byte length followed by the
+bytes.
 """
 
 from __future__ import annotations
@@ -197,11 +197,10 @@ def to_wire(array: Array) -> bytes | memoryview:
 
 
 def from_wire(buffer: Buffer, datatype: DataType, shape: Sequence[int]) -> Array:
-    """The array of ``datatype`` and ``shape`` whose wire form is ``buffer``. It is a read-only view, except for BYTES,
-    which are copied.
+    """The array of ``datatype`` and ``shape`` whose wire form is ``buffer``. It is a read-only view, except for BYTES, which are
+    copied.
 
-    The size of ``buffer`` is checked before memory is allocated for ``shape``.
-    Raises InvalidArgument if it does not match.
+    The size of ``buffer`` is checked before memory is allocated for ``shape``. Raises InvalidArgument if it does not match.
     """
     count = element_count(shape)
     if datatype is DataType.BYTES:

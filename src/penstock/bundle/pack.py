@@ -1,8 +1,8 @@
 """Write a bundle: one file (an uncompressed zip that any zip tool lists) or a folder of the same files.
 
-The same manifest and files always give the same bytes. A bundle appears whole or not at all: it is written into the
-folder ``<target>.<random>.partial`` beside the target, and renamed when it is complete. A killed build leaves that
-folder behind; it is never mistaken for a bundle and can be removed.
+The same manifest and files always give the same bytes. A bundle appears whole or not at all: it is written into the folder
+``<target>.<random>.partial`` beside the target, and renamed when it is complete. A killed build leaves that folder behind; it is
+never mistaken for a bundle and can be removed.
 
 The zip's comment is the SHA-256 of all bytes before it, which protects the container itself; the digests of the files do not.
 """
@@ -72,9 +72,9 @@ def pack(
 ) -> None:
     """Write ``manifest`` and the ``files`` that it lists to ``target``.
 
-    ``overwrite`` replaces a file or a bundle, but never a folder that holds files other than those of a bundle.
-    Raises AlreadyExists if ``target`` exists and may not be replaced, ResourceExhausted if it cannot be written, IntegrityError if
-    the manifest contradicts itself.
+    ``overwrite`` replaces a file or a bundle, but never a folder that holds files other than those of a bundle. Raises AlreadyExists
+    if ``target`` exists and may not be replaced, ResourceExhausted if it cannot be written, IntegrityError if the manifest
+    contradicts itself.
     """
     if manifest.files != file_entries(files):
         raise PenstockError("the manifest does not list the files that are to be packed")

@@ -158,8 +158,8 @@ def _verdict(evidence: Evidence) -> str:
 
 
 def _candidates(evidence: Evidence, everything: bool) -> Table:
-    """The rows of the table of candidates: the original, then the candidates by speed. Without ``everything``, only the
-    best of each engine, precision and status.
+    """The rows of the table of candidates: the original, then the candidates by speed. Without ``everything``, only the best of each
+    engine, precision and status.
     """
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("candidate", "p50 ms", "p99 ms", "speed", "accuracy", "loss", "KiB"):

@@ -11,18 +11,16 @@ from penstock.clock import Clock, SystemClock
 LARGE_BYTES = 1 << 20
 """A run is large if its inputs and outputs have at least this many bytes."""
 TRIM_S = (5.0, 20.0, 80.0)
-"""Seconds after the last large run at which the arena is trimmed. A response that its client has not read yet keeps its
-part of the arena. A later trim releases that part.
-"""
+"""Seconds after the last large run at which the arena is trimmed. A response that its client has not read yet keeps its part of the
+arena. A later trim releases that part."""
 
 
 class ArenaTrimmer:
-    """Trims an arena some seconds after the last large run. Its thread exists only from the first large run to the last
-    trim.
+    """Trims an arena some seconds after the last large run. Its thread exists only from the first large run to the last trim.
 
-    An arena keeps the memory of the largest batch, because allocating it again would make a run up to 50 % longer. It
-    is therefore not trimmed while large runs follow one another. ``trim`` may block for as long as the system takes
-    back the memory, and other runs may wait for it.
+    An arena keeps the memory of the largest batch, because allocating it again would make a run up to 50 % longer. It is therefore
+    not trimmed while large runs follow one another. ``trim`` may block for as long as the system takes back the memory, and other
+    runs may wait for it.
     """
 
     def __init__(

@@ -56,9 +56,8 @@ class LoadedModel(Protocol):
     reentrant: bool = False
     """True if several threads may run ``forward`` at the same time."""
     predictable: bool = False
-    """True if ``forward`` never blocks, any thread may call it, and its run time depends only on the inputs' shapes.
-    The
-    server may run short batches of such a model on its event loop."""
+    """True if ``forward`` never blocks, any thread may call it, and its run time depends only on the inputs' shapes. The server may
+    run short batches of such a model on its event loop."""
     keeps_state: bool = False
     """True if outputs may depend on earlier calls. Such a model must be called only for requests, so it is not warmed up."""
     optional_inputs: tuple[TensorSpec, ...] = ()
@@ -76,8 +75,8 @@ class LoadedModel(Protocol):
         ...
 
     def forward_within(self, inputs: Mapping[str, Array], limit_s: float) -> dict[str, Array]:
-        """Like ``forward``, but if the engine can end a run, raise DeadlineExceeded after ``limit_s``. No other
-        ``forward`` may be running.
+        """Like ``forward``, but if the engine can end a run, raise DeadlineExceeded after ``limit_s``. No other ``forward`` may be
+        running.
         """
         return self.forward(inputs)
 
@@ -89,10 +88,9 @@ class LoadedModel(Protocol):
 Answer = Callable[[int, dict[str, Array] | PenstockError | None, bool], bool]
 """``answer(n, outcome, final)`` answers the n-th of the requests being executed.
 
-``outcome`` is the outputs or an error. It is None if a decoupled model sends no further outputs. ``final`` or an error
-ends the
-request. Returns False if the caller wants no more answers to this request. A call with None and without ``final`` only
-asks whether more answers are wanted."""
+``outcome`` is the outputs or an error. It is None if a decoupled model sends no further outputs. ``final`` or an error ends the
+request. Returns False if the caller wants no more answers to this request. A call with None and without ``final`` only asks whether
+more answers are wanted."""
 
 
 @runtime_checkable
@@ -118,9 +116,8 @@ class RequestModel(Protocol):
         ...
 
     def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
-        """Answer each of ``requests`` once before returning. A decoupled model receives one request at a time. It may
-        answer any number of times, also after returning and from any thread, until one answer is final; ``answer`` may
-        block.
+        """Answer each of ``requests`` once before returning. A decoupled model receives one request at a time. It may answer any
+        number of times, also after returning and from any thread, until one answer is final; ``answer`` may block.
 
         Inputs may be used until the request has ended; the caller owns the outputs. An exception fails all requests that have not
         ended.

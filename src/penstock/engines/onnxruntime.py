@@ -225,8 +225,7 @@ class OnnxRuntimeModel(LoadedModel):
 
 
 def trim_arena(session: ort.InferenceSession, inputs: Iterable[TensorSpec]) -> None:
-    """Release the unused parts of the arena. ONNX Runtime does this only at the end of a run, so a run is started and
-    ended at once.
+    """Release the unused parts of the arena. ONNX Runtime does this only at the end of a run, so a run is started and ended at once.
 
     The tensors of this run have as few elements as their shapes allow; nothing reads them.
     """
@@ -307,8 +306,8 @@ def _spec(value: Any) -> TensorSpec:
 
 
 def _output_spec(value: Any) -> TensorSpec | None:
-    """The spec of an output; None if the output cannot be represented as a tensor. Maps with the same keys become the
-    rows of one tensor.
+    """The spec of an output; None if the output cannot be represented as a tensor. Maps with the same keys become the rows of one
+    tensor.
     """
     if maps := _MAPS.fullmatch(value.type):
         return TensorSpec(value.name, _BY_ORT_TYPE[maps[1]], (-1, -1))
@@ -316,8 +315,8 @@ def _output_spec(value: Any) -> TensorSpec | None:
 
 
 def _from_maps(spec: TensorSpec, maps: Any) -> Array:
-    """The tensor of ``maps``: one row per map, with the values in the order of the keys. Raises Unsupported if the maps
-    have different keys.
+    """The tensor of ``maps``: one row per map, with the values in the order of the keys. Raises Unsupported if the maps have
+    different keys.
     """
     keys = sorted(maps[0]) if maps else []
     if any(sorted(one) != keys for one in maps):
@@ -328,9 +327,8 @@ def _from_maps(spec: TensorSpec, maps: Any) -> Array:
 def _to_text(name: str, array: Array) -> Array:
     """``array`` in the form that ONNX Runtime expects: text if all elements are UTF-8, otherwise numpy's bytes type.
 
-    For an array of bytes objects, ONNX Runtime would store ``str(element)``. For numpy's bytes type, it reads each
-    element up to a zero byte, even beyond the end of the element. The type is therefore one byte wider than the longest
-    element.
+    For an array of bytes objects, ONNX Runtime would store ``str(element)``. For numpy's bytes type, it reads each element up to a
+    zero byte, even beyond the end of the element. The type is therefore one byte wider than the longest element.
     """
     elements = [as_bytes(element) for element in array.reshape(-1).tolist()]
     try:

@@ -91,8 +91,7 @@ class TorchEngine(OptionsEngine):
 
 
 class TorchModel(LoadedModel):
-    """One program with its own weights. Only one thread may use it at a time, because a program may write to its
-    buffers.
+    """One program with its own weights. Only one thread may use it at a time, because a program may write to its buffers.
 
     ``output_names`` are the names that the program uses for the outputs in ``signature`` (see ``_match``).
     """
@@ -238,8 +237,7 @@ def _renamed(specs: list[TensorSpec], places: list[int], declared: Sequence[Tens
 def _match(names: Sequence[str], own: Sequence[str]) -> list[int]:
     """The position of each of ``names`` among the program's ``own`` names. Raises InvalidModel if they do not fit.
 
-    If the names are not the program's own, they match by number if all end in ``__`` and a number, and otherwise by
-    order.
+    If the names are not the program's own, they match by number if all end in ``__`` and a number, and otherwise by order.
     """
     if set(names) <= set(own):
         return [own.index(name) for name in names]
@@ -254,8 +252,8 @@ def _match(names: Sequence[str], own: Sequence[str]) -> list[int]:
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """All values except None in nested tuples, lists and dictionaries. Each has its key as its name, or ``OUTPUT__``
-    and its position.
+    """All values except None in nested tuples, lists and dictionaries. Each has its key as its name, or ``OUTPUT__`` and its
+    position.
     """
     if isinstance(value, Mapping):
         for key, inner in value.items():

@@ -1,8 +1,8 @@
-"""A minimal gRPC client for generating load. It makes unary calls of one method over HTTP/2 (RFC 9113), with messages
-that were serialised beforehand.
+"""A minimal gRPC client for generating load. It makes unary calls of one method over HTTP/2 (RFC 9113), with messages that were
+serialised beforehand.
 
-In the load loops, a ``Lane`` takes the place of the ``HttpConnection``: it has one call in flight. Several lanes share
-a connection, as threads or tasks of a gRPC client share a channel. An invalid frame ends the connection.
+In the load loops, a ``Lane`` takes the place of the ``HttpConnection``: it has one call in flight. Several lanes share a connection,
+as threads or tasks of a gRPC client share a channel. An invalid frame ends the connection.
 """
 
 from __future__ import annotations

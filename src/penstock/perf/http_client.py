@@ -1,5 +1,5 @@
-"""A minimal HTTP/1.1 client for generating load. It sends complete requests as bytes, and parses only the status and
-the sizes of responses.
+"""A minimal HTTP/1.1 client for generating load. It sends complete requests as bytes, and parses only the status and the sizes of
+responses.
 
 ``HttpConnection`` is the hot path, without a task, future or timer per request. ``HttpSession`` awaits each response.
 """
@@ -216,8 +216,8 @@ class HttpAnswer(NamedTuple):
 
 
 class HttpSession:
-    """A connection for one request at a time, whose response the caller awaits. It reconnects if the server has closed
-    the connection.
+    """A connection for one request at a time, whose response the caller awaits. It reconnects if the server has closed the
+    connection.
     """
 
     def __init__(self, address: Address, timeout_s: float = 30.0) -> None:
@@ -227,8 +227,8 @@ class HttpSession:
         self._answer: asyncio.Future[HttpAnswer]
 
     async def ask(self, request: bytes) -> HttpAnswer:
-        """Send a complete request and await the response. Raises Unavailable if the connection cannot be made or is
-        lost, and DeadlineExceeded.
+        """Send a complete request and await the response. Raises Unavailable if the connection cannot be made or is lost, and
+        DeadlineExceeded.
         """
         self._answer = asyncio.get_running_loop().create_future()
         try:

@@ -27,8 +27,7 @@ def profile(
     on_batch: Callable[[int], None] = lambda _: None,
     precision: float = 0.0,
 ) -> dict[str, tuple[LatencyPoint, ...]]:
-    """Profile all ``models``, interleaved, at each batch size of ``batches``. The batch sizes share ``budget_s``
-    evenly.
+    """Profile all ``models``, interleaved, at each batch size of ``batches``. The batch sizes share ``budget_s`` evenly.
 
     ``precision`` is the argument of ``interleave``. ``samples`` have rows along their first axis. Unless all models are batchable,
     only their fixed batch is profiled. Batches whose minimum number of calls would exceed the whole budget are skipped.

@@ -28,9 +28,8 @@ class Work(Protocol):
 Told = Mapping[str, Array] | PenstockError
 """Arrays by name, or an error."""
 Start = Callable[[PipelineStep, dict[str, Array], Callable[[Told], None]], Work | None]
-"""``start(step, inputs, done)`` begins a step on read-only ``inputs``. It calls ``done`` once with the outputs; if it
-does so at once, it returns None. Inputs and outputs have the step's own names. Raises PenstockError.
-"""
+"""``start(step, inputs, done)`` begins a step on read-only ``inputs``. It calls ``done`` once with the outputs; if it does so at
+once, it returns None. Inputs and outputs have the step's own names. Raises PenstockError."""
 
 
 class PipelineRun:
@@ -43,9 +42,8 @@ class PipelineRun:
         self._start = start
         self._done: Callable[[Told], None] | None = done
         self._arrays: dict[str, Array | None] = {}
-        """The tensors that are settled (known to have a value or to be absent) and still needed. The value is None if
-        the tensor is absent.
-        """
+        """The tensors that are settled (known to have a value or to be absent) and still needed. The value is None if the tensor is
+        absent."""
         self._uses, self._givers = dict(plan.uses), dict(plan.givers)
         self._waits = [len(step.reads) for step in plan.steps]
         """For each step, the number of its input tensors that are not settled yet."""

@@ -96,8 +96,8 @@ def _entries(data: bytes, wanted: int) -> Iterator[bytes]:
 
 
 def _fields(model: bytes, message: str = "Model") -> Iterator[tuple[str, int, int | bytes | None]]:
-    """Yield the fields of all messages that may contain tensors: the type of the message, the field number, and the
-    value if the field is a number or an entry of external data.
+    """Yield the fields of all messages that may contain tensors: the type of the message, the field number, and the value if the
+    field is a number or an entry of external data.
     """
     parents: list[tuple[str, int]] = []  # the enclosing messages, each with its type and end
     position, end = 0, len(model)

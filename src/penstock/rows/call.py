@@ -79,8 +79,8 @@ class Call:
         return list(value.flat)
 
     def integers(self, name: str, position: int) -> list[int] | None:
-        """A value that is the attribute ``name`` in older versions of the operator, and an input in newer ones. None if
-        both are absent.
+        """A value that is the attribute ``name`` in older versions of the operator, and an input in newer ones. None if both are
+        absent.
         """
         if (given := self.attribute(name)) is not None:
             return [given] if isinstance(given, int) else list(given)
@@ -143,8 +143,8 @@ def keeps_shape(
 ) -> None:
     """Register the rule of ``operators`` whose output has the shape of their first input.
 
-    They combine elements along the axes ``mixed``. The inputs ``constants`` must not depend on the rows, and the inputs
-    ``singles`` must have one element.
+    They combine elements along the axes ``mixed``. The inputs ``constants`` must not depend on the rows, and the inputs ``singles``
+    must have one element.
     """
 
     @rule(*operators, domain=domain)

@@ -96,8 +96,8 @@ class Fact:
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The shape of an element-wise operation. Raises Dependent unless each row is combined only with the same row, or
-    with a single element.
+    """The shape of an element-wise operation. Raises Dependent unless each row is combined only with the same row, or with a single
+    element.
     """
     rank = max(map(len, shapes))
     return tuple(
@@ -120,8 +120,8 @@ def _meet(sizes: Sequence[Number]) -> Number:
 
 
 def join(first: Fact, second: Fact, unknown: Iterator[Number]) -> Fact:
-    """The facts that hold for both tensors. Where the sizes of an axis differ, ``unknown`` yields a new size. Raises
-    Dependent if there are no such facts.
+    """The facts that hold for both tensors. Where the sizes of an axis differ, ``unknown`` yields a new size. Raises Dependent if
+    there are no such facts.
     """
     if first.rank != second.rank or first.axis != second.axis or first.holds_batch_size or second.holds_batch_size:
         stop("can have outputs of different forms")

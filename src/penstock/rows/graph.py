@@ -15,9 +15,8 @@ from penstock.protocol.varint import read_varint
 from penstock.tensor import Array, DataType
 
 Attribute = Any
-"""The value of an attribute: an ``int``, ``float``, ``str``, ``OnnxTensor`` or ``OnnxGraph``, a tuple of these, or a
-reference. None for any other type.
-"""
+"""The value of an attribute: an ``int``, ``float``, ``str``, ``OnnxTensor`` or ``OnnxGraph``, a tuple of these, or a reference. None
+for any other type."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _INT, _FLOAT, _TEXT, _SPAN = "int", "float", "text", "span"
@@ -175,8 +174,8 @@ def _message(data: bytes, position: int, end: int, kind: str, depth: int) -> dic
 
 
 def _number(data: bytes, position: int, number: int, kind: str, wire: int) -> int | float | None:
-    """The value of a field that has no length; None for a single element of a constant that is not packed. Ignores
-    fields of unexpected wire types.
+    """The value of a field that has no length; None for a single element of a constant that is not packed. Ignores fields of
+    unexpected wire types.
     """
     if (kind, wire) == (_INT, _VARINT):
         return _signed(number)

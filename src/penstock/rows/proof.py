@@ -1,5 +1,5 @@
-"""Decides whether requests to a model can be merged. It tries to prove that each row of its outputs depends on only one
-row of its inputs.
+"""Decides whether requests to a model can be merged. It tries to prove that each row of its outputs depends on only one row of its
+inputs.
 
 The proof follows the rows from the first axis of the inputs through every operator. It stops at the first operator that mixes rows,
 depends on their number, or has no rule. It reads only the graph, so it holds for all values.

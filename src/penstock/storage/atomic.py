@@ -1,7 +1,7 @@
 """Write files and folders atomically.
 
-New content is written to ``<target>.<random>.partial``, beside its target, and renamed when it is complete. A process
-that is killed may leave such a file or folder behind. Penstock never reads it, and it can be removed.
+New content is written to ``<target>.<random>.partial``, beside its target, and renamed when it is complete. A process that is killed
+may leave such a file or folder behind. Penstock never reads it, and it can be removed.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def whole_file(path: Path, what: str = "", *, durable: bool = False, private: bo
 def replacing(target: Path, *, overwrite: bool = True) -> Iterator[Path]:
     """A free path for a new file or folder. It becomes ``target`` when the block ends, and is removed if the block raises.
 
-    With ``overwrite``, this replaces a file, or a folder with all its content. Otherwise, AlreadyExists is raised if
-    ``target`` exists by then. The caller makes the content durable. Raises ResourceExhausted like ``whole_file``.
+    With ``overwrite``, this replaces a file, or a folder with all its content. Otherwise, AlreadyExists is raised if ``target``
+    exists by then. The caller makes the content durable. Raises ResourceExhausted like ``whole_file``.
     """
     try:
         local_path(target).parent.mkdir(parents=True, exist_ok=True)

@@ -28,8 +28,8 @@ class StorageEntry(msgspec.Struct, frozen=True):
 class Storage(Protocol):
     """Files below a root. Paths are relative to the root, use ``/``, and never leave it.
 
-    A folder exists while there are files in it. All methods block and may be called from any thread. Besides the errors named
-    below, every method raises InvalidArgument for a path that leaves the root.
+    A folder exists while there are files in it. All methods block and may be called from any thread. Besides the errors named below,
+    every method raises InvalidArgument for a path that leaves the root.
     """
 
     def list(self, folder: str = "") -> Sequence[StorageEntry]:

@@ -1,8 +1,8 @@
 """Recorded batches that are not yet part of the statistics.
 
-Adding a batch to the statistics takes about forty small operations. Directly after a batch these operations are slow,
-because the model's data has replaced the statistics in the processor's caches. So a batch is only recorded at first,
-and many batches are added together, at the latest when statistics are read.
+Adding a batch to the statistics takes about forty small operations. Directly after a batch these operations are slow, because the
+model's data has replaced the statistics in the processor's caches. So a batch is only recorded at first, and many batches are added
+together, at the latest when statistics are read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """All metrics: Triton's (``nv_*``) and Penstock's (``penstock_*``), each with its name, help and value.
 
-Values are not stored: ``exposition.py`` reads them from the statistics of the loaded models. A model's series therefore
-end when the model is unloaded.
+Values are not stored: ``exposition.py`` reads them from the statistics of the loaded models. A model's series therefore end when the
+model is unloaded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Quantiles over the last minute, as in Triton's summaries.
 
-A duration's leading bit and the five following bits determine its bucket. The relative error of a quantile is therefore
-at most 1.6 % everywhere. Counts are grouped into slices of ten seconds of the machine's monotonic clock. Old slices are
-dropped, and slices of several processes can be added.
+A duration's leading bit and the five following bits determine its bucket. The relative error of a quantile is therefore at most 1.6 %
+everywhere. Counts are grouped into slices of ten seconds of the machine's monotonic clock. Old slices are dropped, and slices of
+several processes can be added.
 """
 
 from __future__ import annotations

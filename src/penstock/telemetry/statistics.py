@@ -161,9 +161,8 @@ class ModelStatistics:
     """Total of all successful requests."""
     fail: Duration = field(default_factory=Duration)
     queue_ns: int = 0
-    """Total of all successful requests. The next three fields exclude cache hits; in them, each request counts the
-    whole duration of its batch.
-    """
+    """Total of all successful requests. The next three fields exclude cache hits; in them, each request counts the whole duration of
+    its batch."""
     compute_input_ns: int = 0
     compute_infer_ns: int = 0
     compute_output_ns: int = 0
@@ -339,8 +338,8 @@ class ModelStatistics:
 
 
 def merge(processes: Iterable[Iterable[ModelStatistics]]) -> list[ModelStatistics]:
-    """Merge the statistics of several processes, sorted by name and version. Numbers are added, except that the latest
-    time of an inference and the longest time of loading are kept. The arguments are not changed.
+    """Merge the statistics of several processes, sorted by name and version. Numbers are added, except that the latest time of an
+    inference and the longest time of loading are kept. The arguments are not changed.
     """
     merged: dict[tuple[str, str], ModelStatistics] = {}
     for process in processes:

@@ -23,8 +23,8 @@ _END = b"\n]\n"
 
 
 class TraceFile:
-    """Writes traces to ``path``. If ``log_frequency`` of the global setting is N > 0, writes ``path.0``, ``path.1`` …
-    with N traces per file.
+    """Writes traces to ``path``. If ``log_frequency`` of the global setting is N > 0, writes ``path.0``, ``path.1`` … with N traces
+    per file.
 
     Existing files are overwritten. Only one thread may use it.
     """

@@ -6,8 +6,8 @@ The file, all numbers little-endian::
     header, raw deflate: the description (msgpack, ``Description``), then the ONNX file without the data of coded tensors
     blocks: of each tensor in the order of the file, each a CRC-32 and the block; see ``tensors`` and ``lanes``
 
-The raw data of initialisers is cut out of the model file, and decoding puts it back, so decoding does not parse ONNX. The
-description contains the SHA-256 of the model file. Decoding checks it, and rejects a file that yields different bytes.
+The raw data of initialisers is cut out of the model file, and decoding puts it back, so decoding does not parse ONNX. The description
+contains the SHA-256 of the model file. Decoding checks it, and rejects a file that yields different bytes.
 """
 
 from __future__ import annotations

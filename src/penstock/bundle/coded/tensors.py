@@ -158,8 +158,8 @@ class Decoder:
         return self._spelt([np.arange(MAX_ALPHABET, dtype=np.uint16)] * len(self._alphabets), decoded)
 
     def _spelt(self, alphabets: Sequence[Array], decoded: Sequence[Array]) -> list[Array]:
-        """The values of each stream's symbols in its alphabet. Works block by block to save memory, because numpy
-        converts indices to 8 bytes.
+        """The values of each stream's symbols in its alphabet. Works block by block to save memory, because numpy converts indices to
+        8 bytes.
         """
         found, blocks = [], iter(decoded)
         for stream, alphabet in zip(self.tensor.streams, alphabets, strict=True):
@@ -203,8 +203,8 @@ def _stored(codec: Codec, data: bytes) -> Coded:
 
 
 def _census(patterns: Array) -> tuple[Array, Array, Array]:
-    """The distinct patterns in ascending order, the index of each element's pattern, and the count of each pattern. All
-    are empty if there are too many patterns.
+    """The distinct patterns in ascending order, the index of each element's pattern, and the count of each pattern. All are empty if
+    there are too many patterns.
     """
     few = len(np.unique(patterns[: 4 * MAX_ALPHABET])) <= MAX_ALPHABET
     alphabet = np.unique(patterns) if few else patterns[:0]

@@ -77,8 +77,8 @@ class StepContext(msgspec.Struct, frozen=True):
         return fitted, Judge(self.original, held, threads)
 
     def once(self, name: str, make: Callable[[], Artifact], *decides: object) -> Artifact:
-        """Return the result of ``make()``, or the stored result of an earlier run. Results are stored because they may
-        depend on measured times, and training continues from them.
+        """Return the result of ``make()``, or the stored result of an earlier run. Results are stored because they may depend on
+        measured times, and training continues from them.
 
         ``decides`` identifies the result together with ``name``, as plain data.
         """

@@ -120,8 +120,8 @@ class Judge:
 
 
 def hold_out(artifact: Artifact, data: Dataset, share: float = 0.2) -> tuple[Dataset, Dataset]:
-    """Split off the last fraction ``share`` of ``data``, in multiples of the batch size of ``artifact``. Returns the
-    first part, then the part that was split off.
+    """Split off the last fraction ``share`` of ``data``, in multiples of the batch size of ``artifact``. Returns the first part, then
+    the part that was split off.
 
     Raises InvalidData if there are too few samples.
     """

@@ -91,8 +91,7 @@ def share_divergence(reference: Array, outputs: Array) -> Array:
 
 
 def _squares(want: Array, got: Array) -> tuple[Array, Array]:
-    """For each sample, the sum of squared differences and the sum of squares of the reference. Two texts differ by 0 or
-    1.
+    """For each sample, the sum of squared differences and the sum of squares of the reference. Two texts differ by 0 or 1.
 
     Equal NaN and infinities count as no difference. If they differ in a sample, its difference equals its norm.
     """
@@ -116,8 +115,8 @@ def _are_shares(scores: Array) -> bool:
 
 
 def _log_shares(scores: Array, are_shares: bool) -> Array:
-    """Logarithms of each row's probabilities, which are raised to at least ``_LEAST_SHARE``. In a row with NaN or
-    infinity, every probability is this minimum.
+    """Logarithms of each row's probabilities, which are raised to at least ``_LEAST_SHARE``. In a row with NaN or infinity, every
+    probability is this minimum.
     """
     scores = scores.astype(np.float64)
     broken = ~np.isfinite(scores).all(axis=1, keepdims=True)

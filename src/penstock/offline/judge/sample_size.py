@@ -39,8 +39,8 @@ def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02) ->
 
 
 def too_few(samples: int, metric: str, max_loss: float, what: str) -> tuple[str, ...]:
-    """A note if ``samples`` samples of the kind ``what`` cannot prove a loss within ``max_loss``, whatever the result.
-    It states a sufficient number.
+    """A note if ``samples`` samples of the kind ``what`` cannot prove a loss within ``max_loss``, whatever the result. It states a
+    sufficient number.
 
     No note for fidelity, which does not count hits, or for a maximum loss of 0, which no number of samples can prove.
     """

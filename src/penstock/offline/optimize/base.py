@@ -14,9 +14,9 @@ from penstock.offline.optimize import graph
 class Pass(ABC):
     """One rewrite of the graph, in place.
 
-    The docstring of a pass numbers its rules and exceptions; comments in the code refer to them. A pass keeps the names
-    of inputs and outputs. Every other name either denotes the same tensor as before or disappears. A tensor that a
-    subgraph refers to counts as used. A pass is deterministic.
+    The docstring of a pass numbers its rules and exceptions; comments in the code refer to them. A pass keeps the names of inputs and
+    outputs. Every other name either denotes the same tensor as before or disappears. A tensor that a subgraph refers to counts as
+    used. A pass is deterministic.
     """
 
     name: ClassVar[str]

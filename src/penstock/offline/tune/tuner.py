@@ -144,8 +144,8 @@ class Tuner:
         )
 
     def _promising(self, threads: int) -> list[Trial]:
-        """The trials with ``threads`` threads that are timed: all trials for the smallest number of threads, otherwise
-        those of the best versions so far.
+        """The trials with ``threads`` threads that are timed: all trials for the smallest number of threads, otherwise those of the
+        best versions so far.
         """
         trials = [trial for trial in self._trials if trial.candidate.threads == threads]
         if threads == min(self._bases) or len(trials) <= FINALISTS:

@@ -49,8 +49,8 @@ _decode_head = msgspec.msgpack.Decoder(_Head).decode
 
 
 class CachedAnswer(msgspec.Struct, frozen=True):
-    """Outputs and parameters of a response, and the memory that they take. The arrays are read-only, also in responses
-    that are made from it.
+    """Outputs and parameters of a response, and the memory that they take. The arrays are read-only, also in responses that are made
+    from it.
     """
 
     outputs: Mapping[str, Array]
@@ -58,9 +58,7 @@ class CachedAnswer(msgspec.Struct, frozen=True):
     size_bytes: int
 
     def to(self, request: InferRequest) -> InferResponse:
-        """The response to ``request``. It shares its read-only arrays with all other
-        responses from this object.
-        """
+        """The response to ``request``. It shares its read-only arrays with all other responses from this object."""
         return InferResponse(
             request.model_name,
             request.model_version,

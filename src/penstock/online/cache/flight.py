@@ -31,9 +31,8 @@ _OF_ONE_REQUEST = frozenset({Code.CANCELLED, Code.DEADLINE_EXCEEDED, Code.RESOUR
 
 
 Submit = Callable[[Done], Cancellable | None]
-"""Submits a request to the scheduler, which calls ``done`` once. If it calls ``done`` at once, the result is None.
-Raises PenstockError.
-"""
+"""Submits a request to the scheduler, which calls ``done`` once. If it calls ``done`` at once, the result is None. Raises
+PenstockError."""
 Lookup = Callable[[Callable[[CachedAnswer | None], None]], Cancellable | None]
 """Looks the response up in the second tier. Cancelling prevents the call."""
 
@@ -60,8 +59,8 @@ class Waiter(msgspec.Struct, eq=False):
 class Flight:
     """The equal requests that wait for one response. Used only on the event loop.
 
-    ``keep`` receives the response and whether it is new; ``ended`` is called once, before the last requests are answered.
-    In the statistics, the request that was submitted counts as executed, and all others count as cache hits.
+    ``keep`` receives the response and whether it is new; ``ended`` is called once, before the last requests are answered. In the
+    statistics, the request that was submitted counts as executed, and all others count as cache hits.
     """
 
     def __init__(

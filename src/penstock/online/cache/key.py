@@ -31,8 +31,8 @@ _NO_PARAMETERS = _PARAMETERS.encode({})
 
 
 def model_prefix(identity: str, version: str) -> bytes:
-    """The prefix that all keys of a model version share. ``identity`` identifies its content, e.g. by the digests of
-    bundle and variant.
+    """The prefix that all keys of a model version share. ``identity`` identifies its content, e.g. by the digests of bundle and
+    variant.
     """
     return hashlib.sha256(b"%d:%b%b" % (len(identity.encode()), identity.encode(), version.encode())).digest()
 

@@ -34,8 +34,8 @@ _MAX_UNWRITTEN_BYTES = 32 << 20
 
 
 class Breaker:
-    """A circuit breaker. Pure. It opens after ``tolerance`` consecutive failures. While open, it allows one attempt
-    after each pause; pauses double from ``first_s`` to ``last_s``.
+    """A circuit breaker. Pure. It opens after ``tolerance`` consecutive failures. While open, it allows one attempt after each pause;
+    pauses double from ``first_s`` to ``last_s``.
     """
 
     def __init__(self, tolerance: int = 3, first_s: float = 0.25, last_s: float = 30.0) -> None:

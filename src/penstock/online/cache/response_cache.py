@@ -80,9 +80,9 @@ class ResponseCache:
     ) -> ModelCache:
         """The cache of one model version, which must be neither decoupled nor stateful.
 
-        ``identity`` returns an identifier of the model's content, so that a changed model does not find old responses
-        here or in the second tier. For an ensemble, it is called on each request, because the models of the ensemble
-        may change. At most ``max_waiting`` requests wait for the responses to equal requests.
+        ``identity`` returns an identifier of the model's content, so that a changed model does not find old responses here or in the
+        second tier. For an ensemble, it is called on each request, because the models of the ensemble may change. At most
+        ``max_waiting`` requests wait for the responses to equal requests.
         """
         if isinstance(identity, str):
             prefix = model_prefix(identity, version)
@@ -146,8 +146,7 @@ class ModelCache:
         self._is_open = True
 
     def answer(self, request: InferRequest, done: Done, submit: Submit) -> Cancellable | None:
-        """Answer the checked ``request`` from the cache, with the response to an equal request in flight, or by
-        ``submit(done)``.
+        """Answer the checked ``request`` from the cache, with the response to an equal request in flight, or by ``submit(done)``.
 
         ``submit`` passes the request to the scheduler, perhaps later. ``done`` is called once, perhaps before this returns None.
         Outputs from the cache are read-only. Raises Unavailable.

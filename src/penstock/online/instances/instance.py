@@ -79,8 +79,8 @@ class Instance:
                     self._forward(model, alone, retries=False)
 
     def _forward(self, model: LoadedModel, batch: Batch, retries: bool) -> bool:
-        """Run ``batch`` and finish it. With ``retries``, a failed batch whose requests may run again is not finished;
-        the result is then False.
+        """Run ``batch`` and finish it. With ``retries``, a failed batch whose requests may run again is not finished; the result is
+        then False.
         """
         times = BatchTimes(batch.taken_ns, batch.taken_ns, batch.taken_ns, batch.taken_ns)
         outcome: list[dict[str, Array]] | PenstockError

@@ -23,8 +23,8 @@ _STDERR = 2
 class ProcessChild:
     """A new process, not a fork: it inherits only ``files``, the descriptors of the model and of the tensors in and out.
 
-    It runs the module ``worker`` and ends with this process. Only one thread may call ``wait``. One thread at a time
-    may ``send``, and one may ``receive``.
+    It runs the module ``worker`` and ends with this process. Only one thread may call ``wait``. One thread at a time may ``send``,
+    and one may ``receive``.
     """
 
     def __init__(self, files: Sequence[int], worker: str = WORKER) -> None:

@@ -1,9 +1,9 @@
 """A model in a child process. If it crashes or hangs, the server and its other models continue.
 
-Tensors pass through shared memory: inputs are copied into it once, outputs out of it once, and nothing is pickled. If
-the process dies, only its current batch fails. It is restarted at once, and after repeated deaths with growing delays
-(see ``restart``). Until the new process has loaded the model, the model is not ``healthy``. Calls wait up to a second;
-then they fail, with the time after which to retry.
+Tensors pass through shared memory: inputs are copied into it once, outputs out of it once, and nothing is pickled. If the process
+dies, only its current batch fails. It is restarted at once, and after repeated deaths with growing delays (see ``restart``). Until
+the new process has loaded the model, the model is not ``healthy``. Calls wait up to a second; then they fail, with the time after
+which to retry.
 """
 
 from __future__ import annotations

@@ -83,8 +83,7 @@ class TensorArena:
     def view(self, slots: Sequence[TensorSlot]) -> dict[str, Array]:
         """The tensors as read-only views, valid until the next write; BYTES are decoded.
 
-        The slots come from a process that runs a model's code, so PenstockError is raised for slots that ``write``
-        cannot return.
+        The slots come from a process that runs a model's code, so PenstockError is raised for slots that ``write`` cannot return.
         """
         mapped = self._mapped(max((slot.offset + slot.byte_size for slot in slots), default=0))
         tensors: dict[str, Array] = {}

@@ -27,9 +27,8 @@ class TensorConfig(msgspec.Struct, frozen=True):
     data_type: DataType | None = None
     """None means the data type of the model's tensor."""
     dims: tuple[int, ...] = ()
-    """The shape, without the batch dimension if requests are merged. A dimension of -1 may have any size. Empty means
-    the shape of the model's tensor.
-    """
+    """The shape, without the batch dimension if requests are merged. A dimension of -1 may have any size. Empty means the shape of
+    the model's tensor."""
     reshape: TensorReshape | None = None
     optional: bool = False
     """Inputs only: whether a request may omit it."""
@@ -45,8 +44,8 @@ class TensorConfig(msgspec.Struct, frozen=True):
 
 
 class BatchTensor(msgspec.Struct, frozen=True):
-    """A ``batch_input``, which the server computes from the batch, or a ``batch_output``, which it splits among the
-    requests according to the shapes of an input.
+    """A ``batch_input``, which the server computes from the batch, or a ``batch_output``, which it splits among the requests
+    according to the shapes of an input.
     """
 
     kind: str = "BATCH_ELEMENT_COUNT"
@@ -270,8 +269,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
     def client_signature(self) -> Signature:
         """The tensors that clients send and receive, from a completed configuration.
 
-        Shapes include the batch dimension if requests are merged. Inputs that the server creates are left out, and no
-        ``reshape`` is applied.
+        Shapes include the batch dimension if requests are merged. Inputs that the server creates are left out, and no ``reshape`` is
+        applied.
         """
         return self._signature(lambda tensor: tensor.dims)
 

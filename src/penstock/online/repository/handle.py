@@ -64,9 +64,8 @@ class Handle:
         self._rows_first = config.batchable
         given, made = (_row_bytes(specs, config.batchable) for specs in (self.signature.inputs, self.signature.outputs))
         self.row_bytes = made if made > _AMPLIFYING * given else 0
-        """Bytes of the outputs per row (per request if requests are not merged) if they are large for the inputs; else
-        0.
-        Unknown dimensions count as 1."""
+        """Bytes of the outputs per row (per request if requests are not merged) if they are large for the inputs; else 0. Unknown
+        dimensions count as 1."""
         self.scheduler = scheduler
         self.cache = cache
         """None if the model's responses are not cached."""

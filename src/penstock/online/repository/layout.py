@@ -1,8 +1,8 @@
-"""Finds models in repositories with Triton's layout (``<model>/config.pbtxt`` and ``<model>/<version>/…``), and among
-the targets of the command line.
+"""Finds models in repositories with Triton's layout (``<model>/config.pbtxt`` and ``<model>/<version>/…``), and among the targets of
+the command line.
 
-A model's fingerprint changes whenever one of its files changes; computing it does not read the files. All functions
-here block, so call them on a thread, not on the event loop.
+A model's fingerprint changes whenever one of its files changes; computing it does not read the files. All functions here block, so
+call them on a thread, not on the event loop.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ class Layout(msgspec.Struct, frozen=True):
         )
 
     def _resolved(self, given: ModelConfig, folder: Path | None) -> ModelConfig:
-        """``given``, in which an ensemble's models have the names under which they are served. A model is looked up in
-        the ensemble's own repository first.
+        """``given``, in which an ensemble's models have the names under which they are served. A model is looked up in the ensemble's
+        own repository first.
         """
         models, names = self.models(), []
         for step in given.steps:
@@ -248,8 +248,8 @@ def _by_version(folder: Path, lines: Iterable[str]) -> dict[str, str]:
 def _files(target: Path) -> Iterator[str]:
     """A line with path, size, time and inode for each file below ``target``, or for ``target`` itself.
 
-    Hidden files, and files that are still being written, are left out. Raises InvalidModel if there are too many files,
-    or they cannot be listed.
+    Hidden files, and files that are still being written, are left out. Raises InvalidModel if there are too many files, or they
+    cannot be listed.
     """
     waiting, count = [(os.fspath(target), "", 0)], 0
     try:

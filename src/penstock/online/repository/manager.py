@@ -1,8 +1,8 @@
 """Loads, reloads and unloads the models of a server while it runs.
 
-Operations on one model run in the order of the requests; operations on different models run concurrently. A reload
-starts the new version before it replaces the old one. The old version then finishes its accepted requests. If the new
-version fails, the old version stays. Blocking work runs on daemon threads, and only a few models load at the same time.
+Operations on one model run in the order of the requests; operations on different models run concurrently. A reload starts the new
+version before it replaces the old one. The old version then finishes its accepted requests. If the new version fails, the old version
+stays. Blocking work runs on daemon threads, and only a few models load at the same time.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Manager:
     async def start(
         self, wanted: Mapping[str, Override | None], threads: int, at_start: int
     ) -> dict[str, PenstockError]:
-        """Load the models ``wanted`` and return the failures by name. Up to ``at_start`` models load at the same time.
-        Later loads run up to ``threads`` at the same time.
+        """Load the models ``wanted`` and return the failures by name. Up to ``at_start`` models load at the same time. Later loads
+        run up to ``threads`` at the same time.
         """
         self._seats = asyncio.Semaphore(max(threads, at_start))
         work = (self.load(name, override, is_due=True) for name, override in wanted.items())
@@ -137,14 +137,12 @@ class Manager:
     async def load(
         self, name: str, override: Override | None = None, *, is_part: bool = False, is_due: bool = False
     ) -> None:
-        """Load or reload model ``name`` from the repositories, with the configuration and files of ``override`` if
-        given.
+        """Load or reload model ``name`` from the repositories, with the configuration and files of ``override`` if given.
 
-        Returns when the model and the ensembles that were unloaded with it are ready. Keeps versions that have not
-        changed. ``is_part`` means that an ensemble needs the model. ``is_due`` means that the server loads the model on
-        its own initiative, and is not ready without it. In both cases an earlier override stays in effect. Raises
-        PenstockError if there is no such model, LoadFailed or InvalidConfig if loading fails, and Unavailable during
-        shutdown.
+        Returns when the model and the ensembles that were unloaded with it are ready. Keeps versions that have not changed.
+        ``is_part`` means that an ensemble needs the model. ``is_due`` means that the server loads the model on its own initiative,
+        and is not ready without it. In both cases an earlier override stays in effect. Raises PenstockError if there is no such
+        model, LoadFailed or InvalidConfig if loading fails, and Unavailable during shutdown.
         """
         if self._is_closed:
             raise Unavailable(f"model '{name}' cannot be loaded: the server is shutting down")
@@ -254,11 +252,11 @@ class Manager:
         return task
 
     async def _on_thread(self, verb: str, name: str, work: Callable[[], _Result]) -> _Result:
-        """Run ``work()``, a part of loading model ``name``, on a thread. Wait first until fewer than the maximum number
-        of loads are running.
+        """Run ``work()``, a part of loading model ``name``, on a thread. Wait first until fewer than the maximum number of loads are
+        running.
 
-        The load counts as running until it ends, even if the caller is cancelled, but no longer than ``_SEAT_S``. A
-        load that hangs therefore does not block others.
+        The load counts as running until it ends, even if the caller is cancelled, but no longer than ``_SEAT_S``. A load that hangs
+        therefore does not block others.
         """
         seats = self._seats
         await seats.acquire()

@@ -47,8 +47,8 @@ def is_file(parameter: str) -> bool:
 
 
 def read_parameters(name: str, parameters: Mapping[str, Any]) -> tuple[str | None, dict[str, bytes]]:
-    """Read an override from the parameters of a request to load model ``name``: the configuration, and the files by
-    their path in the model's folder.
+    """Read an override from the parameters of a request to load model ``name``: the configuration, and the files by their path in the
+    model's folder.
 
     Raises InvalidArgument, and PenstockError for a path that is too long.
     """

@@ -109,9 +109,9 @@ def define(
 ) -> list[ModelSource]:
     """The models of ``targets``, the bundles and model files on the command line.
 
-    ``settings`` holds their configurations by model name; files that these name are relative to ``folder``. Raises
-    NotFound, InvalidArgument if a target is a repository, AlreadyExists if two targets have the same name, and
-    InvalidConfig, also for settings without a target.
+    ``settings`` holds their configurations by model name; files that these name are relative to ``folder``. Raises NotFound,
+    InvalidArgument if a target is a repository, AlreadyExists if two targets have the same name, and InvalidConfig, also for settings
+    without a target.
     """
     given = {name: parse(name, fields) for name, fields in settings.items()}
     found: dict[str, ModelSource] = {}

@@ -184,8 +184,8 @@ class ManagedModel:
 
 
 def rows(name: str, model: ManagedModel | None) -> list[Row]:
-    """The rows of model ``name``: one per version, in ascending order. Without versions, a single row with the reason,
-    or with just the name.
+    """The rows of model ``name``: one per version, in ascending order. Without versions, a single row with the reason, or with just
+    the name.
     """
     if model is not None and model.versions:
         return [model.versions[number].row(name, number, model.problem) for number in sorted(model.versions, key=int)]

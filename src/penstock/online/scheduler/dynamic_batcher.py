@@ -3,8 +3,8 @@
 Natural batching: without a configured delay, no request waits for others. Requests that arrive while all instances are busy leave
 together when the next instance is free. An idle instance starts immediately with the requests of one event-loop iteration.
 
-Threads: the instances call ``take``, ``finish``, ``answer``, ``finish_stream`` and ``leave``. All other methods are
-called on the event loop.
+Threads: the instances call ``take``, ``finish``, ``answer``, ``finish_stream`` and ``leave``. All other methods are called on the
+event loop.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ class _Sleeper(msgspec.Struct, eq=False):
 
 
 class DynamicBatcher:
-    """The ``Scheduler`` that the module's docstring describes. ``now_ns`` is the clock; the requests' deadlines use the
-    same clock.
-    """
+    """The ``Scheduler`` that the module's docstring describes. ``now_ns`` is the clock; the requests' deadlines use the same clock."""
 
     def __init__(
         self,
@@ -191,8 +189,8 @@ class DynamicBatcher:
     ) -> bool:
         """Forward answer ``number``, counted from 0, of a decoupled model; not the final one. False if the event loop is closed.
 
-        The model computed it from ``times.merged_ns`` to ``times.ran_ns``. ``taken`` is called once the event loop has
-        received the answer.
+        The model computed it from ``times.merged_ns`` to ``times.ran_ns``. ``taken`` is called once the event loop has received the
+        answer.
         """
         return self._call(self._answers.give_one, pending, outputs, number, times, taken)
 
@@ -282,8 +280,8 @@ class DynamicBatcher:
             self._set_timer(next_ns)
 
     def _at_once(self, arrived: list[Pending]) -> Batch | None:
-        """One batch of all the requests ``arrived``, which bypasses the queue. None unless they fit into one batch and
-        no other request is waiting.
+        """One batch of all the requests ``arrived``, which bypasses the queue. None unless they fit into one batch and no other
+        request is waiting.
         """
         if self._queue or not self._rules.natural:
             return None

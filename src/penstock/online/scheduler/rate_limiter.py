@@ -15,8 +15,7 @@ from penstock.errors import InvalidConfig
 
 
 class RateLimiter:
-    """``available`` has the count of each resource; if it is empty, the count of each resource is the largest need of
-    any instance.
+    """``available`` has the count of each resource; if it is empty, the count of each resource is the largest need of any instance.
 
     Any thread may use it.
     """

@@ -227,7 +227,9 @@ class ControlPlane:
         return merge([mine, *theirs]) if theirs else mine
 
     async def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
-        """Statistics of all models, one model or one version, in the protocol's form. Raises InvalidArgument for an unserved model."""
+        """The statistics of all models, of one model or of one version, in the protocol's form. Raises InvalidArgument for an
+        unserved model.
+        """
         if name:
             try:
                 self._repository.find(name, version)

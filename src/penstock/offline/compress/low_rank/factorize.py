@@ -50,9 +50,8 @@ class FactorizeOptions(Options, frozen=True):
     rows: Count = 1
     """Samples in one call, as in serving."""
     samples: Count = 64
-    """Number of samples, at the end of the data, on which the error is measured. The moments come from the other
-    samples if there are enough of them.
-    """
+    """Number of samples, at the end of the data, on which the error is measured. The moments come from the other samples if there are
+    enough of them."""
     batch_size: Count = 32
     threads: Count = 1
 
@@ -303,8 +302,8 @@ class Splitter:
 
 
 def break_even(shape: tuple[int, ...]) -> float:
-    """The rank at which splitting an (outputs, inputs) weight saves nothing: the two products need as many
-    multiplications as the one.
+    """The rank at which splitting an (outputs, inputs) weight saves nothing: the two products need as many multiplications as the
+    one.
     """
     return shape[0] * shape[1] / (shape[0] + shape[1])
 

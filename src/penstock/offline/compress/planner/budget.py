@@ -10,9 +10,8 @@ from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.sample_size import samples_needed
 
 _SHARES: dict[Kind, float] = {"structure": 0.6, "sparsity": 0.75, "precision": 0.9}
-"""After a step of this kind, a model may have used at most this fraction of the allowed loss. After a step of any other
-kind, it may have used the whole allowed loss.
-"""
+"""After a step of this kind, a model may have used at most this fraction of the allowed loss. After a step of any other kind, it may
+have used the whole allowed loss."""
 
 _GRACE, _MIN_GRACE_S = 0.5, 30.0
 """Extra time for a running step when the budget is used up: this fraction of the budget, but at least these seconds."""
@@ -29,8 +28,8 @@ class Spending(msgspec.Struct, frozen=True):
     def allowance(self, kind: Kind) -> Contract:
         """The contract for a model after a step of ``kind`` and all steps before it.
 
-        If any loss is allowed, the loss of one sample is allowed too, because a smaller loss cannot be measured. Proof
-        is required only if there are enough samples to prove it at least for a model whose outputs do not change.
+        If any loss is allowed, the loss of one sample is allowed too, because a smaller loss cannot be measured. Proof is required
+        only if there are enough samples to prove it at least for a model whose outputs do not change.
         """
         asked = self.contract
         loss = _SHARES.get(kind, 1.0) * asked.max_accuracy_loss

@@ -1,9 +1,9 @@
 """Planner: combines the methods under one accuracy contract, within a time budget.
 
-A step starts from a kept model, its parent. The result is kept under two conditions. Its loss of accuracy against the
-original is within the allowance for the kind of step (``budget.py``). The loss is measured on samples held out from
-training. It is also provably faster than its parent or, when optimising for size, smaller as a coded model. Every
-attempt is recorded with the reason. The tuner judges the kept models again on data that no step has seen.
+A step starts from a kept model, its parent. The result is kept under two conditions. Its loss of accuracy against the original is
+within the allowance for the kind of step (``budget.py``). The loss is measured on samples held out from training. It is also provably
+faster than its parent or, when optimising for size, smaller as a coded model. Every attempt is recorded with the reason. The tuner
+judges the kept models again on data that no step has seen.
 """
 
 from __future__ import annotations
@@ -165,9 +165,8 @@ class _Search:
         self._found: list[KeptModel] = []
         self._seen: list[Attempt] = []
         self._useless: set[str] = set()
-        """Precision steps that gained nothing on the original. They would gain even less on smaller models, so they are
-        not tried again.
-        """
+        """Precision steps that gained nothing on the original. They would gain even less on smaller models, so they are not tried
+        again."""
 
     def run(self, route: tuple[Stage, ...]) -> CompressionPlan:
         for stage in route:

@@ -30,9 +30,8 @@ class MixedOptions(msgspec.Struct, frozen=True):
     max_versions: int = 100
     """Maximum number of versions to run in addition to those of the sensitivity report. The result is the best of them."""
     refresh: int = 4
-    """After this many groups were added one by one, the remaining groups are ranked again. Groups are also added one by
-    one if bisection needs more than this number.
-    """
+    """After this many groups were added one by one, the remaining groups are ranked again. Groups are also added one by one if
+    bisection needs more than this number."""
 
 
 Precision = Literal["float", "integer"]
@@ -121,8 +120,8 @@ class _Search:
         return self._result(min(map(self._trim, ways), key=self._given_up))
 
     def _bisect(self, start: _Way) -> tuple[_Way, bool]:
-        """The smallest number of groups at the front that meets the contract. Also True if this number is small and
-        more groups were never provably worse.
+        """The smallest number of groups at the front that meets the contract. Also True if this number is small and more groups were
+        never provably worse.
         """
         rest = self._sorted([rank for name, rank in self._ranks.items() if name not in start.floats])
         fails, keeps = 0, len(rest)
@@ -184,8 +183,8 @@ class _Search:
         return [rank.name for rank in (*timed, *(rank for rank in ranks if not self._savings[rank.name]))]
 
     def _given_up(self, way: _Way) -> tuple[float, int, int]:
-        """The sort key of a search: the milliseconds lost, then the numbers of groups and steps. Of two searches with
-        the same result, the shorter one wins.
+        """The sort key of a search: the milliseconds lost, then the numbers of groups and steps. Of two searches with the same
+        result, the shorter one wins.
         """
         savings = [saving for name in way.floats if (saving := self._savings[name])]
         # The float groups are a set, and a plain sum would depend on their order.

@@ -17,9 +17,8 @@ from penstock.perf.measure import Timings, speedup
 _INT8 = ""
 """Name of the INT8 model in a race. Other versions are named after groups."""
 _MOST_TOGETHER = 12
-"""Number of versions that are timed in one block. They are enough to share the timing of the INT8 model, and few enough
-to run under the same conditions.
-"""
+"""Number of versions that are timed in one block. They are enough to share the timing of the INT8 model, and few enough to run under
+the same conditions."""
 
 
 class Savings(msgspec.Struct, frozen=True):
@@ -28,9 +27,8 @@ class Savings(msgspec.Struct, frozen=True):
     int8_ms: float | None
     """Median latency of one call of the INT8 model; None if nothing was timed."""
     saving_ms: dict[str, Interval]
-    """For each group, the latency with the group float minus the latency of the INT8 model, with the 95 % interval of
-    the paired rounds.
-    """
+    """For each group, the latency with the group float minus the latency of the INT8 model, with the 95 % interval of the paired
+    rounds."""
     unpaying: tuple[str, ...]
     """Groups whose integers provably save no time, neither each group alone nor all of them together."""
 

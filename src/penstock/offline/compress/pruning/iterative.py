@@ -44,9 +44,8 @@ class IterativeOptions(Options, frozen=True):
     contract: Contract = Contract(max_accuracy_loss=0.005)
     """The contract that every level must meet on the held-out data; its latency is ignored."""
     retrain: FitOptions = FitOptions(epochs=10, learning_rate=3e-3)
-    """The training of each level. Its ``weight_decay`` is the L2 penalty. Han et al. retrain by SGD on labels, at a
-    tenth of the original learning rate or less. Distillation with AdamW tolerates and benefits from a higher rate.
-    """
+    """The training of each level. Its ``weight_decay`` is the L2 penalty. Han et al. retrain by SGD on labels, at a tenth of the
+    original learning rate or less. Distillation with AdamW tolerates and benefits from a higher rate."""
     second_chance: NotNegative = 3.0
     """If a level fails the contract, retrain it for this multiple of ``retrain.epochs``; 0 disables this."""
     retries: Annotated[int, msgspec.Meta(ge=0, le=20)] = 2
@@ -118,8 +117,8 @@ def prune_iteratively(
 
 
 def next_step(levels: Sequence[PruningLevel], options: IterativeOptions) -> PruningLevel | None:
-    """The next level: its fraction of the goal, the level that it starts from, and its epochs. None at the goal, or
-    when no more attempts are allowed.
+    """The next level: its fraction of the goal, the level that it starts from, and its epochs. None at the goal, or when no more
+    attempts are allowed.
     """
     good = max((n for n, level in enumerate(levels) if not level.objection), key=lambda n: levels[n].factor, default=-1)
     reached = levels[good].factor if good >= 0 else 0.0

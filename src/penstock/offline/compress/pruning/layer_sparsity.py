@@ -1,8 +1,7 @@
 """Measure the loss of each layer by sparsity, and choose sparsities that reach a total with the least predicted loss.
 
-Each layer is pruned alone to several sparsities, which gives a curve per layer (Han et al., 2015, §3.2, "sensitivity").
-The true loss never falls as sparsity grows, so an isotonic fit reduces the noise of few samples. Losses of layers are
-assumed to add up.
+Each layer is pruned alone to several sparsities, which gives a curve per layer (Han et al., 2015, §3.2, "sensitivity"). The true loss
+never falls as sparsity grows, so an isotonic fit reduces the noise of few samples. Losses of layers are assumed to add up.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ def collect(
 
     A tensor that is always empty has an empty histogram. ``ranges`` gives it no range, so that its operators stay float.
 
-    Raises the errors of ``Taps`` if the data do not fit the model or the memory, or if a tensor becomes NaN or infinite;
-    Unsupported if the model has nothing to quantise; InvalidArgument if ``tensors`` names a tensor that is not FP32.
+    Raises the errors of ``Taps`` if the data do not fit the model or the memory, or if a tensor becomes NaN or infinite; Unsupported
+    if the model has nothing to quantise; InvalidArgument if ``tensors`` names a tensor that is not FP32.
     """
     model = float_model(artifact)
     names = _checked(model, tensors)

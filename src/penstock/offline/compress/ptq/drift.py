@@ -48,9 +48,8 @@ class Drift(msgspec.Struct, frozen=True):
     calibration_median: float
     evaluation_median: float
     beyond: float
-    """Fraction of evaluation values beyond the extremes of the calibration values. The extremes are resolved to 1/2048
-    of the histogram's range.
-    """
+    """Fraction of evaluation values beyond the extremes of the calibration values. The extremes are resolved to 1/2048 of the
+    histogram's range."""
     bearable: float = _BEYOND
     """For this number of samples, a fraction of up to this value can be chance."""
 
@@ -154,8 +153,8 @@ def _first_layer(model: FloatModel) -> list[str]:
 
 
 def _shares(histogram: Histogram, exponent: int) -> Array:
-    """The fractions of the values in the 4096 bins for R = 2^exponent, with the fraction of zeros between the two
-    halves. The shape is (4097,).
+    """The fractions of the values in the 4096 bins for R = 2^exponent, with the fraction of zeros between the two halves. The shape
+    is (4097,).
     """
     return np.insert(histogram.counts_for(exponent).astype(np.float64), BINS, histogram.zeros) / histogram.count
 

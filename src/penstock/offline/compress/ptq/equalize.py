@@ -35,19 +35,17 @@ _DEAD = 1e-6
 _MAX_SWEEPS = 50
 _CHECKED_ROWS = 64
 _TOLERANCE = 1e-5
-"""Tolerance for the outputs. A scale that is not a power of two rounds each weight once more, which causes an error of
-a few times 6e-8 per layer.
-"""
+"""Tolerance for the outputs. A scale that is not a power of two rounds each weight once more, which causes an error of a few times
+6e-8 per layer."""
 
 
 def equalize(artifact: Artifact, data: Dataset | None = None, exact: bool = True) -> Artifact:
-    """Return a model of the same function whose channels have similar ranges. ``artifact`` is FP32, with
-    BatchNormalization folded.
+    """Return a model of the same function whose channels have similar ranges. ``artifact`` is FP32, with BatchNormalization folded.
 
     The ranges are those of activations on ``data`` or, without data, of weights. ``exact`` rounds scales to powers of two, so that
     every product in the model keeps its bits. A path may contain a Clip from 0 (ReLU6) only if no value of the data exceeds its
-    bound; the Clip becomes a Relu. A tensor with consumers other than products stays unchanged. Raises InvalidModel or Unsupported
-    if the model cannot be read or holds BatchNormalization; InvalidData if the data do not fit.
+    bound; the Clip becomes a Relu. A tensor with consumers other than products stays unchanged. Raises InvalidModel or Unsupported if
+    the model cannot be read or holds BatchNormalization; InvalidData if the data do not fit.
     """
     model = infer_shapes(read_proto(artifact))
     if any(node.op_type == "BatchNormalization" for node in model.graph):

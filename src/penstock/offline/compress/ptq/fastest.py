@@ -35,8 +35,7 @@ class TimedPlacement(msgspec.Struct, frozen=True):
 
 
 def candidate_schemes(machine: MachineFacts) -> list[IntegerScheme]:
-    """The scheme that ``integer_scheme`` selects for ``machine``, and the scheme whose activations have the other
-    signedness.
+    """The scheme that ``integer_scheme`` selects for ``machine``, and the scheme whose activations have the other signedness.
 
     Excludes schemes whose products saturate on ``machine``: they are fast but silently wrong.
     """
@@ -58,9 +57,9 @@ def fastest_placement(
 ) -> list[TimedPlacement]:
     """Time every placement with each of ``schemes``; the fastest first.
 
-    ``budget_s`` is the total time in seconds. Calls are interleaved with calls of the float model. If two placements
-    write the same model, only the first is timed. INT8 is faster on this machine if the whole interval of a speed-up is
-    above 1. Raises the errors of ``quantize``.
+    ``budget_s`` is the total time in seconds. Calls are interleaved with calls of the float model. If two placements write the same
+    model, only the first is timed. INT8 is faster on this machine if the whole interval of a speed-up is above 1. Raises the errors
+    of ``quantize``.
     """
     if not schemes:
         raise InvalidArgument("there are no integer schemes to time", "give candidate_schemes(machine_facts())")

@@ -120,8 +120,8 @@ def _tensor_data(range: Range) -> TensorData:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Suppress the messages that the writer logs to the root logger. The writer also adds a handler if the root logger
-    has none; this is undone.
+    """Suppress the messages that the writer logs to the root logger. The writer also adds a handler if the root logger has none; this
+    is undone.
     """
 
     def is_ours(record: logging.LogRecord) -> bool:

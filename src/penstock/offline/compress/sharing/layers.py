@@ -34,11 +34,11 @@ class SharedTensor(NamedTuple):
 
 
 def find_layers(model: ir.Model, named: frozenset[str] = frozenset()) -> dict[str, SharedTensor]:
-    """The weights and biases of Conv, ConvTranspose, Gemm and MatMul, and the tensors ``named``. They are floats, or
-    integers that DequantizeLinear reads.
+    """The weights and biases of Conv, ConvTranspose, Gemm and MatMul, and the tensors ``named``. They are floats, or integers that
+    DequantizeLinear reads.
 
-    A tensor that several nodes read appears once, as "conv" if any of these nodes is a convolution. Raises Unsupported if there is
-    no weight, InvalidConfig if a named tensor is missing, InvalidModel if one is not finite.
+    A tensor that several nodes read appears once, as "conv" if any of these nodes is a convolution. Raises Unsupported if there is no
+    weight, InvalidConfig if a named tensor is missing, InvalidModel if one is not finite.
     """
     found = {}
     for name, value in model.graph.initializers.items():

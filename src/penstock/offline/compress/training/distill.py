@@ -196,8 +196,8 @@ def _kind(answer: Array, labelled: bool) -> OutputKind:
 
 
 def _variance(answer: Array) -> float:
-    """The variance of an output over samples, averaged over its elements. For a constant output, it is the mean square,
-    or 1 if the output is zero.
+    """The variance of an output over samples, averaged over its elements. For a constant output, it is the mean square, or 1 if the
+    output is zero.
     """
     spread = float(answer.astype(np.float64).var(axis=0).mean())
     square = float((answer.astype(np.float64) ** 2).mean())

@@ -34,8 +34,8 @@ _LOWEST = -sys.float_info.max
 
 
 def fit(model: TrainableModel, data: Dataset, loss: Loss, options: FitOptions, **hooks: Unpack[Hooks]) -> FitReport:
-    """Train ``model`` in place. Afterwards, even after an error, it has its best validated state or, without
-    validation, the state after the last full epoch.
+    """Train ``model`` in place. Afterwards, even after an error, it has its best validated state or, without validation, the state
+    after the last full epoch.
 
     Raises InvalidConfig if the options are invalid; InvalidData if the data do not fit, or if the loss or the weights become NaN or
     infinite; InvalidArgument for a damaged checkpoint or one of another run; Unsupported if there is nothing to train.

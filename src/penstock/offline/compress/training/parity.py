@@ -20,8 +20,7 @@ _ROWS_TO_LOCATE = 8
 def parity(model: TrainableModel, data: Dataset, rows: int = 64) -> float:
     """The largest ``relative_error`` of the module's float outputs against ONNX Runtime, without graph rewrites.
 
-    Runs the first ``rows`` samples, or the model's fixed batch, in one call. The result is meaningful only before
-    training.
+    Runs the first ``rows`` samples, or the model's fixed batch, in one call. The result is meaningful only before training.
     """
     rows = model.fixed_rows or min(rows, data.count)
     return max(_errors(model, model.artifact, data, rows).values(), default=0.0)

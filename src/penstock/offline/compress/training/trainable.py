@@ -69,8 +69,8 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
     def forward(self, inputs: Mapping[str, Tensor], also: Collection[str] = ()) -> dict[str, Tensor]:
         """The outputs by name, and the tensors and constants in ``also``. Hooks are already applied to all of them.
 
-        Raises InvalidArgument if inputs are missing or do not fit, if ``also`` or a hook names an unknown tensor, or if a node
-        cannot be computed.
+        Raises InvalidArgument if inputs are missing or do not fit, if ``also`` or a hook names an unknown tensor, or if a node cannot
+        be computed.
         """
         self._check_names(also)
         values = {name: self._hooked(name, _fit(name, shape, inputs)) for name, shape in self._program.inputs.items()}

@@ -17,8 +17,8 @@ _log = logging.getLogger(__name__)
 
 
 class Host:
-    """The services of the host process. These defaults are for a model that runs without a server; ``Worker`` overrides
-    them. All methods are thread-safe.
+    """The services of the host process. These defaults are for a model that runs without a server; ``Worker`` overrides them. All
+    methods are thread-safe.
     """
 
     def call(self, request: InferRequest, done: Done, decoupled: bool) -> Callable[[], None]:

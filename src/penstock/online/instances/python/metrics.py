@@ -15,8 +15,8 @@ _NAME = re.compile(r"(?!nv_|penstock_|__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class MetricFamily:
-    """The metrics with one name, which differ in their labels. ``kind`` is ``COUNTER`` or ``GAUGE``. Families of the
-    same name share their metrics.
+    """The metrics with one name, which differ in their labels. ``kind`` is ``COUNTER`` or ``GAUGE``. Families of the same name share
+    their metrics.
     """
 
     COUNTER: Final = "counter"

@@ -1,8 +1,8 @@
 """A Python model in a child process: sends batches to the child, and receives the model's calls of other models.
 
-The tensors of a batch use the arenas of inputs and outputs, which are in use by one call of ``execute`` at a time. All
-other tensors, those of a decoupled model's responses and of calls of other models, use one arena per direction. The
-arena is free again once its reader has copied the tensors.
+The tensors of a batch use the arenas of inputs and outputs, which are in use by one call of ``execute`` at a time. All other tensors,
+those of a decoupled model's responses and of calls of other models, use one arena per direction. The arena is free again once its
+reader has copied the tensors.
 """
 
 from __future__ import annotations

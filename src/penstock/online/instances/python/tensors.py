@@ -21,9 +21,7 @@ class TritonModelException(Exception):
 
 
 class TritonTensor:
-    """A named array. The array of an input may be read until ``execute`` returns;
-    decoupled models may keep it longer.
-    """
+    """A named array. The array of an input may be read until ``execute`` returns; decoupled models may keep it longer."""
 
     def __init__(self, name: str, numpy_array: Array) -> None:
         if not isinstance(numpy_array, np.ndarray):

@@ -66,8 +66,8 @@ class Assembler:
         self._limiter = limiter
 
     def assemble(self, loaded: LoadedVersion) -> Handle:
-        """The handle of ``loaded``, whose instances are not started yet. Raises InvalidConfig if the configuration
-        contradicts the model.
+        """The handle of ``loaded``, whose instances are not started yet. Raises InvalidConfig if the configuration contradicts the
+        model.
         """
         resolved, config = loaded.resolved, loaded.config
         scheduler, batchers = self._scheduler(loaded)
@@ -133,8 +133,8 @@ class Assembler:
         return gates
 
     def _check(self, given: ModelConfig, config: ModelConfig, model: Model | None = None) -> InputCheck:
-        """The check of the model's requests. It applies a configured ``max_batch_size`` to each request; the server's
-        ``max_batch`` limits only merged batches.
+        """The check of the model's requests. It applies a configured ``max_batch_size`` to each request; the server's ``max_batch``
+        limits only merged batches.
         """
         facts = () if model is None or isinstance(model, RequestModel) else (model.optional_inputs, model.unranked)
         is_set = given.max_batch_size is not None or (isinstance(model, RequestModel) and model.max_batch is not None)

@@ -40,8 +40,8 @@ def read_ensemble(config: ModelConfig, find: Find) -> Ensemble:
 
 
 class EnsembleLabels(Mapping[str, Sequence[str]]):
-    """The class names by output: the ensemble's ``own`` labels, and those of the models of its steps. The models are
-    looked up on each access, because they may be reloaded.
+    """The class names by output: the ensemble's ``own`` labels, and those of the models of its steps. The models are looked up on
+    each access, because they may be reloaded.
     """
 
     def __init__(self, own: Mapping[str, Sequence[str]], config: ModelConfig, find: Find) -> None:

@@ -14,8 +14,8 @@ from penstock.tensor import Array, DataType, TensorSpec
 class InputCheck:
     """Checks names, datatypes, shapes and batch size against the completed ``config``.
 
-    ``max_rows`` is the maximum number of rows in one request, if requests can be merged. Ragged inputs do not have to
-    agree in shape for requests to be merged.
+    ``max_rows`` is the maximum number of rows in one request, if requests can be merged. Ragged inputs do not have to agree in shape
+    for requests to be merged.
     """
 
     def __init__(

@@ -51,8 +51,8 @@ class LoadedVersion(msgspec.Struct, frozen=True):
 
 
 class Preloaded(msgspec.Struct, frozen=True):
-    """A model in memory that is not warmed up yet. A warm-up call that never returns would prevent the server processes
-    from starting.
+    """A model in memory that is not warmed up yet. A warm-up call that never returns would prevent the server processes from
+    starting.
     """
 
     resolved: ResolvedVersion
@@ -71,8 +71,8 @@ def load(
 ) -> LoadedVersion:
     """Load and warm up the model of every instance. Models that are ``preloaded`` are only warmed up.
 
-    ``usable_bytes`` is the memory that this process may use; None: the memory of the machine or its cgroup.
-    Raises the engine's errors with the model's name in front, ResourceExhausted if there is too little memory, and Unavailable if
+    ``usable_bytes`` is the memory that this process may use; None: the memory of the machine or its cgroup. Raises the engine's
+    errors with the model's name in front, ResourceExhausted if there is too little memory, and Unavailable if
     ``resolved.load_options.halt`` ends the child processes. After an error, no model stays in memory.
     """
     models: list[Model] = list(preloaded.models) if preloaded else []
@@ -172,11 +172,10 @@ def _refuse_changes(layout: Layout, source: ModelSource) -> None:
 
 
 def _check_memory(resolved: ResolvedVersion, usable_bytes: int) -> None:
-    """Compare the engine's memory estimate for one copy with ``usable_bytes``; 0 means unknown. Python models have no
-    estimate.
+    """Compare the engine's memory estimate for one copy with ``usable_bytes``; 0 means unknown. Python models have no estimate.
 
-    The estimate is an upper bound, so exceeding it only causes a warning. Raises ResourceExhausted if the model's files
-    alone are larger.
+    The estimate is an upper bound, so exceeding it only causes a warning. Raises ResourceExhausted if the model's files alone are
+    larger.
     """
     if resolved.engine == PYTHON or not usable_bytes:
         return

@@ -20,8 +20,8 @@ _loading: set[int] = set()
 
 
 def share_arenas(cores: int) -> None:
-    """Limit the freed memory that the C library keeps. It uses one arena per core (at least two) instead of eight, and
-    keeps only small buffers.
+    """Limit the freed memory that the C library keeps. It uses one arena per core (at least two) instead of eight, and keeps only
+    small buffers.
 
     Each arena retains a few megabytes for each model that was loaded in it, and ``give_back`` cannot return them.
     """

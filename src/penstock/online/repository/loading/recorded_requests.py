@@ -84,8 +84,8 @@ def decode(content: bytes, model_name: str) -> InferRequest:
 
 
 def folder_of(root: str, model_name: str) -> Path:
-    """The folder in ``root`` with the requests of a model. The folder's name is the quoted model name; a long name is
-    truncated and ends with a digest.
+    """The folder in ``root`` with the requests of a model. The folder's name is the quoted model name; a long name is truncated and
+    ends with a digest.
     """
     name = quote(model_name, safe="").replace(".", "%2E")
     if len(name) > _MAX_NAME:
@@ -95,8 +95,8 @@ def folder_of(root: str, model_name: str) -> Path:
 
 
 def read_recorded(storage: Storage, model_name: str) -> Iterator[tuple[str, InferRequest | PenstockError]]:
-    """The requests in ``storage``, by file name. In place of a request that cannot be read, its error. Empty if the
-    folder does not exist.
+    """The requests in ``storage``, by file name. In place of a request that cannot be read, its error. Empty if the folder does not
+    exist.
     """
     try:
         names = [entry.name for entry in storage.list() if entry.name.endswith(SUFFIX)]

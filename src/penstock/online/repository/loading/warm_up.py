@@ -58,8 +58,7 @@ def prepare(resolved: ResolvedVersion, models: Sequence[Model], reason: str | No
 
 
 def effective_config(resolved: ResolvedVersion, models: Sequence[Model], rows: int | None) -> ModelConfig:
-    """The completed configuration of ``resolved``. ``models`` has one loaded model per instance; ``rows`` is as for
-    ``complete``.
+    """The completed configuration of ``resolved``. ``models`` has one loaded model per instance; ``rows`` is as for ``complete``.
 
     Raises InvalidConfig if the configuration contradicts the model.
     """
@@ -121,8 +120,8 @@ def _replay(resolved: ResolvedVersion, runner: Runner, models: Sequence[Model]) 
 def warm_up(model: LoadedModel, max_batch: int, name: str = "", limit_s: float = _GUESS_S) -> bool:
     """Run batches of 1 and ``max_batch`` zero rows, and return whether the model returns as many rows as it receives.
 
-    Free dimensions of the guessed inputs are 1. A model may reject these inputs, or never return. In these cases the
-    model ``name`` is served without warm-up, and a warning is logged. A model that keeps state is not called.
+    Free dimensions of the guessed inputs are 1. A model may reject these inputs, or never return. In these cases the model ``name``
+    is served without warm-up, and a warning is logged. A model that keeps state is not called.
     """
     signature = model.signature
     if model.keeps_state:

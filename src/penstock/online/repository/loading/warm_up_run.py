@@ -51,8 +51,8 @@ class Runner:
     def run(self, model: Model, request: InferRequest, count: int = 1) -> None:
         """Run ``count`` copies of ``request``, merged if possible, with the inputs that the server creates.
 
-        Each copy is the first request of its own sequence. Raises PenstockError if a request does not fit the model, or
-        the model rejects it.
+        Each copy is the first request of its own sequence. Raises PenstockError if a request does not fit the model, or the model
+        rejects it.
         """
         batch = [self._pending(request, number) for number in range(1, count + 1)]
         is_merged = self._merges and not isinstance(model, RequestModel)

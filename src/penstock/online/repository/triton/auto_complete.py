@@ -34,9 +34,9 @@ def complete(  # noqa: PLR0913 - the model's facts, each by its name
 ) -> ModelConfig:
     """``given``, which was read from the file ``where``, with every open field filled in.
 
-    ``signature`` is the model's own, None for an ensemble. ``rows`` is the largest batch that the model accepts, or
-    None if its requests cannot be merged. The default of ``max_batch_size`` is ``rows``, or 0 if the given tensors
-    include the batch dimension. Raises InvalidConfig if ``given`` contradicts the model.
+    ``signature`` is the model's own, None for an ensemble. ``rows`` is the largest batch that the model accepts, or None if its
+    requests cannot be merged. The default of ``max_batch_size`` is ``rows``, or 0 if the given tensors include the batch dimension.
+    Raises InvalidConfig if ``given`` contradicts the model.
     """
     message, whole = to_message(given), to_message(given)
     for finding in differences(message, signature, decoupled=decoupled):

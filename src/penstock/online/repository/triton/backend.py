@@ -119,8 +119,8 @@ def _matches(known: Backend, given: ModelConfig, begin: str) -> bool:
 
 
 def engine_options(given: ModelConfig, name: str, engine: str, where: str = "") -> dict[str, Any]:
-    """The options of ``engine`` that the configured devices and the parameters of Triton's backends imply. For a
-    bundle, ``engine`` is empty.
+    """The options of ``engine`` that the configured devices and the parameters of Triton's backends imply. For a bundle, ``engine``
+    is empty.
 
     Other parameters are ignored here. Raises InvalidConfig for a parameter that is not a number, and for a missing device.
     """

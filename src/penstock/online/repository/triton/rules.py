@@ -24,13 +24,11 @@ _CORRID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE
 _FALSE_TRUE = ("int32_false_true", "fp32_false_true", "bool_false_true")
 
 _Test = Callable[..., Any]
-"""Takes a field's value, and the messages that enclose the field, from the innermost to the whole configuration.
-Returns the fault, or false.
-"""
+"""Takes a field's value, and the messages that enclose the field, from the innermost to the whole configuration. Returns the fault,
+or false."""
 _Row = tuple[str, _Test, str, str]
-"""A field (with ``[]``: each of its entries), its test, and the reason and hint of the error. In these texts, {0} is
-the value and {1} the test's result.
-"""
+"""A field (with ``[]``: each of its entries), its test, and the reason and hint of the error. In these texts, {0} is the value and
+{1} the test's result."""
 
 
 def error(path: str, reason: str, hint: str = "") -> Finding:
@@ -82,8 +80,7 @@ def _apply(kind: str, path: str, value: Any, *around: Message) -> Iterator[Findi
 
 
 def gpu_of(groups: Iterable[Message], gpus: int) -> int | None:
-    """The number of the GPU on which the instances of ``groups`` run; None for the CPU. The engine can use ``gpus``
-    GPUs.
+    """The number of the GPU on which the instances of ``groups`` run; None for the CPU. The engine can use ``gpus`` GPUs.
 
     A group of KIND_GPU without a number means the first GPU. Raises InvalidConfig, whose message begins with the field.
     """

@@ -77,8 +77,8 @@ def number_of(datatype: DataType) -> int:
 
 
 def _plain(message: Message, datatypes: Mapping[int, Any]) -> dict[str, Any]:
-    """``message`` as plain data. ``datatypes`` converts datatypes; other enumerations become their names. Omits unset
-    fields without a default.
+    """``message`` as plain data. ``datatypes`` converts datatypes; other enumerations become their names. Omits unset fields without
+    a default.
     """
     return {
         field.name: _plain_field(field, getattr(message, field.name), datatypes)

@@ -151,8 +151,7 @@ class SequenceBatcher:
             raise _not_started(identity, name)
 
     def _settle(self, own: SequenceStep | None = None) -> None:
-        """Process what the table has made ready or ended, until nothing is left: the end of one request may start or
-        end others.
+        """Process what the table has made ready or ended, until nothing is left: the end of one request may start or end others.
 
         Raises the batcher's error if it refuses ``own``.
         """
@@ -207,8 +206,7 @@ class SequenceBatcher:
             self._lose(step.place.instance)
 
     def _drop(self, steps: Sequence[SequenceStep], error: PenstockError | None) -> list[tuple[Done | None, Outcome]]:
-        """End ``steps``, the requests that follow a failed request of the same sequence. Return their receivers and
-        errors.
+        """End ``steps``, the requests that follow a failed request of the same sequence. Return their receivers and errors.
 
         ``error`` is None if the first request failed in the model, so that the sequence never started.
         """

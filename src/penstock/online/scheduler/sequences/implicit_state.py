@@ -22,8 +22,8 @@ MAX_BYTES = 4 << 30
 
 
 class ImplicitState(msgspec.Struct, frozen=True):
-    """One state of a model. Its ``input`` receives the ``output`` of the sequence's previous request. The first request
-    receives ``initial``, which has one row.
+    """One state of a model. Its ``input`` receives the ``output`` of the sequence's previous request. The first request receives
+    ``initial``, which has one row.
     """
 
     input: str
@@ -32,8 +32,7 @@ class ImplicitState(msgspec.Struct, frozen=True):
 
 
 class ImplicitStates:
-    """The states of the sequences on one instance. The instance calls ``gather`` and ``scatter``; the event loop calls
-    ``forget``.
+    """The states of the sequences on one instance. The instance calls ``gather`` and ``scatter``; the event loop calls ``forget``.
 
     ``batchable`` is true if the first axis of the states is that of the batch.
     """

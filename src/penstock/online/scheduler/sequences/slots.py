@@ -81,8 +81,8 @@ class Sequence(msgspec.Struct, eq=False):
 
 
 class SequenceTable:
-    """The sequences of a model with ``slots`` slots on each of ``instances``. After each call, the caller processes
-    ``ready`` and ``over``.
+    """The sequences of a model with ``slots`` slots on each of ``instances``. After each call, the caller processes ``ready`` and
+    ``over``.
     """
 
     def __init__(self, instances: int, slots: int) -> None:
@@ -119,8 +119,8 @@ class SequenceTable:
         (self.end if step.last else self._advance)(step.sequence)
 
     def give_up(self, step: SequenceStep) -> list[SequenceStep]:
-        """Remove ``step``, which will not run, and the steps behind it up to the next START. Returns the removed steps,
-        ``step`` first.
+        """Remove ``step``, which will not run, and the steps behind it up to the next START. Returns the removed steps, ``step``
+        first.
 
         The steps before it still run, and then the sequence ends.
         """

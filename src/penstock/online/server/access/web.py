@@ -5,10 +5,10 @@ Browsers identify the page in ``Origin`` and ``Sec-Fetch-Site``. If a site gives
 the browser regards the server as part of that site, and only ``Host`` shows the site's name. Of these headers, other clients send
 only ``Host``.
 
-A server that other machines can reach has names that it does not know, such as those of services and load balancers. It therefore
-checks ``Host`` only where rebinding is possible: in requests of browsers over plain HTTP. Such a request has ``Accept-Language`` or
-``Origin``, and lacks ``Sec-Fetch-*``, which browsers send over HTTPS and to loopback addresses. Pages cannot change this. A name is
-safe if public DNS cannot contain it.
+A server that other machines can reach may have names that it does not know, such as the name of a load balancer. It therefore checks
+``Host`` only where rebinding is possible: in requests of browsers over plain HTTP. Such a request has ``Accept-Language`` or
+``Origin``, and lacks ``Sec-Fetch-*``, which browsers send over HTTPS and to loopback addresses. Pages cannot add or remove these
+headers. A name is safe if public DNS cannot contain it.
 """
 
 from __future__ import annotations

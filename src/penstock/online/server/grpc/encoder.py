@@ -69,7 +69,7 @@ class GrpcAnswerEncoder:
         return raw
 
     def _head(self, response: InferResponse) -> bytes:
-        """The message up to its outputs."""
+        """The part of the message before its outputs."""
         key = (response.model_name, response.model_version)
         head = self._heads.get(key)
         if head is None:

@@ -1,4 +1,4 @@
-"""The passage of one call through the gate for large requests: with its message, and then with what decoding takes."""
+"""The passage of one call through the gate for large requests: first with its message, then with the memory that decoding takes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class CallGate:
         """True while a message waits: the client must not send more of it."""
 
     def admits(self, size: int, on_open: Callable[[], None]) -> bool:
-        """Whether a message of ``size`` bytes may be received; if not, ``on_open`` is called later, unless the call leaves before."""
+        """True if a message of ``size`` bytes may be received now. If not, ``on_open`` is called later, unless the call
+        leaves first.
+        """
         if self._message_bytes >= size:
             return True
         if not self.is_waiting:
@@ -51,7 +53,7 @@ class CallGate:
         self._passage.park(self._message_bytes + size)
 
     def leave(self) -> None:
-        """Hold nothing, and wait no longer. Idempotent."""
+        """Release all bytes, and stop waiting. Idempotent."""
         self._message_bytes = 0
         if self.is_waiting:
             self.is_waiting = False

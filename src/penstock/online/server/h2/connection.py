@@ -38,7 +38,7 @@ _LINGERING_BYTES = 1 << 16
 """Bytes that a client may send after its connection has failed, so that it can read the reason before the connection is reset. A flood
 sends more, which is not read."""
 BYTES_A_UNIT = 1 << 12
-"""Number of bytes that take about as long to receive as one frame takes to process."""
+"""Receiving this many bytes takes about as long as processing one frame."""
 _CHECKED_STREAMS = 128
 """Streams per connection whose time limits are checked in one sweep, since a client may have thousands of streams."""
 _PROBE = h2.ping(b"penstock")

@@ -22,7 +22,7 @@ class BodyGate:
 
     @property
     def is_used(self) -> bool:
-        """True if the current body passes the gate."""
+        """True if the current body has to pass the gate."""
         return self._passage is not None
 
     def wait(self, context: HttpContext, size: int, on_open: Callable[[], None]) -> None:

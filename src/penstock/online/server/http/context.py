@@ -87,5 +87,5 @@ def is_json(head: RequestHead) -> bool:
 
 
 def is_decoded(head: RequestHead) -> bool:
-    """True if decoding makes the body larger: it is compressed, or JSON."""
+    """True if decoding makes the body larger, because it is compressed or JSON."""
     return bool(head.encoding) or is_json(head)

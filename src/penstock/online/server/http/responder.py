@@ -101,7 +101,7 @@ class Responder(ServerConnection):
         self.context.connections.discard(self)
 
     def eof_received(self) -> bool:
-        """The client has stopped sending. It may still be waiting for responses, or may have disconnected."""
+        """The client has stopped sending. It may have disconnected, or may still be waiting for responses."""
         self._ending = True
         self._discarding = False
         if not (self._pending or self._backlog):
@@ -273,7 +273,7 @@ class Responder(ServerConnection):
             self._pending.popleft()
             transport.write(answer)
             return
-        # The next responses are probably as large.
+        # The next responses are probably as large as this one.
         self._window = max(1, min(self._window, self.context.config.max_unsent_bytes // max(1, _size(answer))))
         self._settle(exchange, answer)
 

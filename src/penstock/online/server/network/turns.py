@@ -17,7 +17,7 @@ UNIT_S = 4e-6
 CONTROL_UNITS = 256
 """Units of a control-plane request; this allows one per event-loop iteration."""
 LOSS_UNITS = 2
-"""Units for the end of a call whose connection is lost; its service is notified."""
+"""Units for the end of a call whose connection is lost, including the notification of its service."""
 
 TURN_UNITS = 256
 """Units per event-loop iteration; half of them are for waiting connections."""
@@ -29,7 +29,7 @@ PAUSE_S = 5e-5
 """The pause, in which other threads take the interpreter lock. A loop that is never idle often releases the lock, but takes it back
 before a waiting thread has woken up, so that a model's thread might wait for a hundred iterations."""
 MAX_SKIPPED = 4
-"""Iterations in a row in which waiting connections may leave no units for a request that waits."""
+"""In at most this many consecutive iterations, waiting connections may leave no units for a request that waits."""
 FREE_UNITS = 16
 """Units that each connection always gets for newly received data, so that single small requests never wait."""
 
@@ -51,7 +51,7 @@ class Turns:
         self.left = TURN_UNITS
         """Units left for newly received data. Negative if a step used too many; later iterations have fewer units then."""
         self._waiting: deque[TurnTaker] = deque()
-        self._requests: deque[_Waiter] = deque()  # apart, since one connection may have hundreds
+        self._requests: deque[_Waiter] = deque()  # separate from connections, since one connection may have hundreds
         self._skipped = 0  # iterations without a turn for a request
         self._is_scheduled = False
         self._pause = pause
@@ -100,7 +100,7 @@ class Turns:
             self._schedule()
 
     def _begin_request(self) -> None:
-        """Give a turn to one request, if connections have left units for it, or have not for long."""
+        """Give a turn to one request, if connections have left units for it, or have left none for too long."""
         if self.left <= TURN_UNITS // 2 and self._skipped < MAX_SKIPPED:
             self._skipped += 1
             return

@@ -77,7 +77,7 @@ class Unread:
         return True
 
     def remove(self, size: int) -> None:
-        """Record that ``size`` bytes have been sent or dropped."""
+        """Record that ``size`` unread bytes have been sent or dropped."""
         self.count -= size
         self.has_read = True
 

@@ -30,7 +30,7 @@ _LENGTH = struct.Struct("<I")
 _MAX_BYTES = 64 << 20
 _PATIENCE_S = 5.0
 _LOCK_PATIENCE_S = 15.0
-"""Long enough for the lock's holder to wait for a hanging process twice: for its change, and to undo it."""
+"""Time limit for a lock. It is long enough for the holder to wait for a hanging process twice: to make its change, and to undo it."""
 _LOCK_PAUSE_S = 0.005
 
 _BROKEN = (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, msgspec.MsgspecError, RecursionError)

@@ -50,8 +50,8 @@ def elementwise(coupling: Coupling, node: ir.Node) -> None:
 
 
 def _meet(coupling: Coupling, node: ir.Node, back: int) -> Labels | None:
-    """The joined labels of the operands' axis at position ``back``, counted from the end. Constants that extend along
-    this axis are cut with it.
+    """The joined labels of the operands' axis at position ``back``, counted from the end. Constants that extend along this axis are
+    cut with it.
     """
     labelled: list[Labels] = []
     constants: list[tuple[int, int]] = []

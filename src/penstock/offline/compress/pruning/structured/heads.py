@@ -43,8 +43,8 @@ def matmul(coupling: Coupling, node: ir.Node) -> None:
 
 
 def _same_axis(coupling: Coupling, node: ir.Node, back: int) -> Labels | None:
-    """The labels of the batch axis at position ``back``, counted from the end. The axis is frozen if it broadcasts, or
-    if the same axis of the other operand is fixed.
+    """The labels of the batch axis at position ``back``, counted from the end. The axis is frozen if it broadcasts, or if the same
+    axis of the other operand is fixed.
     """
     found = [coupling.read(value)[-back] for value in node.inputs if len(coupling.read(value)) >= back]
     labelled = [labels for labels in found if labels is not None]
@@ -88,8 +88,8 @@ def _dims(value: ir.Value) -> list[Dim]:
 
 
 def _blocks(before: list[Dim], after: list[Dim]) -> Iterator[Block]:
-    """Blocks of input axes and output axes with equal products. They are found from the last axis backwards while sizes
-    are known, and then from the first axis.
+    """Blocks of input axes and output axes with equal products. They are found from the last axis backwards while sizes are known,
+    and then from the first axis.
     """
     i0 = j0 = 0
     for i, j in _run(before[::-1], after[::-1]):
@@ -103,8 +103,8 @@ def _blocks(before: list[Dim], after: list[Dim]) -> Iterator[Block]:
 
 
 def _run(before: list[Dim], after: list[Dim]) -> Iterator[tuple[int, int]]:
-    """The positions up to which the products of the dimensions of both shapes agree. A free dimension only equals one
-    of the same name.
+    """The positions up to which the products of the dimensions of both shapes agree. A free dimension only equals one of the same
+    name.
     """
     i = j = 0
     while i < len(before) and j < len(after):
@@ -154,8 +154,8 @@ def _regroup(coupling: Coupling, node: ir.Node, x: Axes, before: list[Dim], afte
 def _axis_of_units(coupling: Coupling, node: ir.Node, grid: Labels) -> tuple[int, bool]:
     """The axis that carries the units, and whether it was a choice.
 
-    If the units differ along one axis only, that axis carries them. Otherwise it is the last axis but one (the heads in
-    [heads, size] or [3, heads, size]), and the second choice is the last axis.
+    If the units differ along one axis only, that axis carries them. Otherwise it is the last axis but one (the heads in [heads, size]
+    or [3, heads, size]), and the second choice is the last axis.
     """
     wide = [axis for axis, size in enumerate(grid.shape) if size > 1]
     roots = coupling.roots(grid.reshape(-1)).reshape(grid.shape)
@@ -185,8 +185,8 @@ def _let_shape_follow(coupling: Coupling, node: ir.Node, position: int, labels: 
 
 
 def _entry(node: ir.Node, position: int) -> tuple[ir.Node | None, int, int]:
-    """The node, input and offset of the constant that holds an entry of the shape. The constant is the shape itself, or
-    a part of the Concat that computes it.
+    """The node, input and offset of the constant that holds an entry of the shape. The constant is the shape itself, or a part of the
+    Concat that computes it.
     """
     shape = node.inputs[1]
     if graph.is_constant(shape):

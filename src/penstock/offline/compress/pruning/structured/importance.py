@@ -55,8 +55,8 @@ def by_activation(
 ) -> Scores:
     """Mean square of the unit's activation over ``data``, times the squared norm of the weights that read it.
 
-    If channels are uncorrelated, this is the proportion of a layer's energy that removing the unit loses. Raises
-    InvalidData if the data do not fit the model.
+    If channels are uncorrelated, this is the proportion of a layer's energy that removing the unit loses. Raises InvalidData if the
+    data do not fit the model.
     """
     readers: dict[str, list[ChannelSlot]] = defaultdict(list)
     for slot in structure.slots:
@@ -73,8 +73,8 @@ def by_activation(
 
 
 def gather(structure: Structure, terms: list[tuple[ChannelSlot, Array]]) -> Scores:
-    """For each unit, the sum of the values at its positions in all slots. The sums are normalised per group. Raises
-    InvalidData for NaN or infinity.
+    """For each unit, the sum of the values at its positions in all slots. The sums are normalised per group. Raises InvalidData for
+    NaN or infinity.
     """
     found: Scores = {}
     for group in structure.groups:

@@ -39,8 +39,7 @@ class TimedLayer(NamedTuple):
 
 
 class LatencyTable:
-    """The times in milliseconds of a model's layers at any widths. Each time is measured in ONNX Runtime when it is
-    first needed.
+    """The times in milliseconds of a model's layers at any widths. Each time is measured in ONNX Runtime when it is first needed.
 
     ``sample`` determines the shapes of activations. All new widths of one call are measured interleaved.
     """

@@ -109,8 +109,8 @@ def shrink(
 
 
 def next_move(rounds: Sequence[Round], options: ShrinkOptions) -> tuple[bool, int] | None:
-    """Whether the next round cuts (True) or only trains (False), and the round that it starts from. None if the goal is
-    reached, or after the last cut.
+    """Whether the next round cuts (True) or only trains (False), and the round that it starts from. None if the goal is reached, or
+    after the last cut.
     """
     if rounds and rounds[-1].objection and rounds[-1].cut and options.second_chance:
         return False, len(rounds) - 1

@@ -43,9 +43,8 @@ class CutOptions(Options, frozen=True, kw_only=True):
     """Limits of the cut."""
 
     block: Count = 16
-    """Widths are multiples of this number: 16 suits AVX-512, and 8 suits AVX2 and NEON. Groups narrower than 4 blocks
-    have smaller steps.
-    """
+    """Widths are multiples of this number: 16 suits AVX-512, and 8 suits AVX2 and NEON. Groups narrower than 4 blocks have smaller
+    steps."""
     heads: bool = True
     """Cut attention heads as well as channels."""
     exact: bool = True
@@ -77,12 +76,11 @@ def narrow(
 ) -> Artifact:
     """Return ``artifact`` without its least important channels and heads.
 
-    ``data``, which need no labels, serve to recompute the statistics of BatchNormalization. Outdated statistics cause
-    most of the immediate loss of a cut. ``scores``, such as those of ``taylor.by_taylor``, replace
-    ``options.importance``. With ``speedup``, the result depends on measurements; otherwise it is deterministic. The
-    facts are the units of each group and the number of parameters, before and after the cut. Raises InvalidConfig,
-    InvalidModel; InvalidData if the importance needs data; Unsupported if nothing can be cut, or if the speed-up is not
-    reached.
+    ``data``, which need no labels, serve to recompute the statistics of BatchNormalization. Outdated statistics cause most of the
+    immediate loss of a cut. ``scores``, such as those of ``taylor.by_taylor``, replace ``options.importance``. With ``speedup``, the
+    result depends on measurements; otherwise it is deterministic. The facts are the units of each group and the number of parameters,
+    before and after the cut. Raises InvalidConfig, InvalidModel; InvalidData if the importance needs data; Unsupported if nothing can
+    be cut, or if the speed-up is not reached.
     """
     options.check()
     structure = Structure(artifact, exact=options.exact)
@@ -127,8 +125,8 @@ def apply(structure: Structure, kept: Kept, step: str, options: msgspec.Struct, 
 
 
 def probe(artifact: Artifact, data: Dataset | None = None) -> dict[str, Array]:
-    """A batch of the smallest possible size, from ``data`` or from generated inputs. Raises InvalidData if the model
-    rejects all generated inputs.
+    """A batch of the smallest possible size, from ``data`` or from generated inputs. Raises InvalidData if the model rejects all
+    generated inputs.
     """
     with loaded(artifact) as model:
         rows = model.signature.smallest_batch

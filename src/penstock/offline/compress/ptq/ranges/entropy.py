@@ -55,8 +55,7 @@ def entropy_range(histogram: Histogram) -> Range:
 def best_window(counts: Array) -> tuple[int, int]:
     """The best window [low, high) around the middle of ``counts``, shape (4096,). Moves each end in turn, until neither moves.
 
-    A scan of one end first tries places spread over its whole side, then every place around the best one. The score
-    never gets worse.
+    A scan of one end first tries places spread over its whole side, then every place around the best one. The score never gets worse.
     """
     windows = _Windows(counts, _LEVELS)
     filled = np.flatnonzero(counts)

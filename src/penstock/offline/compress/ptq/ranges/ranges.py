@@ -77,8 +77,8 @@ def percentile_range(histogram: Histogram, percentile: float) -> Range:
 def mse_range(histogram: Histogram, scheme: IntegerScheme) -> Range:
     """The range of least squared error, found by quantising the histogram itself.
 
-    Tries 100 thresholds, and refines the best one by golden section between its neighbours. First both ends shrink
-    together, then each separately.
+    Tries 100 thresholds, and refines the best one by golden section between its neighbours. First both ends shrink together, then
+    each separately.
     """
     error = squared_error(histogram, scheme)
     widest = min_max_range(histogram)

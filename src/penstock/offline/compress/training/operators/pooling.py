@@ -60,8 +60,7 @@ def _read(node: Node, x: Tensor) -> Windows:
 
 
 def _overhang(node: Node, windows: Windows, x: Tensor) -> tuple[list[int], list[int]]:
-    """Additional padding for the last, partial window in ``ceil_mode``, before the first element (always 0) and after
-    the last one.
+    """Additional padding for the last, partial window in ``ceil_mode``, before the first element (always 0) and after the last one.
 
     A window that would start in the padding after the last element is dropped.
     """
