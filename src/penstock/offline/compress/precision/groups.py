@@ -144,7 +144,7 @@ class _Grouping:
         return {one for name in node.output for one in self._readers[name]} == {reader.name}
 
     def _projections(self, tensor: str) -> Iterator[int]:
-        """The integer products with weights from which transparent operators compute ``tensor``."""
+        """The integer products with weights from which ``tensor`` is computed by operators that ``_TRANSPARENT`` lists."""
         waiting, seen = [tensor], {tensor}
         while waiting:
             node = self._model.producers.get(waiting.pop())

@@ -121,7 +121,7 @@ class _Run:
         return self.report
 
     def _advance(self) -> None:
-        """Run one step, and the end of the epoch after its last step; or end the run if time is up."""
+        """Run one step. After the last step of an epoch, also validate and report. If time is up, end the run instead."""
         report = self.report
         if self.options.time_s is not None and self._seconds() >= self.options.time_s:
             # Saved before the end of the epoch is processed, so that a run with more time can continue.
