@@ -36,9 +36,8 @@ Attribute: 1 name text, 2 f float, 3 i int, 4 s text, 5 t Tensor, 6 g Graph, 7 f
 Tensor: 1 dims int, 2 datatype int, 4 float32 span, 5 small span, 7 int64 span, 8 name text, 9 raw span, 10 float64 span,
  14 location int
 """
-"""For each message type, the fields of onnx.proto that are read. A field is given by its number, its name, and the kind
-of its value or the type of its message.
-"""
+"""For each message type, the fields of onnx.proto that are read. A field is given by its number, its name, and the kind of its value
+or the type of its message."""
 _FIELDS = {
     message: {int(number): (name, kind) for number, name, kind in (field.split() for field in fields.split(","))}
     for message, fields in (line.split(":") for line in _SCHEMA.replace(",\n", ",").strip().splitlines())

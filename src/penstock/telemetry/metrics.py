@@ -139,7 +139,11 @@ MODEL_HISTOGRAMS: tuple[tuple[Family, Sequence[Number], Callable[[ModelStatistic
         lambda model: (model.queue_buckets, model.queue_ns / 1e9),
     ),
     (
-        Family("penstock_compute_duration_seconds", "histogram", "Compute times of executed requests, each the time of its whole batch"),
+        Family(
+            "penstock_compute_duration_seconds",
+            "histogram",
+            "Compute times of executed requests, each the time of its whole batch",
+        ),
         tuple(bound / 1e9 for bound in BOUNDS_NS),
         lambda model: (
             model.compute_buckets,

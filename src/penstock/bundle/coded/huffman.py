@@ -59,7 +59,7 @@ def codes(lengths: Array) -> Array:
 def decoding_table(lengths: Array) -> Array:
     """The meaning of the next ``log2(len(table))`` bits: ``symbol << 4 | length``, uint16.
 
-    ``lengths`` are uint8, of two symbols or more. Raises IntegrityError unless the code is complete: over-subscribed lengths are
+    ``lengths`` (uint8) must have at least two symbols. Raises IntegrityError unless the code is complete: over-subscribed lengths are
     contradictory, and incomplete lengths leave bits without a meaning.
     """
     if not 2 <= len(lengths) <= MAX_ALPHABET or lengths.min() < 1 or lengths.max() > MAX_LENGTH:

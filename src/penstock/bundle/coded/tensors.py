@@ -100,7 +100,7 @@ def deflate(data: bytes | memoryview, level: int = 9) -> bytes:
 
 
 def inflate(data: bytes | memoryview, size: int) -> bytes:
-    """The ``size`` bytes that were deflated. Memory use is limited to ``size``. Raises IntegrityError for invalid data."""
+    """Inflate a part of a coded model to ``size`` bytes. Memory use is limited to ``size``. Raises IntegrityError for invalid data."""
     unpacker = zlib.decompressobj(-15)
     try:
         found = unpacker.decompress(data, size + 1)
@@ -158,8 +158,8 @@ class Decoder:
         return self._spelt([np.arange(MAX_ALPHABET, dtype=np.uint16)] * len(self._alphabets), decoded)
 
     def _spelt(self, alphabets: Sequence[Array], decoded: Sequence[Array]) -> list[Array]:
-        """The values of each stream's symbols in its alphabet. Works block by block to save memory, because numpy converts indices to
-        8 bytes.
+        """For each stream, the values that its alphabet gives to its symbols. Works block by block to save memory, because numpy
+        converts indices to 8 bytes.
         """
         found, blocks = [], iter(decoded)
         for stream, alphabet in zip(self.tensor.streams, alphabets, strict=True):

@@ -68,9 +68,9 @@ class Taps:
     ) -> Iterator[tuple[str, Array]]:
         """Yield the tensors ``names`` for every batch, group by group.
 
-        ``group``, one of ``groups``, includes all ``names``. The model of the group is run, so that calls for different names share
-        a session. ``values`` are values of optional inputs. Raises InvalidData with tensor and samples if a value is NaN or
-        infinite, and ResourceExhausted if one batch of the largest tensor needs more than half of the memory.
+        ``group``, one of ``groups``, includes all ``names``. The model of the group is run, so that calls for different names share a
+        session. ``values`` are values of optional inputs. Raises InvalidData, which names tensor and samples, if a value is NaN or
+        infinite. Raises ResourceExhausted if one batch of the largest tensor needs more than half of the memory.
         """
         passes = [list(group)] if group else self.groups(names)
         for number, shown in enumerate(passes):

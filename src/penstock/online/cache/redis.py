@@ -1,7 +1,7 @@
 """The second tier of the response cache, in a Redis that several servers may share.
 
-If Redis fails, a client at worst gets a cache miss: look-ups have a short timeout, responses are written in the background, and a
-circuit breaker pauses the use of Redis after failures, for twice as long each time. Stored responses are checked and bounded in size.
+If Redis fails, a client at worst gets a cache miss. Look-ups have a short timeout, and responses are written in the background. After
+failures, a circuit breaker pauses the use of Redis, each time for twice as long. Stored responses are checked and bounded in size.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ _AMPLIFYING = 4
 class Handle:
     """Owns the instances and loaded models; used only on the event loop. ``config`` is the completed configuration.
 
-    A caller that has just looked up a handle may submit to its scheduler within the same event-loop iteration; ``unload`` waits for
-    submitted requests, and for callers that hold the handle in order to submit later.
+    A caller that has just looked up a handle may submit to its scheduler within the same event-loop iteration. A caller that submits
+    later has to ``hold`` the handle. ``unload`` waits for submitted requests, and for callers that hold the handle.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of one version, from the assembler

@@ -36,8 +36,8 @@ from penstock.tensor import Array
 class _Sleeper(msgspec.Struct, eq=False):
     """An idle instance, which waits on its own lock.
 
-    Idle instances cannot share a queue: if another instance takes the item that wakes one, or the timeout is a microsecond,
-    ``queue.SimpleQueue.get`` of CPython 3.11 computes a negative timeout and waits forever.
+    Idle instances cannot share a queue, because ``queue.SimpleQueue.get`` of CPython 3.11 may compute a negative timeout and wait
+    forever. This happens if another instance takes the item that woke it, or if the timeout is a microsecond.
     """
 
     until_ns: int

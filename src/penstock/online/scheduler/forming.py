@@ -20,7 +20,7 @@ from penstock.online.scheduler.queue import NEVER, Pending
 from penstock.telemetry.statistics import Reason
 
 _WAKE_NS = 2_000_000
-"""Margin before the last moment at which a delayed batch can meet its deadlines, because threads wake late."""
+"""A delayed batch leaves this long before the last moment at which it can meet its deadlines, because threads wake late."""
 
 
 class Batch(msgspec.Struct):

@@ -62,8 +62,8 @@ class LatencyModel:
     def _at(self, rows: int, now_ns: int, deviations: float) -> int:
         """Interpolate between the nearest buckets.
 
-        Outside the measured range, return the lowest plausible duration, since only sizes that run are measured: proportional to the
-        rows below the range, and constant above it.
+        Outside the measured range, return the lowest plausible duration, because only sizes that run are measured. Below the range,
+        it is proportional to the rows; above the range, it is constant.
         """
         below_rows = below_ns = 0.0
         for _, bucket in sorted(self._buckets.copy().items()):

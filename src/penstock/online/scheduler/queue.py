@@ -62,8 +62,8 @@ class Pending(msgspec.Struct, eq=False):
 
 
 Lane = dict[int, Pending]
-"""Requests by number, in order. Iterating a plain dict skips removed entries in about a nanosecond each, until the dict is next
-resized; an OrderedDict would take three times as long for every request."""
+"""Requests by number, in order. Until a plain dict is next resized, iterating it skips each removed entry in about a nanosecond. An
+OrderedDict would take three times as long for every request."""
 
 Lanes = list[Lane]
 """The lanes of a line. A request leaves after all requests of the earlier lanes."""

@@ -44,8 +44,8 @@ EMPTY_FINAL = "triton_enable_empty_final_response"
 """Request parameter: if a decoupled model ends without a further response, send a final one that has no outputs."""
 _MAX_ID_BYTES = 128
 _ON_THE_WAY_S = 0.002
-"""This time is reserved for reading the request and writing the response. It is subtracted from a client's timeout, but at most a
-tenth of the timeout is."""
+"""Time reserved for reading the request and writing the response. It is subtracted from a client's timeout, but never more than a
+tenth of the timeout."""
 _REFUSALS = (Code.RESOURCE_EXHAUSTED, Code.PERMISSION_DENIED, Code.UNAUTHENTICATED)
 
 

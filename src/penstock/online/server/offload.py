@@ -26,8 +26,8 @@ async def run(work: Callable[[], _Result]) -> _Result:
 async def in_steps(steps: Steps[_Result], charge: Callable[[int], Awaitable[None]]) -> _Result:
     """The result of ``steps``, each of which runs on another thread.
 
-    Each step queues separately for a thread, so that short work overtakes long work. ``charge`` is called on the event loop before
-    each step with the bytes that the work may then hold; an exception that it raises ends the work.
+    Each step queues separately for a thread, so that short work overtakes long work. Before each step, ``charge`` is called on the
+    event loop with the bytes that the work may then hold. An exception from ``charge`` ends the work.
     """
     size, result = _advance(steps)
     while result is None:

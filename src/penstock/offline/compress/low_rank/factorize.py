@@ -225,8 +225,8 @@ class _Factory:
 class Splitter:
     """Splits layers by the moments that ``observe`` collected, or by their weights alone.
 
-    Memory: 8 · min(outputs, inputs)² bytes per layer for moments, and 16 bytes per weight for cached decompositions. A
-    convolution needs 8 · (outputs² + inputs²) bytes for moments.
+    Memory: 8 · min(outputs, inputs)² bytes per layer for moments, and 16 bytes per weight for cached decompositions. A convolution
+    needs 8 · (outputs² + inputs²) bytes for moments.
     """
 
     def __init__(self, layers: Mapping[str, SplittableLayer]) -> None:

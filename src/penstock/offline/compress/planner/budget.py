@@ -26,7 +26,7 @@ class Spending(msgspec.Struct, frozen=True):
     """Number of held-out samples if accuracy is a proportion of them; 0 if accuracy is continuous."""
 
     def allowance(self, kind: Kind) -> Contract:
-        """The contract for a model after a step of ``kind`` and all steps before it.
+        """The contract for a model after a step of ``kind``. It bounds the loss of this step and all earlier steps together.
 
         If any loss is allowed, the loss of one sample is allowed too, because a smaller loss cannot be measured. Proof is required
         only if there are enough samples to prove it at least for a model whose outputs do not change.

@@ -103,9 +103,8 @@ T = TypeVar("T")
 
 
 def worthwhile(found: Sequence[T], rank: Callable[[T], float], error: Callable[[T], float], most: int) -> list[T]:
-    """At most ``most`` of ``found``, sorted by ``rank``: half have the lowest rank, the others the lowest ``error`` of the rest.
-
-    If the evaluation data reject the first half, the second half remains.
+    """At most ``most`` of ``found``, sorted by ``rank``. One half has the lowest ranks; the other half has the lowest ``error`` of
+    the remaining models. If the evaluation data reject the first half, the second half is still available.
     """
     ranked = sorted(found, key=rank)
     if len(ranked) <= most:

@@ -1,8 +1,8 @@
 """INT8 without calibration: the range of each activation is computed at run time, over the whole batch.
 
-Only products with constant weights (MatMul, Gemm) become integer. ONNX Runtime has a fused kernel for them, but none for Conv,
-which would become several times slower than FP32. Since the range is computed over the batch, the outputs for a sample depend on
-the other samples in its batch, also in a server that merges requests. The facts give the size of this effect.
+Only products with constant weights (MatMul, Gemm) become integer. ONNX Runtime has a fused kernel for them, but none for Conv, which
+would become several times slower than FP32. Because the range is computed over the batch, the outputs for a sample depend on the
+other samples in its batch. In a server that merges requests, they depend on other requests. The facts give the size of this effect.
 """
 
 from __future__ import annotations

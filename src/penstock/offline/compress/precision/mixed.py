@@ -1,10 +1,9 @@
 """Mixed precision: find the fewest groups that must stay float so that an INT8 model meets its contract.
 
-Groups whose integers save no time become float first. The others are sorted by accuracy gained per millisecond lost. Bisection,
-with log2(n) versions, finds the number of groups at the front that must be float. It assumes that more float groups are never
-worse. If the measurements contradict this assumption, or bisection needs many groups, groups are also added one by one, and the
-remaining groups are ranked again every few steps. Unnecessary groups become integer again. Every decision is based on a version
-that was run.
+Groups whose integers save no time become float first. The others are sorted by accuracy gained per millisecond lost. Bisection, with
+log2(n) versions, finds the number of groups at the front that must be float. It assumes that more float groups are never worse. If
+the measurements contradict this assumption, or bisection needs many groups, groups are also added one by one. Every few steps, the
+remaining groups are then ranked again. Unnecessary groups become integer again. Every decision is based on a version that was run.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class GlobalRule(msgspec.Struct, frozen=True, tag="global"):
     """Maximum sparsity of one layer."""
 
     def scaled(self, factor: float) -> GlobalRule:
-        """This rule with ``factor`` (0 to 1) times its goal."""
+        """A copy of this rule whose goal is multiplied by ``factor`` (0 to 1)."""
         return msgspec.structs.replace(self, sparsity=self.sparsity * factor)
 
     def masks(self, weights: Mapping[str, Array]) -> Masks:

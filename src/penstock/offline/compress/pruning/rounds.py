@@ -95,7 +95,7 @@ class Rounds(Generic[E]):
             if path and checkpoint:
                 write_checkpoint(path, _Kept(self._origin, msgspec.to_builtins(found[1]), found[0].data))
                 checkpoint.unlink(missing_ok=True)
-                # Stored later rounds continue from a different model than this one.
+                # A later round that is already stored continued from a different model, so it is not valid.
                 path.with_name(f"{self._name}-{number + 1:03}.kept").unlink(missing_ok=True)
         self.models[number], entry = found
         self.entries.append(entry)

@@ -53,7 +53,8 @@ class QdqPlacement(enum.Enum):
     LINEAR = "linear"
     """Convolutions and products with constant weights. Results of matrix products stay float, which is more accurate."""
     WIDE = "wide"
-    """Also additions, pooling, data movement and products of two activations. Can be faster in models with many of these."""
+    """Like ``LINEAR``, and also additions, pooling, data movement and products of two activations. This can be faster in models with
+    many of these operators."""
 
     @property
     def float_outputs(self) -> list[str]:

@@ -73,7 +73,7 @@ def quantize_with(
 
 
 def equalized(artifact: Artifact, data: Dataset) -> Artifact:
-    """A model of the same function with channels of similar ranges, by every method that applies to it."""
+    """Return a model of the same function whose channels have similar ranges. Every method that applies to the model is used."""
     key = artifact.digest, artifact.path, data.digest
     return remembered("equalized", key, lambda: _equalized(artifact, data), artifact.size_bytes)
 

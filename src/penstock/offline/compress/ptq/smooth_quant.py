@@ -105,8 +105,9 @@ def _smooth(link: Link, seen: _Seen) -> dict[str, object]:
 def quantized_error(link: Link, low: Array, high: Array, rows: Array, s: Array) -> float:
     """Relative error of the link's products in INT8 if the link is divided by ``s``.
 
-    The result is the root of the mean, over consumers, of squared error divided by squared result. Activations have 256 steps from
-    the smallest to the largest value of all channels; weights have 127 steps in each direction for each output.
+    For each consumer, the squared error is divided by the squared result; the outcome is the square root of the mean over the
+    consumers. Activations have 256 steps from the smallest to the largest value of all channels; weights have 127 steps in each
+    direction for each output.
     """
     bottom, top = float((low / s).min()), float((high / s).max())
     scale = (top - bottom) / 255 or 1.0

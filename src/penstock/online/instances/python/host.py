@@ -54,7 +54,7 @@ class Here:
         """True if a call of this model from its own main thread would deadlock."""
 
     def ask(self, request: InferRequest, done: Done, decoupled: bool = False) -> Callable[[], None]:
-        """Like ``Host.call``, but completes a call that would deadlock with ``Unavailable``."""
+        """Like ``Host.call``, but a call that would deadlock ends with the error ``Unavailable``."""
         itself = self.waits_for_itself and request.model_name == self.name
         if itself and threading.current_thread() is threading.main_thread():
             message = f"model '{self.name}' has one instance, which would wait for itself"

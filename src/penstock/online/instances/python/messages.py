@@ -262,7 +262,7 @@ class InferenceRequest:
         return Responses(replies, cancel)
 
     async def async_exec(self, decoupled: bool = False) -> InferenceResponse | Responses:
-        """Like ``exec``, but awaits the response. The iterator is the same."""
+        """Like ``exec``, but awaits the response. For a decoupled model, the result is the same iterator."""
         if decoupled:
             return self.exec(decoupled=True)
         loop, replies = asyncio.get_running_loop(), asyncio.Queue[Outcome]()

@@ -42,8 +42,8 @@ def give_back() -> None:
 def low_priority(*, leaves_threads: bool, starts_processes: bool = False) -> Iterator[None]:
     """Run the body with low priority.
 
-    Has no effect if the body starts processes, which would inherit the priority permanently, or if it leaves threads behind and this
-    process may not raise their priority again.
+    The priority stays normal if the body starts processes, because they would inherit the low priority permanently. It also stays
+    normal if the body leaves threads behind whose priority this process may not raise again.
     """
     if starts_processes or (leaves_threads and not _can_raise()):
         yield

@@ -392,7 +392,7 @@ class Http1Connection(Responder):
     def _refuse(self, status: int, message: str, headers: bytes = b"") -> None:
         """Queue an error response, then close.
 
-        Further data from the client is read and discarded for a while: closing a connection with unread data resets it, so that the
+        Further data from the client is read and discarded for a while. Closing a connection with unread data would reset it, and the
         response might be lost.
         """
         self._discarding = self._ending = True

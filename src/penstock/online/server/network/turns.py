@@ -26,8 +26,8 @@ SLICE_UNITS = 32
 PAUSE_UNITS = 256
 """Units that waiting connections may use before the loop pauses. It pauses only if connections are still waiting."""
 PAUSE_S = 5e-5
-"""The pause, in which other threads take the interpreter lock. A loop that is never idle often releases the lock, but takes it back
-before a waiting thread has woken up, so that a model's thread might wait for a hundred iterations."""
+"""The pause, in which other threads take the interpreter lock. A loop that is never idle releases the lock often, but takes it back
+before a waiting thread has woken up. Without pauses, a model's thread might wait for a hundred iterations."""
 MAX_SKIPPED = 4
 """In at most this many consecutive iterations, waiting connections may leave no units for a request that waits."""
 FREE_UNITS = 16

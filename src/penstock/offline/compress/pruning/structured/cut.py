@@ -56,7 +56,7 @@ class Structure:
         return self.groups[names.index(name)]
 
     def explain(self) -> list[str]:
-        """One line per group: its layers, the number of units that can be cut, and the reason why the others cannot."""
+        """One line per group: its layers, the number of units that can be cut, and the reason why the other units cannot."""
         lines = []
         for group in self.groups:
             free = group.units - len(group.frozen)

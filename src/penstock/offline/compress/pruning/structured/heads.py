@@ -205,7 +205,7 @@ def _entry(node: ir.Node, position: int) -> tuple[ir.Node | None, int, int]:
 
 
 def concat(coupling: Coupling, node: ir.Node) -> None:
-    """Labels are concatenated along the axis, and joined across the others."""
+    """Along the axis of Concat, labels are concatenated; along all other axes, they are joined."""
     parts = [coupling.read(value) for value in node.inputs]
     if any(value is None or value.shape is None for value in node.inputs):
         raise Unsupported(f"an operand of {describe(node)} has no known rank")

@@ -1,13 +1,14 @@
 """Choose the range method of each tensor by its effect on the model's outputs.
 
 No method is best for all tensors: KL-entropy ignores the energy of clipped values, min-max makes every step coarse because of one
-outlier, and MSE considers one tensor in isolation. So each tensor is rounded with every candidate range in an otherwise float
-model, and the range with the least error of the outputs is kept. Choices that are best separately are not always best together.
-Therefore the result is finally compared, in the quantised model, with each method used for all tensors.
+outlier, and MSE considers one tensor in isolation. So each tensor is rounded with every candidate range in an otherwise float model,
+and the range with the least error of the outputs is kept. Choices that are best separately are not always best together. Therefore
+the result is finally compared, in the quantised model, with each method used for all tensors.
 
 To try a range, only the nodes after the tensor run again (``suffix.py``). The error of the outputs is called their harm. For class
-scores, the harm is the angle between the scores with and without rounding: the order of scores does not depend on their size, and
-with absolute errors the few samples with the largest scores would dominate. For other outputs, the harm is the relative error.
+scores, the harm is the angle between the scores with and without rounding. The angle ignores the size of the scores, which does not
+affect their order. With absolute errors, the few samples with the largest scores would dominate. For other outputs, the harm is the
+relative error.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class RangeChoice(msgspec.Struct, frozen=True):
     method: str
     """``per tensor``, or the method that harmed the outputs less when used for all tensors."""
     errors: dict[str, float]
-    """Harm to the outputs of the whole quantised model by method, including ``per tensor``, on the calibration rows."""
+    """For each method, including ``per tensor``, the harm to the outputs of the whole quantised model on the calibration rows."""
     tensors: dict[str, TensorChoice]
 
 
