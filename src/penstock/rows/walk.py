@@ -105,7 +105,7 @@ class Walk:
     def _if(self, node: OnnxNode, inputs: Facts, scope: Scope) -> Facts:
         condition = inputs[0]
         if not _is_constant(condition):
-            stop("selects a branch by the content of the rows, or by their number")
+            stop("selects a branch by the content or number of rows")
         assert condition is not None
         branches = [node.attributes["then_branch"], node.attributes["else_branch"]]
         value = condition.value

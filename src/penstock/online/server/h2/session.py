@@ -348,9 +348,7 @@ class H2Session:
 
     @property
     def _is_full(self) -> bool:
-        """True if no unary call may start: too many bytes are unread, and ``_lone``, the one call that may run
-        nevertheless, is open.
-        """
+        """True if no unary call may start: too many bytes are unread, and ``_lone``, the one call that may still run, is open."""
         lone = self._lone
         return self.unread.count >= self.max_unsent_bytes and lone is not None and not lone.gone
 
