@@ -92,7 +92,7 @@ class AnswerHead(NamedTuple):
     """The parsed head of a response. ``json_size`` is the Inference-Header-Content-Length, if present."""
 
     status: int
-    """200, or the error status of ``protocol``."""
+    """200 if the request succeeded, otherwise the error status of ``protocol`` (HTTP or gRPC)."""
     content_length: int
     json_size: int | None
     close: bool

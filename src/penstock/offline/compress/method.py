@@ -80,7 +80,7 @@ class StepContext(msgspec.Struct, frozen=True):
         """Return the result of ``make()``, or the stored result of an earlier run. Results are stored because they may depend on
         measured times, and training continues from them.
 
-        ``decides`` identifies the result together with ``name``, as plain data.
+        ``name`` and the plain data ``decides`` together identify the result.
         """
         if self.folder is None:
             return make()

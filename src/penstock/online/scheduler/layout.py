@@ -113,7 +113,7 @@ class Reshape(msgspec.Struct, frozen=True):
             want not in (-1, got) for want, got in zip(self.model, shape, strict=True)
         ):
             raise PenstockError(
-                f"the model's output '{name}' has shape {list(shape)}, but its configuration reshapes {list(self.model)}",
+                f"the model's output '{name}' has shape {list(shape)}, but 'reshape' is for {list(self.model)}",
                 "correct 'reshape' in the model's configuration",
             )
         return _fill(self.client, self.model, shape)

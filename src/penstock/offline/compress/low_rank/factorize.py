@@ -173,7 +173,9 @@ class _Factory:
         return float(sample_errors(self._reference, self._answers(found)).mean())
 
     def _choices(self, name: str, times: Mapping[Way, float]) -> list[RankChoice]:
-        """All timed ways with their errors. One trial model per form relates the layer's error to the error of the outputs."""
+        """All ways that were timed, with their estimated errors. One trial model per form relates the layer's error to the error of
+        the outputs.
+        """
         found = [RankChoice(times[WHOLE], 0.0)]
         for form in dict.fromkeys(form for form, _ in times if form is not None):
             ways = [way for way in times if way[0] is form and times[way] < times[WHOLE]]

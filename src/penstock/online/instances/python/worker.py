@@ -34,7 +34,7 @@ class Worker(Host):
         self._engine = PythonEngine(self)
         self._sending = threading.Lock()
         self._using = threading.Lock()
-        """Held while tensors are in the arena to the parent, until the parent has copied them."""
+        """Held from the moment when tensors are written into the arena to the parent until the parent has copied them."""
         self._taken: SimpleQueue[bool] = SimpleQueue()
         self._tasks: SimpleQueue[wire.Execute | None] = SimpleQueue()
         self._calls: dict[int, Done] = {}

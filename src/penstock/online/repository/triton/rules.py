@@ -37,7 +37,7 @@ def error(path: str, reason: str, hint: str = "") -> Finding:
 
 
 def prefix(name: str, where: str = "") -> str:
-    """The start of an error about the configuration of model ``name``, read from the file ``where``."""
+    """The beginning of an error message about the configuration of model ``name``, read from the file ``where``."""
     return f"{where}: model '{name}': " if where else f"model '{name}': "
 
 

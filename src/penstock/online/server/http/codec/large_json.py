@@ -244,7 +244,7 @@ def _shape(skeleton: bytes) -> list[int]:
 
 
 class _Elements:
-    """A growing flat array of one element type. The first float converts all integers to floats."""
+    """A growing flat array of one element type. When the first float is appended, all earlier integers become floats."""
 
     def __init__(self) -> None:
         self._letter = ""
