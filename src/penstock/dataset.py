@@ -29,9 +29,7 @@ _SAVE = "write the file with numpy.savez, without Python objects"
 
 
 class Dataset(msgspec.Struct, frozen=True):
-    """Samples for every input of a model, in the model's order, with optional labels. The first axis of each array counts the
-    samples.
-    """
+    """Samples for every input, in the model's order, with optional labels. The first axis of each array counts the samples."""
 
     inputs: dict[str, Array]
     labels: Array | None

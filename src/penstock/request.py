@@ -15,8 +15,7 @@ MAX_BYTES_ELEMENTS = 1 << 20
 """Maximum number of BYTES elements in a request. Reading them blocks the server's event loop for about a quarter of a second."""
 
 MAX_PARAMETERS = 1024
-"""Maximum number of parameters of a request or a tensor. In memory, a parameter takes many times its size on the wire, and each costs
-processing time."""
+"""Maximum number of parameters of a request or a tensor. Each takes processing time, and many times its bytes in memory."""
 
 Parameters = dict[str, Any]
 

@@ -43,9 +43,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
         return not _DOT_PRODUCT.isdisjoint(self.isa)
 
     def lacks(self, requires: Iterable[str]) -> list[str]:
-        """The entries of ``requires`` that this machine lacks, sorted. An entry is an instruction set as in ``isa``, or
-        ``INTEGER_DOT_PRODUCT``.
-        """
+        """The entries of ``requires`` that this machine lacks, sorted. An entry is from ``isa``, or ``INTEGER_DOT_PRODUCT``."""
         return sorted(
             name
             for name in set(requires)

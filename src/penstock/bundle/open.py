@@ -196,9 +196,7 @@ def _sizes_in_folder(path: Path) -> dict[str, int]:
 
 
 def _verified(path: Path, sizes: Mapping[str, int], read: Callable[[str], bytes]) -> Bundle:
-    """Read the bundle whose files and their sizes in bytes are ``sizes``. ``read`` is called only for files that the
-    manifest lists.
-    """
+    """Read the bundle whose files have the ``sizes`` (name -> bytes). ``read`` is called only for files that the manifest lists."""
     if MANIFEST not in sizes or MANIFEST_DIGEST not in sizes:
         raise _no_manifest(path)
     if sizes[MANIFEST] > _MAX_MANIFEST_BYTES:

@@ -75,9 +75,7 @@ class LoadedModel(Protocol):
         ...
 
     def forward_within(self, inputs: Mapping[str, Array], limit_s: float) -> dict[str, Array]:
-        """Like ``forward``, but if the engine can end a run, raise DeadlineExceeded after ``limit_s``. No other ``forward`` may be
-        running.
-        """
+        """Like ``forward``, but raise DeadlineExceeded after ``limit_s`` if the engine can end a run. No other may be running."""
         return self.forward(inputs)
 
     def unload(self) -> None:

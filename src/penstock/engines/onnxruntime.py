@@ -306,9 +306,7 @@ def _spec(value: Any) -> TensorSpec:
 
 
 def _output_spec(value: Any) -> TensorSpec | None:
-    """The spec of an output; None if the output cannot be represented as a tensor. Maps with the same keys become the rows of one
-    tensor.
-    """
+    """The spec of an output; None if no tensor can represent it. Maps with the same keys become the rows of one tensor."""
     if maps := _MAPS.fullmatch(value.type):
         return TensorSpec(value.name, _BY_ORT_TYPE[maps[1]], (-1, -1))
     return _spec(value) if value.type in _BY_ORT_TYPE else None

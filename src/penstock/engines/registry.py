@@ -34,8 +34,7 @@ class EngineTraits(msgspec.Struct, frozen=True):
     platform: str = ""
     """The platform that the protocol reports for a model without a configuration; empty: the engine's name."""
     takes_signature: bool = False
-    """True if the engine has the options ``inputs`` and ``outputs`` (see ``declared_signature``), because some of its models lack a
-    signature."""
+    """True if the engine has the options ``inputs`` and ``outputs`` (``declared_signature``): some of its models lack a signature."""
     keeps_threads: bool = True
     """True if a loaded model keeps threads of its engine, even with the option ``threads`` set to 1."""
     shared_options: Mapping[str, Any] = {}
@@ -121,9 +120,7 @@ def get_engine(name: str) -> Engine:
 
 
 def engines_for(format: Format) -> list[str]:
-    """Names of the engines that run models of ``format``, the default first. Does not import the engines, so some might not be
-    installed.
-    """
+    """Names of the engines that run models of ``format``, the default first. Imports no engine, so some might not be installed."""
     return [name for name, known in _ENGINES.items() if format in known.formats]
 
 

@@ -252,9 +252,7 @@ def _match(names: Sequence[str], own: Sequence[str]) -> list[int]:
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """All values except None in nested tuples, lists and dictionaries. Each has its key as its name, or ``OUTPUT__`` and its
-    position.
-    """
+    """All values except None in nested tuples, lists and dictionaries. Each is named by its key, or ``OUTPUT__`` and its position."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(inner, f"{name}__{key}" if name else str(key))

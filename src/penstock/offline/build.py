@@ -377,9 +377,7 @@ def _disappointed(planned: CompressionPlan, tuned: TuneResult) -> tuple[str, ...
 
 
 def _versions(made: Sequence[Version], recipe: Recipe) -> list[Version]:
-    """The distinct models to tune. When optimising for size, they have their coded size, and models that need a fallback variant are
-    left out.
-    """
+    """The distinct models to tune. For the objective size, they have their coded size, and need no fallback variant."""
     distinct = list({version.artifact.digest: version for version in reversed(made)}.values())[::-1]
     if recipe.objective != "size":
         return distinct

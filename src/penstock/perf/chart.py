@@ -57,9 +57,7 @@ class _Axis:
         return self.start + share * (self.end - self.start)
 
     def ticks(self, count: int = _TICKS) -> list[float]:
-        """About ``count`` round values in the range. On a long logarithmic axis, a smaller ``count`` reduces the number of values per
-        decade.
-        """
+        """About ``count`` round values in the range. On a long logarithmic axis, a smaller ``count`` gives fewer per decade."""
         low, high = (math.exp(self._low), math.exp(self._high)) if self._log else (self._low, self._high)
         if self._log and high / low > 5:
             mantissas = (1, 2, 5) if count == _TICKS else (1,)

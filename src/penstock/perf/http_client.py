@@ -216,9 +216,7 @@ class HttpAnswer(NamedTuple):
 
 
 class HttpSession:
-    """A connection for one request at a time, whose response the caller awaits. It reconnects if the server has closed the
-    connection.
-    """
+    """A connection for one request at a time, which the caller awaits. It reconnects if the server has closed the connection."""
 
     def __init__(self, address: Address, timeout_s: float = 30.0) -> None:
         self._address = address

@@ -164,9 +164,7 @@ def _is_precise(seconds: Sequence[Sequence[Sequence[float]]], precision: float) 
 
 
 def _burst(run: Run, now: Callable[[], float]) -> int:
-    """Number of calls per burst: as many as fit into its time, plus one because the first call is dropped. If only one fits, it is
-    one.
-    """
+    """Number of calls per burst: as many as fit into its time, plus one for the dropped first call. If only one fits, it is one."""
     seconds = min(_time_burst(run, 1, now)[0] for _ in range(_PROBES))
     calls = int(_BURST_SECONDS / max(seconds, 1e-6))
     return min(calls + 1, _MAX_BURST) if calls > 1 else 1

@@ -42,9 +42,7 @@ class ClosedLoopResult(LoadResult, frozen=True, kw_only=True):
 
 
 class OpenLoopResult(LoadResult, frozen=True, kw_only=True):
-    """The result of an open loop. ``throughput`` is the achieved rate, which is below ``offered_rate`` if the server
-    cannot keep up.
-    """
+    """Result of an open loop. ``throughput`` is the achieved rate, below ``offered_rate`` if the server cannot keep up."""
 
     rate: float
     """Requested rate, per second."""

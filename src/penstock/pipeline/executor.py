@@ -42,8 +42,7 @@ class PipelineRun:
         self._start = start
         self._done: Callable[[Told], None] | None = done
         self._arrays: dict[str, Array | None] = {}
-        """The tensors that are settled (known to have a value or to be absent) and still needed. The value is None if the tensor is
-        absent."""
+        """The tensors that are settled (their value or absence is known) and still needed. An absent tensor is None."""
         self._uses, self._givers = dict(plan.uses), dict(plan.givers)
         self._waits = [len(step.reads) for step in plan.steps]
         """For each step, the number of its input tensors that are not settled yet."""

@@ -79,9 +79,7 @@ class Call:
         return list(value.flat)
 
     def integers(self, name: str, position: int) -> list[int] | None:
-        """A value that is the attribute ``name`` in older versions of the operator, and an input in newer ones. None if both are
-        absent.
-        """
+        """A value that is the attribute ``name`` in older versions of the operator, else an input. None if both are absent."""
         if (given := self.attribute(name)) is not None:
             return [given] if isinstance(given, int) else list(given)
         if self.get(position) is None:

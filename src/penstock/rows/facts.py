@@ -96,9 +96,7 @@ class Fact:
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The shape of an element-wise operation. Raises Dependent unless each row is combined only with the same row, or with a single
-    element.
-    """
+    """The shape of an element-wise operation. Raises Dependent if a row is combined with anything but the same row or one element."""
     rank = max(map(len, shapes))
     return tuple(
         _meet([shape[axis - rank + len(shape)] for shape in shapes if axis >= rank - len(shape)])

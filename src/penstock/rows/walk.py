@@ -24,9 +24,7 @@ _MAX_TURNS = 4
 
 
 class Scope(NamedTuple):
-    """The context of a graph: facts about the names of enclosing graphs, the opset versions, and the attributes of the enclosing
-    function.
-    """
+    """The context of a graph: facts about names of outer graphs, the opset versions, and the attributes of the enclosing function."""
 
     outer: Mapping[str, Fact]
     opsets: Mapping[str, int]

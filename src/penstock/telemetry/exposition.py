@@ -77,9 +77,7 @@ def _values(family: Family, labels: str, value: Value) -> str:
 
 
 def _template(name: str, bounds: Sequence[Number]) -> str:
-    """Format string for a model's lines of a histogram. It is made once per model, because a page can have tens of thousands of such
-    lines.
-    """
+    """Format string for a model's lines of a histogram. Made once, because a page can have tens of thousands of them."""
     buckets = "".join(f'{name}_bucket{{{_HERE},le="{limit}"}} %d\n' for limit in (*map(repr, bounds), "+Inf"))
     return f"{buckets}{name}_sum{{{_HERE}}} %s\n{name}_count{{{_HERE}}} %d\n"
 

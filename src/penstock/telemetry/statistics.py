@@ -161,8 +161,7 @@ class ModelStatistics:
     """Total of all successful requests."""
     fail: Duration = field(default_factory=Duration)
     queue_ns: int = 0
-    """Total of all successful requests. The next three fields exclude cache hits; in them, each request counts the whole duration of
-    its batch."""
+    """Total of all successful requests. The next three fields exclude cache hits, and count the whole batch for each request."""
     compute_input_ns: int = 0
     compute_infer_ns: int = 0
     compute_output_ns: int = 0

@@ -81,9 +81,7 @@ class _Sampler:
 
 
 class Tracer:
-    """Decides which requests are recorded, and passes their records to the exporters and the access log. Used only on
-    the event loop.
-    """
+    """Decides which requests are recorded, and passes the records to exporters and access log. Used only on the event loop."""
 
     def __init__(
         self,

@@ -25,8 +25,7 @@ Progress = Callable[[int, int], None]
 """Called with the number of finished steps and the total."""
 
 _MEMORY_SHARE = 0.5
-"""One batch of the largest tensor, together with the tensor from which it is computed, may take this fraction of the machine's
-memory."""
+"""One batch of the largest tensor, with the tensor from which it is computed, may take this fraction of the machine's memory."""
 _NAMED = 5
 """Maximum number of samples named in a message."""
 

@@ -69,9 +69,7 @@ def is_used(value: ir.Value) -> bool:
 
 
 def sole_consumer(value: ir.Value) -> ir.Node | None:
-    """The consumer of ``value``, if it is the only one and in the same graph. None if ``value`` has other consumers or is a graph
-    output.
-    """
+    """The consumer of ``value``, if it is the only one and in the same graph. None if it has others or is a graph output."""
     uses = value.uses()
     if len(uses) != 1 or value.is_graph_output():
         return None

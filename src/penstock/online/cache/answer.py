@@ -49,9 +49,7 @@ _decode_head = msgspec.msgpack.Decoder(_Head).decode
 
 
 class CachedAnswer(msgspec.Struct, frozen=True):
-    """Outputs and parameters of a response, and the memory that they take. The arrays are read-only, also in responses that are made
-    from it.
-    """
+    """Outputs and parameters of a response, and the memory that they take. The arrays are read-only, also in responses from it."""
 
     outputs: Mapping[str, Array]
     parameters: Parameters

@@ -20,8 +20,7 @@ class ModelSource(msgspec.Struct, frozen=True):
     folder: Path
     """The folder to which file names in the configuration are relative."""
     versions: Mapping[str, Path]
-    """The folder of each version, or its only file. The keys are version numbers as text. An ensemble's version folders may be empty.
-    """
+    """The folder of each version, or its only file. The keys are version numbers as text. An ensemble's folders may be empty."""
     given: ModelConfig = ModelConfig()
     """The configuration as the user wrote it."""
     fingerprints: Mapping[str, str] = {}

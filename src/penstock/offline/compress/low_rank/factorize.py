@@ -173,8 +173,8 @@ class _Factory:
         return float(sample_errors(self._reference, self._answers(found)).mean())
 
     def _choices(self, name: str, times: Mapping[Way, float]) -> list[RankChoice]:
-        """All ways that were timed, with their estimated errors. One trial model per form relates the layer's error to the error of
-        the outputs.
+        """All ways that were timed, with their estimated errors. One trial model per form relates the layer's error to that of the
+        outputs.
         """
         found = [RankChoice(times[WHOLE], 0.0)]
         for form in dict.fromkeys(form for form, _ in times if form is not None):
@@ -304,9 +304,7 @@ class Splitter:
 
 
 def break_even(shape: tuple[int, ...]) -> float:
-    """The rank at which splitting an (outputs, inputs) weight saves nothing: the two products need as many multiplications as the
-    one.
-    """
+    """The rank at which splitting an (outputs, inputs) weight saves nothing: two products need as many multiplications as one."""
     return shape[0] * shape[1] / (shape[0] + shape[1])
 
 

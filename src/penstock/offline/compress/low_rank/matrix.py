@@ -16,8 +16,7 @@ import numpy as np
 from penstock.tensor import Array
 
 _RIDGE = 1e-4
-"""λ is chosen so that it adds this fraction to the results' variance. It gives some weight to directions that do not occur in the
-samples."""
+"""λ is chosen so that it adds this fraction to the results' variance. It gives some weight to directions outside the samples."""
 
 
 class Moments:

@@ -165,8 +165,8 @@ class _Search:
         self._found: list[KeptModel] = []
         self._seen: list[Attempt] = []
         self._useless: set[str] = set()
-        """Precision steps that gained nothing on the original. They would gain even less on smaller models, so they are not tried
-        again."""
+        """Precision steps that gained nothing on the original. They are not tried again: they would gain even less on smaller models.
+        """
 
     def run(self, route: tuple[Stage, ...]) -> CompressionPlan:
         for stage in route:

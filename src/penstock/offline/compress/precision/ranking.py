@@ -44,8 +44,7 @@ class Rank(msgspec.Struct, frozen=True):
     divergence: Interval
     """The group's part in the divergence from the original's outputs."""
     by: Literal["accuracy", "divergence"]
-    """The value that decided the place. It is the divergence if the accuracy does not differ significantly from that of the tier's
-    leader."""
+    """The value that decided the place: divergence if the accuracy does not differ significantly from the tier leader's."""
     expected: float
     """Estimated part in the loss: the tier's loss, at least half a sample, distributed by ``divergence``."""
     most: float

@@ -45,9 +45,7 @@ def last_good(entries: Sequence[RoundEntry]) -> int:
 
 
 class Rounds(Generic[E]):
-    """The rounds of a run so far. It keeps the models that are still needed: the original, the best, the last good one and the last
-    one.
-    """
+    """The rounds of a run so far. It keeps the models that are still needed: original, best, last good one, last one."""
 
     def __init__(
         self,

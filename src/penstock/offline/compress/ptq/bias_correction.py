@@ -152,8 +152,8 @@ class _Probe:
 def _correct(
     probe: _Probe, layers: Sequence[_Layer], wanted: Mapping[str, Array], one_by_one: bool
 ) -> tuple[Corrections, dict[str, str]]:
-    """The corrections by layer and, for each layer without one, the reason. With ``one_by_one``, each correction must lower the
-    error.
+    """The corrections by layer, and the reason for each layer without one. With ``one_by_one``, each correction must
+    lower the error.
     """
     best = probe.error({}) if one_by_one else 0.0
     corrections: Corrections = {}

@@ -35,8 +35,7 @@ class ShareOptions(Options, frozen=True):
     bias_bits: _Bits = 6
     """Bits for float biases that have at least 16 elements."""
     bits: dict[str, _Bits] = {}
-    """Bits of single tensors, by name; they take precedence. Any float or 8-bit tensor can be named, including tables that Gather
-    reads."""
+    """Bits of single tensors, by name; they take precedence. They may name any float or 8-bit tensor, such as a table of Gather."""
     half_codebooks: bool = True
     """Round centroids to FP16 if that changes none by more than 2^-10 of its value, which halves the size of codebooks."""
 

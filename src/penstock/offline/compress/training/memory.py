@@ -14,8 +14,7 @@ from penstock.offline.optimize.model import infer_shapes, read_proto
 from penstock.tensor import DataType
 
 _COPIES = 6
-"""Number of copies of the weights: the weights, the gradients, the optimiser's two moments, the best state so far, and the model's
-bytes."""
+"""Copies of the weights: the weights, the gradients, the optimiser's two moments, the best state so far, and the model's bytes."""
 _PASSES = 2
 """Copies of each result: the backward pass needs the result and its gradient."""
 

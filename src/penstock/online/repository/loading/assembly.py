@@ -66,9 +66,7 @@ class Assembler:
         self._limiter = limiter
 
     def assemble(self, loaded: LoadedVersion) -> Handle:
-        """The handle of ``loaded``, whose instances are not started yet. Raises InvalidConfig if the configuration contradicts the
-        model.
-        """
+        """The handle of ``loaded``, without running instances. Raises InvalidConfig if the configuration contradicts the model."""
         resolved, config = loaded.resolved, loaded.config
         scheduler, batchers = self._scheduler(loaded)
         parts = zip(loaded.models, batchers, self._gates(config), strict=True)

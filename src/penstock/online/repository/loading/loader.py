@@ -51,9 +51,7 @@ class LoadedVersion(msgspec.Struct, frozen=True):
 
 
 class Preloaded(msgspec.Struct, frozen=True):
-    """A model in memory that is not warmed up yet. A warm-up call that never returns would prevent the server processes from
-    starting.
-    """
+    """A model in memory, not warmed up yet: a warm-up call that never returns would prevent the processes from starting."""
 
     resolved: ResolvedVersion
     """Without the model's bytes."""

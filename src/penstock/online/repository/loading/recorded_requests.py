@@ -95,9 +95,7 @@ def folder_of(root: str, model_name: str) -> Path:
 
 
 def read_recorded(storage: Storage, model_name: str) -> Iterator[tuple[str, InferRequest | PenstockError]]:
-    """The requests in ``storage``, by file name. In place of a request that cannot be read, its error. Empty if the folder does not
-    exist.
-    """
+    """The requests in ``storage``, by file name. An unreadable request is represented by its error. Empty without a folder."""
     try:
         names = [entry.name for entry in storage.list() if entry.name.endswith(SUFFIX)]
     except NotFound:

@@ -1,6 +1,4 @@
-"""Checks the models of a repository: compares each configuration with the files and the signature of its model, and proposes
-corrections.
-"""
+"""Checks the models of a repository: compares each configuration with its model's files and signature, and proposes corrections."""
 
 from __future__ import annotations
 

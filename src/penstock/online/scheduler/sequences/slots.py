@@ -81,9 +81,7 @@ class Sequence(msgspec.Struct, eq=False):
 
 
 class SequenceTable:
-    """The sequences of a model with ``slots`` slots on each of ``instances``. After each call, the caller processes ``ready`` and
-    ``over``.
-    """
+    """The sequences of a model with ``slots`` slots on each of ``instances``. After each call, process ``ready`` and ``over``."""
 
     def __init__(self, instances: int, slots: int) -> None:
         self.ready: deque[SequenceStep] = deque()

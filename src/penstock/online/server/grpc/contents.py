@@ -102,9 +102,7 @@ def _check_count(model_name: str, tensor: TensorLayout, count: int, found: int) 
 
 
 def _packed(data: Buffer, number: int) -> int | None:
-    """The position of the first element, if ``data`` is empty or a single packed list of field ``number``. None if it has another
-    form.
-    """
+    """The start of the elements if ``data`` is empty or a single packed list of field ``number``. None if it has another form."""
     if not data:
         return 0
     if data[0] != number << 3 | 2:

@@ -146,9 +146,7 @@ class Inference:
     async def _ask_later(
         self, call: GrpcCall, handle: Handle, request: InferRequest, form: AnswerForm, size: int
     ) -> None:
-        """Pass ``request`` on once there is memory for its answer of ``size`` bytes, because the client may leave the
-        answer unread.
-        """
+        """Pass ``request`` on once there is memory for its answer of ``size`` bytes, since the client may leave it unread."""
         try:
             await call.hold(size)
         except PenstockError as error:

@@ -1,6 +1,4 @@
-"""One call of ``ModelStreamInfer``. It has any number of requests, each answered by responses, or by an error that does not end the
-stream.
-"""
+"""One call of ``ModelStreamInfer``. Each of its requests gets responses, or an error that does not end the stream."""
 
 from __future__ import annotations
 

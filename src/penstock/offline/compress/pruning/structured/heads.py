@@ -103,8 +103,8 @@ def _blocks(before: list[Dim], after: list[Dim]) -> Iterator[Block]:
 
 
 def _run(before: list[Dim], after: list[Dim]) -> Iterator[tuple[int, int]]:
-    """The positions up to which the products of the dimensions of both shapes agree. A free dimension only equals one of the same
-    name.
+    """The positions up to which the products of both shapes' dimensions agree. Free dimensions agree only if they have
+    the same name.
     """
     i = j = 0
     while i < len(before) and j < len(after):

@@ -43,8 +43,7 @@ class CutOptions(Options, frozen=True, kw_only=True):
     """Limits of the cut."""
 
     block: Count = 16
-    """Widths are multiples of this number: 16 suits AVX-512, and 8 suits AVX2 and NEON. Groups narrower than 4 blocks have smaller
-    steps."""
+    """Widths are multiples of this number: 16 suits AVX-512, and 8 suits AVX2 and NEON. Groups below 4 blocks have smaller steps."""
     heads: bool = True
     """Cut attention heads as well as channels."""
     exact: bool = True

@@ -182,9 +182,7 @@ class _Trials:
         self.calls = 1
 
     def harms(self, candidates: Mapping[str, Mapping[str, Range]]) -> Iterator[tuple[str, list[float] | None]]:
-        """For each tensor, in order, the harm of each candidate. None if a tensor has nothing to try, or the budget was used up
-        before it.
-        """
+        """For each tensor, in order, the harm of each candidate. None for a tensor with nothing to try, or beyond the budget."""
         segments = self._segments(
             {name for name, tried in candidates.items() if len(tried) > 1 and name in self._roundable}
         )

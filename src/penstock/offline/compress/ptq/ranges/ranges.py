@@ -119,9 +119,7 @@ def squared_error(histogram: Histogram, scheme: IntegerScheme) -> Callable[[Arra
 
 
 def _minimise(error: Callable[[Array], Array]) -> float:
-    """The fraction in (0, 1] with the least error. A grid finds the best point, and golden section refines it between
-    its neighbours.
-    """
+    """The fraction in (0, 1] with the least error. Golden section refines the best point of a grid."""
     grid = np.arange(1, _GRID + 1) / _GRID
     scores = error(grid)
     best = int(np.argmin(scores))

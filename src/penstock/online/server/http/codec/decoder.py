@@ -31,8 +31,7 @@ from penstock.tensor import Array, Buffer, DataType, TensorSpec, from_wire
 _MAX_KNOWN_BYTES = 4096
 _SHARED = b'"shared_memory_region"'
 _TEXT_GROWTH = 8
-"""Bytes of memory that decoding takes per byte of encoded BYTES elements. Each four-byte length becomes a pointer and a Python
-object."""
+"""Bytes of memory for decoding one byte of encoded BYTES elements. Each four-byte length becomes a pointer and a Python object."""
 
 
 class HttpRequestDecoder:

@@ -203,9 +203,7 @@ def _read_piece(piece: bytes, decode: Decode) -> tuple[bytes, list[Any]]:
 
 
 def _pieces(text: memoryview, start: int, stop: int) -> Iterator[tuple[bytes, int]]:
-    """Split the list from ``start`` to ``stop`` into pieces, at commas between elements. Each piece comes with the start of the next
-    one.
-    """
+    """Split the list from ``start`` to ``stop`` into pieces, at commas between elements. Also yields where the next piece starts."""
     at = start
     while at < stop:
         end = min(at + _PIECE_BYTES, stop)
