@@ -89,7 +89,7 @@ def outer_of(size: Number) -> Number:
 
 
 def plain(size: Number) -> Number:
-    """``size`` as a multiple of the batch size that does not record how rows are interleaved. Other sizes are unchanged."""
+    """``size`` as a plain multiple of the batch size, without a record of how its axis interleaves rows. Other sizes are unchanged."""
     if not isinstance(size, Size) or not any(isinstance(each, _Interleaved) for each in size.symbols):
         return size
     others = tuple(each for each in size.symbols if not isinstance(each, _Interleaved))

@@ -137,7 +137,8 @@ class TritonModel:
     def _checked(
         self, response: InferenceResponse, asked: InferenceRequest | None = None
     ) -> dict[str, Array] | PenstockError:
-        """The outputs of ``response``, or an error unless they have configured names and the rows of the request ``asked``.
+        """The outputs of ``response``. An error if their names are not configured, or they lack the rows of the request
+        ``asked``.
 
         The model may choose datatypes and other dimensions freely.
         """
