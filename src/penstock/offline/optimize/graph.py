@@ -164,7 +164,8 @@ def replace_by_nodes(node: ir.Node, nodes: list[ir.Node]) -> None:
 def replace_pair(
     first: ir.Node, second: ir.Node, op_type: str, inputs: list[ir.Value | None], attributes: list[ir.Attr]
 ) -> None:
-    """Replace ``first`` and ``second``, the sole consumer of its only used output, by one node of ``op_type``.
+    """Replace ``first`` and ``second`` by one node of ``op_type``. Only ``second`` reads ``first``, which has one used
+    output.
 
     The new node takes the place of ``second`` and writes the same value under the same name.
     """

@@ -196,7 +196,7 @@ class Tuner:
         self._on_progress("confirm", 1, 1)
 
     def _profile(self, winner: Trial) -> None:
-        """Profile the winner and the original with the same number of threads by batch size, interleaved."""
+        """Profile the winner, and the original with the same number of threads, at each batch size. Their calls are interleaved."""
         pair = {trial.candidate.name: trial for trial in (self._bases[winner.candidate.threads], winner)}
         models = {name: _model(trial) for name, trial in pair.items()}
         found = profile(
