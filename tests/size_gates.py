@@ -21,7 +21,7 @@ ROOM_LINES = {
     "offline": 605,
     "offline/compress": 13_797,
     "offline/judge": 658,
-    "offline/optimize": 1_572,
+    "offline/optimize": 1_573,
     "offline/tune": 553,
     "online": 57,
     "online/cache": 840,
