@@ -130,7 +130,9 @@ def test_inputs_with_a_default_may_be_given(tmp_path: Path) -> None:
         assert model.infer({"x": x, "w": np.float32([5, 7])})["y"].tolist() == [[5, 7]]
         with pytest.raises(InvalidArgument, match=r"unexpected shape for input 'w'. Expected \[2\], got \[3\]"):
             model.infer({"x": x, "w": np.ones(3, np.float32)})
-        with pytest.raises(InvalidArgument, match=r"inputs \['w'\] have a default value and no rows"):
+        with pytest.raises(
+            InvalidArgument, match=r"inputs \['w'\] have a default value in the model and cannot be split into rows"
+        ):
             model.infer_rows({"x": x, "w": np.float32([5, 7])})
 
 

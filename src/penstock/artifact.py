@@ -1,4 +1,4 @@
-"""Artifact: the files of one model at one step of the way from source to bundle. Immutable."""
+"""Artifact: the files of one model at one step between the source model and the bundle. Immutable."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _LFS = b"version https://git-lfs"
 
 
 class ProvenanceStep(msgspec.Struct, frozen=True):
-    """One entry of provenance: the step that created the artifact, its options, the digest of its source, and measurements."""
+    """One entry of provenance: the step that created the artifact, its options, the source digest, and measurements."""
 
     name: str
     source_digest: str
@@ -149,7 +149,8 @@ class Artifact(msgspec.Struct, frozen=True):
 
     @contextlib.contextmanager
     def on_disk(self) -> Iterator[Path | None]:
-        """The main file's path, valid within the context; the other files are in place. None for a single file in memory.
+        """Context manager that yields the main file's path, with the other files beside it. Yields None for a model that is a single
+        file in memory.
 
         A model in memory with several files is written to a private temporary folder. Raises ResourceExhausted.
         """
@@ -169,8 +170,8 @@ class Artifact(msgspec.Struct, frozen=True):
             yield Path(folder, self.file_name)
 
     def in_memory(self) -> int:
-        """A descriptor of a memory file with ``data`` followed by ``contents``, for other processes and for engines that load
-        files. The caller closes it.
+        """The descriptor of an in-memory file that holds ``data`` and then ``contents``. Child processes inherit it, and engines can
+        load it as a file. The caller closes it.
         """
         file = os.memfd_create("penstock-model", os.MFD_CLOEXEC)
         try:
@@ -190,7 +191,7 @@ class Artifact(msgspec.Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """The size of all files."""
+        """The total size of all files, in bytes."""
         return len(self.data) + sum(entry.size_bytes for entry in self.beside)
 
 
@@ -273,7 +274,9 @@ def _files_beside(main: Path, data: bytes, format: Format, path: Path) -> list[P
 
 
 def _external_data(main: Path, data: bytes) -> list[Path]:
-    """The files below the folder of ``main`` that contain its weights. The engine rejects missing files and files elsewhere."""
+    """The files with the weights of the model ``main``, in its folder or below. Missing files, and files outside the folder, are not
+    reported here: the engine rejects them.
+    """
     with contextlib.suppress(ValueError):  # not an ONNX model; the engine reports this
         names = (PurePosixPath(name) for name in sorted(external_files(data)))
         inside = [main.parent / name for name in names if not name.is_absolute() and ".." not in name.parts]
@@ -287,7 +290,7 @@ def _entry_of(file: Path, folder: Path) -> FileEntry:
 
 
 def _digest_of_all(name: str, digest: str, beside: Sequence[FileEntry]) -> str:
-    """The digest of a model whose main file has the name ``name`` and the digest ``digest``."""
+    """The digest of a model, from the name ``name`` and the digest ``digest`` of its main file."""
     if not beside:
         return digest
     lines = (f"{one}  {path}\n" for path, one in ((name, digest), *((entry.path, entry.sha256) for entry in beside)))

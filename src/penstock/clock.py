@@ -19,7 +19,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that only changes with ``advance``."""
+    """A clock that changes only when ``advance`` is called."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start

@@ -40,7 +40,7 @@ class Setting(msgspec.Struct, frozen=True):
     kind: Any
     """The field's type, without bounds and without None."""
     bounds: str
-    """For example ``1 to 1024``; empty if the field has no bounds."""
+    """The bounds as text, e.g. ``1 to 1024``; empty if the field has none."""
     default: Any
     help: str
     is_flag: bool
@@ -105,8 +105,8 @@ def resolve(
     """Merge the sources of ``section`` into a configuration. Raises InvalidConfig.
 
     A flag of None counts as absent. ``into`` may list removed settings and their reasons in a class attribute ``REMOVED``.
-    ``assignments`` are the texts ``name=value`` of ``--set``. Repeated assignments to a list append their items. Errors name ``path``
-    as the place of ``file``.
+    ``assignments`` are the texts ``name=value`` of ``--set``. Repeated assignments to a list append their items. ``path`` is where
+    ``file`` was read from, for error messages.
     """
     kinds = {field.name: field.type for field in msgspec.structs.fields(into)}
     removed: Mapping[str, str] = getattr(into, "REMOVED", {})
@@ -131,7 +131,7 @@ def resolve(
 
 
 def read_file(path: Path, sections: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The tables of a TOML file by section name. Raises NotFound, InvalidConfig on a syntax error or an unknown section."""
+    """The tables of a TOML file by section name. Raises NotFound, and InvalidConfig for a syntax error or an unknown section."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -189,7 +189,7 @@ def _given(
     flags: Mapping[str, Any],
     assignments: Sequence[str],
 ) -> Iterator[tuple[str, str, str, Any]]:
-    """Origin, name as the user wrote it, field name, and value of each given setting, in ascending precedence."""
+    """One tuple per setting, in ascending precedence: its origin, its name as the user wrote it, its field name and its value."""
     for key, value in file.items():
         yield "file", key, key, value
     for variable, text in environment.items():
@@ -206,7 +206,7 @@ def _given(
 
 
 def _place(origin: str, path: Path | None) -> str:
-    """The source of a setting, as errors name it."""
+    """The source of a setting, in the words of an error message."""
     if origin == "file" and path is not None:
         return f"'{path}'"
     return origin if origin == "--set" else f"the {origin}"

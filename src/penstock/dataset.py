@@ -1,4 +1,4 @@
-"""Dataset: samples for calibration or evaluation. They are checked against the model before long work starts."""
+"""Dataset: samples for calibration or evaluation. They are checked against the model before any expensive step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LABELS = "labels"
 """Name of the array of labels in an npz file."""
 
 _ROWS = 256
-"""Number of samples to check at a time, which limits the memory for the check."""
+"""Number of samples that are checked at a time, to limit the memory of the check."""
 
 _MAGICS = b"\x93NUMPY", b"PK"
 """First bytes of an npy file (a single array) and of an npz file. numpy would read any other file as Python objects."""
@@ -29,7 +29,7 @@ _SAVE = "write the file with numpy.savez, without Python objects"
 
 
 class Dataset(msgspec.Struct, frozen=True):
-    """Samples along the first axis of every input, in the model's order, with optional labels."""
+    """Samples for every input, in the model's order, with optional labels. The first axis of each array counts the samples."""
 
     inputs: dict[str, Array]
     labels: Array | None
@@ -45,8 +45,8 @@ class Dataset(msgspec.Struct, frozen=True):
         return {name: array[start:stop] for name, array in self.inputs.items()}
 
     def split(self, held_out: float, multiple: int = 1) -> tuple[Dataset, Dataset]:
-        """Split off the last fraction ``held_out``; returns the rest and that part. Both have a positive multiple of ``multiple``
-        samples.
+        """Split off the last fraction ``held_out``. Returns the first part, then the part that was split off. Both have a positive
+        multiple of ``multiple`` samples.
         """
         parts = self.count // multiple
         self._check_splits(parts, multiple)
@@ -54,7 +54,7 @@ class Dataset(msgspec.Struct, frozen=True):
         return self._part(0, cut), self._part(cut, self.count)
 
     def split_evenly(self, period: int, multiple: int = 1) -> tuple[Dataset, Dataset]:
-        """Split off every ``period``-th block of ``multiple`` samples; returns the rest and that part.
+        """Split off every ``period``-th block of ``multiple`` samples. Returns the remaining samples, then those that were split off.
 
         Both parts represent the data even if it is sorted. Raises InvalidData if there are fewer than two blocks.
         """
@@ -65,7 +65,7 @@ class Dataset(msgspec.Struct, frozen=True):
         return self.pick(np.flatnonzero(~is_held)), self.pick(np.flatnonzero(is_held))
 
     def pick(self, rows: Array) -> Dataset:
-        """A copy of the samples with the numbers ``rows``."""
+        """A copy that contains only the samples at the indices ``rows``."""
         labels = None if self.labels is None else self.labels[rows]
         return make_dataset({name: array[rows] for name, array in self.inputs.items()}, labels)
 
@@ -134,7 +134,7 @@ def check_dataset(arrays: Mapping[str, Array], signature: Signature) -> Dataset:
 
 
 def make_dataset(inputs: dict[str, Array], labels: Array | None) -> Dataset:
-    """A dataset, with its digest, of arrays that are already checked."""
+    """Make a dataset, and its digest, from arrays that are already checked."""
     digest = hashlib.sha256()
     for name, array in sorted({**inputs, **({} if labels is None else {LABELS: labels})}.items()):
         digest.update(f"{name} {array.dtype} {array.shape};".encode())

@@ -20,7 +20,7 @@ The tree (one canonical code per class; transports map codes to statuses, the CL
     ├── ContractUnmet             FAILED_PRECONDITION  no candidate meets the accuracy and latency contract
     └── IntegrityError            DATA_LOSS            a bundle differs from its digests
 
-A message states the cause, and ``hint`` states the fix. Messages are safe to show to clients: they contain no server paths, secrets
+The message states the cause, and ``hint`` how to fix it. Messages are safe to show to clients: they contain no server paths, secrets
 or tracebacks. ``quoted`` puts a client's text into a message, and ``bounded`` limits a message that leaves the server.
 """
 
@@ -118,7 +118,7 @@ class Unavailable(PenstockError):
 
 
 class EngineUnavailable(Unavailable):
-    """An engine whose package is not installed; ``install`` is the argument of ``pip install``."""
+    """An engine cannot be used because its package is not installed. ``install`` is the argument to ``pip install``."""
 
     def __init__(self, engine: str, install: str, reason: str = "") -> None:
         because = f": {reason}" if reason else ""
@@ -151,7 +151,7 @@ def revive(kind: str, message: str, hint: str) -> PenstockError:
 
 
 def prefixed(prefix: str, error: PenstockError) -> PenstockError:
-    """A copy of ``error`` whose message starts with ``prefix``."""
+    """A copy of ``error`` with ``prefix`` in front of its message."""
     return _anew(type(error), prefix + error.message, error.hint, error.retry_after_s)
 
 

@@ -15,13 +15,13 @@ MAX_BYTES_ELEMENTS = 1 << 20
 """Maximum number of BYTES elements in a request. Reading them blocks the server's event loop for about a quarter of a second."""
 
 MAX_PARAMETERS = 1024
-"""Maximum number of parameters of a request or a tensor. A parameter takes many times its bytes in memory, and processing time."""
+"""Maximum number of parameters of a request or a tensor. Each takes processing time, and many times its bytes in memory."""
 
 Parameters = dict[str, Any]
 
 
 class Deadline(msgspec.Struct, frozen=True):
-    """A time on a clock after which a response is useless."""
+    """A point in time, on a given clock, after which a response is useless."""
 
     at: float
 
@@ -72,7 +72,7 @@ class InferRequest(msgspec.Struct):
     step: object = None
     """The request's role in its sequence; used by the scheduler."""
     held: Mapping[tuple[str, str], Any] | None = None
-    """For an ensemble's request, the models that stay loaded for it, by name and version."""
+    """Only for a request to an ensemble: the models that stay loaded until it ends, by name and version."""
     lease: object = None
     """The shared memory of the request's inputs and outputs; used by the server."""
 
@@ -93,11 +93,11 @@ class InferResponse(msgspec.Struct):
 
 Outcome = InferResponse | PenstockError
 Done = Callable[[Outcome], None]
-"""Receives the response to a request: once or, from a decoupled model, until an error or a ``final`` response."""
+"""Receives the responses to a request. It is called once or, for a decoupled model, until it gets an error or a ``final`` response."""
 
 
 def check_bytes_elements(count: int) -> None:
-    """Raise InvalidArgument if ``count`` elements of BYTES exceed the limit of a request."""
+    """Raise InvalidArgument if a request with ``count`` BYTES elements exceeds the limit."""
     if count > MAX_BYTES_ELEMENTS:
         raise InvalidArgument(
             f"{count} BYTES elements exceed the limit of {MAX_BYTES_ELEMENTS} per request",

@@ -1,7 +1,7 @@
-"""Resources of machines and models, and the properties of a machine that determine speed.
+"""The cores and memory of a machine, the resources that a model needs, and the machine properties that determine speed.
 
-Core counts are the numbers of cores that this process may use: the minimum of the host's cores, the CPU affinity and the cgroup
-quota (v1 and v2). Other sources report the host's cores even inside a container.
+Core counts are the numbers of cores that this process may use: the minimum of the host's cores, the CPU affinity and the cgroup quota
+(v1 and v2). ``os.cpu_count`` and similar functions report the host's cores even inside a container.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
     cpu: str
     architecture: str
     isa: tuple[str, ...]
-    """Instruction sets that affect compute kernels, sorted; Linux's flag names (``avx2``, ``avx512_vnni``, ``asimddp`` …)."""
+    """Instruction sets that affect compute kernels, sorted, by Linux's flag names (``avx2``, ``avx512_vnni``, ``asimddp`` …)."""
     cores: int
     memory_bytes: int
     numa_nodes: int
@@ -43,7 +43,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
         return not _DOT_PRODUCT.isdisjoint(self.isa)
 
     def lacks(self, requires: Iterable[str]) -> list[str]:
-        """The entries of ``requires`` that this machine lacks, sorted: names of ``isa``, and ``INTEGER_DOT_PRODUCT``."""
+        """The entries of ``requires`` that this machine lacks, sorted. An entry is from ``isa``, or ``INTEGER_DOT_PRODUCT``."""
         return sorted(
             name
             for name in set(requires)
@@ -52,7 +52,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
 
 
 INTEGER_DOT_PRODUCT = "integer_dot_product"
-"""Entry of a variant's ``requires`` for any instruction set that accumulates INT8 products in 32 bits."""
+"""An entry of a variant's ``requires``, met by any instruction set that accumulates INT8 products in 32 bits."""
 
 _DOT_PRODUCT = {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}
 _RELEVANT_ISA = _DOT_PRODUCT | {
@@ -97,7 +97,7 @@ def usable_cores(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int:
 
 
 class CorePlan(msgspec.Struct, frozen=True):
-    """The threads and cores of a model's instances."""
+    """The number of threads of each instance of a model, and the cores that it uses."""
 
     threads: int
     """Number of threads per instance, for parallel work within an operator."""
@@ -108,10 +108,10 @@ class CorePlan(msgspec.Struct, frozen=True):
 def plan_cores(instances: int, threads: int, cores: Sequence[int], quota: float | None = None) -> CorePlan:
     """Distribute ``cores`` among ``instances`` (>= 1). ``quota`` is the CPU quota, in cores.
 
-    Each instance gets a block of neighbouring ids, since such cores usually share caches and memory. It gets ``threads`` threads,
-    but at most its share of the usable cores, and exactly that share if ``threads`` is 0. ``instances`` × ``threads`` therefore
-    exceeds the usable cores only if there are more instances than cores. No core is reserved for the event loop: it needs little
-    time, which threads that do not spin leave to it.
+    Each instance gets a block of neighbouring ids, since such cores usually share caches and memory. It gets ``threads`` threads, but
+    no more than its share of the usable cores. With ``threads`` 0, it gets exactly its share. ``instances`` × ``threads`` therefore
+    exceeds the usable cores only if there are more instances than cores. No core is reserved for the event loop. It needs little
+    time, and the engine's threads do not spin, so they leave it that time.
     """
     usable = max(1, min(len(cores), math.ceil(quota))) if quota else len(cores)
     fitting = max(1, usable // instances)
@@ -164,7 +164,8 @@ def allow_open_files(count: int) -> int:
 def _cgroup_folders(controller: str, proc: Path, sys: Path) -> list[Path]:
     """This process's cgroup folders for ``controller``, from its own up to the root, v1 and v2.
 
-    Inside a container, the path in /proc may not exist below the mount. Its existing ancestors then have the limit.
+    Inside a container, the path in /proc may not exist in the mounted hierarchy. The limit is then in those of its ancestors that
+    exist.
     """
     folders: list[Path] = []
     for line in _read(proc / "self/cgroup").splitlines():

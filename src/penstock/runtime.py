@@ -1,4 +1,4 @@
-"""Runtime: opens a bundle in this process and runs inference without a server, on devices and in other programs."""
+"""Runtime: opens a bundle in the calling process and runs inference without a server."""
 
 from __future__ import annotations
 
@@ -60,13 +60,15 @@ class Model:
         return self._loaded.forward(arrays)
 
     def infer_rows(self, inputs: Mapping[str, Array], batch: int | None = None) -> dict[str, Array]:
-        """Run over any number of rows, ``batch`` at a time.
+        """Run inference on any number of rows, ``batch`` rows per call.
 
         The default is the size that the bundle was tuned for. For a model file, it is 32, or 1 without proof of independent rows.
         """
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
         if optional := sorted(arrays.keys() & {spec.name for spec in self._loaded.optional_inputs}):
-            raise InvalidArgument(f"inputs {optional} have a default value and no rows", "use `infer`")
+            raise InvalidArgument(
+                f"inputs {optional} have a default value in the model and cannot be split into rows", "use `infer`"
+            )
         counts = {len(array) for array in arrays.values() if array.ndim}
         if len(counts) != 1:
             raise InvalidArgument(f"inputs differ in number of rows: { {n: a.shape for n, a in arrays.items()} }")
@@ -92,7 +94,7 @@ class Model:
         self.close()
 
     def _shaped(self, inputs: Mapping[str, Array]) -> Signature:
-        """The signature, with the shapes of ``inputs`` for inputs of unknown rank."""
+        """The signature, in which inputs of unknown rank get the shapes of the given ``inputs``."""
         unranked = self._loaded.unranked & inputs.keys()
         if not unranked:
             return self.signature
@@ -109,7 +111,7 @@ class Model:
 
 
 def open(path: str | Path) -> Model:
-    """Open a bundle on the engine of its tuned variant, or a model file or folder on its format's default engine.
+    """Open a bundle with the engine of its tuned variant, or a model file or folder with the default engine of its format.
 
     Raises NotFound, IntegrityError (changed bundle), Unavailable (no variant runs on this machine), InvalidModel, Unsupported.
     """

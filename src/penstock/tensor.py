@@ -1,7 +1,8 @@
 """Tensors in the terms of the Open Inference Protocol: datatypes, specs, signatures, and their wire form.
 
-A tensor in memory is a C-ordered ``numpy.ndarray``. The array of a BYTES tensor has dtype ``object`` and contains ``bytes``. The wire
-form consists of the elements in little-endian row-major order. A BYTES element is a 4-byte length followed by the bytes.
+A tensor in memory is a C-ordered ``numpy.ndarray``. For a BYTES tensor, the array has dtype ``object`` and its elements are
+``bytes``. The wire form consists of the elements in little-endian row-major order. A BYTES element is a 4-byte length followed by the
+bytes.
 """
 
 from __future__ import annotations
@@ -108,13 +109,13 @@ class TensorSpec(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
 
     def admits(self, shape: Sequence[int]) -> bool:
-        """True if an array of ``shape`` fits: it has the same rank, and all fixed dimensions are equal."""
+        """True if an array of ``shape`` fits: the rank and all fixed dimensions match."""
         if len(shape) != len(self.shape):
             return False
         return all(want in (-1, got) for want, got in zip(self.shape, shape, strict=True))
 
     def check(self, array: Array) -> None:
-        """Raise InvalidArgument unless ``array`` has this datatype and an admitted shape."""
+        """Raise InvalidArgument unless ``array`` has this datatype and a shape that fits."""
         if array.dtype != self.datatype.dtype:
             got, want = DataType.from_numpy(array.dtype).value, self.datatype.value
             raise InvalidArgument(
@@ -196,10 +197,10 @@ def to_wire(array: Array) -> bytes | memoryview:
 
 
 def from_wire(buffer: Buffer, datatype: DataType, shape: Sequence[int]) -> Array:
-    """An array of ``datatype`` and ``shape`` over ``buffer``. It is a read-only view, except for BYTES, which are copied.
+    """The array of ``datatype`` and ``shape`` whose wire form is ``buffer``. It is a read-only view, except for BYTES, which are
+    copied.
 
-    The size of ``buffer`` is checked before memory is allocated for ``shape``.
-    Raises InvalidArgument if it does not match.
+    The size of ``buffer`` is checked before memory is allocated for ``shape``. Raises InvalidArgument if it does not match.
     """
     count = element_count(shape)
     if datatype is DataType.BYTES:
@@ -257,7 +258,7 @@ def _bytes_from_wire(buffer: Buffer, count: int) -> Array:
 
 
 def _bytes_error(data: bytes, count: int) -> InvalidArgument:
-    """Find the error in an invalid wire form of BYTES elements."""
+    """Return the error that describes the first fault in the wire form of BYTES elements."""
     offset = 0
     for index in range(count):
         left = len(data) - offset - _LENGTH.size

@@ -1,4 +1,4 @@
-"""Fakes and assertions for Penstock's tests and for users' tests, as an alternative to patching."""
+"""Fakes and assertions, for Penstock's own tests and for users' tests. They make patching unnecessary."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class MemoryStorage:
 
     def __init__(self, scratch: Path | None = None) -> None:
         self._files: dict[str, tuple[bytes, int]] = {}
-        """For each path, the content and the number of earlier writes."""
+        """For each path, its content, and how many times it was written before that."""
         self._writes = 0
         self._scratch = scratch
 

@@ -22,7 +22,7 @@ BRANCHES = "<then_branch = a () => (float[N,4] p) { p = Relu(x) }, else_branch =
 DEPENDENT = {
     "only at large values": ("m = ReduceMean<axes = [0]>(x) d = Sub(m, c) r = Relu(d) y = Sub(x, r)", "'m' (ReduceMean) mixes"),
     "weakly": ("m = ReduceMean<axes = [0]>(x) w = Mul(m, e) y = Sub(x, w)", "'m' (ReduceMean) mixes"),
-    "by the batch size": (f"n = Size(x) g = Greater(n, k) y = If {BRANCHES}(g)", "'y' (If) selects a branch by the rows, or by their number"),
+    "by the batch size": (f"n = Size(x) g = Greater(n, k) y = If {BRANCHES}(g)", "'y' (If) selects a branch by the content or number of rows"),
     "by the range of all": ("a, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(a, s, z)", "computes its scale from all rows"),
 }  # fmt: skip
 

@@ -48,7 +48,7 @@ def test_graphs_in_graphs(body: str) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (f"n = Size(x) g = Greater(n, three) {branch('g')}", "node 'y' (If) selects a branch by the rows, or by their number"),
+        (f"n = Size(x) g = Greater(n, three) {branch('g')}", "node 'y' (If) selects a branch by the content or number of rows"),
         (f"m = ReduceMax<keepdims = 0>(x) g = Cast<to = 9>(m) {branch('g')}", "(ReduceMax) mixes the rows"),
         (f"{branch('yes').replace('Relu(x)', 'Softmax<axis = 0>(x)')}", "node 'p' (Softmax) mixes the rows"),
         (

@@ -12,7 +12,7 @@ Status = Literal["baseline", "chosen", "outrun", "rejected", "failed"]
 
 
 class Accuracy(msgspec.Struct, frozen=True):
-    """A candidate's accuracy compared with the original model, sample by sample on the same evaluation data."""
+    """A candidate's accuracy. It is compared with the original model's sample by sample, on the same evaluation data."""
 
     metric: Literal["top-1", "agreement", "fidelity"]
     """``top-1``: proportion of correct labels. ``agreement``: proportion of samples with the original's arg-max. ``fidelity``: 1 -
@@ -25,7 +25,7 @@ class Accuracy(msgspec.Struct, frozen=True):
     """Norm of the difference from the original's output, divided by the norm of that output; for the worst output."""
     samples: int
     unjudged_output: str = ""
-    """The worst of the outputs without labels; empty if there is none, or if the metric is fidelity."""
+    """The output without labels that has the largest error; empty if there is none, or if the metric is fidelity."""
     unjudged_error: float = 0.0
     """Relative error of ``unjudged_output``."""
 
@@ -42,16 +42,16 @@ class CandidateRecord(msgspec.Struct, frozen=True):
     calibration: str = ""
     """Calibration method and placement of an INT8 candidate."""
     compression: str = ""
-    """The steps that changed weights or structure; empty if both are the original's."""
+    """The steps that changed weights or structure; empty if both are unchanged."""
     size_bytes: int = 0
     stored_bytes: int = 0
     """Size as a coded model; 0 if the model is stored uncoded."""
     batch: int = 1
-    """Batch size of highest throughput within the contract; measured for finalists."""
+    """The batch size with the highest throughput within the contract; measured only for finalists."""
     latency_ms: float | None = None
     p99_ms: float | None = None
     calls: int = 0
-    """Number of timed calls from which the latencies come."""
+    """Number of timed calls behind the latencies."""
     speedup: Interval | None = None
     """Speed-up over the baseline, interleaved in the same run, with its 95 % interval."""
     accuracy: Accuracy | None = None
@@ -69,7 +69,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
     name: str
     parent: str
-    """The attempt from whose model the step started; empty for the original."""
+    """The attempt whose result was the input of this step; empty for the original model."""
     outcome: Literal["kept", "rejected", "failed", "skipped"]
     reason: str
     accuracy: Accuracy | None = None
@@ -95,7 +95,7 @@ class Evidence(msgspec.Struct, frozen=True):
     baseline_latency: tuple[LatencyPoint, ...] = ()
     """Profile of the original by batch size, interleaved with that of the chosen variant."""
     rows_per_call: int = 1
-    """Number of rows in the calls by which candidates were timed and judged."""
+    """Number of rows per call when the candidates were timed and judged."""
     attempts: tuple[Attempt, ...] = ()
     """The attempts of a compression plan, in order."""
     optimization: dict[str, Any] = {}

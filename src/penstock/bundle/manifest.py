@@ -48,12 +48,12 @@ class Variant(msgspec.Struct, frozen=True):
     """``fp32``, ``bf16`` or ``int8``."""
     options: dict[str, Any] = {}
     requires: tuple[str, ...] = ()
-    """Instruction sets without which outputs or speed differ from the measurements."""
+    """Instruction sets that the variant requires: without them, outputs or speed would differ from the measurements."""
     coding: Literal["", "coded"] = ""
     """``coded`` if the file is a coded model (``penstock.bundle.coded``), which is decoded on loading."""
     decoded_bytes: int = 0
     decoded_sha256: str = ""
-    """Size and digest of the model that a coded file decodes to."""
+    """Size and digest of the decoded model; only for a coded file."""
     format: Format = Format.ONNX
     """The format of the model; for a coded model, the format after decoding."""
     beside: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class SourceModel(msgspec.Struct, frozen=True):
     digest: str
     format: Format
     file: str
-    """Its file name; empty if it came from memory."""
+    """Its file name; empty if the model was passed in memory."""
 
 
 class DeclaredStep(msgspec.Struct, frozen=True):
@@ -81,11 +81,11 @@ class DeclaredStep(msgspec.Struct, frozen=True):
     run: str
     """Name of the variant or transform that the step runs."""
     inputs: dict[str, str]
-    """Tensors of the pipeline, by the name of the step's input."""
+    """The pipeline's tensor for each input of the step."""
     outputs: dict[str, str]
-    """Tensors of the pipeline, by the name of the step's output."""
+    """The pipeline's tensor for each output of the step."""
     condition: str = ""
-    """The step runs only if this condition is true, e.g. ``score >= 0.5``; empty: always."""
+    """The step runs only if this condition holds, e.g. ``score >= 0.5``; empty: always."""
 
 
 class ServingConfig(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from penstock.resources import MachineFacts
 # Errors that zipfile raises for forged archives.
 _ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, struct.error)
 _MAX_MANIFEST_BYTES = 64 << 20
-"""Limit far above the size of any build's manifest, which is read before its digest can be checked."""
+"""Limit on the manifest's size, because the manifest is read before its digest can be checked. Manifests of builds are far smaller."""
 
 
 class Bundle:
@@ -56,7 +56,7 @@ class Bundle:
             data = coded.decode(files[main.name], min(variant.decoded_bytes, coded.MAX_BYTES))
             if (len(data), sha256(data)) != (variant.decoded_bytes, variant.decoded_sha256):
                 raise IntegrityError(
-                    f"variant '{variant.name}' of bundle '{self.name}' decodes to another model than was packed"
+                    f"variant '{variant.name}' of bundle '{self.name}' decodes to a different model than the one that was packed"
                 )
             return Artifact.from_bytes(data, variant.format, self.manifest.provenance)
         return Artifact.from_files(main.name, files, variant.format, self.manifest.provenance)
@@ -173,7 +173,9 @@ def _sizes_in_archive(path: Path, archive: zipfile.ZipFile, total: int) -> dict[
         if stat.S_ISLNK(info.external_attr >> 16):
             raise IntegrityError(f"entry '{info.filename}' of '{path.name}' is a link, which might leave the bundle")
         if info.compress_type != zipfile.ZIP_STORED:
-            raise IntegrityError(f"entry '{info.filename}' of '{path.name}' is compressed, which no bundle's is")
+            raise IntegrityError(
+                f"entry '{info.filename}' of '{path.name}' is compressed, but entries of bundles are stored"
+            )
     # Stored entries that do not overlap are smaller than the file, so no archive expands beyond the bytes read.
     if sum(info.file_size for info in infos) > total:
         raise IntegrityError(f"the entries of '{path.name}' are larger than the file: they overlap")
@@ -194,7 +196,7 @@ def _sizes_in_folder(path: Path) -> dict[str, int]:
 
 
 def _verified(path: Path, sizes: Mapping[str, int], read: Callable[[str], bytes]) -> Bundle:
-    """The bundle of the files in ``sizes`` (name -> bytes). ``read`` is called only for files that the manifest lists."""
+    """Read the bundle whose files have the ``sizes`` (name -> bytes). ``read`` is called only for files that the manifest lists."""
     if MANIFEST not in sizes or MANIFEST_DIGEST not in sizes:
         raise _no_manifest(path)
     if sizes[MANIFEST] > _MAX_MANIFEST_BYTES:

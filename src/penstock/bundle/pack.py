@@ -1,6 +1,6 @@
 """Write a bundle: one file (an uncompressed zip that any zip tool lists) or a folder of the same files.
 
-The same manifest and files give the same bytes. A bundle appears whole or not at all: it is written into the folder
+The same manifest and files always give the same bytes. A bundle appears whole or not at all: it is written into the folder
 ``<target>.<random>.partial`` beside the target, and renamed when it is complete. A killed build leaves that folder behind; it is
 never mistaken for a bundle and can be removed.
 
@@ -40,7 +40,7 @@ def place(artifact: Artifact) -> dict[str, bytes]:
 def code_variants(
     manifest: Manifest, files: Mapping[str, bytes], options: CodingOptions | None = None
 ) -> tuple[Manifest, dict[str, bytes]]:
-    """The same bundle with the model of each ONNX variant coded where that makes its file smaller. Raises as ``coded.encode``."""
+    """The same bundle, in which the model of each ONNX variant is coded if that makes its file smaller. Raises as ``coded.encode``."""
     plain = {one.file for one in manifest.variants if one.format is Format.ONNX and not (one.coding or one.beside)}
     coded = {path: encode_model(files[path], options) for path in sorted(plain)}
     coded = {path: data for path, data in coded.items() if len(data) < len(files[path])}
@@ -72,9 +72,9 @@ def pack(
 ) -> None:
     """Write ``manifest`` and the ``files`` that it lists to ``target``.
 
-    ``overwrite`` replaces a file or a bundle, but never a folder that holds other files, even beside a bundle.
-    Raises AlreadyExists if ``target`` exists and may not be replaced, ResourceExhausted if it cannot be written, IntegrityError if
-    the manifest contradicts itself.
+    ``overwrite`` replaces a file or a bundle, but never a folder that holds files other than those of a bundle. Raises AlreadyExists
+    if ``target`` exists and may not be replaced, ResourceExhausted if it cannot be written, IntegrityError if the manifest
+    contradicts itself.
     """
     if manifest.files != file_entries(files):
         raise PenstockError("the manifest does not list the files that are to be packed")

@@ -15,7 +15,7 @@ from penstock.resources import machine_facts
 from penstock.rows.proof import unproven
 
 _MAX_BATCH = 64
-"""Batch limit of a model whose rows are proven to be independent, but that was not tuned."""
+"""Maximum batch size of a model that was not tuned, but whose rows are proven to be independent."""
 
 
 def pack_model(

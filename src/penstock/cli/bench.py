@@ -33,7 +33,7 @@ Row = ClosedLoopResult | OpenLoopResult
 _CONCURRENCIES = (1, 16, 64)
 _RANDOM_REQUESTS = 16
 _MAX_REQUESTS = 1024  # limit for requests read from a file, which are kept in memory
-_SATURATED = 0.95  # fraction of a core
+_SATURATED = 0.95  # fraction of a core at which the client may be the bottleneck
 
 
 def bench(
@@ -183,7 +183,7 @@ def _explain(rows: Sequence[Row]) -> None:
 
 
 def _text(body: str) -> str:
-    """The field ``error`` of an error's body, or the whole body if it has none, on one line."""
+    """The field ``error`` in the body of an error response, or else the whole body, on one line."""
     try:
         text = msgspec.json.decode(body, type=dict[str, Any])["error"]
     except (msgspec.DecodeError, KeyError):

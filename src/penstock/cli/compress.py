@@ -16,7 +16,7 @@ from penstock.offline.compress.planner.plan_store import remove_plan
 from penstock.offline.judge.contract import Contract
 
 _TIMING_SHARE, _MAX_TIMING_S = 0.1, 20.0
-"""Time for the final choice, in addition to the plan's budget: a fraction of the budget, with a maximum in seconds."""
+"""The time for the final choice, in addition to the plan's budget: this fraction of the budget, but at most this many seconds."""
 
 
 def compress(

@@ -85,7 +85,7 @@ def _inspect_onnx(path: Path, report: Path | None, json: bool) -> None:
 
 
 def make_console() -> Console:
-    """A console on stdout. In a pipe, its width suffices for the tables."""
+    """A console on stdout. Without a terminal, it is wide enough for the tables."""
     console = Console()
     return console if console.is_terminal else Console(width=_PIPE_WIDTH)
 
@@ -158,7 +158,9 @@ def _verdict(evidence: Evidence) -> str:
 
 
 def _candidates(evidence: Evidence, everything: bool) -> Table:
-    """The original, then the candidates by speed. Without ``everything``, only the best of each engine, precision and status."""
+    """The rows of the table of candidates: the original, then the candidates by speed. Without ``everything``, only the best of each
+    engine, precision and status.
+    """
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("candidate", "p50 ms", "p99 ms", "speed", "accuracy", "loss", "KiB"):
         table.add_column(title, justify="left" if title == "candidate" else "right", no_wrap=True)

@@ -90,7 +90,8 @@ def run() -> None:
             fail(PenstockError(message, "this is a bug in Penstock; please report it with the lines above"), as_json)
         )
     except SystemExit as exit:
-        # Typer has reported an interrupt or a wrong command line; scripts get their JSON object too.
+        # Typer has already reported an interrupt or a wrong command line. With --json, scripts get a JSON object as
+        # well.
         if exit.code == _EXIT_CODES[Code.CANCELLED]:
             fail(Cancelled("interrupted"), as_json)
         elif exit.code == _EXIT_CODES[Code.INVALID_ARGUMENT] and as_json:
@@ -113,7 +114,7 @@ def make_app(command: str | None) -> typer.Typer:
         for name, summary in commands.items():
             body: Callable[..., Any] = _load(name) if name == command else _unloaded
             text = None if name == command else summary
-            # This command parses the flags of Triton itself.
+            # This command parses Triton's flags itself.
             context = {"ignore_unknown_options": name == "tritonserver"}
             app.command(name, short_help=summary, help=text, rich_help_panel=panel, context_settings=context)(body)
     return app
@@ -130,7 +131,7 @@ def fail(error: PenstockError, as_json: bool) -> int:
 
 
 def _interrupted(error: BaseException | None) -> bool:
-    """True if an interrupt caused ``error``. Packages that load native code turn interrupts into an ImportError."""
+    """True if an interrupt caused ``error``. A package that loads native code may turn an interrupt into an ImportError."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -169,7 +170,7 @@ def _noticing_interrupts() -> Iterator[None]:
         signal.default_int_handler(number, frame)
 
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # another handler is installed, or interrupts are ignored
+        yield  # the program has another handler, or ignores interrupts
         return
     signal.signal(signal.SIGINT, interrupt)
     try:

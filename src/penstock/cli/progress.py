@@ -10,9 +10,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 
 class StageProgress:
-    """A context manager that draws one bar per stage. Call it with (stage, done, total).
+    """A context manager that draws one progress bar per stage. Call it with (stage, done, total).
 
-    Without a terminal, it prints one line for each finished stage instead, so that no bar mixes with an error.
+    Without a terminal, it prints one line for each finished stage instead, so that bars do not mix with error messages.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class StageProgress:
         if error is None:
             self._finish()
         if self._stage is not None and self._console.is_terminal:
-            self._progress.stop()  # prints a line even if it has not started
+            self._progress.stop()  # it prints a line even if the display has not started
 
     def _finish(self) -> None:
         """Complete the current stage."""

@@ -17,7 +17,7 @@ from penstock.online.server.config import PANELS, ServerConfig
 
 
 class ServerSettings(msgspec.Struct, frozen=True):
-    """The given configuration: the server's settings, and the settings of single models by name."""
+    """The configuration from all sources: the server's settings, and the settings of single models by name."""
 
     server: Resolved[ServerConfig]
     models: Mapping[str, Mapping[str, Any]]
@@ -40,7 +40,7 @@ def option_name(setting: Setting) -> str:
 
 
 def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter ``given`` of ``command``, a ServerSettings, by options for its fields."""
+    """Replace the parameter ``given`` of ``command``, which has the type ServerSettings, by one option for each of its fields."""
     flags = [(panel, setting) for panel, setting in grouped_settings() if setting.is_flag]
     own = [each for each in inspect.signature(command, eval_str=True).parameters.values() if each.name != "given"]
     options = [

@@ -33,7 +33,7 @@ _CACHE_BYTES = 64 << 20
 
 
 class TritonFlag(NamedTuple):
-    """The effect of one flag on the settings."""
+    """One flag, and its effect on the settings."""
 
     apply: Callable[[Settings, str], str | None]
     """Applies the text of the flag to the settings. Returns a note for the user or None. Raises ValueError."""
@@ -81,7 +81,7 @@ def _next(name: str, rest: deque[str]) -> str:
 
 
 def _parts(text: str) -> tuple[str, str, str]:
-    """Name (may be empty), setting and value. Errors do not repeat the value, since it may be a password."""
+    """Split an argument into name (may be empty), setting and value. Errors do not repeat the value, since it may be a password."""
     match = _PARTS.fullmatch(text)
     if match is None:
         raise ValueError("write <name>,<setting>=<value>")
@@ -145,7 +145,7 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("allow-client-shm", "grpc-use-ssl", "grpc-use-ssl-mutual"), bool),
     **dict.fromkeys(("grpc-server-cert", "grpc-server-key", "grpc-root-cert"), str),
 }
-"""Types of the settings, and of flags that ``_settle`` combines."""
+"""The types of the settings, and of the flags that ``_settle`` combines into settings."""
 
 _SAME_NAME = """
     log-info log-warning log-error log-format log-file exit-on-error strict-readiness
@@ -212,7 +212,7 @@ FLAGS: Mapping[str, TritonFlag] = {
 
 
 def _settle(settings: Settings) -> list[str]:
-    """Convert flags that take effect together into settings. Returns notes for the user. Raises InvalidArgument."""
+    """Convert flags that only together determine a setting. Returns notes for the user. Raises InvalidArgument."""
     poll_secs = settings.pop("repository-poll-secs", None)
     if poll_secs is not None and settings.get("model_control_mode") == "poll":
         settings["repository_poll_secs"] = poll_secs
@@ -236,7 +236,7 @@ def _settle(settings: Settings) -> list[str]:
 
 
 def _redis_url(given: dict[str, str]) -> str:
-    """Build the URL from entries of ``given``, and remove these entries."""
+    """Build the URL of Redis from entries of ``given``, and remove these entries."""
     user, password, tls = (given.pop(name, "") for name in ("user", "password", "tls_enabled"))
     host, port, db = given.pop("host", "localhost"), given.pop("port", "6379"), given.pop("db", "0")
     who = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user or password else ""

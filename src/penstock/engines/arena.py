@@ -9,18 +9,18 @@ from collections.abc import Callable
 from penstock.clock import Clock, SystemClock
 
 LARGE_BYTES = 1 << 20
-"""Inputs and outputs of at least this size make a run a large one."""
+"""A run is large if its inputs and outputs have at least this many bytes."""
 TRIM_S = (5.0, 20.0, 80.0)
-"""Seconds after the last large run at which the arena is trimmed. An answer that its client has not read yet keeps its part of the
-arena, which a later trim releases."""
+"""Seconds after the last large run at which the arena is trimmed. A response that its client has not read yet keeps its part of the
+arena. A later trim releases that part."""
 
 
 class ArenaTrimmer:
-    """Trims an arena some seconds after the last large run, on a thread that exists only from a large run to the last trim.
+    """Trims an arena some seconds after the last large run. Its thread exists only from the first large run to the last trim.
 
-    An arena keeps the memory of the largest batch, since new memory costs up to half of a run's time again. While large runs
-    follow one another it is therefore left alone. ``trim`` may block for as long as the system takes back the memory, and other runs
-    may wait for it.
+    An arena keeps the memory of the largest batch, because allocating it again would make a run up to 50 % longer. It is therefore
+    not trimmed while large runs follow one another. ``trim`` may block for as long as the system takes back the memory, and other
+    runs may wait for it.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class ArenaTrimmer:
     ) -> None:
         """``trim`` must not refer to the trimmer, so that the memory of a dropped model is released at once.
 
-        ``start`` begins to call ``next_wait`` repeatedly; the default starts a thread.
+        ``start`` has to call ``next_wait`` repeatedly; by default, a thread does.
         """
         self._trim = trim
         self._clock = clock or SystemClock()
@@ -53,7 +53,7 @@ class ArenaTrimmer:
         self._start(self)
 
     def next_wait(self) -> float | None:
-        """Trim if that is due. Returns the seconds until this is to be called again; None if no trim is left."""
+        """Trim if that is due. Returns the seconds until the next call is due; None if no trim is left."""
         with self._lock:
             waited = self._clock.now() - self._last
             if waited < TRIM_S[self._trims]:

@@ -1,7 +1,7 @@
 """Interfaces of engines: ``Engine`` validates and loads artifacts; ``LoadedModel`` runs.
 
-A ``LoadedModel`` is loaded by its constructor, so ``forward`` can be called until ``unload``. ``tests/conformance/engines.py``
-states this contract as tests; every engine runs it.
+The constructor of a ``LoadedModel`` loads it, so ``forward`` can be called at once, until ``unload``.
+``tests/conformance/engines.py`` states this contract as tests; every engine runs it.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class LoadedModel(Protocol):
     reentrant: bool = False
     """True if several threads may run ``forward`` at the same time."""
     predictable: bool = False
-    """``forward`` never blocks, any thread may call it, and its run time depends only on the inputs' shapes. The
-    server may run short batches of such a model on its event loop."""
+    """True if ``forward`` never blocks, any thread may call it, and its run time depends only on the inputs' shapes. The server may
+    run short batches of such a model on its event loop."""
     keeps_state: bool = False
-    """Outputs may depend on earlier calls, so the model must not be called for any purpose other than a request (no warm-up)."""
+    """True if outputs may depend on earlier calls. Such a model must be called only for requests, so it is not warmed up."""
     optional_inputs: tuple[TensorSpec, ...] = ()
     """Inputs that have a default value in the model; not part of the signature."""
     unranked: frozenset[str] = frozenset()
@@ -79,15 +79,16 @@ class LoadedModel(Protocol):
         return self.forward(inputs)
 
     def unload(self) -> None:
-        """Release the memory. Idempotent. No ``forward`` may be running; later calls of ``forward`` raise Unavailable."""
+        """Release the memory. Idempotent. Call this when no ``forward`` is running. Later calls of ``forward`` raise Unavailable."""
         ...
 
 
 Answer = Callable[[int, dict[str, Array] | PenstockError | None, bool], bool]
 """``answer(n, outcome, final)`` answers the n-th of the requests being executed.
 
-``outcome`` holds outputs or an error; None is for a decoupled model that sends no further outputs. ``final`` or an error ends the
-request. Returns False if the caller wants no more answers to this request. Calling with None, without ``final``, only asks this."""
+``outcome`` is the outputs or an error. It is None if a decoupled model sends no further outputs. ``final`` or an error ends the
+request. Returns False if the caller wants no more answers to this request. A call with None and without ``final`` only asks whether
+more answers are wanted."""
 
 
 @runtime_checkable
@@ -113,8 +114,8 @@ class RequestModel(Protocol):
         ...
 
     def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
-        """Answer each of ``requests`` once before returning. A decoupled model gets one request at a time. It may answer any number
-        of times, also after returning and from any thread, until one answer is final; ``answer`` may block.
+        """Answer each of ``requests`` once before returning. A decoupled model receives one request at a time. It may answer any
+        number of times, also after returning and from any thread, until one answer is final; ``answer`` may block.
 
         Inputs may be used until the request has ended; the caller owns the outputs. An exception fails all requests that have not
         ended.
@@ -150,7 +151,7 @@ class Engine(Protocol):
         ...
 
     def estimate(self, artifact: Artifact, options: Options) -> Resources:
-        """An upper bound of the resources of one loaded copy, without loading it."""
+        """An upper bound on the resources that one loaded copy needs. Does not load the model."""
         ...
 
     def load(self, artifact: Artifact, options: Options) -> LoadedModel:
@@ -172,7 +173,7 @@ class OptionsEngine(abc.ABC):
     """Memory of a loaded model in addition to its weights."""
 
     def __init__(self, machine: MachineFacts | None = None) -> None:
-        """``machine`` determines the kernels for integer products; the default is this machine."""
+        """The kernels for integer products depend on ``machine``; the default is this machine."""
         self._machine = machine or _this_machine()
 
     def gpus(self) -> int:
@@ -221,7 +222,7 @@ def _external_data(artifact: Artifact) -> list[Finding]:
 
 
 def missing_data(artifact: Artifact, path: str) -> InvalidModel:
-    """The error for a missing external data file ``path`` of ``artifact``."""
+    """The error about a missing external data file ``path`` of ``artifact``."""
     folder = artifact.path.parent.resolve() if artifact.path else Path()
     whole = folder / path
     file = whole.relative_to(folder) if whole.is_relative_to(folder) else whole.name

@@ -42,11 +42,11 @@ from penstock.protocol.onnx_scan import has_control_flow, has_external_data, unr
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
 
 _ORT_NAMES = {DataType.FP32: "float", DataType.FP64: "double", DataType.BYTES: "string"}
-"""ONNX Runtime's names that differ from numpy's."""
+"""The names of element types that differ between ONNX Runtime and numpy."""
 _BY_ORT_TYPE = {f"tensor({_ORT_NAMES.get(each, each.dtype.name)})": each for each in DataType}
 
 _MAPS = re.compile(r"seq\(map\((?:int64|string),(tensor\(\w+\))\)\)")
-"""A map for each row, as classifiers with ZipMap give their probabilities."""
+"""The type of an output with one map per row. Classifiers with ZipMap return their probabilities in this form."""
 
 _GRAPH_LEVELS = {
     "disabled": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -58,9 +58,9 @@ _GRAPH_LEVELS = {
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _CUDA = "CUDAExecutionProvider"
 _PADDED_BYTES = 64 << 20
-"""Maximum bytes of elements that are not UTF-8, which are all as long as the longest."""
+"""Maximum total bytes of elements that are not UTF-8. They are padded, so that all are as long as the longest."""
 _LARGE_BYTES = 1 << 20
-"""For larger models, parsing takes longer than the half millisecond that requests to other models may wait."""
+"""Parsing a larger model would delay requests to other models by more than half a millisecond."""
 # Errors reach the caller as exceptions. At a lower level, ONNX Runtime would also print them.
 _FATAL_ONLY = 4
 
@@ -75,7 +75,7 @@ class OnnxRuntimeOptions(msgspec.Struct, frozen=True):
     graph_level: Literal["disabled", "basic", "extended", "all"] = "all"
     """Level of ONNX Runtime's graph rewrites. Only ``all`` includes the blocked layouts, which are faster."""
     arena: bool = True
-    """Use a memory arena: faster, but the memory of a large batch is released only some seconds later."""
+    """Use a memory arena. This is faster, but the memory of a large batch is released only some seconds later."""
     spinning: bool = True
     """Let idle threads spin. This lowers latency but takes CPU time from other threads."""
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
@@ -91,7 +91,7 @@ class OnnxRuntimeEngine(OptionsEngine):
     version: str = ort.__version__
     formats = frozenset({Format.ONNX})
     options = OnnxRuntimeOptions
-    copies = 3  # weights once as stored, once as initialisers, once as the kernels pack them
+    copies = 3  # the weights as stored in the file, as initialisers, and as packed by the kernels
     fixed_bytes = 32 << 20
 
     def gpus(self) -> int:
@@ -119,7 +119,7 @@ class OnnxRuntimeEngine(OptionsEngine):
                 session = ort.InferenceSession(file, session_options, providers=providers)
         except Exception as error:
             raise _refusal(artifact, error) from error
-        if _CUDA in typed.providers and _CUDA not in session.get_providers():  # which it would silently skip
+        if _CUDA in typed.providers and _CUDA not in session.get_providers():  # ONNX Runtime would silently skip it
             raise Unavailable(
                 f"ONNX Runtime cannot compute on GPU {typed.gpu}", "check the driver, and CUDA's libraries"
             )
@@ -131,7 +131,7 @@ class OnnxRuntimeEngine(OptionsEngine):
 
 
 class OnnxRuntimeModel(LoadedModel):
-    """One session. ONNX Runtime allows concurrent runs of it."""
+    """One session. ONNX Runtime allows concurrent runs of one session."""
 
     reentrant = True
 
@@ -225,15 +225,15 @@ class OnnxRuntimeModel(LoadedModel):
 
 
 def trim_arena(session: ort.InferenceSession, inputs: Iterable[TensorSpec]) -> None:
-    """Release the parts of the arena that hold nothing: ONNX Runtime does so only at the end of a run, so one is ended at once.
+    """Release the unused parts of the arena. ONNX Runtime does this only at the end of a run, so a run is started and ended at once.
 
-    Its tensors have as few elements as their shapes allow; nothing reads them.
+    The tensors of this run have as few elements as their shapes allow; nothing reads them.
     """
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     options.terminate = True
     arrays = {spec.name: np.zeros([max(0, dim) for dim in spec.shape], _feed_type(spec)) for spec in inputs}
-    with suppress(Exception):  # every run that is ended raises one
+    with suppress(Exception):  # a run that is ended always raises an exception
         if any(spec.datatype is DataType.BF16 for spec in inputs):
             session.run_with_ort_values(None, {name: _to_value(array) for name, array in arrays.items()}, options)
         else:
@@ -306,14 +306,16 @@ def _spec(value: Any) -> TensorSpec:
 
 
 def _output_spec(value: Any) -> TensorSpec | None:
-    """The signature of an output; None if it cannot be a tensor. Maps with the same keys become the rows of one."""
+    """The spec of an output; None if no tensor can represent it. Maps with the same keys become the rows of one tensor."""
     if maps := _MAPS.fullmatch(value.type):
         return TensorSpec(value.name, _BY_ORT_TYPE[maps[1]], (-1, -1))
     return _spec(value) if value.type in _BY_ORT_TYPE else None
 
 
 def _from_maps(spec: TensorSpec, maps: Any) -> Array:
-    """One row for each map, with the values in the order of the keys. Raises Unsupported if the maps have different keys."""
+    """The tensor of ``maps``: one row per map, with the values in the order of the keys. Raises Unsupported if the maps have
+    different keys.
+    """
     keys = sorted(maps[0]) if maps else []
     if any(sorted(one) != keys for one in maps):
         raise Unsupported(f"output '{spec.name}' has maps with different keys, which do not form a tensor")
@@ -321,10 +323,10 @@ def _from_maps(spec: TensorSpec, maps: Any) -> Array:
 
 
 def _to_text(name: str, array: Array) -> Array:
-    """``array`` in the form that ONNX Runtime expects: UTF-8 text, or else numpy's bytes type.
+    """``array`` in the form that ONNX Runtime expects: text if all elements are UTF-8, otherwise numpy's bytes type.
 
-    Of bytes objects, ONNX Runtime would store ``str(element)``. Of numpy's bytes type it reads each element up to a zero byte, also
-    beyond the end of the element, so the type is one byte wider than the longest element.
+    For an array of bytes objects, ONNX Runtime would store ``str(element)``. For numpy's bytes type, it reads each element up to a
+    zero byte, even beyond the end of the element. The type is therefore one byte wider than the longest element.
     """
     elements = [as_bytes(element) for element in array.reshape(-1).tolist()]
     try:

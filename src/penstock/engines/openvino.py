@@ -117,7 +117,7 @@ class OpenVinoEngine(OptionsEngine):
 
 
 class OpenVinoModel(LoadedModel):
-    """One compiled model with one inference request: one thread at a time.
+    """One compiled model with one inference request. Only one thread may use it at a time.
 
     The CPU plug-in computes 64-bit floats in 32 bits, and 64-bit and unsigned integers in signed 32 bits. Inputs beyond that range
     are rejected with InvalidArgument, since the outputs would be silently wrong.
@@ -154,7 +154,7 @@ class OpenVinoModel(LoadedModel):
 
 
 def capabilities() -> set[str]:
-    """OpenVINO's names of the precisions that this CPU supports, e.g. ``FP32 INT8 BF16``."""
+    """The precisions that this CPU supports, by OpenVINO's names, e.g. ``FP32 INT8 BF16``."""
     return set(_core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
 
 
@@ -166,7 +166,7 @@ def _core() -> ov.Core:
 
 
 def _read(artifact: Artifact, path: Path | None) -> ov.Model:
-    """The model of ``artifact``, whose main file is ``path``, with its other files in the same folder."""
+    """Read the model of ``artifact`` from its main file ``path``; its other files are in the same folder."""
     if path is not None and artifact.format is Format.OPENVINO_IR:
         weights = path.with_suffix(".bin")
         if not weights.is_file():

@@ -14,7 +14,7 @@ from penstock.errors import EngineUnavailable, InvalidArgument
 
 
 class ServedAs(msgspec.Struct, frozen=True):
-    """Names of an engine's models in a model repository."""
+    """The names by which a model repository selects an engine."""
 
     backend: str
     platform: str
@@ -32,13 +32,13 @@ class EngineTraits(msgspec.Struct, frozen=True):
     formats: tuple[Format, ...]
     served_as: tuple[ServedAs, ...]
     platform: str = ""
-    """The model's platform in the protocol if it has no configuration; empty: the engine's name."""
+    """The platform that the protocol reports for a model without a configuration; empty: the engine's name."""
     takes_signature: bool = False
-    """The engine has the options ``inputs`` and ``outputs`` of ``declared_signature``, since some of its models lack a signature."""
+    """True if the engine has the options ``inputs`` and ``outputs`` (``declared_signature``): some of its models lack a signature."""
     keeps_threads: bool = True
-    """A loaded model keeps threads of its engine, even if the option ``threads`` is 1."""
+    """True if a loaded model keeps threads of its engine, even with the option ``threads`` set to 1."""
     shared_options: Mapping[str, Any] = {}
-    """Options for models with several threads that share their cores with a server."""
+    """Options for models that have several threads and share their cores with a server."""
     precisions: tuple[str, ...] = ()
     """Values of the option ``precision``, the arithmetic of float operators; empty if the engine has no such option."""
     thread_parameters: tuple[str, ...] = ()
@@ -98,14 +98,14 @@ _ENGINES = {
 
 
 def traits(name: str) -> EngineTraits:
-    """Traits of the engine called ``name``, installed or not. Raises InvalidArgument if unknown."""
+    """The traits of the engine ``name``, which need not be installed. Raises InvalidArgument if unknown."""
     if name not in _ENGINES:
         raise InvalidArgument(f"unknown engine '{name}'", f"use one of: {', '.join(_ENGINES)}")
     return _ENGINES[name]
 
 
 def engine_names() -> Sequence[str]:
-    """All engines, installed or not. The default engine of a format precedes its other engines."""
+    """The names of all engines, whether installed or not. The default engine of a format precedes its other engines."""
     return tuple(_ENGINES)
 
 
@@ -120,12 +120,12 @@ def get_engine(name: str) -> Engine:
 
 
 def engines_for(format: Format) -> list[str]:
-    """Names of the engines that run models of ``format``, the default first. Imports none, so some might not be installed."""
+    """Names of the engines that run models of ``format``, the default first. Imports no engine, so some might not be installed."""
     return [name for name, known in _ENGINES.items() if format in known.formats]
 
 
 def available_engines(format: Format = Format.ONNX) -> list[str]:
-    """Names of the engines for ``format`` that are installed. Imports them to find out."""
+    """Names of the engines for ``format`` that are installed. Imports the engines to find out."""
     return [name for name in engines_for(format) if is_available(name)]
 
 

@@ -41,7 +41,7 @@ class TensorFlowEngine(OptionsEngine):
         typed = typed_options(self.name, options, TensorFlowOptions)
         refuse_errors(check_artifact(artifact, self.formats))
         if typed.threads:
-            with contextlib.suppress(RuntimeError):  # too late: a model was loaded before
+            with contextlib.suppress(RuntimeError):  # too late, because a model was loaded before
                 tf.config.threading.set_intra_op_parallelism_threads(typed.threads)
         try:
             with artifact.on_disk() as path:
@@ -58,7 +58,7 @@ class TensorFlowEngine(OptionsEngine):
 
 
 class TensorFlowModel(LoadedModel):
-    """One signature of a SavedModel. TensorFlow allows concurrent calls of it."""
+    """A loaded SavedModel, of which it runs one signature. TensorFlow allows concurrent calls of it."""
 
     reentrant = True
 
@@ -96,7 +96,9 @@ def _spec(name: str, spec: Any) -> TensorSpec:
 
 
 def _reason(error: Exception) -> str:
-    """The line with the reason: the first line or, if it only says that the graph failed, the last line that names no node."""
+    """The line of the error that gives the reason. This is the first line or, if that only says that the graph failed, the last line
+    that names no node.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" \t[")] or [type(error).__name__]
     told = [line for line in lines if not line.startswith("[[")]
     return (told[-1] if lines[0].startswith("Graph execution error") else lines[0])[:400]

@@ -23,9 +23,10 @@ class TfLiteOptions(msgspec.Struct, frozen=True):
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Threads within an operator; 0: one per core."""
     free_batch: bool = False
-    """Treat the first dimension of every input as free, although the file fixes it. Some converters fix it at 1."""
+    """Treat the first dimension of every input as free, even if the file fixes it. Some converters fix it at 1."""
     signature: str = ""
-    """Name of the signature to run; empty: the first signature or, if there is none, the graph with its tensors' names."""
+    """Name of the signature to run. Empty means the first signature. A file without signatures runs its graph, under the names of the
+    graph's tensors."""
 
 
 class TfLiteEngine(OptionsEngine):
@@ -53,7 +54,7 @@ class TfLiteEngine(OptionsEngine):
 
 
 class TfLiteModel(LoadedModel):
-    """One interpreter: one thread at a time. Quantised tensors are passed and returned as integers."""
+    """One interpreter. Only one thread may use it at a time. Quantised tensors are passed and returned as integers."""
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ def _tensors(interpreter: Interpreter, signature: str) -> tuple[dict[str, dict[s
 
 
 def _in_order(named: dict[str, dict[str, Any]], graph: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """``named`` tensors of the signature in the graph's order. The signature itself orders them by name."""
+    """The ``named`` tensors of the signature, in the graph's order. The signature itself orders them by name."""
     places = {details["index"]: place for place, details in enumerate(graph)}
     if any(details["index"] not in places for details in named.values()):
         raise Unsupported(

@@ -40,7 +40,7 @@ _BY_TORCH_TYPE = {getattr(torch, each.dtype.name): each for each in DataType if 
 _program_lock = threading.Lock()
 
 Program = Callable[[list[torch.Tensor]], Any]
-"""Maps inputs in signature order to outputs in the nesting of the program."""
+"""Runs the program: takes the inputs in signature order, and returns the outputs nested as in the program."""
 
 
 class TorchOptions(msgspec.Struct, frozen=True):
@@ -91,9 +91,9 @@ class TorchEngine(OptionsEngine):
 
 
 class TorchModel(LoadedModel):
-    """One program with its own weights: one thread at a time, since a program may write to its buffers.
+    """One program with its own weights. Only one thread may use it at a time, because a program may write to its buffers.
 
-    ``output_names`` are the program's names of the outputs in ``signature`` (see ``_match``).
+    ``output_names`` are the names that the program uses for the outputs in ``signature`` (see ``_match``).
     """
 
     def __init__(
@@ -153,7 +153,7 @@ def _load_script(data: bytes, device: torch.device, declared: Signature | None) 
 
 
 def _keeps_state(script: Any) -> bool:
-    """True if ``script`` may write to its attributes. Freezing makes constants of all others."""
+    """True if ``script`` may write to its attributes. Freezing turns all other attributes into constants."""
     try:
         nodes = list(torch.jit.freeze(script, optimize_numerics=False).graph.nodes())
     except Exception:  # a script that cannot be frozen may write to any attribute
@@ -212,7 +212,7 @@ def _writes_buffers(program: Any) -> bool:
 
 
 def _origin(node: Any) -> Any:
-    """The node that owns the memory of ``node``: views and in-place operators share the memory of their first argument."""
+    """The node that owns the memory of ``node``. Views and in-place operators share the memory of their first argument."""
     while (schema := getattr(node.target, "_schema", None)) and any(one.alias_info for one in schema.returns):
         node = node.args[0]
     return node
@@ -229,7 +229,7 @@ def _node_of(result: Any) -> str | None:
 
 
 def _renamed(specs: list[TensorSpec], places: list[int], declared: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """The declared entries of ``specs``, in their original order, with their declared names."""
+    """The entries of ``specs`` that are declared, in their original order, under their declared names."""
     names = {place: spec.name for place, spec in zip(places, declared, strict=True)}
     return [msgspec.structs.replace(specs[place], name=names[place]) for place in sorted(names)]
 
@@ -237,7 +237,7 @@ def _renamed(specs: list[TensorSpec], places: list[int], declared: Sequence[Tens
 def _match(names: Sequence[str], own: Sequence[str]) -> list[int]:
     """The position of each of ``names`` among the program's ``own`` names. Raises InvalidModel if they do not fit.
 
-    Names match by name; otherwise by number, if all names end in ``__`` and a number; otherwise by order.
+    If the names are not the program's own, they match by number if all end in ``__`` and a number, and otherwise by order.
     """
     if set(names) <= set(own):
         return [own.index(name) for name in names]
@@ -252,7 +252,7 @@ def _match(names: Sequence[str], own: Sequence[str]) -> list[int]:
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """All values except None in nested tuples, lists and dictionaries, each with its key, or ``OUTPUT__`` and its position."""
+    """All values except None in nested tuples, lists and dictionaries. Each is named by its key, or ``OUTPUT__`` and its position."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(inner, f"{name}__{key}" if name else str(key))

@@ -1,8 +1,8 @@
-"""Checks of torch archives before loading: their kind, and that loading does not run arbitrary code.
+"""Checks a torch archive before it is loaded: its kind, and that loading it does not run arbitrary code.
 
-torch reads parts of an exported program with Python's unrestricted unpickler, and evaluates others as Python: symbolic sizes,
-guards on inputs, names of functions. Files from ``torch.export.save`` do not need the features that are rejected here. The checks
-restrict a program to computing; they do not make models from untrusted sources safe.
+torch reads parts of an exported program with Python's unrestricted unpickler, and evaluates others as Python: symbolic sizes, guards
+on inputs, names of functions. Files from ``torch.export.save`` do not need the features that are rejected here. The checks restrict a
+program to tensor operations. They do not make models from untrusted sources safe.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def check_kind(names: Sequence[str]) -> None:
 
 
 def check_program(names: Sequence[str], read: Read, check_pickle: Callable[[bytes], object]) -> None:
-    """Raise InvalidModel unless an exported program with records ``names`` only computes.
+    """Raise InvalidModel if an exported program with records ``names`` contains anything that may run code other than tensor
+    operations.
 
     ``check_pickle`` gets the pickled example inputs and raises if they contain anything other than tensors and plain values.
     """
@@ -118,7 +119,7 @@ def _check_graph(graph: Any) -> None:
 
 
 def _texts(node: Any) -> Iterator[tuple[str, str]]:
-    """Every string below ``node`` with its key, and the keys of ``range_constraints``, which are expressions.
+    """Every string in ``node`` or nested in it, with its key. Includes the keys of ``range_constraints``, which are expressions.
 
     Not recursive, because the file determines the depth of nesting.
     """
@@ -136,7 +137,7 @@ def _texts(node: Any) -> Iterator[tuple[str, str]]:
 
 
 def _is_tree(spec: str) -> bool:
-    """True if ``spec``, the nesting of arguments, has only tuples, lists and dictionaries with plain keys."""
+    """True if ``spec``, which describes how arguments are nested, has only tuples, lists, and dictionaries with plain keys."""
     left = [json.loads(spec)]
     while left:
         node = left.pop()

@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 _HELD_OUT = 0.2
 _KEPT_SHARE, _KEPT_BYTES = 4, 4 << 30
-"""Memory for parsed models and sessions: a quarter of the usable memory, or this many bytes if that is unknown."""
+"""Parsed models and sessions may take a quarter of the usable memory, or this many bytes if the usable memory is unknown."""
 _SHORT_CALL_MS = 1.0
 _THROUGHPUT_ROWS = 16
 _FEW_CALLS = 100
@@ -106,7 +106,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
 
 class BuildResult(msgspec.Struct, frozen=True):
-    """The path and size of a bundle, and its manifest with the evidence."""
+    """The result of a build: the path and size of the bundle, and its manifest with the evidence."""
 
     bundle: Path
     bundle_bytes: int
@@ -225,7 +225,7 @@ def _check_target(output: Path, recipe: Recipe) -> None:
 
 @contextmanager
 def _blaming(data: Data | None) -> Iterator[None]:
-    """Report an error of a running model as InvalidData: if a loaded model fails, the reason is its inputs."""
+    """Report an error of a running model as InvalidData: if a model fails although it has loaded, its inputs are the reason."""
     try:
         yield
     except PenstockError as error:
@@ -342,7 +342,7 @@ def _plan_options(recipe: Recipe, threads: Sequence[int]) -> PlanOptions | None:
 
 
 def _check_plan(original: Artifact, data: Dataset | None, options: PlanOptions | None, recipe: Recipe) -> None:
-    """Raise an error, before any work, for a plan without data or a folder that holds another plan."""
+    """Before any work, raise an error if the plan has no data, or if its folder holds another plan."""
     if options is None or recipe.compression is None:
         return
     if data is None:
@@ -377,7 +377,7 @@ def _disappointed(planned: CompressionPlan, tuned: TuneResult) -> tuple[str, ...
 
 
 def _versions(made: Sequence[Version], recipe: Recipe) -> list[Version]:
-    """The distinct models. When optimising for size, they have their coded size, and those that need a fallback are left out."""
+    """The distinct models to tune. For the objective size, they have their coded size, and need no fallback variant."""
     distinct = list({version.artifact.digest: version for version in reversed(made)}.values())[::-1]
     if recipe.objective != "size":
         return distinct
@@ -400,7 +400,7 @@ def _serving(tuned: TuneResult, recipe: Recipe, machine: MachineFacts) -> Servin
 
 
 def _variants(chosen: Candidate, fp32: Artifact) -> tuple[tuple[Variant, ...], dict[str, bytes]]:
-    """The chosen variant and its files, with FP32 on ONNX Runtime as a fallback unless the chosen one runs on any machine."""
+    """The variants and their files: the chosen variant and, unless that runs on any machine, FP32 on ONNX Runtime as a fallback."""
     runs_anywhere = not chosen.requires and chosen.engine == BASELINE_ENGINE
     kept = [chosen] if runs_anywhere else [chosen, fallback(fp32, chosen.threads)]
     files: dict[str, bytes] = {}
@@ -415,5 +415,5 @@ def _variants(chosen: Candidate, fp32: Artifact) -> tuple[tuple[Variant, ...], d
 
 
 def instances(cores: int, threads: int, call_ms: float) -> int:
-    """Number of instances: as many as the cores allow, but one if a call takes less time than handing it to a thread."""
+    """Number of instances: as many as the cores allow. One is enough if a call takes less time than passing it to a thread."""
     return 1 if call_ms < _SHORT_CALL_MS else max(1, cores // threads)

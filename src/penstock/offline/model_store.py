@@ -23,13 +23,13 @@ class ModelStore:
 
     def __init__(self, limit_bytes: int) -> None:
         self.made: Counter[str] = Counter()
-        """Number of objects made, by kind."""
+        """For each kind, the number of objects that were made."""
         self._limit_bytes = limit_bytes
         self._kept: OrderedDict[tuple[str, Hashable], _Kept] = OrderedDict()
         self._bytes = 0
 
     def take(self, kind: str, key: Hashable, make: Callable[[], Any], size_bytes: int) -> _Kept:
-        """The object of ``kind`` under ``key``, made now if it is not kept. It is in use until ``give_back``."""
+        """The object of ``kind`` under ``key``. It is made now unless the store holds it. It is in use until ``give_back``."""
         kept = self._kept.get((kind, key))
         if kept is None:
             value = make()

@@ -29,7 +29,7 @@ def session(artifact: Artifact, engine: str, options: Options) -> Iterator[Loade
 def loaded(
     artifact: Artifact, threads: int = 1, *, as_written: bool = False, engine: str = "onnxruntime"
 ) -> Iterator[LoadedModel]:
-    """``artifact`` ready to run. Raises the errors of ``session``.
+    """``artifact``, loaded and ready to run. Raises the errors of ``session``.
 
     With ``as_written``, ONNX Runtime does not rewrite the graph, so that every tensor exists as in the file, and it releases memory
     after each large batch.
@@ -49,7 +49,7 @@ def signature_of(artifact: Artifact) -> Signature:
 
 
 class Overridden(LoadedModel):
-    """A loaded model that passes ``values`` for its optional inputs in every call, and returns the outputs in ``signature``."""
+    """Wraps a loaded model. Every call passes ``values`` for the optional inputs, and returns only the outputs in ``signature``."""
 
     reentrant = True
 
@@ -66,5 +66,5 @@ class Overridden(LoadedModel):
 
 
 def call_rows(signature: Signature, rows: int) -> int:
-    """Number of samples in a call: ``rows``, or the model's fixed batch size."""
+    """Number of samples per call: ``rows``, or the model's fixed batch size."""
     return rows if signature.batchable else signature.smallest_batch

@@ -19,14 +19,14 @@ _SERIES_COLORS = ("#64748b", "#059669", "#2563eb", "#d97706", "#7c3aed", "#dc262
 _LINE = 15
 """Height of a line of text in pixels."""
 _TITLE, _GAP = 22, 6
-"""Pixels for a title at the left, and between a tick and its neighbours."""
+"""Pixels for a title at the left, and pixels between neighbouring ticks."""
 _BAR, _NAMES, _LONGEST_NAME, _COLUMN_GAP = 20, 210, 28, 60
-"""Pixels of a row of bars and of the column of names, the maximum length of a name, and pixels between columns."""
+"""In this order: pixels of a row of bars, pixels of the column of names, maximum length of a name, pixels between columns."""
 _TICKS = 5
 
 
 class Scale(NamedTuple):
-    """Title, number format and kind of an axis. An axis in per cent exceeds 0 and 100 % only if the values do."""
+    """Title, number format and kind of an axis. An axis in per cent extends beyond 0 and 100 % only if the values do."""
 
     title: str
     form: str = "{:g}"
@@ -38,7 +38,7 @@ class Scale(NamedTuple):
 
 
 class _Axis:
-    """Maps values to pixels, with a margin at both ends, and finds round values to mark."""
+    """Maps values to pixels, with a margin at both ends, and finds round values for the ticks."""
 
     def __init__(self, values: Sequence[float], pixels: tuple[float, float], scale: Scale) -> None:
         self.title = escape(scale.title + " (logarithmic)" * scale.log)
@@ -57,7 +57,7 @@ class _Axis:
         return self.start + share * (self.end - self.start)
 
     def ticks(self, count: int = _TICKS) -> list[float]:
-        """About ``count`` round values in the range. On a long logarithmic axis, a smaller ``count`` reduces those per decade."""
+        """About ``count`` round values in the range. On a long logarithmic axis, a smaller ``count`` gives fewer per decade."""
         low, high = (math.exp(self._low), math.exp(self._high)) if self._log else (self._low, self._high)
         if self._log and high / low > 5:
             mantissas = (1, 2, 5) if count == _TICKS else (1,)
@@ -72,7 +72,7 @@ class _Axis:
         return [value for value in steps if low <= value <= high]
 
     def ticks_across(self) -> list[float]:
-        """As many ticks as fit horizontally."""
+        """As many ticks as fit side by side."""
         return next(
             (ticks for count in range(_TICKS, 1, -1) if self._fit(ticks := self.ticks(count))), self.ticks(1)[:1]
         )
@@ -95,7 +95,7 @@ def _text_width(text: str) -> float:
 
 
 def _across(y: _Axis) -> tuple[float, float]:
-    """Start and end of a horizontal axis beside ``y``, its ticks and its title."""
+    """Start and end of a horizontal axis beside the vertical axis ``y``, its ticks and its title."""
     return max(_LEFT, _TITLE + _GAP + max(map(y.width, y.ticks()), default=0)), _WIDTH - _RIGHT
 
 
@@ -161,7 +161,7 @@ def bar_chart(rows: Sequence[tuple[str, *tuple[float, ...]]], title: str, *scale
 
 
 def pareto(records: Sequence[CandidateRecord]) -> list[CandidateRecord]:
-    """The measured records that no other record beats in both latency and accuracy, sorted by latency."""
+    """The measured records that no other record beats in both latency and accuracy (the Pareto front), sorted by latency."""
     front: list[CandidateRecord] = []
     for record in sorted(_measured(records), key=lambda r: (r.latency_ms or 0.0, -_value(r))):
         if not front or _value(record) > _value(front[-1]):
@@ -268,7 +268,7 @@ def _level(name: str, at: float, x: _Axis) -> list[str]:
 
 
 def _spread(heights: Sequence[float]) -> list[float]:
-    """Move labels at ``heights`` down until they do not overlap, then all up if the last one is below the frame."""
+    """Move labels at ``heights`` down until they do not overlap. If the last one is then below the frame, move all of them up."""
     order = sorted(range(len(heights)), key=lambda index: heights[index])
     placed = list(heights)
     for above, below in pairwise(order):

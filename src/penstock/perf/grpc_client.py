@@ -1,7 +1,8 @@
-"""A minimal gRPC client for load: unary calls of one method over HTTP/2 (RFC 9113), with messages serialised beforehand.
+"""A minimal gRPC client for generating load. It makes unary calls of one method over HTTP/2 (RFC 9113), with messages that were
+serialised beforehand.
 
-In the load loops a ``Lane`` replaces the ``HttpConnection``: it has one call in flight. Several lanes share a connection, as
-threads or tasks of a gRPC client share a channel. An invalid frame ends the connection.
+In the load loops, a ``Lane`` takes the place of the ``HttpConnection``: it has one call in flight. Several lanes share a connection,
+as threads or tasks of a gRPC client share a channel. An invalid frame ends the connection.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def framed(message: bytes) -> bytes:
 
 
 class GrpcConnector:
-    """Opens lanes for calls of ``method``, up to ``streams`` per connection; the ``connect`` of a load loop.
+    """Opens lanes for calls of ``method``, up to ``streams`` per connection. A load loop uses it as ``connect``.
 
     It opens a connection when the existing ones are full. A server may allow fewer streams.
     """
@@ -79,7 +80,7 @@ class Lane:
         self.started = self.sent = 0.0
         self.index = 0
         self.chunks: list[bytes | memoryview] = []
-        """Received parts of the response message."""
+        """The parts of the response message received so far."""
         self.status: _Status | None = None
         self.request = b""
         self._connection = connection
@@ -105,7 +106,7 @@ class Lane:
         return b"".join(self.chunks)[5:]
 
     def drop(self, why: str) -> None:
-        """Cancel the call in flight and leave the connection; ``on_lost`` follows with ``why``."""
+        """Cancel the call in flight and leave the connection. ``on_lost`` is then called with ``why``."""
         self._connection.leave(self)
         asyncio.get_running_loop().call_soon(self.lost, why)
 
@@ -127,7 +128,7 @@ class _Status(msgspec.Struct, frozen=True):
 
 
 class _Outgoing(msgspec.Struct, eq=False):
-    """A message that flow control delays from ``position`` on."""
+    """A message whose bytes from ``position`` on are delayed by flow control."""
 
     stream: int
     data: bytes
@@ -136,7 +137,7 @@ class _Outgoing(msgspec.Struct, eq=False):
 
 
 class GrpcConnection(asyncio.Protocol):
-    """One HTTP/2 connection. It writes once per iteration of the event loop."""
+    """One HTTP/2 connection. It writes to the socket once per iteration of the event loop."""
 
     def __init__(self, head: Sequence[tuple[str, str]], streams: int, on_end: Callable[[GrpcConnection], None]) -> None:
         self._head = list(head)
@@ -202,7 +203,7 @@ class GrpcConnection(asyncio.Protocol):
         return lane
 
     def leave(self, lane: Lane) -> None:
-        """Remove a lane. The last one closes the connection."""
+        """Remove a lane. The last lane closes the connection."""
         self._lanes.discard(lane)
         for stream, caller in tuple(self._calls.items()):
             if caller is lane:
@@ -260,7 +261,7 @@ class GrpcConnection(asyncio.Protocol):
         self._out.append(data)
         self._out_bytes += len(data)
         if not self._corked:
-            self._corked = True  # until the end of this iteration of the event loop
+            self._corked = True  # collected until the end of this iteration of the event loop
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:

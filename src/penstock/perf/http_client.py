@@ -1,4 +1,5 @@
-"""A minimal HTTP/1.1 client for load: it sends complete requests as bytes and parses only status and sizes of responses.
+"""A minimal HTTP/1.1 client for generating load. It sends complete requests as bytes, and parses only the status and the sizes of
+responses.
 
 ``HttpConnection`` is the hot path, without a task, future or timer per request. ``HttpSession`` awaits each response.
 """
@@ -25,7 +26,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Host and port of an HTTP server, and how clients connect and identify themselves."""
+    """Host and port of an HTTP server, with the TLS settings and the key for connections to it."""
 
     host: str
     port: int
@@ -36,7 +37,7 @@ class Address(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, url: str, ca: Path | None = None, key: str = "") -> Address:
-        """The address in ``http[s]://host[:port]``; the default port is that of the scheme.
+        """Parse ``http[s]://host[:port]``. The default port is that of the scheme.
 
         ``ca`` contains the certificates to trust in place of the system's. Raises InvalidArgument.
         """
@@ -91,14 +92,14 @@ class AnswerHead(NamedTuple):
     """The parsed head of a response. ``json_size`` is the Inference-Header-Content-Length, if present."""
 
     status: int
-    """200, or the error status of ``protocol``."""
+    """200 if the request succeeded, otherwise the error status of ``protocol`` (HTTP or gRPC)."""
     content_length: int
     json_size: int | None
     close: bool
     protocol: str = "HTTP"
 
 
-# A server's heads differ mostly in their lengths, so the cache has a high hit rate.
+# The heads of a server's responses differ mostly in their Content-Length, so the cache has a high hit rate.
 @functools.lru_cache(maxsize=1024)
 def parse_head(head: bytes) -> AnswerHead:
     """Parse a status line and header lines, without the empty line. Raises Unsupported if they are invalid or lack a length."""
@@ -215,7 +216,7 @@ class HttpAnswer(NamedTuple):
 
 
 class HttpSession:
-    """A connection for one awaited request at a time. It reconnects if the server has closed the connection."""
+    """A connection for one request at a time, which the caller awaits. It reconnects if the server has closed the connection."""
 
     def __init__(self, address: Address, timeout_s: float = 30.0) -> None:
         self._address = address
@@ -224,7 +225,9 @@ class HttpSession:
         self._answer: asyncio.Future[HttpAnswer]
 
     async def ask(self, request: bytes) -> HttpAnswer:
-        """Send a complete request and await the response. Raises Unavailable (not connected or lost), DeadlineExceeded."""
+        """Send a complete request and await the response. Raises Unavailable if the connection cannot be made or is lost, and
+        DeadlineExceeded.
+        """
         self._answer = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(self._timeout_s):

@@ -2,8 +2,8 @@
 
 A *closed* loop keeps a number of connections busy: each sends its next request when the last one is answered. An *open* loop sends
 requests on schedule, as a Poisson process of a given rate. Latency counts from the scheduled time; a request without a free
-connection waits for one and is never skipped. So the figures include all waiting due to a stalled server, without "coordinated
-omission" (Gil Tene, "How NOT to Measure Latency").
+connection waits for one and is never skipped. The figures therefore include all waiting that a stalled server causes, which avoids
+"coordinated omission" (Gil Tene, "How NOT to Measure Latency").
 """
 
 from __future__ import annotations

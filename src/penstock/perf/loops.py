@@ -1,6 +1,6 @@
-"""The closed and the open loop: connections, send times, and the phases of a run.
+"""The closed and the open loop of a load test: connections, send times, and the phases of a run.
 
-Each request is counted exactly once, as answered or as an error of some kind. A failed connection is replaced.
+Each request is counted exactly once, as answered or as one kind of error. A failed connection is replaced.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RETRY_S = 0.05
 
 
 class LoadConnection(Protocol):
-    """Carries one request at a time: an ``HttpConnection`` or a ``grpc_client.Lane``."""
+    """The interface of an ``HttpConnection`` and a ``grpc_client.Lane``, which carry one request at a time."""
 
     busy: bool
     started: float
@@ -64,9 +64,9 @@ class LoadWindow(msgspec.Struct, frozen=True):
     """Duration and limits of a measurement."""
 
     duration_s: float | None = 5.0
-    """Length of the measured window; None lasts until ``max_requests`` are done."""
+    """Length of the measured window in seconds. With None, the window lasts until ``max_requests`` are done."""
     warmup_s: float = 1.0
-    """Duration of unmeasured load before the window."""
+    """Seconds of unmeasured load before the window."""
     timeout_s: float = 10.0
     """Maximum time for a response, also after the window; later responses are errors."""
     max_requests: int | None = None
@@ -96,7 +96,7 @@ class Loop(abc.ABC):
 
     @abc.abstractmethod
     def _has_more(self) -> bool:
-        """True if a request is waiting or will come."""
+        """True if a request is waiting or is still to be scheduled."""
 
     @abc.abstractmethod
     def _next(self, connection: LoadConnection, now: float) -> None:
@@ -192,7 +192,7 @@ class Loop(abc.ABC):
             self.tally.answered(connection.started, now)
         if head.close:
             self._busy -= 1
-            connection.drop("")  # a new one replaces it
+            connection.drop("")  # a new connection replaces it
         else:
             self._next(connection, now)
 
@@ -233,7 +233,7 @@ class Loop(abc.ABC):
 class ClosedLoop(Loop):
     """Each connection sends its next request after the response to the last one."""
 
-    _left = sys.maxsize  # requests to start; limited only within the window
+    _left = sys.maxsize  # number of requests that may still start; limited only within the window
     _begun = False
 
     async def _start(self) -> None:
@@ -289,12 +289,12 @@ class ClosedLoop(Loop):
 
 
 class OpenLoop(Loop):
-    """Sends requests on schedule. Without an idle connection, they wait in order."""
+    """Sends requests on schedule. If no connection is idle, requests wait in order."""
 
     def __init__(
         self, target: Target, max_connections: int, window: LoadWindow, check: Check | None, arrivals: Iterator[float]
     ) -> None:
-        """``arrivals`` yields increasing times in seconds after the start of the run, without end."""
+        """``arrivals`` is an infinite iterator of ascending times, in seconds after the start of the run."""
         super().__init__(target, max_connections, window, check)
         self._arrivals = arrivals
         self._due = self._end = self._origin = 0.0

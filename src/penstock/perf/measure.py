@@ -2,7 +2,7 @@
 
 All functions run interleaved in one process, in short bursts and in random order, so that a disturbance affects all alike. The first
 rounds are dropped. The result is a ratio with a bootstrap confidence interval over rounds, because disturbances correlate within a
-round (block bootstrap, Künsch 1989). Load and steal time before and after mark a disturbed measurement.
+round (block bootstrap, Künsch 1989). The load and the steal time, before and after, show whether the measurement was disturbed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Timings(msgspec.Struct, frozen=True):
 
     @property
     def p50_ms(self) -> float:
-        """Median of the rounds' medians; ``speedup`` is a ratio of these."""
+        """The median of the rounds' medians. ``speedup`` is the ratio of two such medians."""
         return float(np.median(np.median(self.seconds, axis=1))) * 1e3
 
     @property
@@ -71,13 +71,13 @@ def interleave(
 ) -> dict[str, Timings]:
     """Time ``runs``, interleaved, within about ``budget_s`` seconds and in at least seven rounds.
 
-    With ``precision`` (0.01 for 1 %) timing ends early, when the ratio of every run to the first is known to this precision at 95 %
-    confidence and every run has the 300 calls that a p99 needs. The rule depends on the width of the intervals and not on the
-    ratios, so the intervals stay valid (Chow and Robbins, "On the asymptotic theory of fixed-width sequential confidence
+    With ``precision`` (0.01 for 1 %), timing may end early. It ends when the ratio of every run to the first is known to this
+    precision at 95 % confidence, and every run has the 300 calls that a p99 needs. The rule depends on the width of the intervals and
+    not on the ratios, so the intervals stay valid (Chow and Robbins, "On the asymptotic theory of fixed-width sequential confidence
     intervals", 1965).
 
-    A round has one burst of about two milliseconds for each run. The first call of a burst of several is dropped, because its
-    caches are cold. During the pause before each burst, spinning threads of the previous run go idle.
+    A round has one burst of about two milliseconds for each run. The first call of a burst of several is dropped, because its caches
+    are cold. During the pause before each burst, spinning threads of the previous run go idle.
     """
     rng = random.Random(seed)
     bursts = {name: _burst(run, clock.now) for name, run in runs.items()}
@@ -149,7 +149,7 @@ def repeat_rows(inputs: Mapping[str, Array], rows: int) -> dict[str, Array]:
 
 
 def _is_precise(seconds: Sequence[Sequence[Sequence[float]]], precision: float) -> bool:
-    """True if each run has enough calls, and its median ratio to the first run is known to ``precision``.
+    """True if each run has enough calls, and the median of its ratios to the first run is known to ``precision``.
 
     The 95 % interval of a median lies between order statistics, ``count / 2 ± 0.98 √count``.
     """
@@ -164,7 +164,7 @@ def _is_precise(seconds: Sequence[Sequence[Sequence[float]]], precision: float) 
 
 
 def _burst(run: Run, now: Callable[[], float]) -> int:
-    """Number of calls per burst: one, or one more than fit into its time, to make up for the dropped call."""
+    """Number of calls per burst: as many as fit into its time, plus one for the dropped first call. If only one fits, it is one."""
     seconds = min(_time_burst(run, 1, now)[0] for _ in range(_PROBES))
     calls = int(_BURST_SECONDS / max(seconds, 1e-6))
     return min(calls + 1, _MAX_BURST) if calls > 1 else 1

@@ -25,7 +25,7 @@ def poisson_arrivals(rate: float, seed: int) -> Iterator[float]:
 
 
 class PreciseTimer:
-    """Calls back once after each ``arm``, with the resolution of the kernel's timers.
+    """A timer with the resolution of the kernel's timers. It calls back once after each ``arm``.
 
     Event loops round to milliseconds, which is many times the latency of a small model. This timer uses a ``timerfd`` on Linux and
     the event loop's timer on other systems.
@@ -61,7 +61,7 @@ class PreciseTimer:
             self._fd = -1
 
     def _expired(self) -> None:
-        os.read(self._fd, 8)  # otherwise the descriptor stays readable
+        os.read(self._fd, 8)  # reading resets it; otherwise the descriptor would stay readable
         self._callback()
 
     def _set(self, delay_ns: int) -> None:

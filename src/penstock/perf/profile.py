@@ -16,7 +16,7 @@ HAND_OVER_MS = 0.1
 """Typical overhead of a server for one call: waking the instance, merging, splitting, waking the event loop."""
 
 _ENOUGH = 0.95
-"""Fraction of the best throughput at which a smaller batch is preferred for its latency."""
+"""A smaller batch is preferred, for its latency, if it reaches this fraction of the best throughput."""
 
 
 def profile(
@@ -27,7 +27,7 @@ def profile(
     on_batch: Callable[[int], None] = lambda _: None,
     precision: float = 0.0,
 ) -> dict[str, tuple[LatencyPoint, ...]]:
-    """Profile ``models`` interleaved at each of ``batches``, which share ``budget_s`` evenly.
+    """Profile all ``models``, interleaved, at each batch size of ``batches``. The batch sizes share ``budget_s`` evenly.
 
     ``precision`` is the argument of ``interleave``. ``samples`` have rows along their first axis. Unless all models are batchable,
     only their fixed batch is profiled. Batches whose minimum number of calls would exceed the whole budget are skipped.

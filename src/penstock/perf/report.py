@@ -34,7 +34,7 @@ def write_report(path: Path, manifest: Manifest, served: Sequence[ServedRow] = (
 def check_report_target(path: Path) -> None:
     """Raise AlreadyExists if ``path`` is a file other than a build report."""
     if not path.exists() or path.is_dir():
-        return  # writing to a folder fails with its own error
+        return  # a folder fails later, with a more precise error
     if path.is_file():
         with contextlib.suppress(OSError), path.open("rb") as file:
             if _GENERATOR.encode() in file.read(_HEAD_BYTES):
@@ -63,7 +63,7 @@ def render(manifest: Manifest, served: Sequence[ServedRow] = ()) -> str:
 
 
 def page(title: str, body: Sequence[str]) -> str:
-    """An HTML page with the parts ``body``, which ``check_report_target`` recognises."""
+    """An HTML page with the parts ``body``. ``check_report_target`` recognises such a page."""
     return _PAGE.format(generator=_GENERATOR, title=escape(title), body="\n".join(body))
 
 
@@ -216,7 +216,7 @@ _LEGEND = (
 
 _GENERATOR = '<meta name="generator" content="penstock">'
 _HEAD_BYTES = 256
-"""Number of bytes at the start of a report that include its generator."""
+"""The mark of a report is within this many bytes of its start."""
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">{generator}<meta name="viewport" content="width=device-width">

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-_MAX_ERROR_BYTES = 1000  # limit for an error's body
+_MAX_ERROR_BYTES = 1000  # maximum bytes kept of an error's body
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class ClosedLoopResult(LoadResult, frozen=True, kw_only=True):
 
 
 class OpenLoopResult(LoadResult, frozen=True, kw_only=True):
-    """``throughput`` is the achieved rate; it is below ``offered_rate`` if the server cannot keep up."""
+    """Result of an open loop. ``throughput`` is the achieved rate, below ``offered_rate`` if the server cannot keep up."""
 
     rate: float
     """Requested rate, per second."""

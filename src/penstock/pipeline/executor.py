@@ -28,13 +28,13 @@ class Work(Protocol):
 Told = Mapping[str, Array] | PenstockError
 """Arrays by name, or an error."""
 Start = Callable[[PipelineStep, dict[str, Array], Callable[[Told], None]], Work | None]
-"""``start(step, inputs, done)`` begins a step on read-only ``inputs``, under the step's own names. It calls ``done`` once with the
-outputs, also under the step's names, possibly before it returns None. Raises PenstockError."""
+"""``start(step, inputs, done)`` begins a step on read-only ``inputs``. It calls ``done`` once with the outputs; if it does so at
+once, it returns None. Inputs and outputs have the step's own names. Raises PenstockError."""
 
 
 class PipelineRun:
     """Ends once: ``done`` gets the wanted outputs that exist, in order, or the first error; other running steps are then cancelled.
-    Belongs to one thread.
+    Only one thread may use it.
     """
 
     def __init__(self, plan: GraphPlan, start: Start, done: Callable[[Told], None]) -> None:
@@ -42,10 +42,10 @@ class PipelineRun:
         self._start = start
         self._done: Callable[[Told], None] | None = done
         self._arrays: dict[str, Array | None] = {}
-        """Settled tensors (their value or absence is known) that are still needed; None if absent."""
+        """The tensors that are settled (their value or absence is known) and still needed. An absent tensor is None."""
         self._uses, self._givers = dict(plan.uses), dict(plan.givers)
         self._waits = [len(step.reads) for step in plan.steps]
-        """By step, the number of its input tensors that are not settled yet."""
+        """For each step, the number of its input tensors that are not settled yet."""
         self._ready = deque(position for position, waits in enumerate(self._waits) if not waits)
         self._running: dict[int, Work | None] = {}
         self._is_advancing = False
@@ -61,7 +61,7 @@ class PipelineRun:
         self._end(Cancelled("the request was cancelled"))
 
     def _settle(self, tensor: str, array: Array | None) -> None:
-        """Record that ``tensor`` is ``array``. None: one of the steps that may produce the tensor was skipped."""
+        """Record that ``tensor`` is ``array``. With None, record that one of the steps that may produce the tensor was skipped."""
         if array is None:
             self._givers[tensor] -= 1
             if self._givers[tensor]:

@@ -49,11 +49,11 @@ class GraphPlan(msgspec.Struct, frozen=True, eq=False):
     optional: frozenset[str]
     """Outputs of the graph that may be absent."""
     readers: Mapping[str, Sequence[int]]
-    """By tensor, the positions of the steps that read it."""
+    """For each tensor, the positions of the steps that read it."""
     uses: Mapping[str, int]
-    """By tensor, the number of steps that read it, and one more if it is wanted."""
+    """For each tensor, the number of steps that read it, plus one if it is wanted."""
     givers: Mapping[str, int]
-    """By tensor, the number of steps that may produce it. The tensor is absent when all of them have been skipped."""
+    """For each tensor, the number of steps that may produce it. The tensor is absent when all of them have been skipped."""
 
 
 class Graph(msgspec.Struct, frozen=True, eq=False):
@@ -68,7 +68,7 @@ class Graph(msgspec.Struct, frozen=True, eq=False):
     """Declarations that are allowed but probably mistakes."""
 
     def plan(self, wanted: Sequence[str]) -> GraphPlan:
-        """The plan for the known outputs ``wanted``, without steps on which they do not depend."""
+        """The plan for the outputs ``wanted``, which must be known. Steps on which they do not depend are left out."""
         needed, kept = set(wanted), []
         for step in reversed(self.steps):
             if not needed.isdisjoint(step.outputs.values()):
@@ -120,7 +120,7 @@ def declare(
 
 
 def _givers(inputs: Sequence[str], steps: Iterable[PipelineStep]) -> dict[str, list[PipelineStep]]:
-    """By tensor, the steps that produce it."""
+    """For each tensor, the steps that produce it."""
     givers: dict[str, list[PipelineStep]] = {}
     for step in steps:
         for own, tensor in step.outputs.items():
@@ -157,7 +157,7 @@ def _sort(steps: Sequence[PipelineStep], givers: Mapping[str, Sequence[PipelineS
 
 
 def _cycle(waits: Mapping[PipelineStep, set[PipelineStep]], stuck: set[PipelineStep]) -> str:
-    """One cycle among the steps ``stuck``, each of which waits for another of them."""
+    """One cycle of the steps ``stuck``. Each of these steps waits for another one."""
     step, path = min(stuck, key=lambda one: one.name), list[PipelineStep]()
     while step not in path:
         path.append(step)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from penstock.protocol.varint import read_varint
 
-# For each message of onnx.proto, the fields that can contain tensors, and the message type of each field.
+# For each message type of onnx.proto, the fields that can contain tensors, and the type of each of these fields.
 _LEADS: dict[str, dict[int, str]] = {
     "Model": {7: "Graph", 20: "TrainingInfo", 25: "Function"},
     "TrainingInfo": {1: "Graph", 2: "Graph"},
@@ -96,7 +96,9 @@ def _entries(data: bytes, wanted: int) -> Iterator[bytes]:
 
 
 def _fields(model: bytes, message: str = "Model") -> Iterator[tuple[str, int, int | bytes | None]]:
-    """The fields of all messages that may contain tensors: message, field number, and the value of a number or external-data field."""
+    """Yield the fields of all messages that may contain tensors: the type of the message, the field number, and the value if the
+    field is a number or an entry of external data.
+    """
     parents: list[tuple[str, int]] = []  # the enclosing messages, each with its type and end
     position, end = 0, len(model)
     while True:

@@ -1,4 +1,4 @@
-"""The use of an operator by a node, as its rule sees it, and the table of rules.
+"""A call of an operator by a node, in the form that the operator's rule receives, and the table of rules.
 
 A rule returns the facts of the outputs. It must guarantee one property that ``check`` cannot derive from the shapes: the operator
 neither combines elements along the batch axis of an input, nor treats elements differently by their position on that axis.
@@ -18,7 +18,7 @@ Facts = list[Fact | None]
 
 
 class Call:
-    """``node`` with the facts of its inputs; ``version`` is the opset version, and ``unknowns`` yields new symbols."""
+    """A ``node`` with the facts of its inputs. ``version`` is the opset version, and ``unknowns`` yields new symbols."""
 
     def __init__(self, node: OnnxNode, version: int, inputs: Sequence[Fact | None], unknowns: Iterator[Size]) -> None:
         self.node = node
@@ -26,7 +26,7 @@ class Call:
         self.version = version
         self.inputs = inputs
         self.accounted: set[int] = set()
-        """Inputs of which the rule uses only the shape, or in which it tracks the batch size."""
+        """Inputs of which the rule uses only the shape, or in whose elements it tracks the batch size."""
         self.makes_rows = False
         """True if the operator repeats a constant for each row."""
         self._unknowns = unknowns
@@ -71,7 +71,7 @@ class Call:
         return found
 
     def sizes(self, position: int) -> list[Number]:
-        """The elements of an input, in which the rule tracks the batch size."""
+        """The elements of an input. They may depend on the batch size, which the rule tracks."""
         value = self[position].value
         self.accounted.add(position)
         if value is None:
@@ -79,7 +79,7 @@ class Call:
         return list(value.flat)
 
     def integers(self, name: str, position: int) -> list[int] | None:
-        """The attribute ``name`` of older versions, otherwise the input; None if both are absent."""
+        """A value that is the attribute ``name`` in older versions of the operator, else an input. None if both are absent."""
         if (given := self.attribute(name)) is not None:
             return [given] if isinstance(given, int) else list(given)
         if self.get(position) is None:
@@ -94,13 +94,13 @@ class Call:
         return self.within(self.attribute("axis", default), rank)
 
     def within(self, axis: int, rank: int) -> int:
-        """``axis``, which may be negative, as a non-negative index."""
+        """``axis``, which may be negative, converted to a non-negative index."""
         if not -rank <= axis < rank:
             stop(f"has axis {axis}, but {rank} axes")
         return axis % rank
 
     def check(self, outputs: Facts) -> None:
-        """Stop if an output loses the rows or the batch size of the inputs, or gets rows that no input has."""
+        """Stop if an output has no rows or batch size although an input has, or has rows although no input has."""
         facts = [fact for fact in outputs if fact is not None]
         has_rows = False
         for position, fact in enumerate(self.inputs):
@@ -141,7 +141,8 @@ def keeps_shape(
 ) -> None:
     """Register the rule of ``operators`` whose output has the shape of their first input.
 
-    They combine elements along the axes ``mixed``. Inputs ``constants`` must not depend on the rows; ``singles`` have one element.
+    They combine elements along the axes ``mixed``. The inputs ``constants`` must not depend on the rows, and the inputs ``singles``
+    must have one element.
     """
 
     @rule(*operators, domain=domain)

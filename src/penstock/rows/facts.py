@@ -19,7 +19,7 @@ from penstock.tensor import Array, DataType
 Shape = tuple[Number, ...]
 
 MAX_KNOWN = 256
-"""Tensors with more elements are taken for data, not for shapes or axes."""
+"""A tensor with more elements is assumed to hold data, not shapes or axes."""
 
 
 _KNOWN = {DataType.INT32, DataType.INT64, DataType.FP32, DataType.FP64, DataType.BOOL}
@@ -62,7 +62,7 @@ class Fact:
 
     @classmethod
     def of(cls, value: Array | Sequence[Number] | Number) -> Fact:
-        """A constant whose elements are known, numbers or symbols."""
+        """A constant whose elements are known, as numbers or symbols."""
         array = np.asarray(value, object)
         return cls(array.shape, array)
 
@@ -96,7 +96,7 @@ class Fact:
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The shape of an element-wise operation. Raises Dependent unless rows meet the same rows or one element."""
+    """The shape of an element-wise operation. Raises Dependent if a row is combined with anything but the same row or one element."""
     rank = max(map(len, shapes))
     return tuple(
         _meet([shape[axis - rank + len(shape)] for shape in shapes if axis >= rank - len(shape)])
@@ -118,8 +118,8 @@ def _meet(sizes: Sequence[Number]) -> Number:
 
 
 def join(first: Fact, second: Fact, unknown: Iterator[Number]) -> Fact:
-    """The facts that hold for both tensors; ``unknown`` yields sizes of axes that differ. Raises Dependent if there are no such
-    facts.
+    """The facts that hold for both tensors. Where the sizes of an axis differ, ``unknown`` yields a new size. Raises Dependent if
+    there are no such facts.
     """
     if first.rank != second.rank or first.axis != second.axis or first.holds_batch_size or second.holds_batch_size:
         stop("can have outputs of different forms")

@@ -15,7 +15,8 @@ from penstock.protocol.varint import read_varint
 from penstock.tensor import Array, DataType
 
 Attribute = Any
-"""An ``int``, ``float``, ``str``, ``OnnxTensor``, ``OnnxGraph``, a tuple of these, a reference, or None for other types."""
+"""The value of an attribute: an ``int``, ``float``, ``str``, ``OnnxTensor`` or ``OnnxGraph``, a tuple of these, or a reference. None
+for any other type."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _INT, _FLOAT, _TEXT, _SPAN = "int", "float", "text", "span"
@@ -35,7 +36,8 @@ Attribute: 1 name text, 2 f float, 3 i int, 4 s text, 5 t Tensor, 6 g Graph, 7 f
 Tensor: 1 dims int, 2 datatype int, 4 float32 span, 5 small span, 7 int64 span, 8 name text, 9 raw span, 10 float64 span,
  14 location int
 """
-"""The fields of onnx.proto to read, by message: number, name, and kind of value or message."""
+"""For each message type, the fields of onnx.proto that are read. A field is given by its number, its name, and the kind of its value
+or the type of its message."""
 _FIELDS = {
     message: {int(number): (name, kind) for number, name, kind in (field.split() for field in fields.split(","))}
     for message, fields in (line.split(":") for line in _SCHEMA.replace(",\n", ",").strip().splitlines())
@@ -48,7 +50,7 @@ _BY_NUMBER = {each.onnx: each for each in DataType}
 
 
 class AttributeReference(NamedTuple):
-    """The value of the attribute ``name`` of the function's caller."""
+    """A reference to the attribute ``name`` of the function's caller."""
 
     name: str
 
@@ -72,7 +74,7 @@ class OnnxTensor(NamedTuple):
             return None
         if self.field in {"int64", "small"}:
             numbers = _packed(self.data, self.start, self.end)
-            is_half = self.field == "small" and datatype.is_float  # its bits
+            is_half = self.field == "small" and datatype.is_float  # bfloat16, as its bits
             found = np.array(numbers, np.uint16).view(datatype.dtype) if is_half else np.array(numbers, np.int64)
         else:
             dtype = datatype.dtype if self.field == "raw" else np.dtype(self.field)
@@ -140,7 +142,7 @@ def read_graph(model: bytes) -> OnnxModel:
 
 
 def _message(data: bytes, position: int, end: int, kind: str, depth: int) -> dict[str, list[Any]]:
-    """The fields of one message, in order; each is a list of values."""
+    """The values of the fields of one message, in the order of the fields. Each field has a list of values."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"nested deeper than {_MAX_DEPTH}")
     fields, found = _FIELDS[kind], defaultdict[str, list[Any]](list)
@@ -173,7 +175,9 @@ def _message(data: bytes, position: int, end: int, kind: str, depth: int) -> dic
 
 
 def _number(data: bytes, position: int, number: int, kind: str, wire: int) -> int | float | None:
-    """The value of a field that has no length; None for an unpacked constant's element. Ignores fields of unexpected wire types."""
+    """The value of a field that has no length; None for a single element of a constant that is not packed. Ignores fields of
+    unexpected wire types.
+    """
     if (kind, wire) == (_INT, _VARINT):
         return _signed(number)
     if (kind, wire) == (_FLOAT, _FIXED32):

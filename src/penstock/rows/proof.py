@@ -1,4 +1,5 @@
-"""Decides whether requests to a model can be merged: by a proof that each row of its outputs depends on one row of its inputs alone.
+"""Decides whether requests to a model can be merged. It tries to prove that each row of its outputs depends on only one row of its
+inputs.
 
 The proof follows the rows from the first axis of the inputs through every operator. It stops at the first operator that mixes rows,
 depends on their number, or has no rule. It reads only the graph, so it holds for all values.
@@ -40,7 +41,7 @@ def unproven(artifact: Artifact, signature: Signature) -> str:
 
 
 def advice(signature: Signature) -> str:
-    """What a user can do about a model whose rows may depend on each other. A batch needs a free first dimension."""
+    """Advice to the user of a model whose rows may depend on each other. A batch needs a free first dimension."""
     if signature.batchable:
         return "set 'max_batch_size' if its rows are independent"
     return "export the model with a free first dimension to merge its requests"
@@ -55,7 +56,7 @@ def _fixed(signature: Signature) -> str:
 
 
 def _reason(model: OnnxModel, signature: Signature, left_out: tuple[str, ...]) -> str:
-    """Like ``unproven``, for requests that omit these inputs."""
+    """Like ``unproven``, but for requests that omit these inputs."""
     inputs = {
         spec.name: Fact(
             BATCH if axis == 0 else size if size >= 0 else symbol(f"{spec.name}[{axis}]")

@@ -20,7 +20,7 @@ Number = Any
 
 _BATCH = "N"
 _OPAQUE, _COMPUTED = ".", ":"
-"""The second character of a computed symbol: opaque, or not."""
+"""The second character of a computed symbol, which tells whether it is opaque."""
 _MAX_INTEGER = 1 << 31
 """The limit of 32-bit integers, the narrowest type in which a model may compute."""
 _MAX_FACTOR = 1 << 24
@@ -47,7 +47,7 @@ class Size:
         found = [each for each in symbols if each.startswith(_BATCH)]
         is_multiple = len(found) == 1 and (found[0] == _BATCH or isinstance(found[0], _Interleaved))
         self.batch = 0 if not found else 1 if is_multiple else 2
-        """0: does not depend on the batch size; 1: is a multiple of it; 2: depends on it in another way."""
+        """0 if it does not depend on the batch size, 1 if it is a multiple of the batch size, 2 if it depends on it in another way."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Size) and self.factor == other.factor and self.symbols == other.symbols
@@ -83,13 +83,13 @@ def interleaved(outer: Number, inner: Number) -> Number:
 
 
 def outer_of(size: Number) -> Number:
-    """How many times a batch axis runs through the rows."""
+    """The number of times that a batch axis runs through all rows."""
     symbols = size.symbols if isinstance(size, Size) else ()
     return next((each.outer for each in symbols if isinstance(each, _Interleaved)), 1)
 
 
 def plain(size: Number) -> Number:
-    """``size`` as a multiple of the batch size that does not record how rows are interleaved. Other sizes are unchanged."""
+    """``size`` as a plain multiple of the batch size, without a record of how its axis interleaves rows. Other sizes are unchanged."""
     if not isinstance(size, Size) or not any(isinstance(each, _Interleaved) for each in size.symbols):
         return size
     others = tuple(each for each in size.symbols if not isinstance(each, _Interleaved))
@@ -106,7 +106,7 @@ def depends_on_batch(number: Number) -> bool:
 
 
 def result(operation: str, *operands: Number, kind: str = _COMPUTED) -> Size:
-    """The symbol for the result of an operation that this module does not compute."""
+    """A symbol that stands for the result of an operation that this module does not compute."""
     text = f"{operation}({', '.join(map(repr, operands))})"
     digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
     return Size(1, (f"{_BATCH if any(map(depends_on_batch, operands)) else '#'}{kind}{digest}",))
@@ -224,7 +224,7 @@ def to_float(number: Number, bits: int = 32) -> Number:
 
 
 def equal(first: Number, second: Number) -> Number:
-    """1 or 0 if the comparison can be decided, otherwise a symbol. Sizes are known not to be negative."""
+    """The result of a comparison: 1 or 0 if it can be decided, otherwise a symbol. Sizes are known not to be negative."""
     if isinstance(first, int | float) and isinstance(second, int | float):
         return int(first == second)
     if first == second and not is_opaque(first):  # a float can be NaN

@@ -20,11 +20,11 @@ _MAX_NODES = 200_000
 """Limit on the nodes to visit, since nested functions can expand a small model to any number of nodes."""
 _MAX_DEPTH = 40
 _MAX_TURNS = 4
-"""Maximum number of iterations to find facts that hold for a loop's states in every turn."""
+"""Maximum number of attempts to find facts that hold for a loop's states in every turn."""
 
 
 class Scope(NamedTuple):
-    """The context of a graph: the facts of outer names, the opset versions, and the attributes of the enclosing function."""
+    """The context of a graph: facts about names of outer graphs, the opset versions, and the attributes of the enclosing function."""
 
     outer: Mapping[str, Fact]
     opsets: Mapping[str, int]
@@ -103,7 +103,7 @@ class Walk:
     def _if(self, node: OnnxNode, inputs: Facts, scope: Scope) -> Facts:
         condition = inputs[0]
         if not _is_constant(condition):
-            stop("selects a branch by the rows, or by their number")
+            stop("selects a branch by the content or number of rows")
         assert condition is not None
         branches = [node.attributes["then_branch"], node.attributes["else_branch"]]
         value = condition.value
@@ -205,7 +205,7 @@ def _needed(graph: OnnxGraph, wanted: Iterable[str]) -> list[OnnxNode]:
 
 
 def _captured(value: Attribute) -> set[str]:
-    """The names that a subgraph in an attribute reads, including names that it defines."""
+    """The names that a subgraph in an attribute reads. Names that the subgraph itself defines are included."""
     if not isinstance(value, OnnxGraph):
         return set()
     names = set(value.outputs)
@@ -219,7 +219,7 @@ def _find(known: Mapping[str, Fact], name: str) -> Fact:
 
 
 def _states(facts: Facts) -> list[Fact]:
-    """The initial states of a loop, by shape only: their elements can change from turn to turn."""
+    """Facts about the initial states of a loop. Only shapes are kept, because elements can change from turn to turn."""
     if not all(fact is not None and not fact.holds_batch_size for fact in facts):
         stop("computes with the batch size")
     return [Fact(fact.shape) for fact in facts if fact is not None]

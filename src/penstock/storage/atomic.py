@@ -1,7 +1,7 @@
 """Write files and folders atomically.
 
-New content is written beside its target, under ``<target>.<random>.partial``, and renamed when it is complete. A process that is
-killed may leave such a file or folder behind. Penstock never reads it, and it can be removed.
+New content is written to ``<target>.<random>.partial``, beside its target, and renamed when it is complete. A process that is killed
+may leave such a file or folder behind. Penstock never reads it, and it can be removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.errors import AlreadyExists, InvalidArgument, ResourceExhausted
 PARTIAL = ".partial"
 """Suffix of files and folders that are still being written."""
 _NAME_LENGTH = 60
-"""Maximum length of the target's name within a partial file's name, so that it stays within the file system's 255 bytes."""
+"""Maximum length of the target's name as a part of the partial file's name, which can have at most 255 bytes."""
 # From linux/fcntl.h and linux/fs.h.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _HINTS = {
@@ -38,7 +38,7 @@ _HINTS = {
 
 
 def real_path(path: Path) -> Path:
-    """The absolute ``path`` without links. A link to itself remains, so that its use fails with an OSError."""
+    """The absolute ``path`` without links. A circular link is kept, so that its use fails with an OSError."""
     return Path(os.path.realpath(path))
 
 
@@ -100,7 +100,7 @@ def whole_file(path: Path, what: str = "", *, durable: bool = False, private: bo
 def replacing(target: Path, *, overwrite: bool = True) -> Iterator[Path]:
     """A free path for a new file or folder. It becomes ``target`` when the block ends, and is removed if the block raises.
 
-    With ``overwrite``, this replaces a file, or a folder with all its content. Without it, AlreadyExists is raised if ``target``
+    With ``overwrite``, this replaces a file, or a folder with all its content. Otherwise, AlreadyExists is raised if ``target``
     exists by then. The caller makes the content durable. Raises ResourceExhausted like ``whole_file``.
     """
     try:
@@ -143,7 +143,7 @@ def _mode_of(path: Path) -> int | None:
         return None
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, "it is a folder")
-    if not stat.S_ISREG(mode):  # otherwise a file would replace a device
+    if not stat.S_ISREG(mode):  # otherwise a file could replace a device
         raise OSError(errno.EINVAL, "it is not a regular file")
     return stat.S_IMODE(mode)
 
@@ -164,7 +164,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _replace(new: Path, target: Path) -> None:
-    """Rename ``new`` to ``target``. If either is a folder, the old content ends up beside ``new``."""
+    """Rename ``new`` to ``target``. If either is a folder, the two are swapped, so the old content is then at ``new``."""
     if not (target.exists() and (target.is_dir() or new.is_dir())):
         new.replace(target)
     elif not _exchange(new, target):

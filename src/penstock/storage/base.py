@@ -22,14 +22,14 @@ class StorageEntry(msgspec.Struct, frozen=True):
     size_bytes: int = 0
     """Size of a file; 0 for a folder."""
     stamp: str = ""
-    """Changes whenever a file's content is replaced; empty for a folder, and for a link that leads nowhere."""
+    """Changes whenever a file's content is replaced; empty for a folder and for a broken link."""
 
 
 class Storage(Protocol):
-    """Files below a root. Paths are relative to it, with ``/`` between their parts, and never leave it.
+    """Files below a root. Paths are relative to the root, use ``/``, and never leave it.
 
-    A folder exists while there are files in it. All methods block and may be called from any thread. Besides the errors named
-    below, every method raises InvalidArgument for a path that leaves the root.
+    A folder exists while there are files in it. All methods block and may be called from any thread. Besides the errors named below,
+    every method raises InvalidArgument for a path that leaves the root.
     """
 
     def list(self, folder: str = "") -> Sequence[StorageEntry]:

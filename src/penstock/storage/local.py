@@ -101,7 +101,7 @@ def _entry(found: os.DirEntry[str]) -> StorageEntry:
         if found.is_dir():
             return StorageEntry(found.name, is_folder=True)
         stat = found.stat()
-    except OSError:  # a broken or circular link, or a file that has just been removed
+    except OSError:  # it is a broken or circular link, or has just been removed
         return StorageEntry(found.name)
     return StorageEntry(found.name, False, stat.st_size, f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ino}")
 

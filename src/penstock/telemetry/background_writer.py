@@ -17,7 +17,7 @@ _BATCH = 1000
 
 
 class Sink(Protocol[_Written_contra]):
-    """Destination of records. Called by one thread only."""
+    """Destination of records. One thread makes all calls."""
 
     def write(self, records: Sequence[_Written_contra]) -> None: ...
 
@@ -27,7 +27,7 @@ class Sink(Protocol[_Written_contra]):
 class BackgroundWriter(Generic[_Record]):
     """Passes records to a sink, in order. While ``limit`` records wait, further records are dropped and counted.
 
-    ``put`` belongs to the event loop's thread. ``stop`` closes the sink.
+    ``put`` is called only on the event loop's thread. ``stop`` closes the sink.
     """
 
     def __init__(self, name: str, sink: Sink[_Record], limit: int = 10_000) -> None:

@@ -31,14 +31,14 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 def exposition(
     models: Iterable[ModelStatistics], server: ServerFacts | None = None, machine: MachineUsage | None = None
 ) -> bytes:
-    """The whole page. A family without any series is left out."""
+    """The whole page. A metric family without any series is left out."""
     return "".join(families(models, server, machine)).encode()
 
 
 def families(
     models: Iterable[ModelStatistics], server: ServerFacts | None = None, machine: MachineUsage | None = None
 ) -> Iterator[str]:
-    """The page, family by family, so that callers can do other work in between: with many models, a page takes milliseconds."""
+    """Yield the page family by family, so that callers can do other work in between. With many models, a page takes milliseconds."""
     labelled = [(_labels(model), model) for model in models]
     now_ns = time.monotonic_ns()
     for family, value_of in MODEL_VALUES:
@@ -77,7 +77,7 @@ def _values(family: Family, labels: str, value: Value) -> str:
 
 
 def _template(name: str, bounds: Sequence[Number]) -> str:
-    """Format string for a model's lines of a histogram. Made once, because a page can have tens of thousands of such lines."""
+    """Format string for a model's lines of a histogram. Made once, because a page can have tens of thousands of them."""
     buckets = "".join(f'{name}_bucket{{{_HERE},le="{limit}"}} %d\n' for limit in (*map(repr, bounds), "+Inf"))
     return f"{buckets}{name}_sum{{{_HERE}}} %s\n{name}_count{{{_HERE}}} %d\n"
 

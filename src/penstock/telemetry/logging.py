@@ -55,7 +55,7 @@ class LogSettings:
         if self._handler is None:
             return
         self._logger.removeHandler(self._handler)
-        with suppress(OSError):  # a full disk must not change the way in which the server ends
+        with suppress(OSError):  # a full disk must not change how the server ends
             self._handler.close()
         self._handler = None
         self._logger.setLevel(self._before[0])

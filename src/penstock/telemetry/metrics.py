@@ -1,7 +1,7 @@
 """All metrics: Triton's (``nv_*``) and Penstock's (``penstock_*``), each with its name, help and value.
 
-Values are not stored: ``exposition.py`` reads them from the statistics of the loaded models. Therefore the series of a model end
-when the model is unloaded.
+Values are not stored: ``exposition.py`` reads them from the statistics of the loaded models. A model's series therefore end when the
+model is unloaded.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Family(msgspec.Struct, frozen=True):
 
 
 Value = Number | Mapping[Any, Number] | None
-"""A mapping has one series per key; None has no series."""
+"""The value of a metric. A mapping has one series per key; None has no series."""
 
 _Source = TypeVar("_Source")
 _Declared = tuple[Family, Callable[[_Source], Value]]
@@ -139,7 +139,11 @@ MODEL_HISTOGRAMS: tuple[tuple[Family, Sequence[Number], Callable[[ModelStatistic
         lambda model: (model.queue_buckets, model.queue_ns / 1e9),
     ),
     (
-        Family("penstock_compute_duration_seconds", "histogram", "Times of the batches of the requests that ran"),
+        Family(
+            "penstock_compute_duration_seconds",
+            "histogram",
+            "Compute times of executed requests, each the time of its whole batch",
+        ),
         tuple(bound / 1e9 for bound in BOUNDS_NS),
         lambda model: (
             model.compute_buckets,
@@ -163,7 +167,7 @@ MODEL_HISTOGRAMS: tuple[tuple[Family, Sequence[Number], Callable[[ModelStatistic
 )
 
 Summary = tuple[RecentWindow, int, int]
-"""Durations of the last minute, the count since the start, and their sum in nanoseconds."""
+"""The durations of the last minute. Then the count of all durations since the start, and their sum in nanoseconds."""
 
 _SummaryOf = Callable[[RecentDurations, ModelStatistics], Summary]
 

@@ -26,7 +26,7 @@ _EXPORT_TIMEOUT_S = 5.0
 
 
 class OpenTelemetry:
-    """Makes spans of traces and passes them to ``exporter``. Belongs to one thread."""
+    """Makes spans of traces and passes them to ``exporter``. Only one thread may use it."""
 
     def __init__(self, exporter: SpanExporter, version: str, service: str = "penstock") -> None:
         """``version`` is the version of the server."""
@@ -65,7 +65,7 @@ class OpenTelemetry:
             "penstock.request.id": trace.request_id,
             "penstock.status": trace.status,
         }
-        # The span's identity was already passed on while the request ran.
+        # The span's identity was already sent to other services while the request ran.
         self._ids.next = trace.context
         request = self._tracer.start_span(
             "request",

@@ -1,8 +1,8 @@
 """Quantiles over the last minute, as in Triton's summaries.
 
-A duration's leading bit and the five following bits determine its bucket, so that the error of a quantile is at most 1.6 % in any
-range. Counts are grouped into slices of ten seconds of the machine's monotonic clock. Old slices are dropped, and slices of several
-processes can be added.
+A duration's leading bit and the five following bits determine its bucket. The relative error of a quantile is therefore at most 1.6 %
+everywhere. Counts are grouped into slices of ten seconds of the machine's monotonic clock. Old slices are dropped, and slices of
+several processes can be added.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RecentWindow(msgspec.Struct):
     """Durations of the last minute."""
 
     slices: dict[int, dict[int, int]] = {}
-    """The count of each bucket, by the number of the slice."""
+    """For each slice, by its number, the count of each bucket."""
 
     def add(self, ns: int, count: int, now_ns: int) -> None:
         """Add ``count`` durations of ``ns`` (>= 0) at time ``now_ns``."""
@@ -47,7 +47,7 @@ class RecentWindow(msgspec.Struct):
 
 
 class RecentDurations(msgspec.Struct):
-    """A window for each stage of a model's requests."""
+    """Recent durations of each stage of a model's requests."""
 
     request: RecentWindow = msgspec.field(default_factory=RecentWindow)
     queue: RecentWindow = msgspec.field(default_factory=RecentWindow)
@@ -69,7 +69,7 @@ class RecentDurations(msgspec.Struct):
 
 
 def _bucket(ns: int) -> int:
-    """The bucket of ``ns``: the position of the leading bit and the next five bits. For small numbers, the number itself."""
+    """The bucket of ``ns``, made from the position of the leading bit and the next five bits. A small number is its own bucket."""
     shift = ns.bit_length() - _BITS - 1
     return ns if shift <= 0 else (shift << _BITS) + (ns >> shift)
 

@@ -28,14 +28,14 @@ FIRST_RESPONSE_BOUNDS_NS = (100_000_000, 500_000_000, 2_000_000_000, 5_000_000_0
 """The bounds for the time to a first response: Triton's 100, 500, 2000 and 5000 ms."""
 
 MAX_RESPONSES = 1024
-"""Maximum number of responses of a request that are counted separately."""
+"""The first this many responses of a request are counted separately."""
 
 
 class Reason(enum.StrEnum):
     """The reason why a batch left the queue."""
 
     FULL = "full"
-    """The batch had the maximum number of rows, or the next request did not fit."""
+    """The batch had the maximum number of rows, or the next request did not fit into it."""
     PREFERRED = "preferred"
     """The batch had a preferred size."""
     DELAY = "delay"
@@ -118,7 +118,7 @@ class OwnMetric:
 
 @dataclass(slots=True)
 class BatchStatistics:
-    """Batches of one size. Durations are counted once per batch."""
+    """Statistics of the batches of one size. Durations are counted once per batch."""
 
     count: int = 0
     compute_input_ns: int = 0
@@ -128,7 +128,7 @@ class BatchStatistics:
 
 @dataclass(slots=True)
 class ResponseStatistics:
-    """The n-th responses of a decoupled model's requests."""
+    """Statistics of the n-th response to each request of a decoupled model."""
 
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
@@ -141,7 +141,7 @@ def _buckets() -> list[int]:
 
 @dataclass(slots=True)
 class ModelStatistics:
-    """Statistics of one model version; belongs to the event loop. All times are ``time.monotonic_ns``, all durations nanoseconds.
+    """Statistics of one model version; used only on the event loop. All times are ``time.monotonic_ns``, all durations nanoseconds.
 
     Numbers that follow from other numbers are properties, so that they cost requests no time. The class is a dataclass because
     setting its attributes takes half as long as for a msgspec.Struct.
@@ -161,14 +161,12 @@ class ModelStatistics:
     """Total of all successful requests."""
     fail: Duration = field(default_factory=Duration)
     queue_ns: int = 0
-    """Total of all successful requests. In the next three fields, which exclude cache hits, each request counts the whole duration of
-    its batch.
-    """
+    """Total of all successful requests. The next three fields exclude cache hits, and count the whole batch for each request."""
     compute_input_ns: int = 0
     compute_infer_ns: int = 0
     compute_output_ns: int = 0
     hits: Duration = field(default_factory=Duration)
-    """Responses from the cache, and the time of the look-ups."""
+    """Responses from the cache, and the total time of their look-ups."""
     misses: Duration = field(default_factory=Duration)
     batches: dict[int, BatchStatistics] = field(default_factory=dict)
     """Statistics of batches, by their rows."""
@@ -189,7 +187,7 @@ class ModelStatistics:
     metrics: dict[str, OwnMetric] = field(default_factory=dict)
     """Metrics defined by a Python model, by name."""
     stages: dict[str, Duration] = field(default_factory=dict)
-    """Stages of a Python model by name: the stages of every execution, and the stages that the model defines."""
+    """Stages of a Python model by name. Some are part of every execution; the model defines the others."""
     load_s: float = 0.0
     """Duration of loading and warming up."""
     recent: RecentDurations | None = None
@@ -339,8 +337,8 @@ class ModelStatistics:
 
 
 def merge(processes: Iterable[Iterable[ModelStatistics]]) -> list[ModelStatistics]:
-    """Merge the statistics of several processes, sorted by name and version. Numbers are added, except that the largest time of the
-    last inference and of loading is kept. The arguments are not changed.
+    """Merge the statistics of several processes, sorted by name and version. Numbers are added, except that the latest time of an
+    inference and the longest time of loading are kept. The arguments are not changed.
     """
     merged: dict[tuple[str, str], ModelStatistics] = {}
     for process in processes:
@@ -381,7 +379,7 @@ def add_numbers(one: _Data, other: _Data) -> _Data:
 
 
 def _observe(buckets: list[int], starts: Sequence[int], first: int, last: int, end: int) -> None:
-    """Count the durations from each of ``starts`` (earliest ``first``, latest ``last``) to ``end``."""
+    """Count the durations from each of ``starts`` to ``end``. The earliest start is ``first``, the latest is ``last``."""
     bucket = bisect_left(BOUNDS_NS, end - last)
     if bucket == bisect_left(BOUNDS_NS, end - first):
         buckets[bucket] += len(starts)  # requests of a batch arrive close together, so usually all belong to one bucket

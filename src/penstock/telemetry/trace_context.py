@@ -64,7 +64,7 @@ class TraceContext(msgspec.Struct, frozen=True):
 
 
 def _valid_state(text: str) -> str:
-    """``text`` if it is a list of at most 32 members with different keys; otherwise empty."""
+    """``text`` if it is a valid list, of at most 32 members with different keys; otherwise empty."""
     if not text or len(text) > _MAX_BYTES:
         return ""
     members = [member.strip(" \t") for member in text.split(",")]

@@ -23,10 +23,10 @@ _END = b"\n]\n"
 
 
 class TraceFile:
-    """Writes traces to ``path``. If ``log_frequency`` of the global setting is N > 0, writes N traces each to ``path.0``,
-    ``path.1`` …
+    """Writes traces to ``path``. If ``log_frequency`` of the global setting is N > 0, writes ``path.0``, ``path.1`` … with N traces
+    per file.
 
-    Existing files are overwritten. Belongs to one thread.
+    Existing files are overwritten. Only one thread may use it.
     """
 
     def __init__(self, path: Path, settings: TraceSettings) -> None:

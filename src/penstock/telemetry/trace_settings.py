@@ -13,19 +13,19 @@ _MODES = ("triton", "opentelemetry")
 _LEVELS = ("OFF", "TIMESTAMPS")
 _LARGEST = 2**31 - 1
 _FIXED = ("trace_file", "trace_mode")
-"""Clients cannot change these settings, but may send the current value."""
+"""Clients cannot change these settings. A client may send one with its current value."""
 
 
 class TraceSetting(msgspec.Struct, frozen=True):
-    """The settings of one model, or the global ones."""
+    """The trace settings of one model, or the global ones."""
 
     trace_file: str = ""
     """File that mode ``triton`` writes; empty: none."""
     trace_level: Literal["OFF", "TIMESTAMPS"] = "OFF"
     trace_rate: int = 1000
-    """One in this many requests is traced, in addition to the requests that the caller traces."""
+    """One in this many requests is traced, in addition to requests that their caller traces."""
     trace_count: int = -1
-    """Maximum number of traced requests since the last change of the setting; -1: no limit."""
+    """Maximum number of requests to trace, counted from the last change of the setting; -1: no limit."""
     log_frequency: int = 0
     """Traces per file, with numbered files; 0: one file for all."""
     trace_mode: Literal["triton", "opentelemetry"] = "triton"
@@ -102,7 +102,7 @@ class TraceSettings:
 
 
 def _read(name: str, value: Any, model: str) -> Any:
-    """Convert a value from its protocol form: numbers may be strings, and the level is a list."""
+    """Convert a value from its form in the protocol, where numbers may be strings, and the level is a list."""
     match name:
         case "trace_rate":
             return _number(name, value, 1)
@@ -131,7 +131,7 @@ def _read(name: str, value: Any, model: str) -> Any:
 
 
 def _only(name: str, value: Any) -> Any:
-    """The value; if it is a list of one element, as over gRPC, the element."""
+    """``value`` itself or, if it is a list of one element (as over gRPC), that element."""
     if isinstance(value, list | tuple):
         if len(value) != 1:
             raise InvalidArgument(f"{name} takes one value, not {len(value)}")

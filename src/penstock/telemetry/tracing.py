@@ -58,7 +58,7 @@ class Trace(msgspec.Struct, eq=False):
 
 
 class _Sampler:
-    """Selects one in ``rate`` requests, and the requests that their caller traces, up to ``count``."""
+    """Selects one in ``rate`` requests, and the requests that their caller traces, but at most ``count`` in total."""
 
     def __init__(self, rate: int, count: int) -> None:
         self._rate = rate
@@ -81,7 +81,7 @@ class _Sampler:
 
 
 class Tracer:
-    """Decides which requests are recorded, and passes their records to exporters and access log. For use by the event loop only."""
+    """Decides which requests are recorded, and passes the records to exporters and access log. Used only on the event loop."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Tracer:
         exporters: Mapping[str, BackgroundWriter[Trace]] | None = None,
         access_log: BackgroundWriter[Trace] | None = None,
     ) -> None:
-        """``exporters`` has a writer by trace mode. The caller starts and stops the writers."""
+        """``exporters`` has one writer per trace mode. The caller starts and stops the writers."""
         self.enabled = False
         """True if any request may be recorded. While it is False, requests pay nothing else for tracing."""
         self._settings = settings

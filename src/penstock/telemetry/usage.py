@@ -38,7 +38,7 @@ def process_usage() -> ProcessUsage:
 
 
 class MachineMeter:
-    """Reads the machine's usage. It keeps the last reading, because the kernel's counters start with the machine."""
+    """Reads the machine's usage. It keeps the last reading, because the kernel counts from the start of the machine."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc

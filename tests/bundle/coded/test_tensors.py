@@ -71,9 +71,9 @@ def test_inflating_takes_exactly_the_size_that_was_said() -> None:
     packed = deflate(bytes(1000))
     assert inflate(packed, 1000) == bytes(1000)
     for size in (999, 1001):
-        with pytest.raises(IntegrityError, match="another size"):
+        with pytest.raises(IntegrityError, match="a different size"):
             inflate(packed, size)
-    with pytest.raises(IntegrityError, match="another size"):
+    with pytest.raises(IntegrityError, match="a different size"):
         inflate(packed + b"x", 1000)
     with pytest.raises(IntegrityError, match="does not inflate"):
         inflate(b"\xff" * 20, 1000)

@@ -165,9 +165,7 @@ def test_outputs_that_do_not_fit_are_refused() -> None:
     requests = [pending(x=np.zeros((1, 3))), pending(x=np.zeros((1, 1)))]
     with pytest.raises(PenstockError, match="output 'y' has 5 elements, but the shapes of the inputs require 4"):
         one.scatter(requests, {"y": np.zeros(5)})
-    with pytest.raises(
-        PenstockError, match=r"output 'z' has shape \[2, 2\], but its configuration reshapes \[-1, 1, 2\]"
-    ):
+    with pytest.raises(PenstockError, match=r"output 'z' has shape \[2, 2\], but 'reshape' is for \[-1, 1, 2\]"):
         one.scatter(requests, {"z": np.zeros((2, 2))})
     with pytest.raises(PenstockError, match="for a batch of 2"):
         one.scatter(requests, {"z": np.zeros((1, 1, 2))})

@@ -6,8 +6,8 @@ The file, all numbers little-endian::
     header, raw deflate: the description (msgpack, ``Description``), then the ONNX file without the data of coded tensors
     blocks: of each tensor in the order of the file, each a CRC-32 and the block; see ``tensors`` and ``lanes``
 
-The raw data of initialisers is cut out of the model file, and decoding puts it back, so decoding does not parse ONNX. The
-description contains the SHA-256 of the model file. A file that decodes to other bytes is rejected.
+The raw data of initialisers is cut out of the model file, and decoding puts it back, so decoding does not parse ONNX. The description
+contains the SHA-256 of the model file. Decoding checks it, and rejects a file that yields different bytes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ MAGIC, _VERSION = b"PSTC", 1
 HEAD = struct.Struct("<4sBIIII")
 _CRC = struct.Struct("<I")
 _BATCH_SYMBOLS = 1 << 21
-"""Number of symbols decoded together: enough lanes for speed, at a few MiB of memory."""
+"""Number of symbols that are decoded together. This many give enough lanes for speed, and take a few MiB of memory."""
 _MAX_DESCRIPTION_BYTES = 16 << 20
 _SMALL_DESCRIPTION_BYTES = 64 << 10
-"""A description may have this size even for a small model."""
+"""A description may always have this size, however small the model is."""
 _SMALL_BYTES = 4096
-"""Tensors below this size that Huffman codes do not shrink stay in the header, which is deflated as a whole."""
+"""A tensor below this size stays in the header, which is deflated as a whole, if Huffman codes do not shrink it."""
 
 
 class CodingOptions(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class CodingOptions(msgspec.Struct, frozen=True):
     necessary.
     """
     min_tensor_bytes: int = 64
-    """Smaller tensors stay in the graph."""
+    """Smaller tensors stay in the graph, and are not coded."""
 
 
 class Description(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -163,7 +163,7 @@ def parse(data: bytes, max_bytes: int) -> tuple[Description, memoryview, list[De
 
 
 def _sizes(description: Description, graph_bytes: int, max_bytes: int) -> list[int]:
-    """The bytes of each tensor. Raises IntegrityError unless the parts add up to the model."""
+    """The decoded bytes of each tensor. Raises IntegrityError unless the parts add up to the model."""
     if description.model_bytes > max_bytes:
         raise _too_large(description.model_bytes, max_bytes)
     sizes = []
@@ -178,7 +178,7 @@ def _sizes(description: Description, graph_bytes: int, max_bytes: int) -> list[i
 
 
 def _decoders(description: Description, sizes: list[int], body: memoryview) -> list[Decoder]:
-    """The tensors with their blocks, which must fill ``body`` to its end."""
+    """The tensors with their blocks. Together, the blocks must fill ``body`` exactly."""
     found, at = [], 0
     for tensor, size in zip(description.tensors, sizes, strict=True):
         blocks = []

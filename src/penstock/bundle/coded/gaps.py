@@ -25,9 +25,7 @@ def to_gaps(positions: Array, bits: int) -> Array:
 
 
 def to_positions(symbols: Array, bits: int, values: int, count: int) -> Array:
-    """The positions, int64 [values], in ``symbols``. Raises IntegrityError unless there are ``values`` positions, all below
-    ``count``.
-    """
+    """Decode ``symbols`` into positions, int64 [values]. Raises IntegrityError unless there are ``values``, all below ``count``."""
     filler = (1 << bits) - 1
     steps = symbols.astype(np.int64)
     is_value = steps != filler

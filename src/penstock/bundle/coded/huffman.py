@@ -28,7 +28,9 @@ def code_lengths(counts: Array, limit: int) -> Array:
         return np.zeros(size, np.uint8)
     order = np.argsort(counts, kind="stable")
     leaves = np.asarray(counts, np.int64)[order]
-    levels: list[Array] = []  # for each level, deepest first: True for the items, by ascending weight, that are leaves
+    levels: list[
+        Array
+    ] = []  # for each level, the deepest first: True for the items, by ascending weight, that are leaves
     items = leaves
     for _ in range(limit):
         packages = items[: len(items) & ~1].reshape(-1, 2).sum(axis=1) if levels else items[:0]
@@ -46,7 +48,7 @@ def code_lengths(counts: Array, limit: int) -> Array:
 
 
 def codes(lengths: Array) -> Array:
-    """The code of each symbol, uint16, for lengths of a complete code. The first bit is the lowest."""
+    """The code of each symbol, uint16. ``lengths`` must be those of a complete code. The first bit is the lowest."""
     order = np.argsort(lengths, kind="stable")
     spans = 1 << (MAX_LENGTH - lengths[order].astype(np.int64))
     found = np.empty(len(lengths), np.uint16)
@@ -57,7 +59,7 @@ def codes(lengths: Array) -> Array:
 def decoding_table(lengths: Array) -> Array:
     """The meaning of the next ``log2(len(table))`` bits: ``symbol << 4 | length``, uint16.
 
-    ``lengths`` are uint8, of two symbols or more. Raises IntegrityError unless the code is complete: over-subscribed lengths are
+    ``lengths`` (uint8) must have at least two symbols. Raises IntegrityError unless the code is complete: over-subscribed lengths are
     contradictory, and incomplete lengths leave bits without a meaning.
     """
     if not 2 <= len(lengths) <= MAX_ALPHABET or lengths.min() < 1 or lengths.max() > MAX_LENGTH:

@@ -49,7 +49,7 @@ class Block(NamedTuple):
 
 
 def encode_block(symbols: Array, lengths: Array) -> bytes:
-    """``symbols``, integers [1 … BLOCK] below ``len(lengths)``, in the canonical code of ``lengths``."""
+    """Encode ``symbols`` with the canonical code of ``lengths``. There are 1 to BLOCK symbols, all below ``len(lengths)``."""
     lanes = -(-len(symbols) // _STEPS)
     steps = -(-len(symbols) // lanes)
     filled = np.full(steps * lanes, lengths.argmin())
@@ -71,9 +71,9 @@ def encode_block(symbols: Array, lengths: Array) -> bytes:
 
 
 def decode_blocks(blocks: Sequence[Block]) -> list[Array]:
-    """The symbols of each block, uint16 [symbols]. Raises IntegrityError for bytes that ``encode_block`` does not write."""
+    """The symbols of each block, uint16 [symbols]. Raises IntegrityError for bytes that ``encode_block`` cannot have written."""
     found: list[Array] = [np.empty(0, np.uint16)] * len(blocks)
-    # In descending order of steps, so that the unfinished lanes are always the first.
+    # The lanes are in descending order of their steps, so that the unfinished lanes are always the first ones.
     order = sorted(range(len(blocks)), key=lambda number: -blocks[number].steps)
     for group in _groups(order, blocks):
         symbols = _decode_group([blocks[number] for number in group])
@@ -125,7 +125,7 @@ def _decode_group(blocks: Sequence[Block]) -> Array:
 
 
 def _run_end(lanes_at: Array | None, step: int, steps: int) -> int:
-    """The end of the steps in which the same lanes are active as in ``step``."""
+    """The first step after ``step`` in which fewer lanes are active."""
     if lanes_at is None:
         return steps
     return step + int((lanes_at[step:] == lanes_at[step]).sum())
@@ -155,7 +155,7 @@ def _advance(windows: Array, table: Array, width: int, first_entry: Array, posit
 
 
 def _lay_out(blocks: Sequence[Block]) -> tuple[Array, Array, Array]:
-    """The 64-bit windows at every 32nd bit, int64, and the begin and end of each lane in them, in bits."""
+    """The 64-bit windows at every 32nd bit, int64, and the start and end of each lane, in bits."""
     starts, ends = [], []
     parts: list[bytes | memoryview] = []
     offset = 0
@@ -190,7 +190,7 @@ def _lane_lengths(block: Block) -> tuple[Array, memoryview]:
 
 
 def _join_tables(blocks: Sequence[Block]) -> tuple[Array, int, list[int]]:
-    """The tables of all blocks concatenated, the number of bits that each uses, and the start of each block's table."""
+    """The concatenated tables of all blocks, the number of bits that index each table, and the start of each block's table."""
     tables = {id(block.table): block.table for block in blocks}
     size = max(len(table) for table in tables.values())
     places = {key: size * number for number, key in enumerate(tables)}

@@ -82,7 +82,7 @@ def _read_tensor(model: bytes, start: int, stop: int) -> Payload | None:
 
 
 def _fields(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Each field's number and, if it has a length, begin and end of its content; otherwise its value and -1."""
+    """For each field, its number, then the start and end of its content. A field without a length gives its value and -1 instead."""
     while position < end:
         tag, position = read_varint(data, position, end)
         kind = tag & 7

@@ -22,19 +22,19 @@ class TensorSummary(msgspec.Struct, frozen=True):
     codec: Codec
     dense_bytes: int
     code_bytes: int
-    """Bytes of the coded values or, without Huffman codes, of the stored data; including CRCs."""
+    """Bytes of the coded values or, without Huffman codes, of the stored data. Includes the CRCs."""
     gap_bytes: int
     table_bytes: int
     """Bytes of codebook and code lengths, before the header is deflated."""
     values: int
-    """Number of stored elements: all, or only those that are not zero."""
+    """Number of stored elements: either all, or only those that are not zero."""
     zeros: int
     """Number of elements that are zero, stored or not."""
     symbols: int
     """Number of distinct values among the stored elements."""
     gap_bits: int
     entropy_bytes: float
-    """Minimum bytes for values and gaps with codes of single symbols."""
+    """Lower bound on the bytes of values and gaps, for any code of single symbols."""
 
     @property
     def sparsity(self) -> float:
@@ -50,7 +50,7 @@ class Summary(msgspec.Struct, frozen=True):
     header_bytes: int
     """The deflated header: graph, small tensors, codebooks, code lengths, offsets."""
     graph_bytes: int
-    """Graph and small tensors before deflating."""
+    """Bytes of graph and small tensors before deflating."""
     tensors: tuple[TensorSummary, ...]
 
     @property

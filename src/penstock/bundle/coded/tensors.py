@@ -25,11 +25,11 @@ Codec = Literal["verbatim", "deflate", "huffman", "sparse"]
 _GAP_BITS = (3, 4, 5, 6, 7, 8)
 PATTERNS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 _SAMPLE = 1 << 17
-"""Number of positions from which the best gap size is chosen."""
+"""Number of positions that are sampled to choose the gap size."""
 _MIN_SPARSITY = 0.1
-"""Minimum fraction of zeros at which gaps can save bytes."""
+"""Gaps can save bytes only if at least this fraction of the elements is zero."""
 _STREAM_BYTES = 12
-"""Approximate bytes of a stream in addition to its blocks and its table."""
+"""Approximate overhead of a stream in bytes, in addition to its blocks and its table."""
 
 
 class SymbolStream(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -50,7 +50,7 @@ class CodedTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     dtype: str
     shape: list[int]
     graph_bytes: int
-    """Bytes of the graph between the previous tensor and this one."""
+    """Number of bytes of the graph between the previous tensor and this one."""
     codec: Codec
     half: bool
     gap_bits: int
@@ -100,14 +100,14 @@ def deflate(data: bytes | memoryview, level: int = 9) -> bytes:
 
 
 def inflate(data: bytes | memoryview, size: int) -> bytes:
-    """The ``size`` bytes that were deflated. Memory use is limited to ``size``. Raises IntegrityError for invalid data."""
+    """Inflate a part of a coded model to ``size`` bytes. Memory use is limited to ``size``. Raises IntegrityError for invalid data."""
     unpacker = zlib.decompressobj(-15)
     try:
         found = unpacker.decompress(data, size + 1)
     except zlib.error as error:
         raise IntegrityError(f"a part of the coded model does not inflate: {error}") from None
     if len(found) != size or not unpacker.eof or unpacker.unused_data:
-        raise IntegrityError("a part of the coded model inflates to another size than declared")
+        raise IntegrityError("a part of the coded model inflates to a different size than declared")
     return found
 
 
@@ -158,7 +158,9 @@ class Decoder:
         return self._spelt([np.arange(MAX_ALPHABET, dtype=np.uint16)] * len(self._alphabets), decoded)
 
     def _spelt(self, alphabets: Sequence[Array], decoded: Sequence[Array]) -> list[Array]:
-        """The values of each stream's symbols in its alphabet. Works block by block, because numpy needs indices of 8 bytes."""
+        """For each stream, the values that its alphabet gives to its symbols. Works block by block to save memory, because numpy
+        converts indices to 8 bytes.
+        """
         found, blocks = [], iter(decoded)
         for stream, alphabet in zip(self.tensor.streams, alphabets, strict=True):
             values = np.full(stream.count, alphabet[0])
@@ -190,7 +192,7 @@ class Decoder:
 
 
 def entropy_bytes(symbols: Array) -> float:
-    """The lower bound for codes of single symbols (Shannon): bytes for ``symbols`` at the entropy of their counts."""
+    """The bytes of ``symbols`` at the entropy of their counts: the lower bound for any code of single symbols (Shannon)."""
     counts = np.bincount(symbols)
     share = counts[counts > 0] / max(1, len(symbols))
     return float(-(share * np.log2(share)).sum() * len(symbols) / 8)
@@ -201,7 +203,9 @@ def _stored(codec: Codec, data: bytes) -> Coded:
 
 
 def _census(patterns: Array) -> tuple[Array, Array, Array]:
-    """The distinct patterns, ascending, the index of each element's pattern, and the patterns' counts; empty if there are too many."""
+    """The distinct patterns in ascending order, the index of each element's pattern, and the count of each pattern. All are empty if
+    there are too many patterns.
+    """
     few = len(np.unique(patterns[: 4 * MAX_ALPHABET])) <= MAX_ALPHABET
     alphabet = np.unique(patterns) if few else patterns[:0]
     if len(alphabet) > MAX_ALPHABET:
@@ -211,7 +215,7 @@ def _census(patterns: Array) -> tuple[Array, Array, Array]:
 
 
 def _halved(alphabet: Array) -> tuple[Array, bool]:
-    """FP32 patterns as FP16 patterns, and True, if no value changes; otherwise the FP32 patterns, and False."""
+    """FP16 patterns and True if the conversion changes no value; otherwise the FP32 patterns and False."""
     if alphabet.itemsize != 4:
         return alphabet, False
     with np.errstate(all="ignore"):

@@ -52,7 +52,7 @@ class MethodCommand:
         self._common = {field.name for field in msgspec.structs.fields(TrainingMethod)}
 
     def parameters(self) -> list[inspect.Parameter]:
-        """Files, then the method's own options, then the options of all methods."""
+        """The parameters: files, then the method's own options, then the options that all methods share."""
         docs = field_docs(self.method)
         own = [_parameter(field, self._usages[name], docs[name]) for name, field in self._fields.items()]
         own.sort(key=lambda parameter: parameter.name in self._common)
@@ -63,7 +63,7 @@ class MethodCommand:
         return parameters
 
     def run(self, raw: dict[str, Any]) -> None:
-        """Run the method with the values ``raw`` of the parameters. Raises PenstockError."""
+        """Run the method. ``raw`` holds the unparsed values of the parameters. Raises PenstockError."""
         given = {name: raw[name] for name in self._fields if raw[name] not in (None, []) and raw[name] is not False}
         if raw.get("decode"):
             self._check_decode(given, raw)
@@ -77,7 +77,7 @@ class MethodCommand:
         show(self.name, options, outcome, raw.get("output"), json=raw["json"])
 
     def _read(self, name: str, value: Any) -> Any:
-        """The field's value for a given option."""
+        """The value of a field from the text of its option."""
         if self._fields[name].default is True:
             return False
         if parse := _PARSERS.get(self._usages[name].text):
@@ -127,7 +127,7 @@ def _flags(method: type[Method]) -> list[inspect.Parameter]:
 
 
 def _parameter(field: msgspec.structs.FieldInfo, usage: Usage, text: str) -> inspect.Parameter:
-    """The option of one field. The default is None, for which the method uses its own default."""
+    """The option of one field. Its default is None, which selects the method's own default."""
     name = option_name(field.name, field.default)
     if field.default is True:
         text = f"Do not {text[:1].lower()}{text[1:]}"

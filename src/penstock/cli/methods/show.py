@@ -40,7 +40,7 @@ def show(name: str, method: Method, outcome: Outcome, output: Path | None, *, js
 
 
 def _comparison(outcome: Outcome, titles: tuple[str, str]) -> Table:
-    """The original and the result side by side."""
+    """A table that compares the original and the result."""
     before, after = outcome.original.size_bytes, outcome.model.size_bytes
     rows: list[tuple[str, ...]] = [("", *titles, "")]
     rows.append(("size, KiB", _kib(before), _kib(after), _smaller(before, after)))

@@ -18,16 +18,16 @@ from penstock.tensor import Signature, TensorSpec
 
 
 class OnnxFacts(msgspec.Struct):
-    """The contents of an ONNX model, in the form of the JSON output."""
+    """The contents of an ONNX model. The JSON output has the same fields."""
 
     model: str
     size_bytes: int
     opsets: dict[str, int]
-    """Version by domain; the default domain is ``ai.onnx``."""
+    """Opset version by domain. The default domain is named ``ai.onnx``."""
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     axes: dict[str, tuple[str, ...]]
-    """Names of the axes by input and output; empty for an axis of fixed size or without a name."""
+    """The names of the axes of each input and output. A name is empty if the axis has a fixed size or no name."""
     operators: dict[str, int]
     """Number of nodes by operator, subgraphs included."""
     dependent_rows: str

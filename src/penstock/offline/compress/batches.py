@@ -10,10 +10,10 @@ from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.tensor import Array, Signature
 
 Data = Dataset | Mapping[str, Array] | Iterable[Mapping[str, Array]]
-"""An array for each input by name, samples along the first axis; or an iterable of such mappings, whose free dimensions may differ.
+"""A mapping with an array for each input, whose first axis counts the samples; or an iterable of such mappings, whose free dimensions
+may differ.
 
-Each iteration over an iterable must start at the beginning, as for a list or an object whose ``__iter__`` reads the samples.
-"""
+Each iteration over an iterable must start at the beginning, like that of a list."""
 
 
 class CalibrationBatches:

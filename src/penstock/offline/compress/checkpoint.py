@@ -18,7 +18,7 @@ from penstock.storage.atomic import write_whole
 
 _DIGEST_BYTES = 32
 _MAX_ARRAY_BYTES = (1 << 32) - 1
-"""MessagePack's limit for one value."""
+"""MessagePack's limit on the bytes of one value."""
 T = TypeVar("T")
 
 
@@ -36,7 +36,7 @@ class _Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 def write_checkpoint(path: Path, contents: object, what: str = "") -> None:
     """Write ``contents`` (plain data, structs, arrays of numbers) to ``path`` atomically. Missing folders are created.
 
-    Raises ResourceExhausted. Its message calls the contents ``what``.
+    Raises ResourceExhausted. In the error message, ``what`` is the name of the contents.
     """
     payload = msgspec.msgpack.encode(contents, enc_hook=_pack)
     write_whole(path, hashlib.sha256(payload).digest(), payload, what=what, durable=True)

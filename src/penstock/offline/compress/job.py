@@ -49,7 +49,7 @@ class Job:
         force: bool = False,
         tell: Callable[[str], None] = _log.info,
     ) -> None:
-        """The method gets ``data``; the result is measured on ``evaluate``. ``tell`` is called with each remark.
+        """The method uses ``data``, and the result is measured on ``evaluate``. ``tell`` is called with each remark.
 
         Raises InvalidConfig, EngineUnavailable, InvalidArgument, AlreadyExists, NotFound, InvalidModel, Unsupported, InvalidData.
         """

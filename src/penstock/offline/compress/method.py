@@ -50,13 +50,13 @@ class StepContext(msgspec.Struct, frozen=True):
     on_progress: OnProgress = lambda *_: None
     """Raises DeadlineExceeded to stop the method."""
     is_over: Callable[[], bool] = lambda: False
-    """True if a method that works in rounds must end with its best result so far."""
+    """Returns True when a method that works in rounds must end with its best result so far."""
     check_memory: Callable[[Artifact], None] = lambda _: None
     """Raises ResourceExhausted if training a model needs more memory than the machine has."""
     options: dict[str, Any] = {}
-    """Values from a plan for options of these names, in all methods that have them."""
+    """Values that a plan sets for the options with these names, in all methods that have them."""
     placements: dict[str, QdqPlacement] = {}
-    """Known fastest placements, by the digest of the model."""
+    """The fastest placement of each model that was already measured, by the model's digest."""
 
     def stage(self, name: str) -> Progress:
         """A callback that reports the progress of one stage."""
@@ -70,17 +70,17 @@ class StepContext(msgspec.Struct, frozen=True):
         return self.fitted
 
     def held_out(self, threads: int) -> tuple[Dataset, Judge]:
-        """Samples for the method, and a judge on other samples."""
+        """The samples that the method uses, and a judge that uses other samples."""
         if self.judge is not None:
             return self.data, self.judge
         fitted, held = hold_out(self.original, self.data)
         return fitted, Judge(self.original, held, threads)
 
     def once(self, name: str, make: Callable[[], Artifact], *decides: object) -> Artifact:
-        """``make()``, or its stored result. Results are stored because they may depend on measured times, and training continues
-        from them.
+        """Return the result of ``make()``, or the stored result of an earlier run. Results are stored because they may depend on
+        measured times, and training continues from them.
 
-        ``decides`` identifies the result together with ``name``, as plain data.
+        ``name`` and the plain data ``decides`` together identify the result.
         """
         if self.folder is None:
             return make()
@@ -103,11 +103,11 @@ class Made(msgspec.Struct, frozen=True):
     """The result of one method."""
 
     model: Artifact | None
-    """None if the method only measures."""
+    """The changed model; None if the method only measures."""
     aims: tuple[Aim, ...] = ()
     """The aims of the method."""
     facts: dict[str, Any] = {}
-    """Plain data for the JSON output."""
+    """Facts about the result, as plain data for the JSON output."""
     notes: tuple[str, ...] = ()
     """Remarks for the user."""
     short: dict[Aim, str] = {}
@@ -129,7 +129,7 @@ class Method(Options, frozen=True, kw_only=True):
     examples: ClassVar[tuple[str, ...]] = ()
     """Command lines for the help."""
     data_options: ClassVar[tuple[str, ...]] = ("--train",)
-    """Names of the command's option for the method's data."""
+    """Names of the command-line option that takes the method's data."""
     role: ClassVar[str] = "model"
     """Name of the model in errors. Unless it is ``model``, the command has an option of this name for it."""
     titles: ClassVar[tuple[str, str]] = ("original", "made")
@@ -208,5 +208,5 @@ class TrainingMethod(Method, frozen=True, kw_only=True):
 
 
 def needs_torch(module: str) -> Any:
-    """A module of ``penstock.offline.compress`` that imports torch. Raises EngineUnavailable if torch is not installed."""
+    """Import a module of ``penstock.offline.compress`` that needs torch. Raises EngineUnavailable if torch is not installed."""
     return importlib.import_module(f"penstock.offline.compress.{module}")

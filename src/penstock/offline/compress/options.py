@@ -1,4 +1,4 @@
-"""Options: structs whose fields declare bounds, help and form on the command line."""
+"""Options: structs whose fields declare their bounds, their help, and their form on the command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Usage(msgspec.Struct, frozen=True, eq=False):
     text: Literal["", "share", "seconds", "file"] = ""
     """The text form of the value: ``share`` for 5%, ``seconds`` for 20s, ``file`` for a path; empty for the form of its type."""
     needs: Mapping[str, tuple[str, ...]] = {}
-    """Options that must also be set, each to one of these values, or to any true value if there are none."""
+    """Other options that this one requires, with their allowed values. Without values, any true value is allowed."""
     excludes: tuple[str, ...] = ()
     """Options that cannot be combined with this one."""
     writes: Literal["", "picture", "report", "coded model"] = ""
@@ -27,7 +27,7 @@ class Usage(msgspec.Struct, frozen=True, eq=False):
     default: str = ""
     """The default in help, if it differs from the field's."""
     hidden: bool = False
-    """The option exists only in Python."""
+    """True if the option exists only in Python, not on the command line."""
 
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1), Usage("share")]
@@ -59,7 +59,7 @@ class Options(msgspec.Struct, frozen=True):
             raise InvalidConfig(message, f"change or remove {spell(name)}") from None
 
     def _wanted(self, name: str, expected: str) -> str:
-        """The requirement on ``name`` as text; ``expected`` is the text of msgspec."""
+        """The requirement on ``name`` as text. ``expected`` is msgspec's text of it."""
         if bound := re.search(r"([<>]=?) (\S+)$", expected):
             return f"{_BOUNDS[bound[1]]} {_shown(self, name, float(bound[2]))}"
         kind = next((plain_type(field.type) for field in msgspec.structs.fields(self) if field.name == name), None)

@@ -24,7 +24,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def model(self) -> Artifact:
-        """The result; the original if the method only measures."""
+        """The resulting model; the original if the method only measures."""
         return self.made.model or self.original
 
     @property

@@ -25,13 +25,13 @@ Progress = Callable[[int, int], None]
 """Called with the number of finished steps and the total."""
 
 _MEMORY_SHARE = 0.5
-"""Fraction of the machine's memory for one batch of the largest tensor together with the tensor from which it is computed."""
+"""One batch of the largest tensor, with the tensor from which it is computed, may take this fraction of the machine's memory."""
 _NAMED = 5
 """Maximum number of samples named in a message."""
 
 
 def no_progress(_done: int, _total: int) -> None:
-    """Ignore progress."""
+    """A progress callback that does nothing."""
 
 
 class Taps:
@@ -67,9 +67,9 @@ class Taps:
     ) -> Iterator[tuple[str, Array]]:
         """Yield the tensors ``names`` for every batch, group by group.
 
-        ``group``, one of ``groups``, includes all ``names``. The model of the group is run, so that calls for different names share
-        a session. ``values`` are values of optional inputs. Raises InvalidData with tensor and samples if a value is NaN or
-        infinite, and ResourceExhausted if one batch of the largest tensor needs more than half of the memory.
+        ``group``, one of ``groups``, includes all ``names``. The model of the group is run, so that calls for different names share a
+        session. ``values`` are values of optional inputs. Raises InvalidData, which names tensor and samples, if a value is NaN or
+        infinite. Raises ResourceExhausted if one batch of the largest tensor needs more than half of the memory.
         """
         passes = [list(group)] if group else self.groups(names)
         for number, shown in enumerate(passes):
@@ -140,7 +140,7 @@ class Taps:
 
 
 def grouped(sizes: Mapping[str, int], memory_bytes: int) -> list[list[str]]:
-    """The names of ``sizes``, in order, in groups of at most ``memory_bytes`` or of one name."""
+    """The names in ``sizes``, in order, in groups. A group has at most ``memory_bytes``, unless it consists of a single name."""
     groups: list[list[str]] = []
     used = 0
     for name, size in sizes.items():

@@ -20,7 +20,7 @@ from penstock.offline.compress.ptq.scheme import integer_scheme, required_isa
 from penstock.resources import MachineFacts
 
 _CHOICE_S = 4.0
-"""Seconds for choosing the range methods of all tensors. After that, ranges of least squared error are used."""
+"""Time limit in seconds for choosing the range methods of all tensors. After that, ranges of least squared error are used."""
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ def integer_versions(
     *,
     anywhere: bool = False,
 ) -> tuple[list[Version], tuple[str, ...]]:
-    """The distinct INT8 models of ``fp32``, by calibration method and placement, and notes.
+    """The distinct INT8 models of ``fp32``, one for each calibration method and placement, and notes.
 
     ``careful`` adds versions with equalised channels, ranges chosen for each tensor, and corrected biases. ``anywhere`` uses 7-bit
     weights, which every CPU multiplies without overflow.

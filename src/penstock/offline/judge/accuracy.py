@@ -36,7 +36,7 @@ class Reference(msgspec.Struct, frozen=True):
 
     metric: Literal["top-1", "agreement", "fidelity"]
     output: str
-    """The output that top-1 reads; agreement, fidelity and relative error use all outputs."""
+    """The output that top-1 uses. Agreement, fidelity and relative error use all outputs."""
     answers: Outputs
     labels: Array | None
 
@@ -145,7 +145,7 @@ def answers_of(
 
 
 def _hits(scores: Array, target: Array) -> Array:
-    """True, per sample, if the class with the highest score is ``target``; a sample with NaN is a miss."""
+    """For each sample, True if the class with the highest score is ``target``. A sample with NaN is a miss."""
     return np.asarray((scores.argmax(axis=1) == target) & ~np.isnan(scores).any(axis=1))
 
 

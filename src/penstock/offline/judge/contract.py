@@ -57,7 +57,7 @@ class Contract(msgspec.Struct, frozen=True):
         )
 
     def latency_objection(self, p99_ms: float) -> str:
-        """The reason why a p99 of ``p99_ms`` is too slow; empty if it is not."""
+        """The reason why a p99 of ``p99_ms`` misses the contract; empty if it meets it."""
         if self.p99_ms is None or p99_ms <= self.p99_ms:
             return ""
         return f"p99 {p99_ms:.3g} ms, {self.p99_ms:.3g} ms are allowed"

@@ -29,7 +29,7 @@ ORIGINAL = "original"
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """One candidate's outputs compared with the original's, in a few bytes per sample."""
+    """The comparison of one candidate's outputs with the original's, which takes a few bytes per sample."""
 
     accuracy: Accuracy
     scores: Array
@@ -60,7 +60,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class Judge:
-    """Judges candidates against ``original`` on ``data``, in ``engine`` with ``threads`` threads."""
+    """Judges candidates against ``original`` on ``data``. All models run in ``engine`` with ``threads`` threads."""
 
     def __init__(self, original: Artifact, data: Dataset, threads: int = 1, *, engine: str = "onnxruntime") -> None:
         """Raises InvalidModel or EngineUnavailable if the original does not load; InvalidData if there are no samples, or if the
@@ -120,7 +120,8 @@ class Judge:
 
 
 def hold_out(artifact: Artifact, data: Dataset, share: float = 0.2) -> tuple[Dataset, Dataset]:
-    """Split off the last ``share`` of ``data``, in multiples of the batch size of ``artifact``: the rest, and that part.
+    """Split off the last fraction ``share`` of ``data``, in multiples of the batch size of ``artifact``. Returns the first part, then
+    the part that was split off.
 
     Raises InvalidData if there are too few samples.
     """

@@ -14,9 +14,9 @@ Outputs = dict[str, Array]
 
 _Z95 = 1.959964
 _TAIL = 0.025
-"""The probability outside a 95 % interval, on either side."""
+"""The probability on each side of a 95 % interval."""
 _TINY, _HUGE = 1e-150, 1e150
-"""Bounds of sums of squares, so that their quotients and totals are finite."""
+"""Sums of squares are limited to this range, so that their quotients and totals are finite."""
 _NEGLIGIBLE = 1e-6
 """Smaller elements count as zero."""
 _WORST = 1e6
@@ -91,9 +91,9 @@ def share_divergence(reference: Array, outputs: Array) -> Array:
 
 
 def _squares(want: Array, got: Array) -> tuple[Array, Array]:
-    """Per sample, the sum of squared differences and the sum of squares of the reference; text differs by 0 or 1.
+    """For each sample, the sum of squared differences and the sum of squares of the reference. Two texts differ by 0 or 1.
 
-    Equal NaN and infinities count as no difference. A sample in which they differ has a difference equal to its norm.
+    Equal NaN and infinities count as no difference. If they differ in a sample, its difference equals its norm.
     """
     rows, got = want.reshape(len(want), -1), got.reshape(len(want), -1)
     if want.dtype.kind in "OSU":
@@ -115,7 +115,9 @@ def _are_shares(scores: Array) -> bool:
 
 
 def _log_shares(scores: Array, are_shares: bool) -> Array:
-    """Logarithms of each row's probabilities, at least that of ``_LEAST_SHARE``. A row with NaN or infinity has only this minimum."""
+    """Logarithms of each row's probabilities, which are raised to at least ``_LEAST_SHARE``. In a row with NaN or infinity, every
+    probability is this minimum.
+    """
     scores = scores.astype(np.float64)
     broken = ~np.isfinite(scores).all(axis=1, keepdims=True)
     scores = np.where(broken, 0.0, scores)

@@ -22,7 +22,7 @@ def race(
     threads: int = 1,
     engine: str = "onnxruntime",
 ) -> dict[_Name, Timings]:
-    """Load ``models`` and time each on a call with ``inputs``, for about ``budget_s`` seconds after all are loaded."""
+    """Load ``models`` and time a call of each with ``inputs``, for about ``budget_s`` seconds, not counting the time to load."""
     with contextlib.ExitStack() as stack:
         running = {name: stack.enter_context(loaded(model, threads, engine=engine)) for name, model in models.items()}
         return race_loaded(running, inputs, budget_s)

@@ -39,8 +39,8 @@ def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02) ->
 
 
 def too_few(samples: int, metric: str, max_loss: float, what: str) -> tuple[str, ...]:
-    """A note if no result on ``samples`` samples of the kind ``what`` can prove a loss within ``max_loss``, with a sufficient
-    number.
+    """A note if ``samples`` samples of the kind ``what`` cannot prove a loss within ``max_loss``, whatever the result. It states a
+    sufficient number.
 
     No note for fidelity, which does not count hits, or for a maximum loss of 0, which no number of samples can prove.
     """
@@ -57,7 +57,7 @@ def too_few(samples: int, metric: str, max_loss: float, what: str) -> tuple[str,
 
 
 def unproved(accuracy: Accuracy, max_loss: float) -> tuple[str, ...]:
-    """A note if ``accuracy`` is within ``max_loss`` without proof, with the number of samples that would prove it."""
+    """A note if ``accuracy`` is within ``max_loss`` but this is not proven. It states the number of samples that would prove it."""
     loss = accuracy.loss
     if accuracy.metric == "fidelity" or max_loss <= 0 or loss.high <= max_loss or loss.value > max_loss:
         return ()

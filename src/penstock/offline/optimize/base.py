@@ -14,9 +14,9 @@ from penstock.offline.optimize import graph
 class Pass(ABC):
     """One rewrite of the graph, in place.
 
-    The docstring of a pass numbers its rules and exceptions; comments in the code refer to them. A pass keeps the names of inputs
-    and outputs. Every other name either denotes the same tensor as before or disappears. A reference from a subgraph counts as a
-    use. A pass is deterministic.
+    The docstring of a pass numbers its rules and exceptions; comments in the code refer to them. A pass keeps the names of inputs and
+    outputs. Every other name either denotes the same tensor as before or disappears. A tensor that a subgraph refers to counts as
+    used. A pass is deterministic.
     """
 
     name: ClassVar[str]
@@ -49,7 +49,7 @@ class PassRecord(msgspec.Struct, frozen=True):
     status: Literal["applied", "unchanged", "reverted"]
     nodes_before: int
     nodes_after: int
-    """Number of nodes afterwards; for a reverted pass, the same as before."""
+    """Number of nodes after the pass; for a reverted pass, the same as before it."""
     max_relative_error: float | None
     """Error against the original over all samples. Passes that are verified together share the error after the last
     one. None if nothing was run. JSON writes an infinite error as null too.
@@ -60,7 +60,7 @@ class PassRecord(msgspec.Struct, frozen=True):
 
 
 class OptimizeReport(msgspec.Struct, frozen=True):
-    """All passes in the order in which they ran, and the number of nodes before and after, including those of subgraphs."""
+    """The report of all passes, in the order in which they ran. Numbers of nodes include the nodes of subgraphs."""
 
     passes: tuple[PassRecord, ...]
     nodes_before: int

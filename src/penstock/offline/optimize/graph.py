@@ -64,12 +64,12 @@ def input_of(node: ir.Node, index: int) -> ir.Value | None:
 
 
 def is_used(value: ir.Value) -> bool:
-    """True if a node, including those of subgraphs, or the caller reads ``value``."""
+    """True if ``value`` is read by a node, also one of a subgraph, or by the model's caller."""
     return bool(value.uses()) or value.is_graph_output()
 
 
 def sole_consumer(value: ir.Value) -> ir.Node | None:
-    """The only consumer of ``value``, in the same graph; None if ``value`` has other consumers or is a graph output."""
+    """The consumer of ``value``, if it is the only one and in the same graph. None if it has others or is a graph output."""
     uses = value.uses()
     if len(uses) != 1 or value.is_graph_output():
         return None
@@ -164,7 +164,8 @@ def replace_by_nodes(node: ir.Node, nodes: list[ir.Node]) -> None:
 def replace_pair(
     first: ir.Node, second: ir.Node, op_type: str, inputs: list[ir.Value | None], attributes: list[ir.Attr]
 ) -> None:
-    """Replace ``first`` and ``second``, the sole consumer of its only used output, by one node of ``op_type``.
+    """Replace ``first`` and ``second`` by one node of ``op_type``. Only ``second`` reads ``first``, which has one used
+    output.
 
     The new node takes the place of ``second`` and writes the same value under the same name.
     """

@@ -83,7 +83,9 @@ class Linear(NamedTuple):
         return len(self.bias)
 
     def per_channel(self, array: Array) -> Array | None:
-        """``array`` in FP64 with one number per channel; None if it does not broadcast over ``y`` by channel."""
+        """``array`` as FP64 with one number per channel. None if broadcasting it over ``y`` would not apply one number to each
+        channel.
+        """
         rank = self.weight.ndim
         padded = (1,) * (rank - array.ndim) + array.shape
         if len(padded) != rank or padded[1] not in (1, self.channels) or any(d != 1 for d in padded[:1] + padded[2:]):

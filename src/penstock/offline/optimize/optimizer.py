@@ -30,12 +30,12 @@ MAX_ROUNDS = 8
 def optimize(
     artifact: Artifact, samples: Sequence[Mapping[str, Array]] = (), passes: Sequence[Pass] | None = None
 ) -> tuple[Artifact, OptimizeReport]:
-    """A self-contained artifact with the same outputs and fewer nodes, and the report of every pass.
+    """Returns a self-contained artifact with the same outputs and fewer nodes, and the report of every pass.
 
     ``samples`` are real inputs on which the outputs are compared, in addition to generated inputs; the first 8 are used. ``passes``
     replaces the default passes. A pass that changes the outputs is undone, and its record gives the reason. The result is
-    deterministic, and a self-contained model that no pass changes keeps its bytes. Raises InvalidModel or Unsupported for a model
-    that cannot be read, InvalidArgument for a sample that does not fit.
+    deterministic. A self-contained model that no pass changes keeps its bytes. Raises InvalidModel or Unsupported for a model that
+    cannot be read, InvalidArgument for a sample that does not fit.
     """
     active = default_passes() if passes is None else list(passes)
     options = {"passes": [current.name for current in active]}

@@ -25,10 +25,11 @@ class LabelledInputs(dict[str, Array]):
 
 
 def generate(signature: Signature, free_size: int) -> Iterator[LabelledInputs]:
-    """Generate deterministic samples: normal values at batch 1 and 3; zeros, large and negative values at batch 1.
+    """Generate deterministic samples: normally distributed values for batches of 1 and 3; zeros, large values and negative values for
+    a batch of 1.
 
-    A free first axis is the batch, and every other free dimension has size ``free_size``. Integers are 0 or 1, so that they are
-    valid indices; those of ``large`` are at most 99. The model may reject some samples.
+    A free first axis is the batch, and every other free dimension has size ``free_size``. Integers are 0 or 1, so that they are valid
+    indices; in the sample ``large``, they are at most 99. The model may reject some samples.
     """
     seen = set()
     for kind, batch in _CASES:

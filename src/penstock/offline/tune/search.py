@@ -25,7 +25,7 @@ CLOSE_SIZE = 1.01
 """Among candidates within this ratio of the smallest size, the fastest one wins."""
 
 Compare = Callable[["Trial", "Trial"], Interval]
-"""The speed-up of the second trial over the first."""
+"""Returns the speed-up of the second trial over the first."""
 
 
 class Trial(msgspec.Struct, eq=False):
@@ -64,7 +64,7 @@ class Trial(msgspec.Struct, eq=False):
 
 
 def running(trials: Sequence[Trial]) -> list[Trial]:
-    """The timed trials that neither failed nor were rejected."""
+    """The trials that were timed, and that neither failed nor were rejected."""
     return [trial for trial in trials if trial.status == "outrun" and trial.timings is not None]
 
 
@@ -111,7 +111,7 @@ def choose_smallest(bases: Sequence[Trial], trials: Sequence[Trial], contract: C
 
 
 def explain_sizes(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]) -> None:
-    """Set the reason of every trial after a choice by size."""
+    """Set the reason of every trial, after the choice was made by size."""
     least = _disk_bytes(winner)
     for trial in (*bases, *running(trials)):
         larger = _disk_bytes(trial) / least

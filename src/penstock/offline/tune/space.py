@@ -27,12 +27,12 @@ class Candidate(Version, frozen=True, kw_only=True):
 
     @property
     def exact(self) -> bool:
-        """True if the candidate computes with the original's precision and weights."""
+        """True if the candidate has the original's weights and computes in its precision."""
         return self.precision == "fp32" and not self.compression
 
     @property
     def disk_bytes(self) -> int:
-        """Size in a bundle."""
+        """The size in bytes that it takes in a bundle."""
         return self.stored_bytes or self.artifact.size_bytes
 
     @property

@@ -46,7 +46,7 @@ from penstock.rows.proof import unproven
 
 _SCREEN_SHARE, _CONFIRM_SHARE, _PROFILE_SHARE = 0.4, 0.35, 0.25
 _SCREEN_PRECISION, _PRECISION = 0.03, 0.01
-"""Relative precision of the speeds at which a stage ends early: coarse for the screening, fine for the final choice."""
+"""A stage ends early when the speeds are known to this relative precision: coarse for the screening, fine for the final choice."""
 _MEMORY_SHARE = 0.5
 """Fraction of the machine's memory for candidates that are loaded together."""
 
@@ -79,7 +79,7 @@ class TuneResult(msgspec.Struct, frozen=True):
 
 
 class Tuner:
-    """One tuning run, with ``data`` and ``contract``. ``originals`` has the original once for each number of threads."""
+    """One tuning run, on ``data`` and under ``contract``. ``originals`` holds the original model, once for each number of threads."""
 
     def __init__(
         self,
@@ -144,7 +144,9 @@ class Tuner:
         )
 
     def _promising(self, threads: int) -> list[Trial]:
-        """The trials with ``threads`` threads to time: all for the fewest threads, otherwise those of the best versions so far."""
+        """The trials with ``threads`` threads that are timed: all trials for the smallest number of threads, otherwise those of the
+        best versions so far.
+        """
         trials = [trial for trial in self._trials if trial.candidate.threads == threads]
         if threads == min(self._bases) or len(trials) <= FINALISTS:
             return trials
@@ -194,7 +196,7 @@ class Tuner:
         self._on_progress("confirm", 1, 1)
 
     def _profile(self, winner: Trial) -> None:
-        """Profile the winner and the original with the same number of threads by batch size, interleaved."""
+        """Profile the winner, and the original with the same number of threads, at each batch size. Their calls are interleaved."""
         pair = {trial.candidate.name: trial for trial in (self._bases[winner.candidate.threads], winner)}
         models = {name: _model(trial) for name, trial in pair.items()}
         found = profile(

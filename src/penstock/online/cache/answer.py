@@ -29,7 +29,7 @@ _ENTRY_BYTES = 600
 _OUTPUT_BYTES = 400
 _ELEMENT_BYTES = 48
 _PARAMETER_BYTES = 100
-"""Estimated overhead of Python for a response, an output, an element of a BYTES tensor, and a parameter."""
+"""Estimated overhead in bytes of Python objects for a response, an output, an element of a BYTES tensor, and a parameter."""
 
 
 class _Output(msgspec.Struct, array_like=True, frozen=True):
@@ -49,7 +49,7 @@ _decode_head = msgspec.msgpack.Decoder(_Head).decode
 
 
 class CachedAnswer(msgspec.Struct, frozen=True):
-    """Outputs and parameters of a response, and the memory that they take. Its arrays are read-only, also in responses from it."""
+    """Outputs and parameters of a response, and the memory that they take. The arrays are read-only, also in responses from it."""
 
     outputs: Mapping[str, Array]
     parameters: Parameters
@@ -103,7 +103,7 @@ def from_bytes(stored: Buffer) -> CachedAnswer:
 
 def _decode(stored: memoryview) -> CachedAnswer:
     if stored[: len(_MAGIC)] != _MAGIC or len(stored) < _START:
-        raise ValueError("it has another format")
+        raise ValueError("it has a different format")
     end = _START + _SIZE.unpack_from(stored, len(_MAGIC))[0]
     if end > len(stored):
         raise ValueError("it is truncated")

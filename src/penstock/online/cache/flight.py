@@ -31,7 +31,8 @@ _OF_ONE_REQUEST = frozenset({Code.CANCELLED, Code.DEADLINE_EXCEEDED, Code.RESOUR
 
 
 Submit = Callable[[Done], Cancellable | None]
-"""Submits a request to the scheduler, which calls ``done`` once, perhaps before this returns None. Raises PenstockError."""
+"""Submits a request to the scheduler, which calls ``done`` once. If it calls ``done`` at once, the result is None. Raises
+PenstockError."""
 Lookup = Callable[[Callable[[CachedAnswer | None], None]], Cancellable | None]
 """Looks the response up in the second tier. Cancelling prevents the call."""
 
@@ -56,10 +57,10 @@ class Waiter(msgspec.Struct, eq=False):
 
 
 class Flight:
-    """The equal requests that wait for one response. Belongs to the event loop.
+    """The equal requests that wait for one response. Used only on the event loop.
 
-    ``keep`` receives the response and whether it is new; ``ended`` is called once, before the last requests are answered.
-    Statistics count the first request of a run as executed and the others as cache hits.
+    ``keep`` receives the response and whether it is new; ``ended`` is called once, before the last requests are answered. In the
+    statistics, the request that was submitted counts as executed, and all others count as cache hits.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Flight:
         waiter.flight, waiter.left = self, left
         deadline = waiter.request.deadline
         if deadline is not None:
-            # The scheduler only knows the deadline of the submitted request.
+            # The scheduler knows only the deadline of the submitted request.
             loop = asyncio.get_running_loop()
             waiter.timer = loop.call_later(max(0, deadline.remaining(self._clock)), self._expire, waiter)
         return waiter
@@ -161,7 +162,7 @@ class Flight:
                 self._tell(waiter, outcome)
 
     def _next(self, error: PenstockError, submitter: Waiter | None) -> None:
-        """Answer ``submitter``, whose own deadline or place in the queue made the run fail, and submit the next request."""
+        """Answer ``submitter``, for whose own reasons the run failed (its deadline, or a full queue), and submit the next request."""
         if not self._waiters:
             return
         failed = submitter if submitter is not None and submitter in self._waiters else None

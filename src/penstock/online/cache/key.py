@@ -31,7 +31,9 @@ _NO_PARAMETERS = _PARAMETERS.encode({})
 
 
 def model_prefix(identity: str, version: str) -> bytes:
-    """The prefix of a model version's keys. ``identity`` identifies its content, e.g. by the digests of bundle and variant."""
+    """The prefix that all keys of a model version share. ``identity`` identifies its content, e.g. by the digests of bundle and
+    variant.
+    """
     return hashlib.sha256(b"%d:%b%b" % (len(identity.encode()), identity.encode(), version.encode())).digest()
 
 
@@ -55,7 +57,7 @@ def cache_key(prefix: bytes, request: InferRequest) -> bytes | None:
         array = inputs[name]
         wire = to_wire(array)
         _add_name(parts, name)
-        # A bracket ends the shape, and a semicolon the length of the data.
+        # A closing bracket ends the shape, and a semicolon ends the length of the data.
         parts.append(b"%b%b%d;" % (_code(array), str(array.shape).encode(), len(wire)))
         data.append(wire)
     digest = hashlib.sha256(b"".join(parts))

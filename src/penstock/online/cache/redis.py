@@ -1,7 +1,7 @@
 """The second tier of the response cache, in a Redis that several servers may share.
 
-If Redis fails, a client at worst gets a cache miss: look-ups have a short timeout, responses are written in the background, and a
-circuit breaker pauses the use of Redis after failures, for twice as long each time. Stored responses are checked and bounded in size.
+If Redis fails, a client at worst gets a cache miss. Look-ups have a short timeout, and responses are written in the background. After
+failures, a circuit breaker pauses the use of Redis, each time for twice as long. Stored responses are checked and bounded in size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEY_PREFIX = b"penstock:1:"
 """The prefix of all keys in Redis; the number is the version of the key's derivation."""
 
 _GET_S = 0.05
-"""Maximum time that a request waits for Redis, about the time of connecting to a server nearby."""
+"""Maximum time that a request waits for Redis, about as long as connecting to a nearby server takes."""
 _SET_S = 1.0
 _MAX_LOOKUPS = 64
 _MAX_UNWRITTEN = 256
@@ -34,15 +34,13 @@ _MAX_UNWRITTEN_BYTES = 32 << 20
 
 
 class Breaker:
-    """A circuit breaker. Pure.
-
-    It opens after ``tolerance`` consecutive failures. While open, it allows one attempt after each pause; pauses double from
-    ``first_s`` to ``last_s``.
+    """A circuit breaker. Pure. It opens after ``tolerance`` consecutive failures. While open, it allows one attempt after each pause;
+    pauses double from ``first_s`` to ``last_s``.
     """
 
     def __init__(self, tolerance: int = 3, first_s: float = 0.25, last_s: float = 30.0) -> None:
         self.is_open = False
-        """True after ``tolerance`` failures, until a success."""
+        """True from ``tolerance`` consecutive failures until the next success."""
         self._tolerance, self._first_s, self._last_s = tolerance, first_s, last_s
         self._failures = 0
         self._pause_s = first_s
@@ -53,7 +51,8 @@ class Breaker:
             return True
         if now < self._until:
             return False
-        # This caller makes the attempt. If it never reports the outcome, another caller may try after another pause.
+        # This caller makes the one attempt. If it never reports the outcome, another caller may try after another
+        # pause.
         self._until = now + self._pause_s
         return True
 
@@ -73,9 +72,9 @@ class Breaker:
 
 
 class RedisTier:
-    """A ``SecondTier`` in the Redis at ``url`` (``redis://``, ``rediss://`` or ``unix://``). Belongs to the event loop.
+    """A ``SecondTier`` in the Redis at ``url`` (``redis://``, ``rediss://`` or ``unix://``). Used only on the event loop.
 
-    Redis keeps a response for ``ttl_s`` seconds; if that is 0, until it evicts the response. A response larger than
+    Redis keeps a response for ``ttl_s`` seconds or, if that is 0, until it evicts the response. A response larger than
     ``max_value_bytes`` is not stored. A look-up is a miss after ``timeout_s``. The first look-up connects. Raises InvalidConfig;
     neither the error nor the log shows the credentials in ``url``.
     """

@@ -32,7 +32,7 @@ class SecondTier(Protocol):
     """A larger, slower cache behind this one, which servers may share. It never raises: a failure is a miss."""
 
     def get(self, key: bytes, done: Callable[[CachedAnswer | None], None]) -> Cancellable | None:
-        """Look ``key`` up and call ``done`` once, perhaps before this returns None. Cancelling prevents the call."""
+        """Look ``key`` up and call ``done`` once. If ``done`` is called at once, the result is None. Cancelling prevents the call."""
 
     def put(self, key: bytes, answer: CachedAnswer) -> None:
         """Store ``answer`` in the background, if possible."""
@@ -61,7 +61,7 @@ def open_cache(cache_bytes: int, cache_redis: str, cache_ttl_s: float, clock: Cl
 
 
 class ResponseCache:
-    """Responses of all models, at most ``max_bytes`` (> 0); evicts the least recently used. Belongs to the event loop."""
+    """Responses of all models, at most ``max_bytes`` (> 0); evicts the least recently used. Used only on the event loop."""
 
     def __init__(self, max_bytes: int, clock: Clock, second: SecondTier | None = None) -> None:
         self.clock = clock
@@ -81,8 +81,8 @@ class ResponseCache:
         """The cache of one model version, which must be neither decoupled nor stateful.
 
         ``identity`` returns an identifier of the model's content, so that a changed model does not find old responses here or in the
-        second tier. It is called for each request to an ensemble, whose parts may change. At most ``max_waiting`` requests wait for
-        the responses to equal requests.
+        second tier. For an ensemble, it is called on each request, because the models of the ensemble may change. At most
+        ``max_waiting`` requests wait for the responses to equal requests.
         """
         if isinstance(identity, str):
             prefix = model_prefix(identity, version)
@@ -129,7 +129,7 @@ class ResponseCache:
 
 
 class ModelCache:
-    """The cache of one model version, made by ``ResponseCache.of``. Belongs to the event loop."""
+    """The cache of one model version, made by ``ResponseCache.of``. Used only on the event loop."""
 
     def __init__(
         self, cache: ResponseCache, prefix: Callable[[], bytes], statistics: ModelStatistics, max_waiting: int
@@ -146,7 +146,7 @@ class ModelCache:
         self._is_open = True
 
     def answer(self, request: InferRequest, done: Done, submit: Submit) -> Cancellable | None:
-        """Answer the checked ``request`` from the cache, with the response to an equal request, or by ``submit(done)``.
+        """Answer the checked ``request`` from the cache, with the response to an equal request in flight, or by ``submit(done)``.
 
         ``submit`` passes the request to the scheduler, perhaps later. ``done`` is called once, perhaps before this returns None.
         Outputs from the cache are read-only. Raises Unavailable.
@@ -172,7 +172,7 @@ class ModelCache:
         return self._fly(key, waiter)
 
     def forget(self) -> None:
-        """Remove all responses and cache no more: the model version is being unloaded."""
+        """Remove all responses and cache no further ones, because the model version is being unloaded."""
         self._is_open = False
         self._cache.forget(self)
 

@@ -79,7 +79,9 @@ class Instance:
                     self._forward(model, alone, retries=False)
 
     def _forward(self, model: LoadedModel, batch: Batch, retries: bool) -> bool:
-        """Run ``batch`` and finish it. With ``retries``, return False instead if it failed and its requests may run again."""
+        """Run ``batch`` and finish it. With ``retries``, a failed batch whose requests may run again is not finished; the result is
+        then False.
+        """
         times = BatchTimes(batch.taken_ns, batch.taken_ns, batch.taken_ns, batch.taken_ns)
         outcome: list[dict[str, Array]] | PenstockError
         try:
@@ -103,7 +105,7 @@ class Instance:
         return PenstockError(f"the model failed: {type(error).__name__}")
 
     def _is_predictable(self, model: LoadedModel) -> bool:
-        """True if requests that may be merged take the same time per row."""
+        """True if all requests that may be merged take the same time per row."""
         if not model.predictable or self._layout.is_ragged:
             return False
         # Without batching, requests of different shapes have the same key.

@@ -1,4 +1,4 @@
-"""Calls between models: made on any thread, answered on the event loop."""
+"""Calls from one model to another: they are made on any thread, and answered on the event loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.request import Done, InferRequest
 
 
 class StartCall(Protocol):
-    """The type of ``DataPlane.call``, which belongs to the event loop."""
+    """The type of ``DataPlane.call``, which is called on the event loop."""
 
     def __call__(self, request: InferRequest, done: Done, *, decoupled: bool) -> Cancellable | None: ...
 
@@ -24,7 +24,7 @@ class ModelCall:
     def __init__(self, loop: asyncio.AbstractEventLoop, call: StartCall) -> None:
         self._loop = loop
         self._call = call
-        # The other attributes belong to the loop.
+        # The other attributes are used only on the event loop.
         self._cancelled = False
         self._request: Cancellable | None = None
 

@@ -50,7 +50,7 @@ class Load(msgspec.Struct, tag=True):
     name: str = ""
     """``Artifact.name``."""
     beside: tuple[FileEntry, ...] = ()
-    """``Artifact.beside``. Without a ``path``, the contents follow the main file's bytes."""
+    """``Artifact.beside``. The model's other files. Without a ``path``, their contents follow the bytes of the main file."""
 
 
 class Loaded(msgspec.Struct, tag=True):
@@ -62,7 +62,7 @@ class Loaded(msgspec.Struct, tag=True):
     left_out: dict[str, str] = {}
     """See ``LoadedModel``."""
     decoupled: bool = False
-    """For Python models only, like ``max_batch``; see ``RequestModel``."""
+    """Set for Python models only, like ``max_batch``; see ``RequestModel``."""
     max_batch: int | None = None
 
 
@@ -82,7 +82,7 @@ class Failed(msgspec.Struct, tag=True):
 
     @classmethod
     def of(cls, error: Exception) -> Failed:
-        """Convert ``error``. The parent learns only the type of an unexpected one; the log gets the traceback."""
+        """Convert ``error``. The parent learns only the type of an unexpected error; the log gets the traceback."""
         if not isinstance(error, PenstockError):
             _log.error("the model failed", exc_info=error)
             error = PenstockError(f"the model failed: {type(error).__name__}")
@@ -94,14 +94,14 @@ class Failed(msgspec.Struct, tag=True):
 
 class Execute(msgspec.Struct, tag=True):
     first: int
-    """Number of the first request; the numbers of the others follow."""
+    """Number of the first request; the others are numbered consecutively."""
     requests: list[InferRequest]
     """The requests without their inputs."""
     inputs: list[list[TensorSlot]]
 
 
 OutcomeSlots = list[TensorSlot] | Failed | None
-"""The outcome of a request: outputs, an error, or None if there is none yet."""
+"""The outcome of a request: outputs, an error, or neither if there is none yet."""
 
 
 class Executed(msgspec.Struct, tag=True):
@@ -170,7 +170,7 @@ Message = Load | Loaded | Forward | Forwarded | Failed | Execute | Executed | An
 
 
 def without_inputs(request: InferRequest) -> InferRequest:
-    """The part of ``request`` that messages contain."""
+    """The fields of ``request`` that messages contain, without the inputs."""
     return msgspec.structs.replace(request, inputs={}, deadline=None, trace=None, step=None, held=None, lease=None)
 
 

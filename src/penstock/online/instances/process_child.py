@@ -23,15 +23,16 @@ _STDERR = 2
 class ProcessChild:
     """A new process, not a fork: it inherits only ``files``, the descriptors of the model and of the tensors in and out.
 
-    It runs the module ``worker`` and ends with this process. ``wait`` belongs to one thread. One thread at a time may ``send``, and
-    one may ``receive``.
+    It runs the module ``worker`` and ends with this process. Only one thread may call ``wait``. One thread at a time may ``send``,
+    and one may ``receive``.
     """
 
     def __init__(self, files: Sequence[int], worker: str = WORKER) -> None:
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
         inherited = (theirs.fileno(), lifeline, *files)
-        # Blocked until the child ignores them, since a terminal signals the child too, which must live until the parent has drained.
+        # A terminal signals the child too, which must live until the parent has drained. The signals are therefore
+        # blocked until the child ignores them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
         try:
             self._process = subprocess.Popen(  # noqa: S603 - a module of Penstock
@@ -95,7 +96,7 @@ class ProcessChild:
     def wait(self) -> str:
         """Wait until the child has ended, free its resources, and return how it ended."""
         code = self._process.wait()
-        # Wakes waiting callers even if a process that the model has started still holds the other end.
+        # This wakes waiting callers even if a process that the model has started still holds the other end open.
         self.ask_to_end()
         with self._sending, self._receiving:
             self._channel.close()
@@ -103,7 +104,7 @@ class ProcessChild:
         return _how(code)
 
     def ask_to_end(self) -> None:
-        """Have the child end after its current call."""
+        """Tell the child to end after its current call."""
         with contextlib.suppress(OSError):  # not connected any more
             self._channel.socket.shutdown(socket.SHUT_RDWR)
 

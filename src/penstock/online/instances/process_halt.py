@@ -18,7 +18,7 @@ class Endable(Protocol):
 
 
 class Halt:
-    """Ends processes that are still loading their models, because a load may never end. Any thread may use it."""
+    """Ends processes that are still loading their models; such a load might never end by itself. Any thread may use it."""
 
     def __init__(self, model: str = "") -> None:
         self._model = model

@@ -2,7 +2,8 @@
 
 Tensors pass through shared memory: inputs are copied into it once, outputs out of it once, and nothing is pickled. If the process
 dies, only its current batch fails. It is restarted at once, and after repeated deaths with growing delays (see ``restart``). Until
-it is back, the model is not ``healthy``: calls wait up to a second, then fail with the time after which to retry.
+the new process has loaded the model, the model is not ``healthy``. Calls wait up to a second; then they fail, with the time after
+which to retry.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from penstock.tensor import Array, Signature, TensorSpec
 _log = logging.getLogger(__name__)
 
 _PATIENCE_S = 1.0
-"""Maximum wait of a call for a restarting process. It also limits the rate of failing batches."""
+"""Maximum time for which a call waits for a process that is being restarted. It also limits the rate of failing batches."""
 _LOOK_S = 0.05
 _MAX_DEATHS = 32
 
 
 class InstanceRestarting(InstanceDied):
-    """The model's process has died and is not back yet."""
+    """The model's process has died and has not been restarted yet."""
 
     code = Code.UNAVAILABLE
 
@@ -49,7 +50,7 @@ class ModelProcess:
     end_s = 2.0
     """Longest wait for the child to end by itself before it is killed."""
     least_load_s = 60.0
-    """Minimum timeout of loading if calls have a timeout, since loading takes longer than a call."""
+    """Minimum timeout of loading, if calls have a timeout: loading takes longer than a call."""
 
     def __init__(self, message: Load, model_file: int, timeout_s: float, clock: Clock) -> None:
         self.signature: Signature
@@ -153,10 +154,10 @@ class ModelProcess:
         self.keeps_state, self.unranked, self.left_out = loaded.keeps_state, loaded.unranked, loaded.left_out
 
     def _attach(self, child: ProcessChild) -> None:
-        """Called when ``child`` has loaded the model, before its first call."""
+        """Hook that runs when ``child`` has loaded the model, before its first call."""
 
     def _call(self, call: Callable[[ProcessChild], None]) -> ProcessChild:
-        """Call the child. If it died before it received the batch, call its replacement."""
+        """Call the model in the child. If the child died before it received the batch, call its replacement."""
         while True:
             child = self._wait_for_child()
             try:
@@ -192,7 +193,7 @@ class ModelProcess:
             return self._child
 
     def _lose(self, child: ProcessChild) -> None:
-        """Stop calling ``child``; the keeper replaces it."""
+        """Stop calling ``child``; the keeper thread replaces it."""
         with self._changed:
             if self._child is child:
                 self._child = None

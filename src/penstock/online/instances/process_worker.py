@@ -40,7 +40,7 @@ def serve(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
     faulthandler.enable()
     channel = Channel(socket.socket(fileno=end))
-    with suppress(EOFError, OSError):  # the parent has hung up
+    with suppress(EOFError, OSError):  # the parent has closed the connection
         load = channel.receive()
         assert isinstance(load, Load)
         answer(channel, load, lambda: _read_artifact(load, model_file), [TensorArena(file) for file in arenas])
@@ -100,8 +100,8 @@ def _read_artifact(load: Load, model_file: int) -> Artifact:
 def _end_with(lifeline: int) -> None:
     """Have the kernel end this process when the parent's end of the pipe ``lifeline`` is closed.
 
-    The signal has to end the process by its default action, because a model that hangs may hold the interpreter.
-    PR_SET_PDEATHSIG is not suitable: it reports the end of the parent's thread, not of the parent.
+    The signal has to end the process by its default action, because a model that hangs may hold the interpreter lock, so that no
+    Python handler can run. PR_SET_PDEATHSIG is not suitable: it reports the end of the parent's thread, not of the parent.
     """
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())

@@ -118,7 +118,7 @@ def _given(layout: BatchLayout, pending: Pending) -> InferRequest:
 def _shaped(
     layout: BatchLayout, pending: Pending, outcome: dict[str, Array] | PenstockError
 ) -> dict[str, Array] | PenstockError:
-    """Convert outputs to the clients' shapes. Without a reshape, the model may answer any number of rows."""
+    """Convert outputs to the clients' shapes. Without a reshape, the outputs may have any number of rows."""
     if isinstance(outcome, PenstockError) or isinstance(layout, MergedRows | SingleRequest):
         return outcome
     try:

@@ -1,4 +1,4 @@
-"""Tensors in memory that two processes share: one side replaces them for every call, the other reads them.
+"""Tensors in memory that two processes share. One side replaces them for every call, and the other side reads them.
 
 The memory is a memfd that only grows, by doubling. It is sealed against shrinking, so reading announced tensors cannot raise SIGBUS.
 """
@@ -21,11 +21,11 @@ from penstock.tensor import Array, DataType, from_wire, to_wire
 _FIRST_BYTES = 64 << 10
 _MAX_BYTES = 8 << 30
 _ALIGNMENT = 64
-"""One cache line, which also suits vector instructions."""
+"""Alignment of tensors: one cache line, which also suits vector instructions."""
 
 
 class TensorSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The place of a tensor in the arena, where BYTES have their wire form."""
+    """The location of a tensor in the arena. BYTES tensors are stored in their wire form."""
 
     name: str
     datatype: DataType
@@ -83,7 +83,7 @@ class TensorArena:
     def view(self, slots: Sequence[TensorSlot]) -> dict[str, Array]:
         """The tensors as read-only views, valid until the next write; BYTES are decoded.
 
-        Raises PenstockError for slots that ``write`` cannot return: they come from a process that runs a model's code.
+        The slots come from a process that runs a model's code, so PenstockError is raised for slots that ``write`` cannot return.
         """
         mapped = self._mapped(max((slot.offset + slot.byte_size for slot in slots), default=0))
         tensors: dict[str, Array] = {}

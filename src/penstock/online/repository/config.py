@@ -1,7 +1,7 @@
 """The typed configuration of a model: the fields of Triton's ``ModelConfig`` that Penstock uses, under Triton's names.
 
 Files and clients write it in Triton's schema. Only ``penstock.online.repository.triton`` reads and writes that schema and checks its
-rules. The same type represents a user's configuration, and the completed configuration of a loaded model.
+rules. The same type represents the configuration that a user wrote, and the completed configuration of a loaded model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.tensor import DataType, Signature, TensorSpec
 
 
 class TensorReshape(msgspec.Struct, frozen=True):
-    """The shape that the model receives instead of ``dims``."""
+    """The shape in which the model sees a tensor that has the shape ``dims`` for clients."""
 
     shape: tuple[int, ...] = ()
 
@@ -25,14 +25,15 @@ class TensorConfig(msgspec.Struct, frozen=True):
 
     name: str = ""
     data_type: DataType | None = None
-    """None: the data type of the model's tensor."""
+    """None means the data type of the model's tensor."""
     dims: tuple[int, ...] = ()
-    """Without the batch dimension if requests are merged; -1 is any size. Empty: the dimensions of the model's tensor."""
+    """The shape, without the batch dimension if requests are merged. A dimension of -1 may have any size. Empty means the shape of
+    the model's tensor."""
     reshape: TensorReshape | None = None
     optional: bool = False
     """Inputs only: whether a request may omit it."""
     allow_ragged_batch: bool = False
-    """Inputs only: whether requests of different shapes are concatenated element by element."""
+    """Inputs only: whether requests whose shapes differ are merged by concatenating their elements."""
     label_filename: str = ""
     """Outputs only: a file with the names of the classes, one per line."""
 
@@ -43,7 +44,9 @@ class TensorConfig(msgspec.Struct, frozen=True):
 
 
 class BatchTensor(msgspec.Struct, frozen=True):
-    """A ``batch_input``, which the server computes from the batch, or a ``batch_output``, which it splits by an input's shapes."""
+    """A ``batch_input``, which the server computes from the batch, or a ``batch_output``, which it splits among the requests
+    according to the shapes of an input.
+    """
 
     kind: str = "BATCH_ELEMENT_COUNT"
     target_name: tuple[str, ...] = ()
@@ -66,7 +69,7 @@ class RateLimiting(msgspec.Struct, frozen=True):
 
 
 class InstanceGroup(msgspec.Struct, frozen=True):
-    """Instances with the same settings."""
+    """A group of instances with the same settings."""
 
     count: int = 0
     """0 counts as 1."""
@@ -77,7 +80,7 @@ class VersionPolicy(msgspec.Struct, frozen=True):
     """The versions to serve. ``all`` takes precedence over ``specific``, and ``specific`` over ``latest``."""
 
     latest: int = 1
-    """Number of versions, counted from the greatest."""
+    """Serve this many versions, those with the greatest numbers."""
     all: bool = False
     specific: tuple[int, ...] | None = None
 
@@ -89,7 +92,7 @@ class Optimization(msgspec.Struct, frozen=True):
 
 
 class SequenceControl(msgspec.Struct, frozen=True):
-    """The meaning of a control input, and its values for false and true: one of the pairs, or a ``data_type`` alone."""
+    """The meaning of a control input. One of the pairs gives its values for false and true, or ``data_type`` is set alone."""
 
     kind: str = "CONTROL_SEQUENCE_START"
     int32_false_true: tuple[int, ...] = ()
@@ -117,11 +120,11 @@ class ControlInput(msgspec.Struct, frozen=True):
 class InitialState(msgspec.Struct, frozen=True):
     dims: tuple[int, ...] = ()
     data_file: str = ""
-    """A file in the model's folder ``initial_state``; empty: zeros."""
+    """A file in the folder ``initial_state`` of the model. If empty, the state is initially zero."""
 
 
 class SequenceState(msgspec.Struct, frozen=True):
-    """An output that becomes an input of the sequence's next request."""
+    """An output that is passed as an input to the next request of the sequence."""
 
     input_name: str = ""
     output_name: str = ""
@@ -132,15 +135,15 @@ class SequenceState(msgspec.Struct, frozen=True):
 
 
 class DirectStrategy(msgspec.Struct, frozen=True):
-    """Each sequence has its own row of the batch."""
+    """Strategy in which each sequence has its own row of the batch."""
 
     max_queue_delay_microseconds: int = 0
     minimum_slot_utilization: float = 0.0
-    """From 0 to 1: a batch is delayed until this share of its rows is filled."""
+    """From 0 to 1: a batch waits until this fraction of its rows is filled."""
 
 
 class OldestStrategy(msgspec.Struct, frozen=True):
-    """Batches are formed from the sequences that wait longest."""
+    """Strategy in which batches are formed from the sequences that have waited longest."""
 
     max_candidate_sequences: int = 0
     """Maximum number of active sequences on one instance; 0: ``max_batch_size``."""
@@ -170,9 +173,9 @@ class EnsembleStep(msgspec.Struct, frozen=True):
     """0 and -1: the server chooses."""
     model_namespace: str = ""
     input_map: Mapping[str, str] = {}
-    """From the model's input to the ensemble's tensor."""
+    """The ensemble's tensor for each input of the model."""
     output_map: Mapping[str, str] = {}
-    """From the model's output to the ensemble's tensor."""
+    """The ensemble's tensor for each output of the model."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -188,7 +191,7 @@ class EnsembleScheduling(msgspec.Struct, frozen=True):
 
 
 class WarmUpInput(msgspec.Struct, frozen=True):
-    """An input of zeros, random values, or data from a file."""
+    """The content of one input: zeros, random values, or data from a file."""
 
     data_type: DataType
     dims: tuple[int, ...] = ()
@@ -224,7 +227,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     version_policy: VersionPolicy = VersionPolicy()
     instance_group: tuple[InstanceGroup, ...] = ()
     dynamic_batching: DynamicBatching | None = None
-    """At most one of this field and the next two is set."""
+    """At most one of ``dynamic_batching``, ``sequence_batching`` and ``ensemble_scheduling`` is set."""
     sequence_batching: SequenceBatching | None = None
     ensemble_scheduling: EnsembleScheduling | None = None
     model_warmup: tuple[WarmUpRequest, ...] = ()
@@ -266,7 +269,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
     def client_signature(self) -> Signature:
         """The tensors that clients send and receive, from a completed configuration.
 
-        Includes the batch dimension if requests are merged. Excludes inputs that the server creates, and applies no ``reshape``.
+        Shapes include the batch dimension if requests are merged. Inputs that the server creates are left out, and no ``reshape`` is
+        applied.
         """
         return self._signature(lambda tensor: tensor.dims)
 

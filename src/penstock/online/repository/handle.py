@@ -28,14 +28,14 @@ from penstock.tensor import TensorSpec
 _log = logging.getLogger(__name__)
 
 _AMPLIFYING = 4
-"""Outputs of more than this many times the size of the inputs are large for their request."""
+"""Outputs count as large for their request if they have more than this many times the bytes of the inputs."""
 
 
 class Handle:
-    """Belongs to the event loop; owns the instances and loaded models. ``config`` is the completed configuration.
+    """Owns the instances and loaded models; used only on the event loop. ``config`` is the completed configuration.
 
-    A caller that has just looked up a handle may submit to its scheduler within the same event-loop iteration; ``unload`` waits for
-    submitted requests, and for callers that hold the handle in order to submit later.
+    A caller that has just looked up a handle may submit to its scheduler within the same event-loop iteration. A caller that submits
+    later has to ``hold`` the handle. ``unload`` waits for submitted requests, and for callers that hold the handle.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of one version, from the assembler
@@ -64,13 +64,13 @@ class Handle:
         self._rows_first = config.batchable
         given, made = (_row_bytes(specs, config.batchable) for specs in (self.signature.inputs, self.signature.outputs))
         self.row_bytes = made if made > _AMPLIFYING * given else 0
-        """Bytes of the outputs for each row, or for a request if rows are not merged, where those are large for the inputs; else 0.
-        Dimensions that are not known count as 1."""
+        """Bytes of the outputs per row (per request if requests are not merged) if they are large for the inputs; else 0. Unknown
+        dimensions count as 1."""
         self.scheduler = scheduler
         self.cache = cache
         """None if the model's responses are not cached."""
         self.identity = identity
-        """Identifies the content: versions with equal responses have the same identity."""
+        """Identifies the content: versions with the same identity give equal responses."""
         self.labels = labels
         """The names of the classes, by output."""
         self.decoupled = config.decoupled
@@ -133,7 +133,7 @@ class Handle:
             instance.start(left)
 
     def shrink(self, count: int) -> None:
-        """End ``count`` instances, each once it has answered its current batch."""
+        """End ``count`` instances, each as soon as it has answered its current batch."""
         for _ in range(count):
             cast(DynamicBatcher, self.scheduler).dismiss()
         self._going += count
@@ -153,7 +153,7 @@ class Handle:
         self.config = with_instances(self.config, self.instance_count)
 
     def amplified_bytes(self, request: InferRequest) -> int:
-        """Bytes of the outputs for ``request`` by the signature if they are large for its inputs; else 0."""
+        """Bytes of the outputs for ``request``, computed from the signature, if they are large for its inputs; else 0."""
         if not (self.row_bytes and request.inputs):
             return 0
         shape = next(iter(request.inputs.values())).shape
@@ -161,7 +161,7 @@ class Handle:
         return size if size > _AMPLIFYING * sum(array.nbytes for array in request.inputs.values()) else 0
 
     def hold(self) -> None:
-        """Keep the version loaded until ``release``, in order to submit more requests later."""
+        """Keep the version loaded until ``release``, so that more requests can be submitted later."""
         self._holders += 1
 
     def release(self) -> None:

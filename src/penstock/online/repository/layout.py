@@ -1,7 +1,8 @@
-"""Finds models in repositories with Triton's layout, ``<model>/config.pbtxt`` and ``<model>/<version>/…``, and among targets.
+"""Finds models in repositories with Triton's layout (``<model>/config.pbtxt`` and ``<model>/<version>/…``), and among the targets of
+the command line.
 
-A model's fingerprint changes whenever one of its files changes; computing it does not read the files. All functions here block and
-belong on a thread.
+A model's fingerprint changes whenever one of its files changes; computing it does not read the files. All functions here block, so
+call them on a thread, not on the event loop.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Layout(msgspec.Struct, frozen=True):
         return models
 
     def _find(self, name: str) -> Path | PenstockError | None:
-        """``models().get(name)``, without listing the other models where possible."""
+        """The same as ``models().get(name)``, but avoids listing the other models where possible."""
         folders = [root / name for root in self.roots if not self.namespacing and _refusal(name) is None]
         present = [folder for folder in folders if folder.is_dir()]
         return present[0] if len(present) == 1 and name not in self.targets else self.models().get(name)
@@ -151,7 +152,9 @@ class Layout(msgspec.Struct, frozen=True):
         )
 
     def _resolved(self, given: ModelConfig, folder: Path | None) -> ModelConfig:
-        """``given`` with the served names of an ensemble's models, which are looked up in its own repository first."""
+        """``given``, in which an ensemble's models have the names under which they are served. A model is looked up in the ensemble's
+        own repository first.
+        """
         models, names = self.models(), []
         for step in given.steps:
             own = self.namespace(folder.parent) if folder else ""
@@ -231,7 +234,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _by_version(folder: Path, lines: Iterable[str]) -> dict[str, str]:
-    """``ModelSource.fingerprints``; ``lines`` describe all files of the model in ``folder``."""
+    """Compute ``ModelSource.fingerprints`` from ``lines``, which describe all files of the model in ``folder``."""
     files: dict[str, list[str]] = {version: [] for version in ("", *versions_in(folder))}
     for line in lines:
         top = line.partition("/")[0]
@@ -245,7 +248,7 @@ def _by_version(folder: Path, lines: Iterable[str]) -> dict[str, str]:
 def _files(target: Path) -> Iterator[str]:
     """A line with path, size, time and inode for each file below ``target``, or for ``target`` itself.
 
-    Omits hidden files, and files that are still being written. Raises InvalidModel if there are too many files, or they
+    Hidden files, and files that are still being written, are left out. Raises InvalidModel if there are too many files, or they
     cannot be listed.
     """
     waiting, count = [(os.fspath(target), "", 0)], 0

@@ -1,8 +1,8 @@
 """Loads, reloads and unloads the models of a server while it runs.
 
 Operations on one model run in the order of the requests; operations on different models run concurrently. A reload starts the new
-version before it replaces the old version, which then answers its accepted requests. If the new version fails, the old version stays.
-Blocking work runs on daemon threads, and only a few models load at the same time.
+version before it replaces the old one. The old version then finishes its accepted requests. If the new version fails, the old version
+stays. Blocking work runs on daemon threads, and only a few models load at the same time.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _log = logging.getLogger(__name__)
 _ATTEMPTS = 3
 """Number of attempts to load a model whose files change meanwhile."""
 _SEAT_S = 10.0
-"""A load that takes longer no longer counts towards the limit of concurrent loads, because it may never end."""
+"""After this many seconds, a load no longer counts towards the limit of concurrent loads, because it may never end."""
 _Result = TypeVar("_Result")
 Loading = asyncio.Task[list[Any]]
-"""A running load. Its result is the loads of ensembles that it caused."""
+"""A running load, as a task. It returns the loads of ensembles that it started."""
 
 
 class LoadFailed(InvalidArgument):
-    """A model could not be loaded; ``causes`` holds the error of each version."""
+    """A model could not be loaded. ``causes`` holds the error of each version."""
 
     def __init__(self, name: str, causes: Mapping[str, PenstockError]) -> None:
         reasons = [f"version {version} is at UNAVAILABLE state: {error.message}" for version, error in causes.items()]
@@ -59,7 +59,7 @@ class LoadFailed(InvalidArgument):
 
 
 class Manager:
-    """Belongs to the event loop.
+    """Used only on the event loop.
 
     ``preloaded`` holds versions that are already in memory, by name and version. They are used if their files have not changed.
     """
@@ -86,7 +86,7 @@ class Manager:
         self.is_explicit = is_explicit
         """True if clients may load and unload."""
         self.takes_files = takes_files
-        """True if clients may send the files to load, which may contain code."""
+        """True if clients may send the files of a model to load. Such files may contain code."""
         self._models: dict[str, ManagedModel] = {}
         self._missing: set[str] = set()
         self._seats = asyncio.Semaphore(1)
@@ -107,7 +107,9 @@ class Manager:
     async def start(
         self, wanted: Mapping[str, Override | None], threads: int, at_start: int
     ) -> dict[str, PenstockError]:
-        """Load the models ``wanted``, ``at_start`` at a time, and return the failures by name. Later, load ``threads`` at a time."""
+        """Load the models ``wanted`` and return the failures by name. Up to ``at_start`` models load at the same time. Later loads
+        run up to ``threads`` at the same time.
+        """
         self._seats = asyncio.Semaphore(max(threads, at_start))
         work = (self.load(name, override, is_due=True) for name, override in wanted.items())
         outcomes = await asyncio.gather(*work, return_exceptions=True)
@@ -135,12 +137,12 @@ class Manager:
     async def load(
         self, name: str, override: Override | None = None, *, is_part: bool = False, is_due: bool = False
     ) -> None:
-        """Load or reload model ``name`` from the repositories, with the replacements of ``override`` if given.
+        """Load or reload model ``name`` from the repositories, with the configuration and files of ``override`` if given.
 
         Returns when the model and the ensembles that were unloaded with it are ready. Keeps versions that have not changed.
-        ``is_part``: an ensemble needs the model. ``is_due``: the server loads the model on its own initiative, and is not complete
-        without it. Both keep an earlier override. Raises PenstockError if there is no such model, LoadFailed or InvalidConfig with the
-        reason of a failure, and Unavailable during shutdown.
+        ``is_part`` means that an ensemble needs the model. ``is_due`` means that the server loads the model on its own initiative,
+        and is not ready without it. In both cases an earlier override stays in effect. Raises PenstockError if there is no such
+        model, LoadFailed or InvalidConfig if loading fails, and Unavailable during shutdown.
         """
         if self._is_closed:
             raise Unavailable(f"model '{name}' cannot be loaded: the server is shutting down")
@@ -196,7 +198,7 @@ class Manager:
     async def close(self, timeout_s: float) -> list[str]:
         """Refuse further operations, and wait for running loads; served models stay. Returns the models that are still being loaded.
 
-        If such a thread is in an engine's native code, a regular exit would abort the process.
+        If one of their threads is in an engine's native code, a regular exit would abort the process.
         """
         self.end_loads()
         for task in self._tasks:
@@ -225,7 +227,7 @@ class Manager:
         *,
         keeps_override: bool = False,
     ) -> Loading:
-        """Begin a load, or return the waiting one that would do the same."""
+        """Begin a load, or return a waiting load that would have the same effect."""
         task = model.waiting
         if task is None or override is not None or (model.waiting_keeps_override and not keeps_override):
             load_options = msgspec.structs.replace(self._load_options, halt=model.halt)
@@ -250,10 +252,11 @@ class Manager:
         return task
 
     async def _on_thread(self, verb: str, name: str, work: Callable[[], _Result]) -> _Result:
-        """Run ``work()``, a part of loading model ``name``, on a thread, once fewer than the maximum number of loads are running.
+        """Run ``work()``, a part of loading model ``name``, on a thread. Wait first until fewer than the maximum number of loads are
+        running.
 
-        It counts until it ends, even if the caller is cancelled, but at most for ``_SEAT_S``, so that a load that hangs does not block
-        other loads.
+        The load counts as running until it ends, even if the caller is cancelled, but no longer than ``_SEAT_S``. A load that hangs
+        therefore does not block others.
         """
         seats = self._seats
         await seats.acquire()
@@ -281,7 +284,7 @@ class Manager:
         is_due: bool,
         keeps_override: bool,
     ) -> list[Loading]:
-        """Load or reload ``model``. Returns the loads of ensembles that this causes."""
+        """Load or reload ``model``. Returns the loads of ensembles that this starts."""
         async with model.turn:
             model.running_options = load_options
             if model.waiting is asyncio.current_task():
@@ -450,7 +453,7 @@ class Manager:
             raise
 
     async def _resize(self, handle: Handle | None, source: ModelSource, number: str, load_options: LoadOptions) -> None:
-        """Change the number of instances of ``handle`` to that of ``source``."""
+        """Change the number of instances of ``handle`` to the number that ``source`` configures."""
         assert handle is not None
         wanted = source.given.instances
         if (more := wanted - handle.instance_count) > 0:

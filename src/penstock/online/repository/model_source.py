@@ -14,13 +14,13 @@ TARGET_VERSION = "1"
 
 
 class ModelSource(msgspec.Struct, frozen=True):
-    """A model as its repository, or the command line, defines it at one moment."""
+    """A snapshot of a model's definition in its repository or on the command line."""
 
     name: str
     folder: Path
-    """Base folder of the files that the configuration names."""
+    """The folder to which file names in the configuration are relative."""
     versions: Mapping[str, Path]
-    """The version's folder, or its only file, by version number as text. The folders of an ensemble may be empty."""
+    """The folder of each version, or its only file. The keys are version numbers as text. An ensemble's folders may be empty."""
     given: ModelConfig = ModelConfig()
     """The configuration as the user wrote it."""
     fingerprints: Mapping[str, str] = {}
@@ -30,7 +30,7 @@ class ModelSource(msgspec.Struct, frozen=True):
     written_in: str = ""
     """The file that ``given`` was read from, for error messages; empty if there is none."""
     no_versions: str = ""
-    """Folders whose number is not a valid version, for error messages."""
+    """Folders whose names are numbers but not valid versions, for error messages."""
 
     @property
     def is_ensemble(self) -> bool:

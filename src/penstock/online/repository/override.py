@@ -28,7 +28,7 @@ _MAX_NAME = 255
 _FOLDER = re.compile(r"penstock-model-[a-z0-9_]{8}")
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _held: dict[str, int] = {}
-"""The locked file of each folder that this process uses."""
+"""The open lock file of each folder that this process uses."""
 _PART = re.compile(r"[^/\\\x00-\x1f\x7f]+")
 
 
@@ -47,9 +47,10 @@ def is_file(parameter: str) -> bool:
 
 
 def read_parameters(name: str, parameters: Mapping[str, Any]) -> tuple[str | None, dict[str, bytes]]:
-    """Read the configuration, and the files by path in the model's folder, from the parameters of a request to load model ``name``.
+    """Read an override from the parameters of a request to load model ``name``: the configuration, and the files by their path in the
+    model's folder.
 
-    Raises InvalidArgument, and PenstockError for a name that is too long for a file.
+    Raises InvalidArgument, and PenstockError for a path that is too long.
     """
     files: dict[str, bytes] = {}
     for key, value in parameters.items():

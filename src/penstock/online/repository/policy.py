@@ -15,7 +15,7 @@ class ChosenVersions(NamedTuple):
     versions: list[str]
     """Versions to serve."""
     missing: list[str]
-    """Versions that the policy names but that do not exist."""
+    """Versions that are named in the policy but do not exist."""
 
 
 class VersionPlan(NamedTuple):
@@ -43,7 +43,7 @@ def choose(policy: VersionPolicy, available: Collection[str]) -> ChosenVersions:
 
 
 def plan(served: Mapping[str, ModelSource], wanted: ModelSource, versions: Sequence[str]) -> VersionPlan:
-    """Plan the change from ``served``, the sources of the served versions, to ``versions`` of ``wanted``."""
+    """Plan the change to ``versions`` of the source ``wanted``. ``served`` holds the source of each version that is served now."""
     load = [one for one in versions if one not in served or needs_load(served[one], wanted, one)]
     resize = [
         version
@@ -65,7 +65,7 @@ def needs_load(old: ModelSource, new: ModelSource, version: str) -> bool:
 
 
 def _can_change(source: ModelSource) -> bool:
-    """True if the number of instances can change while they run."""
+    """True if instances can be added and removed while the model is served."""
     given = source.given
     limited = any(group.rate_limiter for group in given.instance_group)
     return bool(given.instance_group) and given.sequence_batching is None and not limited

@@ -1,7 +1,7 @@
 """Resolves one version of a model: finds, reads and verifies its files, without loading the model.
 
 A version is a bundle, served with its tuned settings, or a model file, served by the engine that its configuration or its format
-selects. All functions here read files, so they block and belong on a thread, not on the event loop.
+selects. All functions here read files and block, so call them on a thread, not on the event loop.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Isolation = Literal["thread", "process"]
 
 
 class LoadOptions(msgspec.Struct, frozen=True):
-    """How the server loads models. None leaves the choice to the configuration, the bundle or the machine."""
+    """How the server loads models. Where a setting is None, the configuration, the bundle or the machine determines its value."""
 
     max_batch: int | None = None
     instances: int | None = None
@@ -54,7 +54,7 @@ class LoadOptions(msgspec.Struct, frozen=True):
     warmup_folder: str = ""
     """Folder with recorded requests, in a subfolder for each model; empty: none."""
     halt: Halt = msgspec.field(default_factory=Halt)
-    """Ends child processes that are still loading."""
+    """Can end child processes that are still loading a model."""
 
 
 _DEFAULTS = LoadOptions()
@@ -73,11 +73,11 @@ class ResolvedVersion(msgspec.Struct, frozen=True):
     max_batch: int
     instances: int
     cores: tuple[tuple[int, ...], ...] = ()
-    """For each instance the ids of the cores that it is pinned to; empty: not pinned."""
+    """The ids of the cores to which each instance is pinned; empty if instances are not pinned."""
     backend: Backend = _NO_BACKEND
-    """Triton's names for the engine; empty for a target on the command line."""
+    """Triton's names for the engine; empty for a model from the command line."""
     load_options: LoadOptions = msgspec.field(default_factory=LoadOptions)
-    """The server's load options, with the model's own ``isolation``."""
+    """The server's load options, with the ``isolation`` that this model configures."""
 
     @property
     def name(self) -> str:
@@ -109,8 +109,8 @@ def define(
 ) -> list[ModelSource]:
     """The models of ``targets``, the bundles and model files on the command line.
 
-    ``settings`` holds their configurations by model name; files that these name are relative to ``folder``.
-    Raises NotFound, InvalidArgument for a repository, AlreadyExists if two targets have one name, and InvalidConfig also for settings
+    ``settings`` holds their configurations by model name; files that these name are relative to ``folder``. Raises NotFound,
+    InvalidArgument if a target is a repository, AlreadyExists if two targets have the same name, and InvalidConfig, also for settings
     without a target.
     """
     given = {name: parse(name, fields) for name, fields in settings.items()}
@@ -188,7 +188,7 @@ def find(source: ModelSource, version: str, load_options: LoadOptions = _DEFAULT
         options=options,
         max_batch=own_batch or load_options.max_batch or max_batch,
         instances=instances,
-        # All processes of a server load in the same way, so no process knows which cores it should use.
+        # All processes of a server load models with the same options, so none of them knows which cores it should use.
         cores=plan.cores if load_options.processes == 1 else (),
         backend=backend,
         load_options=msgspec.structs.replace(load_options, isolation=_isolation(source, load_options)),
@@ -222,7 +222,7 @@ def _of_bundle(source: ModelSource, bundle: Bundle) -> tuple[Artifact, str, dict
     if differences := bundle.differences(machine):
         text = "bundle '%s' was tuned on another machine, so its measured profile may not be valid here: %s"
         _log.warning(text, bundle.name, "; ".join(differences))
-    # For a bundle, ``engine_options`` only rejects devices.
+    # For a bundle, ``engine_options`` adds no options; it only rejects devices.
     options = {**variant.options, **engine_options(source.given, source.name, "", source.written_in)}
     instances = min(serving.instances, machine.cores)
     return bundle.artifact(variant), variant.engine, options, serving.max_batch, instances

@@ -1,4 +1,4 @@
-"""Unloads handles that are no longer served when they have answered all requests, and removes the files of unused overrides."""
+"""Unloads each handle that is no longer served, once it has answered all its requests, and removes the files of unused overrides."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_S = 2.0
 
 
 class Retirement:
-    """Belongs to the event loop."""
+    """Used only on the event loop."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -28,7 +28,7 @@ class Retirement:
         self._due = 0.0
 
     def retire(self, model: ManagedModel, handle: Handle, version: VersionState | None = None) -> None:
-        """Unload ``handle`` when it has answered all requests, then call ``version.end()``."""
+        """Unload ``handle`` once it has answered all its requests, then call ``version.end()``."""
 
         async def retire() -> None:
             await handle.unload()
@@ -39,7 +39,7 @@ class Retirement:
         self._later(retire(), model.leaving)
 
     def clear_up(self, model: ManagedModel) -> None:
-        """Remove the files of overrides that no served version uses, once replaced versions are unloaded."""
+        """Once the replaced versions are unloaded, remove the files of overrides that no served version uses."""
         used = {source.folder for source in model.served.values()}
         used |= {Path(model.override.folder)} if model.override else set()
         unused = [one for one in model.overrides if Path(one.folder) not in used]
@@ -64,7 +64,7 @@ class Retirement:
             task.add_done_callback(tasks.discard)
 
     def _give_back_soon(self) -> None:
-        """Return freed memory to the system after a second without an unload, or at the latest after two.
+        """Return freed memory to the system after one second without an unload, but after two seconds at the latest.
 
         Returning it immediately would slow down the next load, and block threads that allocate memory meanwhile.
         """

@@ -1,4 +1,4 @@
-"""The served models, by name and version. Belongs to the event loop."""
+"""The served models, by name and version. Used only on the event loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ServedModels:
         self._greatest: dict[str, Handle] = {}
 
     def add(self, handle: Handle) -> Handle | None:
-        """Serve ``handle``. Returns the handle that it replaces, which may still have requests to answer."""
+        """Serve ``handle``. Returns the handle that was replaced, which may still have requests to answer."""
         versions = self._models.setdefault(handle.name, {})
         old = versions.get(handle.version)
         versions[handle.version] = handle

@@ -33,7 +33,7 @@ NEXT = {
     VersionPhase.UNLOADING: {VersionPhase.UNAVAILABLE, VersionPhase.LOADING},
     VersionPhase.UNAVAILABLE: {VersionPhase.LOADING},
 }
-"""The states that may follow each state; a new version has none. A version stays READY while it is reloaded."""
+"""The states that may follow each state. A new version has no state. A version stays READY while it is reloaded."""
 
 Row = dict[str, Any]
 """A row of the index."""
@@ -93,7 +93,7 @@ class VersionState(msgspec.Struct):
             self.move(VersionPhase.UNAVAILABLE, "unloaded")
 
     def row(self, name: str, version: str, problem: str = "") -> Row:
-        """The row of the index. ``problem`` concerns the whole model."""
+        """The row of the index. ``problem`` is an error of the whole model."""
         state, reason = self.state or VersionPhase.UNAVAILABLE, problem or self.reason
         if self.handle is not None and not self.handle.is_healthy:
             state, reason = VersionPhase.UNAVAILABLE, "a model that it needs is not ready"
@@ -114,7 +114,7 @@ class ManagedModel:
         self.source: ModelSource | None = None
         """The most recently read source."""
         self.tried = ""
-        """The fingerprint at the last load, successful or not, that was caused by a change of files."""
+        """The fingerprint at the last load that a change of files caused, whether it succeeded or not."""
         self.override: Override | None = None
         """Replaces the repository's configuration, and possibly its files."""
         self.replaced = ""
@@ -124,7 +124,7 @@ class ManagedModel:
         self.is_wanted = False
         """True if the model was requested by name, not only as part of an ensemble."""
         self.is_stale = False
-        """True if this is an ensemble, and the tensors of a part have changed."""
+        """True if this is an ensemble, and the tensors of one of its models have changed."""
         self.turn = asyncio.Lock()
         """Held by the running operation; others wait in order."""
         self.generation = 0
@@ -132,15 +132,15 @@ class ManagedModel:
         self.pending = 0
         """Number of operations that have not ended."""
         self.waiting: asyncio.Task[list[Any]] | None = None
-        """The last operation, if it is a load without an override that has not begun."""
+        """The last operation, if it is a load that has not begun and has no override."""
         self.waiting_keeps_override = False
         """True if ``waiting`` keeps a previous override."""
         self.halt = Halt(self.name)
-        """Ends the loads that are requested from now on."""
+        """Can end loads that are requested from now on."""
         self.running_options = LoadOptions()
         """The options of the running load."""
         self.awaits = ""
-        """The part that its load waits for."""
+        """For an ensemble: the model that its load waits for."""
         self.leaving: set[asyncio.Task[None]] = set()
         """Tasks that unload replaced or removed handles."""
 
@@ -151,20 +151,20 @@ class ManagedModel:
 
     @property
     def parts(self) -> set[str]:
-        """The models that it needs, by its served versions and by the source that was read last."""
+        """For an ensemble: the models that its served versions, or the source that was read last, need."""
         known = [one.source for one in self.versions.values()]
         return {part for one in (*known, self.source) if one is not None for part in one.parts}
 
     @property
     def form(self) -> dict[str, tuple[Signature, int]]:
-        """The facts that ensembles depend on, by served version; the empty name stands for the greatest version."""
+        """The facts about each served version that ensembles depend on. The empty key stands for the greatest version."""
         handles = [one.handle for one in self.versions.values() if one.handle is not None]
         form = {one.version: (one.signature, one.config.max_rows) for one in handles}
         return form | {"": form[max(form, key=int)]} if form else {}
 
     @property
     def is_unknown(self) -> bool:
-        """True if only the name is known."""
+        """True if nothing but the model's name is known."""
         return self.source is None and not self.versions and not self.problem
 
     @property
@@ -179,12 +179,14 @@ class ManagedModel:
         self.halt = Halt(self.name)
 
     def forget(self) -> None:
-        """Return to the state before the first request to load it."""
+        """Restore the state that the model had before it was first requested."""
         self.problem, self.source, self.tried, self.override, self.replaced = "", None, "", None, ""
 
 
 def rows(name: str, model: ManagedModel | None) -> list[Row]:
-    """The rows of model ``name``: its versions in ascending order, or the reason why there are none, or just the name."""
+    """The rows of model ``name``: one per version, in ascending order. Without versions, a single row with the reason, or with just
+    the name.
+    """
     if model is not None and model.versions:
         return [model.versions[number].row(name, number, model.problem) for number in sorted(model.versions, key=int)]
     if model is not None and model.problem:

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Answers:
-    """Belongs to the event loop. ``now_ns`` is the clock."""
+    """Used only on the event loop. ``now_ns`` is the clock."""
 
     def __init__(self, statistics: ModelStatistics, now_ns: Callable[[], int], tracer: Tracer | None = None) -> None:
         self._statistics = statistics
@@ -30,7 +30,7 @@ class Answers:
 
     @property
     def statistics(self) -> ModelStatistics:
-        """The statistics, brought up to date."""
+        """The statistics, updated with all recorded batches."""
         self._log.digest()
         return self._statistics
 
@@ -129,7 +129,7 @@ class Answers:
 
 
 def tell(done: Done | None, outcome: Outcome) -> None:
-    """Call ``done``, if any, and log its exceptions."""
+    """Call ``done``, unless it is None, and log its exceptions."""
     try:
         if done is not None:
             done(outcome)

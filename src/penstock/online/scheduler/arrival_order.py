@@ -11,7 +11,7 @@ from penstock.request import Done, InferResponse, Outcome
 
 
 class ArrivalOrder:
-    """Belongs to the event loop."""
+    """Used only on the event loop."""
 
     def __init__(self) -> None:
         self._places: deque[_Place] = deque()
@@ -25,7 +25,7 @@ class ArrivalOrder:
 
     def _advance(self) -> None:
         if self._is_advancing:
-            return  # called by a receiver in the loop below, which delivers these answers too
+            return  # a receiver in the loop below made this call; that loop delivers these answers too
         self._is_advancing = True
         while self._places:
             first = self._places[0]

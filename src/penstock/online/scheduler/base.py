@@ -27,7 +27,7 @@ class Cancellable(Protocol):
 
 
 class Scheduler(Protocol):
-    """Belongs to the event loop. Every submitted request ends exactly once: with a result, an error, or Cancelled."""
+    """Used only on the event loop. Every submitted request ends exactly once: with a result, an error, or Cancelled."""
 
     @property
     def config(self) -> BatchingConfig: ...

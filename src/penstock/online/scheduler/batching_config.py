@@ -13,16 +13,16 @@ _MAX_LEVELS = 1000
 
 
 class TimeoutAction(enum.Enum):
-    """The action on a request whose time-out has passed."""
+    """What happens to a request whose queue timeout has passed."""
 
     REJECT = "REJECT"
     """The request fails."""
     DELAY = "DELAY"
-    """The request moves behind all requests of its priority level that are not late."""
+    """The request moves behind all requests of its priority level whose timeout has not passed."""
 
 
 class QueuePolicy(msgspec.Struct, frozen=True):
-    """The queue of one priority level."""
+    """The settings of the queue of one priority level."""
 
     timeout_action: TimeoutAction = TimeoutAction.REJECT
     default_timeout_microseconds: int = 0
@@ -41,21 +41,21 @@ class QueuePolicy(msgspec.Struct, frozen=True):
 
 
 class DynamicBatching(msgspec.Struct, frozen=True):
-    """Triton's ``dynamic_batching``. Without preferred sizes and delay, no request waits for others."""
+    """Triton's ``dynamic_batching``. If neither preferred sizes nor a delay are set, no request waits for others."""
 
     preferred_batch_size: tuple[int, ...] = ()
-    """Batch sizes that leave immediately; empty means ``max_batch``."""
+    """A batch of one of these sizes leaves immediately; empty means ``max_batch``."""
     max_queue_delay_microseconds: int = 0
-    """Maximum time that a request waits for others although an instance is free."""
+    """Maximum time for which a request waits for others while an instance is free."""
     preserve_ordering: bool = False
     """True if responses are sent in the order of the requests."""
     priority_levels: int = 0
     """Number of levels, of which 1 is the most urgent; 0 means no levels."""
     default_priority_level: int = 0
-    """Level of requests without a valid level."""
+    """The level of requests that have no valid level."""
     default_queue_policy: QueuePolicy = QueuePolicy()
     priority_queue_policy: Mapping[int, QueuePolicy] = {}
-    """Policies that differ from the default, by level."""
+    """Queue policies that differ from the default policy, by level."""
 
     @property
     def policies(self) -> list[QueuePolicy]:

@@ -14,7 +14,7 @@ import msgspec
 BRIEF_NS = 100_000
 """Approximate cost of passing a batch to a thread and back on a busy core, with cold caches."""
 LONG_NS = 10_000_000
-"""A run that is too long to be explained by a disturbance; all credit is lost."""
+"""A run of at least this time is too long to be explained by a disturbance, so all credit is lost."""
 NEEDED = 16
 """Number of short runs required before the first run on the event loop, and again after each long run."""
 MOST = 64

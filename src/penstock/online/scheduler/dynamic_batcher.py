@@ -3,7 +3,8 @@
 Natural batching: without a configured delay, no request waits for others. Requests that arrive while all instances are busy leave
 together when the next instance is free. An idle instance starts immediately with the requests of one event-loop iteration.
 
-Threads: ``take``, ``finish``, ``answer``, ``finish_stream`` and ``leave`` belong to the instances, the others to the event loop.
+Threads: the instances call ``take``, ``finish``, ``answer``, ``finish_stream`` and ``leave``. All other methods are called on the
+event loop.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from penstock.tensor import Array
 
 
 class _Sleeper(msgspec.Struct, eq=False):
-    """An idle instance, which sleeps on its own lock.
+    """An idle instance, which waits on its own lock.
 
-    Idle instances cannot share a queue: if another instance takes the item that wakes one, or the timeout is a microsecond,
-    ``queue.SimpleQueue.get`` of CPython 3.11 computes a negative timeout and waits forever.
+    Idle instances cannot share a queue, because ``queue.SimpleQueue.get`` of CPython 3.11 may compute a negative timeout and wait
+    forever. This happens if another instance takes the item that woke it, or if the timeout is a microsecond.
     """
 
     until_ns: int
-    """The time at which it checks the queue again; NEVER if only a request wakes it."""
+    """The time at which the instance checks the queue again; NEVER if only a request wakes it."""
     woken: Lock
     """Held until the instance is woken."""
     batch: Batch | None = None
@@ -48,7 +49,7 @@ class _Sleeper(msgspec.Struct, eq=False):
 
 
 class DynamicBatcher:
-    """A ``Scheduler``, see the module. ``now_ns`` is the clock, by which the requests' deadlines are also measured."""
+    """The ``Scheduler`` that the module's docstring describes. ``now_ns`` is the clock; the requests' deadlines use the same clock."""
 
     def __init__(
         self,
@@ -188,7 +189,8 @@ class DynamicBatcher:
     ) -> bool:
         """Forward answer ``number``, counted from 0, of a decoupled model; not the final one. False if the event loop is closed.
 
-        The model worked on it from ``times.merged_ns`` to ``times.ran_ns``. ``taken`` is called once the event loop has received it.
+        The model computed it from ``times.merged_ns`` to ``times.ran_ns``. ``taken`` is called once the event loop has received the
+        answer.
         """
         return self._call(self._answers.give_one, pending, outputs, number, times, taken)
 
@@ -210,7 +212,7 @@ class DynamicBatcher:
                 self._wake()
 
     def _admit(self, pending: Pending, done: Done) -> None:
-        """Set the request's level, timeout, deadline and place in the order. Raises Unavailable and DeadlineExceeded."""
+        """Set the request's level, timeout, deadline and position in the queue. Raises Unavailable and DeadlineExceeded."""
         request, now_ns = pending.request, pending.arrived_ns
         number = request.priority
         if not 1 <= number <= self.config.priority_levels:
@@ -238,7 +240,7 @@ class DynamicBatcher:
         if left_ns <= 0:
             raise self._answers.refused(DeadlineExceeded("the request's deadline has passed"))
         if self.config.decoupled:
-            return  # the first answers arrive early, and may be all that the client needs
+            return  # a decoupled model sends its first answers early, and the client may need no others
         self._predicts = True
         max_rows = self._rules.max_rows
         ahead = sum(level.rows for level in self._queue.levels[: (pending.lane >> 1) + 1]) + self._arrived_rows
@@ -278,7 +280,9 @@ class DynamicBatcher:
             self._set_timer(next_ns)
 
     def _at_once(self, arrived: list[Pending]) -> Batch | None:
-        """All of ``arrived`` as one batch that bypasses the queue, if they fit into one and no request is waiting."""
+        """One batch of all the requests ``arrived``, which bypasses the queue. None unless they fit into one batch and no other
+        request is waiting.
+        """
         if self._queue or not self._rules.natural:
             return None
         key = arrived[0].key
@@ -327,7 +331,7 @@ class DynamicBatcher:
         return isinstance(formed, Batch) or bool(formed.late) or formed.until_ns < self._watched_ns()
 
     def _decide(self, now_ns: int) -> tuple[Sequence[Pending], Batch | Wait]:
-        """The expired requests, and the decision about the others."""
+        """Returns the expired requests, and the decision about the others."""
         expired = self._queue.expire(now_ns) if self._queue.next_ns <= now_ns else ()
         formed = self._form(now_ns)
         for pending in formed.late:
@@ -344,7 +348,7 @@ class DynamicBatcher:
         sleeper.woken.release()
 
     def _rest(self, sleeper: _Sleeper) -> Batch | None:
-        """Wait until a batch is handed over, until woken to check the queue, or until ``sleeper.until_ns``."""
+        """Wait for a batch, for a wake-up to check the queue, or until ``sleeper.until_ns``."""
         if sleeper.until_ns == NEVER:
             sleeper.woken.acquire()
         elif not sleeper.woken.acquire(timeout=max(0.0, (sleeper.until_ns - self._now_ns()) / 1e9)):

@@ -33,7 +33,7 @@ Key = tuple[str, str]
 
 
 class EnsemblePart(Protocol):
-    """The part of a handle that ensembles use."""
+    """The interface of a handle, as far as ensembles use it."""
 
     name: str
     version: str
@@ -53,7 +53,7 @@ _Part = TypeVar("_Part", bound=EnsemblePart)
 
 
 class Models(NamedTuple, Generic[_Part]):
-    """The served models: ``find`` looks one up or raises NotFound, ``call`` submits a request to one."""
+    """Access to the served models: ``find`` looks a model up or raises NotFound, and ``call`` submits a request to one."""
 
     find: Callable[[str, str], _Part]
     call: Callable[[InferRequest, Done, _Part], Cancellable | None]
@@ -75,18 +75,18 @@ class Ensemble(msgspec.Struct, frozen=True):
 
 
 class _Passing(Pending, eq=False):
-    """A request to the ensemble, and its state; the requests to the models are derived from ``request``."""
+    """A request to the ensemble, and its progress. The requests to the models are derived from ``request``."""
 
     run: PipelineRun | None = None
     owned: Mapping[Key, EnsemblePart] = {}
     """The models to release at the end; empty if an outer ensemble holds them."""
     started_ns: int = 0
     timer: asyncio.TimerHandle | None = None
-    """Ends the request at its deadline while it waits."""
+    """The timer that ends the request if its deadline passes while it waits."""
 
 
 class EnsembleScheduler(Generic[_Part]):
-    """A ``Scheduler``, see the module."""
+    """The ``Scheduler`` that the module's docstring describes."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from penstock.online.scheduler.queue import NEVER, Pending
 from penstock.telemetry.statistics import Reason
 
 _WAKE_NS = 2_000_000
-"""Margin before the last moment at which a delayed batch can meet its deadlines, because threads wake late."""
+"""A delayed batch leaves this long before the last moment at which it can meet its deadlines, because threads wake late."""
 
 
 class Batch(msgspec.Struct):
@@ -35,11 +35,11 @@ class Batch(msgspec.Struct):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """No batch leaves before ``until_ns``, unless another request arrives."""
+    """No batch to run: the instance waits until ``until_ns``, or until another request arrives."""
 
     until_ns: int = NEVER
     late: Sequence[Pending] = ()
-    """Requests to drop, as in a batch."""
+    """Requests to drop, as in ``Batch``."""
 
 
 _NOTHING = Wait()
@@ -70,7 +70,7 @@ def form(
 ) -> Batch | Wait:
     """Form the batch of a free instance at ``now_ns``. Pure.
 
-    ``lines`` are those of ``Queue.lines``. With ``latency``, requests that would miss their deadlines are dropped.
+    ``lines`` is the result of ``Queue.lines``. With ``latency``, requests that would miss their deadlines are dropped.
     """
     if rules.natural and latency is None:
         for line in lines:
@@ -101,7 +101,7 @@ def form(
 
 
 def _prefix(line: Collection[Pending], now_ns: int, max_rows: int, merges: bool) -> Batch:
-    """The first requests that fit into a batch; the very first always fits."""
+    """The requests from the start of the line that fit into one batch. The first one always fits."""
     if len(line) <= max_rows:
         # In most cases all fit, and one pass without decisions is enough.
         requests = list(line)
@@ -201,7 +201,7 @@ def _in_time(
     """The number of requests that a batch of ``size`` rows answers in time, the requests that are too late, and the requests that do
     not fit.
 
-    With a backlog, the latter are not collected.
+    With a backlog, the requests that do not fit are not collected.
     """
     served = rows = 0
     late: list[Pending] = []

@@ -12,7 +12,7 @@ import msgspec
 _GAIN = 1 / 8
 _DEVIATION_GAIN = 1 / 4
 _DEVIATIONS = 2.0
-"""Mean deviations from the mean to the upper bound: the 95th percentile of a normal distribution."""
+"""The upper bound is this many mean deviations above the mean: the 95th percentile of a normal distribution."""
 _OUTLIER = 4.0
 """Measurements are limited to the mean plus this many deviations, so that one pause does not make the model appear slow."""
 _LIFE_NS = 1_000_000_000
@@ -38,7 +38,7 @@ class _Bucket(msgspec.Struct):
 
 
 class LatencyModel:
-    """One thread writes. Others may read a bucket in the middle of an update, which is precise enough."""
+    """One thread writes. Other threads may read a bucket in the middle of an update; the value is precise enough."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, _Bucket] = {}
@@ -62,8 +62,8 @@ class LatencyModel:
     def _at(self, rows: int, now_ns: int, deviations: float) -> int:
         """Interpolate between the nearest buckets.
 
-        Outside the measured range, return the lowest plausible duration, since only sizes that run are measured: proportional to the
-        rows below the range, and constant above it.
+        Outside the measured range, return the lowest plausible duration, because only sizes that run are measured. Below the range,
+        it is proportional to the rows; above the range, it is constant.
         """
         below_rows = below_ns = 0.0
         for _, bucket in sorted(self._buckets.copy().items()):

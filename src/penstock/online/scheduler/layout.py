@@ -1,4 +1,4 @@
-"""Conversion of requests to the model's inputs, and of its outputs to their answers. Pure.
+"""Conversion of requests to the model's inputs, and of the model's outputs to the answers. Pure.
 
 Requests are usually merged along the first axis. A configuration may require more: other shapes than the clients' (``reshape``),
 requests of different shapes joined element by element (``allow_ragged_batch``), and inputs that describe the batch (``batch_input``).
@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 class BatchLayout(Protocol):
-    """Created once per model; any thread may use it."""
+    """One is created per model; any thread may use it."""
 
     @property
     def is_ragged(self) -> bool:
@@ -113,7 +113,7 @@ class Reshape(msgspec.Struct, frozen=True):
             want not in (-1, got) for want, got in zip(self.model, shape, strict=True)
         ):
             raise PenstockError(
-                f"the model's output '{name}' has shape {list(shape)}, but its configuration reshapes {list(self.model)}",
+                f"the model's output '{name}' has shape {list(shape)}, but 'reshape' is for {list(self.model)}",
                 "correct 'reshape' in the model's configuration",
             )
         return _fill(self.client, self.model, shape)
@@ -192,7 +192,7 @@ class ShapedRequests:
 
 
 def _fill(into: Shape, pattern: Shape, shape: Shape) -> Shape:
-    """Fill the free dimensions of ``into``, in order, with the sizes that ``shape`` has in the free dimensions of ``pattern``."""
+    """Fill the free dimensions of ``into``, in order. The sizes come from ``shape``, at the free dimensions of ``pattern``."""
     sizes = iter([size for size, want in zip(shape, pattern, strict=True) if want == -1])
     return tuple([next(sizes) if want == -1 else want for want in into])
 
@@ -214,7 +214,7 @@ def _counts(shapes: Sequence[Shape]) -> Array:
 
 
 def _item_shapes(shapes: Sequence[Shape]) -> Array:
-    """The shape of each row's item."""
+    """The shape of one row's item, for each row."""
     return np.concatenate([np.tile(np.array(shape[1:], np.int64), (shape[0], 1)) for shape in shapes])
 
 

@@ -44,13 +44,13 @@ class Pending(msgspec.Struct, eq=False):
     """None once the request has ended."""
     arrived_ns: int
     lane: int = 0
-    """Place in the line: twice the level, counted from 0, plus one once the request is late."""
+    """Lane in the line: twice the level, counted from 0, plus one once the request is late."""
     timeout_ns: int = NEVER
-    """Time at which the level's maximum wait ends."""
+    """Time at which the maximum time in the queue of its level ends."""
     deadline_ns: int = NEVER
     """Time after which the client no longer waits for the answer."""
     expires_ns: int = NEVER
-    """The earlier of the two times above."""
+    """The earlier of the two times above: when the request expires."""
 
     def cancel(self) -> None:
         """Cancel the request, on the event loop. Before this returns, ``done`` is called with Cancelled unless the request has ended.
@@ -62,11 +62,11 @@ class Pending(msgspec.Struct, eq=False):
 
 
 Lane = dict[int, Pending]
-"""Requests by number, in order. Iterating a plain dict skips removed entries in about a nanosecond each, until the dict is next
-resized; an OrderedDict would take three times as long for every request."""
+"""Requests by number, in order. Until a plain dict is next resized, iterating it skips each removed entry in about a nanosecond. An
+OrderedDict would take three times as long for every request."""
 
 Lanes = list[Lane]
-"""The lanes of a line; a request leaves after those of the lanes before its own."""
+"""The lanes of a line. A request leaves after all requests of the earlier lanes."""
 
 
 class _Line(Collection[Pending]):
@@ -114,7 +114,7 @@ class Queue:
     def __init__(self, policies: Sequence[QueuePolicy]) -> None:
         self.levels = [PriorityLevel(policy) for policy in policies]
         self.next_ns = NEVER
-        """Time of the next ``expire``; may be too early."""
+        """Time at which ``expire`` has to be called next; may be too early."""
         delays = any(policy.timeout_action is TimeoutAction.DELAY for policy in policies)
         self._lane_count = 2 * len(policies) if delays or len(policies) > 1 else 1
         self._lines: dict[Hashable, Lanes] = {}
@@ -170,7 +170,7 @@ class Queue:
         return True
 
     def take(self, batch: Sequence[Pending], rows: int) -> None:
-        """Remove a batch of ``rows`` rows, all from one line."""
+        """Remove the requests of a batch of ``rows`` rows, all from one line."""
         key = batch[0].key
         lanes = self._lines[key]
         if len(lanes) == 1 and len(batch) == len(lanes[0]):

@@ -15,7 +15,7 @@ from penstock.errors import InvalidConfig
 
 
 class RateLimiter:
-    """``available`` has the count of each resource; if it is empty, each count is the largest that any instance needs.
+    """``available`` has the count of each resource; if it is empty, the count of each resource is the largest need of any instance.
 
     Any thread may use it.
     """
@@ -28,7 +28,7 @@ class RateLimiter:
         self.waiting: list[ResourceGate] = []
         self.held: Counter[str] = Counter()
         self.turn = 0
-        """The latest turn that was granted."""
+        """The highest turn that was granted so far."""
 
     def gate(self, model: str, needs: Mapping[str, int], priority: int = 1) -> ResourceGate | None:
         """The gate of one instance of ``model``, which holds ``needs`` while it runs; None if it needs nothing.
@@ -66,13 +66,13 @@ class RateLimiter:
 
 
 class ResourceGate:
-    """A gate at which one instance waits for its resources; it belongs to the instance's thread."""
+    """A gate at which one instance waits for its resources; used only on the instance's thread."""
 
     def __init__(self, limiter: RateLimiter, needs: Mapping[str, int], priority: int) -> None:
         self.needs = needs
         self.priority = priority
         self.turn = 0
-        """The position among the waiting gates; each run increases it by the priority."""
+        """The position among the waiting gates, lowest first; each run increases it by the priority."""
         self.held = False
         self.granted = threading.Semaphore(0)
         self._limiter = limiter
@@ -97,7 +97,7 @@ class ResourceGate:
             limiter.grant()
 
     def leave(self, unused: bool = False) -> None:
-        """Release any held resources. ``unused`` keeps the turn, because nothing ran."""
+        """Release any held resources. With ``unused``, the gate keeps its turn, because nothing ran."""
         if self.held:
             with self._limiter.lock:
                 self.turn -= self.priority if unused else 0

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class _Everything:
-    """A container that contains every name."""
+    """A container for which every name is a member."""
 
     def __contains__(self, name: object) -> bool:
         return True

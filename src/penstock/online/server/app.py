@@ -101,7 +101,8 @@ def _run(application: Application, on_ready: Callable[[Ready], None]) -> None:
 def _serve_many(config: ServerConfig, layout: Layout, on_ready: Callable[[Ready], None]) -> None:
     with ExitStack() as held:
         config = Endpoints.reserve(config, held)
-        # Loaded before the fork, so that all processes share the weights; only models without threads, which a fork would lose.
+        # Models are loaded before the fork, so that all processes share the weights. Models with threads are not,
+        # because a fork would lose the threads.
         preloaded = preload(layout, models_at_start(config, layout), _load_options(config))
 
         def be(member: GroupMember, ready: Callable[[dict[str, Any]], None]) -> None:

@@ -43,8 +43,8 @@ _log = logging.getLogger(__name__)
 
 _UNLOAD_S = 1.0
 _DECODERS = 1
-"""Threads that decode and encode large messages. One holds the interpreter's lock most of the time, so that a second one would hardly
-speed it up, but the event loop would wait for both."""
+"""Threads that decode and encode large messages. One such thread holds the interpreter lock most of the time. A second one would
+hardly speed up the work, but the event loop would wait for both."""
 
 
 class Ready(Addresses, frozen=True):
@@ -66,7 +66,7 @@ def models_at_start(config: ServerConfig, layout: Layout) -> list[str]:
 
 @dataclass(eq=False)
 class Application:
-    """Runs one server process. Belongs to the event loop."""
+    """Runs one server process. Used only on the event loop."""
 
     config: ServerConfig
     layout: Layout
@@ -195,7 +195,7 @@ class Application:
         grace_s, timeout_s = self.config.shutdown_grace_s, self.config.drain_timeout_s
         loop = asyncio.get_running_loop()
         end = loop.time() + grace_s + timeout_s
-        self.manager.end_loads()  # clients that wait for a load would delay the shutdown
+        self.manager.end_loads()  # otherwise, clients that wait for a load would delay the shutdown
         await self.endpoints.drain(grace_s, timeout_s)
         for name in await self.manager.close(max(end - loop.time(), _UNLOAD_S)):
             _log.warning(
@@ -217,7 +217,7 @@ class Application:
 
 
 def _all_of(failures: Mapping[str, PenstockError]) -> PenstockError:
-    """One error that names every model that failed to load."""
+    """A single error that names every model that failed to load."""
     first = next(iter(failures.values()))
     if len(failures) == 1:
         return next(iter(first.causes.values())) if isinstance(first, LoadFailed) and len(first.causes) == 1 else first

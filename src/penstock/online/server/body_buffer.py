@@ -24,13 +24,13 @@ class BodyBuffer:
         """Create a buffer for ``size`` bytes. The byte at offset ``aligned``, where tensors begin, is aligned in memory."""
         self.size = size
         self.filled = 0
-        """Bytes received."""
+        """The number of bytes received."""
         self._aligned = aligned
         self._memory = memoryview(b"")
 
     @property
     def spare(self) -> int:
-        """Bytes of memory that are not filled."""
+        """The number of allocated bytes that are not filled yet."""
         return len(self._memory) - self.filled
 
     def wanted(self, count: int) -> int:

@@ -14,7 +14,7 @@ from penstock.tensor import Array, DataType
 
 _PIECE = 4 << 10
 _CLASS_BYTES = 80
-"""Bytes of a class in memory, without its label."""
+"""Bytes in memory of one class in a result, without its label."""
 _WITHOUT_CLASSES = frozenset({DataType.BYTES, DataType.FP16, DataType.BF16})
 
 
@@ -56,7 +56,7 @@ def _classify(name: str, array: Array, count: int, batched: bool, labels: Sequen
     # numpy cannot infer the other axis of an empty array.
     table = array.reshape(rows, array.size // rows if rows else 0)
     yield 2 * array.nbytes + 3 * array.size * np.dtype(np.intp).itemsize
-    # Both expressions reverse the order without overflow.
+    # Both expressions reverse the order of the values without overflow.
     keys = -table if datatype.is_float else ~table
     order = np.argsort(keys, axis=1, kind="stable")[:, :count]
     values = np.take_along_axis(table, order, axis=1)

@@ -45,7 +45,7 @@ _FORWARDED = frozenset(
 
 
 class ControlPlane:
-    """Answers queries and applies changes, for all processes of the server. Belongs to the event loop."""
+    """Answers queries and applies changes, for all processes of the server. Used only on the event loop."""
 
     def __init__(
         self,
@@ -227,7 +227,9 @@ class ControlPlane:
         return merge([mine, *theirs]) if theirs else mine
 
     async def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
-        """Statistics of all models, one model or one version, in the protocol's form. Raises InvalidArgument for an unserved model."""
+        """The statistics of all models, of one model or of one version, in the protocol's form. Raises InvalidArgument for an
+        unserved model.
+        """
         if name:
             try:
                 self._repository.find(name, version)

@@ -44,12 +44,13 @@ EMPTY_FINAL = "triton_enable_empty_final_response"
 """Request parameter: if a decoupled model ends without a further response, send a final one that has no outputs."""
 _MAX_ID_BYTES = 128
 _ON_THE_WAY_S = 0.002
-"""Part of a client's timeout that is reserved for reading the request and writing the response; at most a tenth of it."""
+"""Time reserved for reading the request and writing the response. It is subtracted from a client's timeout, but never more than a
+tenth of the timeout."""
 _REFUSALS = (Code.RESOURCE_EXHAUSTED, Code.PERMISSION_DENIED, Code.UNAUTHENTICATED)
 
 
 class DataPlane:
-    """Answers requests from the models in ``served``. Belongs to the event loop.
+    """Answers requests from the models in ``served``. Used only on the event loop.
 
     A transport looks up a request's model once, with ``acquire``, and passes the handle to the other methods.
     """
@@ -202,7 +203,7 @@ class DataPlane:
                 return handle.cache.answer(request, done, partial(handle.scheduler.submit, request, rows, key))
             return handle.scheduler.submit(request, rows, key, done)
         except PenstockError as error:
-            done(error)  # counted by the scheduler or the cache
+            done(error)  # the scheduler or the cache has already counted it
         except Exception:  # noqa: BLE001 - as above
             _log.exception("request failed")
             self._fail(handle, PenstockError("internal error"), done)
@@ -221,7 +222,7 @@ class DataPlane:
         return {"name": self._name, "version": __version__, "extensions": [*_EXTENSIONS, *shared]}
 
     def model_metadata(self, name: str, version: str = "") -> dict[str, object]:
-        """Versions served, platform, inputs and outputs. Raises NotFound."""
+        """The model's metadata: served versions, platform, inputs and outputs. Raises NotFound."""
         handle = self._served.find(name, version)
         return {
             "name": handle.name,
@@ -282,7 +283,9 @@ def _flag(parameters: dict[str, Any], name: str) -> bool:
 
 
 def _identity(value: Any) -> int | str:
-    """The id of a sequence. A negative integer means the unsigned one with the same bits: some clients have only signed integers."""
+    """The id of a sequence. A negative integer stands for the unsigned integer with the same bits, because some clients have only
+    signed integers.
+    """
     if isinstance(value, str):
         if len(value.encode()) > _MAX_ID_BYTES:
             raise InvalidArgument(f"parameter 'sequence_id' is longer than {_MAX_ID_BYTES} bytes")

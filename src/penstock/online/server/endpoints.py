@@ -50,7 +50,7 @@ class Addresses(msgspec.Struct, frozen=True):
 class Endpoints:
     """The listeners of one process. Both ports and the Unix socket accept HTTP and gRPC, as the configuration allows.
 
-    Belongs to the event loop.
+    Used only on the event loop.
     """
 
     def __init__(

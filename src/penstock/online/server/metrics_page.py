@@ -51,7 +51,7 @@ class LoopLag:
 
 
 class MetricsPage:
-    """Creates the report of one process, and the page of all processes. Belongs to the event loop."""
+    """Creates the report of one process, and the page of all processes. Used only on the event loop."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class MetricsPage:
         self._inherited = statistics
 
     def models(self) -> list[ModelStatistics]:
-        """Statistics of every model version, with the inherited ones merged in; live objects if none were inherited."""
+        """The statistics of every model version, including the inherited ones. If none were inherited, these are the live objects."""
         own = list(self._statistics())
         return merge([own, self._inherited]) if self._inherited else own
 

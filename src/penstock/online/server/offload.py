@@ -11,7 +11,7 @@ _Result = TypeVar("_Result")
 INLINE_BYTES = 4 << 10
 """Texts up to this size are decoded and encoded on the event loop, which takes less time than switching threads."""
 STEP_BYTES = 1 << 20
-"""Memory that one step may fill, small enough for several clients to take turns."""
+"""Bytes of memory that one step may fill. This is small enough for several clients to take turns."""
 
 Steps = Generator[int, None, _Result]
 """Work in short steps. Each ``yield`` gives the number of bytes that the work may hold after its next step. The code before the
@@ -26,8 +26,8 @@ async def run(work: Callable[[], _Result]) -> _Result:
 async def in_steps(steps: Steps[_Result], charge: Callable[[int], Awaitable[None]]) -> _Result:
     """The result of ``steps``, each of which runs on another thread.
 
-    Each step queues separately for a thread, so that short work overtakes long work. ``charge`` is called on the event loop before
-    each step with the bytes that the work may then hold; an exception that it raises ends the work.
+    Each step queues separately for a thread, so that short work overtakes long work. Before each step, ``charge`` is called on the
+    event loop with the bytes that the work may then hold. An exception from ``charge`` ends the work.
     """
     size, result = _advance(steps)
     while result is None:
@@ -37,7 +37,7 @@ async def in_steps(steps: Steps[_Result], charge: Callable[[int], Awaitable[None
 
 
 def beside(held: int, steps: Steps[_Result]) -> Steps[_Result]:
-    """``steps``, with ``held`` added to each size, for other bytes that stay in memory meanwhile."""
+    """``steps``, with ``held`` added to each size. These are other bytes that stay in memory meanwhile."""
     size, result = _advance(steps)
     while result is None:
         yield held + size
@@ -46,7 +46,7 @@ def beside(held: int, steps: Steps[_Result]) -> Steps[_Result]:
 
 
 def finish(steps: Steps[_Result]) -> _Result:
-    """The result of ``steps``, all of which run now."""
+    """Run all ``steps`` now, and return their result."""
     result = None
     while result is None:
         result = _advance(steps)[1]

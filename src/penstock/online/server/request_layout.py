@@ -54,7 +54,7 @@ class RequestLayout(msgspec.Struct):
     """A request without its id and raw tensors."""
 
     arrays: dict[str, Array] = {}
-    """Inputs whose elements are in the JSON or protobuf message."""
+    """Inputs whose elements are in the JSON or the protobuf message."""
     parameters: Parameters = {}
     shared: list[tuple[TensorLayout, SharedSlice]] = []
     """Inputs in shared memory."""

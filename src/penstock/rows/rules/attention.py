@@ -1,4 +1,4 @@
-"""Attention and the embedding before it: the operators of ONNX, and those that ONNX Runtime's optimiser writes."""
+"""Rules for attention and for the embedding before it: ONNX's own operators, and those that ONNX Runtime's optimiser creates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.rows.sizes import BATCH, Number
 
 
 def _first_axis(call: Call, *positions: int) -> Number:
-    """The size of the first axis of these inputs, which must be the batch axis of those that have one."""
+    """The size of the first axis of these inputs. Inputs with a batch axis must have it first."""
     found = [fact for position in positions if (fact := call.get(position)) is not None]
     for fact in found:
         call.mixes(fact, *range(1, fact.rank))
@@ -18,7 +18,7 @@ def _first_axis(call: Call, *positions: int) -> Number:
 
 
 def _mask(call: Call, position: int, rank: int) -> None:
-    """Stop unless an input is absent, a mask of ``rank`` axes whose first axis is the batch axis, or a constant."""
+    """Stop unless the input is absent, is a constant, or is a mask of ``rank`` axes whose first axis is the batch axis."""
     fact = call.get(position)
     if fact is None or (fact.rank <= rank and not fact.is_rows and (fact.rank < rank or fact.shape[0] == 1)):
         return
@@ -28,7 +28,7 @@ def _mask(call: Call, position: int, rank: int) -> None:
 
 @rule("Attention")
 def attention(call: Call) -> Facts:
-    """[batch, length, features], or [batch, heads, length, features]."""
+    """The inputs are [batch, length, features], or [batch, heads, length, features]."""
     rows, query = _first_axis(call, 0, 1, 2, 4, 5), call[0]
     _mask(call, 3, 4)
     if call.get(6) is not None or (call.get(3) is not None and rows != BATCH):
@@ -67,7 +67,7 @@ def packed_attention(call: Call) -> Facts:
 
 @rule("EmbedLayerNormalization", domain=MICROSOFT)
 def embedding(call: Call) -> Facts:
-    """Words, segments, mask and positions, each [batch, length]."""
+    """The inputs are words, segments, mask and positions, each [batch, length]."""
     rows = _first_axis(call, 0, 1, 7)
     call.constants(2, 3, 4, 5, 6)
     places = call.get(8)

@@ -1,4 +1,4 @@
-"""Operators that combine the elements along some axes: reductions, normalisation, sorting, resizing."""
+"""Rules for operators that combine the elements along some axes: reductions, normalisation, sorting, resizing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees, linear models, and the preparation of features and texts, which process each row of [rows, features] separately."""
+"""Rules for trees, linear models, and the preparation of features and texts. They process each row of [rows, features] separately."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def classifier(call: Call) -> Facts:
     rows = call[0].shape[0]
     names = ("classlabels_int64s", "classlabels_strings", "classlabels_ints")
     classes = next((len(found) for name in names if (found := call.attribute(name))), 0)
-    # Two classes can have one score or two.
+    # A model of two classes can return one score or two.
     return [Fact([rows]), Fact([rows, classes if classes > 2 else call.unknown()])]
 
 

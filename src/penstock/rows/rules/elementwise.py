@@ -1,4 +1,4 @@
-"""Operators that compute each element from the elements at the same position, and arithmetic with sizes."""
+"""Rules for operators that compute each element from the elements at the same position, and for arithmetic with sizes."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def dropout(call: Call) -> Facts:
 @rule("QuantizeLinear", "DequantizeLinear")
 @rule("QuantizeLinear", "DequantizeLinear", domain=MICROSOFT)
 def quantized(call: Call) -> Fact:
-    """Quantisation with one scale, or with several scales that do not depend on the row."""
+    """Quantisation with one scale, or with several scales that are the same for every row."""
     x = call[0]
     call.constants(1, 2)
     for parameter in (fact for fact in call.inputs[1:3] if fact is not None and not fact.is_single):

@@ -1,4 +1,4 @@
-"""Operators that read or write elements by position or by index."""
+"""Rules for operators that read or write elements by position or by index."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.rows.facts import MAX_KNOWN, Fact, stop
 from penstock.rows.sizes import Number, Size, depends_on_batch, plus, result
 
 _END = (1 << 31) - 1
-"""An end from this value on means the end of the axis."""
+"""An end of at least this value means the end of the axis."""
 
 
 @rule("Slice")

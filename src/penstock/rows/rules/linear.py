@@ -1,4 +1,4 @@
-"""Products, convolutions, pooling and recurrent networks."""
+"""Rules for products, convolutions, pooling and recurrent networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that change the shape, and keep the elements in order or repeat them."""
+"""Rules for operators that change the shape. These operators keep the elements in order, or repeat them."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def reshaped(x: Fact, wanted: Sequence[Number]) -> Fact:
 
 
 def _parts(shape: Shape, axis: int) -> tuple[Number, Number]:
-    """How many times the elements run through all rows, and how many elements a row has in each run."""
+    """The number of times that the elements run through all rows, and the number of elements that a row has in each run."""
     outer = outer_of(shape[axis])
     one = quotient(plain(shape[axis]), times(outer, BATCH))
     return times(product(shape[:axis]), outer), product([one, *shape[axis + 1 :]])

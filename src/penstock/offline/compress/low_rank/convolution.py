@@ -31,12 +31,12 @@ class SplitForm(enum.Enum):
 
 
 Way = tuple[SplitForm | None, tuple[int, ...]]
-"""A way to run a layer: form and ranks. (None, ()) leaves the layer unsplit."""
+"""A way to run a layer: the form of the split, and its ranks. (None, ()) leaves the layer unsplit."""
 WHOLE: Way = (None, ())
 
 
 def forms(kernel: tuple[int, ...]) -> tuple[SplitForm, ...]:
-    """The forms of split for a layer with this kernel; () is a matrix product."""
+    """The forms of split that are possible for a layer with this kernel. A matrix product has the kernel ()."""
     if math.prod(kernel) == 1:
         return (SplitForm.CHANNEL,)
     return tuple(SplitForm) if len(kernel) == 2 and min(kernel) > 1 else (SplitForm.CHANNEL, SplitForm.TUCKER)
@@ -58,7 +58,7 @@ def factor_shapes(shape: tuple[int, ...], form: SplitForm | None, ranks: tuple[i
 
 
 def products(shape: tuple[int, ...], form: SplitForm | None, ranks: tuple[int, ...] = ()) -> int:
-    """Multiplications per position of the result at stride 1, which equals the number of weights. ``form`` None: unsplit."""
+    """Multiplications per position of the result at stride 1. This equals the number of weights. ``form`` None: unsplit."""
     return sum(math.prod(factor) for factor in factor_shapes(shape, form, ranks))
 
 
@@ -130,7 +130,7 @@ def tucker(
 
 
 def _root(inputs: Moments | None, channels: int) -> Array:
-    """Lower triangular L with L Lᵀ = E[xxᵀ] + λI of the channels; the identity without data."""
+    """The lower triangular L with L Lᵀ = E[xxᵀ] + λI over the channels. Without data, the identity."""
     if inputs is None or not np.trace(inputs.second) > 0:
         return np.eye(channels)
     second = inputs.second

@@ -29,7 +29,7 @@ Accept = Callable[[Artifact], bool]
 
 _MODEL_SECONDS = 1.0
 _ROWS = 4096
-"""Number of rows per batch, evenly spaced, that enter a tensor's moments. Neighbouring pixels are nearly redundant."""
+"""A tensor's moments use this many rows of each batch, evenly spaced. Neighbouring pixels are nearly redundant."""
 
 
 class FactorizeOptions(Options, frozen=True):
@@ -38,7 +38,7 @@ class FactorizeOptions(Options, frozen=True):
     max_error: Part = 0.05
     """Maximum mean relative error of the outputs on the data."""
     target_speedup: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """Stop when the layers' times predict this speed-up of the whole model."""
+    """Stop when the measured times of the layers predict this speed-up of the whole model."""
     rank: int | None = None
     """Use this rank for every matrix product, without timing. Layers that it would not make cheaper stay unsplit."""
     forms: tuple[str, ...] = ("channel", "spatial", "tucker")
@@ -50,7 +50,8 @@ class FactorizeOptions(Options, frozen=True):
     rows: Count = 1
     """Samples in one call, as in serving."""
     samples: Count = 64
-    """Number of samples at the end of the data that measure the error. If there are enough others, those give the moments."""
+    """Number of samples, at the end of the data, on which the error is measured. The moments come from the other samples if there are
+    enough of them."""
     batch_size: Count = 32
     threads: Count = 1
 
@@ -119,7 +120,7 @@ class _Factory:
         return {name: (SplitForm.CHANNEL, (rank,)) for name, limit in limits.items() if 0 < rank < limit}
 
     def choose(self, accept: Accept | None) -> tuple[dict[str, Way], dict[str, Any]]:
-        """The last accepted point on the path of cheapest steps, and the facts about it."""
+        """The last point on the path of cheapest steps that is accepted, and the facts about it."""
         times, whole_ms = self._times()
         frontiers = {name: rank_choice.frontier(self._choices(name, times[name])) for name in times}
         if all(len(choices) == 1 for choices in frontiers.values()):
@@ -172,7 +173,9 @@ class _Factory:
         return float(sample_errors(self._reference, self._answers(found)).mean())
 
     def _choices(self, name: str, times: Mapping[Way, float]) -> list[RankChoice]:
-        """All timed ways with their errors. One trial model per form relates the layer's error to the error of the outputs."""
+        """All ways that were timed, with their estimated errors. One trial model per form relates the layer's error to that of the
+        outputs.
+        """
         found = [RankChoice(times[WHOLE], 0.0)]
         for form in dict.fromkeys(form for form, _ in times if form is not None):
             ways = [way for way in times if way[0] is form and times[way] < times[WHOLE]]
@@ -224,8 +227,8 @@ class _Factory:
 class Splitter:
     """Splits layers by the moments that ``observe`` collected, or by their weights alone.
 
-    Memory: 8 · min(outputs, inputs)² bytes per layer for moments (convolutions: the sum of both squares), and 16 bytes per weight
-    for cached decompositions.
+    Memory: 8 · min(outputs, inputs)² bytes per layer for moments, and 16 bytes per weight for cached decompositions. A convolution
+    needs 8 · (outputs² + inputs²) bytes for moments.
     """
 
     def __init__(self, layers: Mapping[str, SplittableLayer]) -> None:
@@ -257,7 +260,7 @@ class Splitter:
         return self._find(name, form, ranks)[0]
 
     def error(self, name: str, form: SplitForm, ranks: tuple[int, ...]) -> float:
-        """Estimated relative error of the layer's results; of its weights if there are no moments."""
+        """Estimated relative error of the layer's results or, without moments, of its weights."""
         key = (name, (form, ranks))
         if key not in self._errors:
             self._errors[key] = self._find(name, form, ranks)[1]
@@ -301,7 +304,7 @@ class Splitter:
 
 
 def break_even(shape: tuple[int, ...]) -> float:
-    """The rank at which the two products of an (outputs, inputs) weight need as many multiplications as one."""
+    """The rank at which splitting an (outputs, inputs) weight saves nothing: two products need as many multiplications as one."""
     return shape[0] * shape[1] / (shape[0] + shape[1])
 
 

@@ -19,7 +19,7 @@ from penstock.offline.optimize.model import to_bytes
 from penstock.tensor import Array
 
 _NARROW = 64
-"""With fewer channels than this, splitting a 1×1 convolution saves no time."""
+"""Splitting a 1×1 convolution with fewer channels than this saves no time."""
 _OPSET = 17
 _SECONDS_EACH = 0.06
 """Time to spend on measuring one way to run a layer."""
@@ -95,7 +95,7 @@ def replace(layer: SplittableLayer, form: SplitForm, split: Split) -> None:
 
 
 def alone(layer: SplittableLayer, form: SplitForm | None, factors: Sequence[Array], shape: Sequence[int]) -> Artifact:
-    """A model that consists of ``layer``, split into ``factors`` or unsplit, from x of ``shape`` to y."""
+    """A model that consists only of ``layer``, split into ``factors`` or unsplit. Its input x has ``shape``, and its output is y."""
     rank = len(layer.weight.shape) if layer.kernel else len(shape)
     source = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(list(shape)))
     owner = ir.Graph([source], [], nodes=[], opset_imports={"": _OPSET}, name="layer")
@@ -144,7 +144,7 @@ def _chain(
 
 
 def _owned(form: SplitForm | None, kernel: tuple[int, ...]) -> list[frozenset[int]]:
-    """For each factor, the kernel axes for which it has the strides, pads and dilations."""
+    """For each factor, the kernel axes whose strides, pads and dilations it applies."""
     everything, nothing = frozenset(range(len(kernel))), frozenset[int]()
     return {
         None: [everything],

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.tensor import Array
 
 _RIDGE = 1e-4
-"""λ is chosen so that it adds this fraction to the results' variance. It gives weight to directions that no sample has."""
+"""λ is chosen so that it adds this fraction to the results' variance. It gives some weight to directions outside the samples."""
 
 
 class Moments:
@@ -63,7 +63,7 @@ class Decomposition(NamedTuple):
     left: Array
     right: Array
     carried: Array
-    """The part of E‖Wx‖² in each column, at least 0."""
+    """The share of each column in E‖Wx‖², at least 0."""
     mean: Array | None
     """E[Wx], if a bias absorbs it."""
     projected: Array | None
@@ -83,7 +83,7 @@ class Decomposition(NamedTuple):
         return Split((first, second), self.mean - left @ self.projected[:rank])
 
     def error(self, rank: int) -> float:
-        """Relative error of the results at ``rank``: the square root of the fraction that the remaining columns carry."""
+        """Relative error of the results at ``rank``: the square root of the fraction of E‖Wx‖² in the columns that are left out."""
         return float(np.sqrt(self.carried[rank:].sum() / max(self.carried.sum(), 1e-300)))
 
 
@@ -117,7 +117,7 @@ def decompose(weight: Array, moments: Moments | None, *, of_results: bool, centr
 
 
 def _ridge(total: float, energy: float) -> float:
-    """λ; 1 for data that are all zero, which gives the plain decomposition."""
+    """The value of λ. For data that are all zero it is 1, which gives the plain decomposition."""
     return _RIDGE * total / energy if total > 0 and energy > 0 else 1.0
 
 

@@ -24,7 +24,7 @@ class RankChoice(msgspec.Struct, frozen=True):
 def frontier(choices: Sequence[RankChoice]) -> list[RankChoice]:
     """The lower convex hull of the choices over time and error, from the slowest.
 
-    Along it, each further millisecond costs more error than the one before.
+    Along it, each further millisecond saved adds more error than the previous one.
     """
     best: list[RankChoice] = []
     for choice in sorted(choices, key=lambda choice: (choice.error, choice.ms)):
@@ -37,14 +37,14 @@ def frontier(choices: Sequence[RankChoice]) -> list[RankChoice]:
 
 
 def price(slower: RankChoice, faster: RankChoice) -> float:
-    """Error added for each millisecond saved."""
+    """The error that a step adds for each millisecond that it saves."""
     return (faster.error - slower.error) / (slower.ms - faster.ms)
 
 
 def path(options: Sequence[Sequence[RankChoice]]) -> list[tuple[int, ...]]:
     """The points on the path from no layer split to each layer at its fastest rank. Each step is the cheapest one available.
 
-    ``options`` has each layer's frontier; a point has one index into each.
+    ``options`` has the frontier of each layer. A point has one index into each frontier.
     """
     at = [0] * len(options)
     stops = [tuple(at)]

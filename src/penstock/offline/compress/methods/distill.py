@@ -33,7 +33,7 @@ class DistillMethod(TrainingMethod, frozen=True, kw_only=True):
     temperature: Positive = 4.0
     """Weight of the teacher's small probabilities, usually 2 to 8."""
     teacher_share: Annotated[Part | None, Usage(default="70%, without labels 100%")] = None
-    """Weight of the teacher in the loss; the labels have the rest."""
+    """Weight of the teacher in the loss; the labels get the rest."""
 
     @property
     def trains(self) -> bool:

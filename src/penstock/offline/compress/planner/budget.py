@@ -10,8 +10,8 @@ from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.sample_size import samples_needed
 
 _SHARES: dict[Kind, float] = {"structure": 0.6, "sparsity": 0.75, "precision": 0.9}
-"""Fraction of the allowed loss that a model may have after a step of this kind. After steps of other kinds, it may have the whole
-allowed loss."""
+"""After a step of this kind, a model may have used at most this fraction of the allowed loss. After a step of any other kind, it may
+have used the whole allowed loss."""
 
 _GRACE, _MIN_GRACE_S = 0.5, 30.0
 """Extra time for a running step when the budget is used up: this fraction of the budget, but at least these seconds."""
@@ -26,10 +26,10 @@ class Spending(msgspec.Struct, frozen=True):
     """Number of held-out samples if accuracy is a proportion of them; 0 if accuracy is continuous."""
 
     def allowance(self, kind: Kind) -> Contract:
-        """The contract for a model after a step of ``kind`` and all steps before it.
+        """The contract for a model after a step of ``kind``. It bounds the loss of this step and all earlier steps together.
 
-        If any loss is allowed, the loss of one sample is, because a smaller loss cannot be measured. Proof is required only if
-        there are enough samples to prove it for a model whose outputs do not change.
+        If any loss is allowed, the loss of one sample is allowed too, because a smaller loss cannot be measured. Proof is required
+        only if there are enough samples to prove it at least for a model whose outputs do not change.
         """
         asked = self.contract
         loss = _SHARES.get(kind, 1.0) * asked.max_accuracy_loss

@@ -1,9 +1,9 @@
 """Planner: combines the methods under one accuracy contract, within a time budget.
 
-A step starts from a kept model, its parent. The result is kept under two conditions. Its loss of accuracy against the original,
-measured on samples held out from training, is within the allowance for the kind of step (``budget.py``). It is also provably faster
-than its parent or, when optimising for size, smaller as a coded model. Every attempt is recorded with the reason. The tuner judges
-the kept models again on data that no step has seen.
+A step starts from a kept model, its parent. The result is kept under two conditions. Its loss of accuracy against the original is
+within the allowance for the kind of step (``budget.py``). The loss is measured on samples held out from training. It is also provably
+faster than its parent or, when optimising for size, smaller as a coded model. Every attempt is recorded with the reason. The tuner
+judges the kept models again on data that no step has seen.
 """
 
 from __future__ import annotations
@@ -165,7 +165,8 @@ class _Search:
         self._found: list[KeptModel] = []
         self._seen: list[Attempt] = []
         self._useless: set[str] = set()
-        """Precision steps without gain on the original; they gain even less on smaller models."""
+        """Precision steps that gained nothing on the original. They are not tried again: they would gain even less on smaller models.
+        """
 
     def run(self, route: tuple[Stage, ...]) -> CompressionPlan:
         for stage in route:
@@ -201,7 +202,8 @@ class _Search:
     def _take(
         self, stage: Stage, move: Move, parent: KeptModel, scratch: Path
     ) -> tuple[Result, KeptModel | None, bool] | None:
-        """The result of one step, its model if it was kept, and True if the step ran to its end; None if the time is used up.
+        """Returns the result of one step, its model if it was kept, and True if the step ran to its end. Returns None if the time is
+        used up.
 
         A step in the store is not repeated.
         """
@@ -213,7 +215,7 @@ class _Search:
                 self._seen.append(Attempt(move.name, parent.name, "skipped", reason))
                 return None
             ends: list[bool] = []
-            """The values that ``is_over`` returned to the step. If any is True, the step could continue with more time."""
+            """The values that ``is_over`` has returned to the step so far. If any is True, the step could continue with more time."""
 
             def is_over() -> bool:
                 ends.append(self._is_over(stage.until))
@@ -343,7 +345,7 @@ def _made(move: Move, model: Artifact, context: StepContext) -> Artifact:
 
 
 def known_key(model: Artifact, data: Dataset, options: PlanOptions) -> dict[str, str]:
-    """The part of a plan's identity that is known before optimising, by name.
+    """The parts of a plan's identity that are known before optimising, by name.
 
     The identity includes the machine but not the budget.
     """

@@ -45,7 +45,7 @@ class Stage(msgspec.Struct, frozen=True):
     moves: tuple[Move, ...]
     order: Literal["descend", "first"]
     then: tuple[Stage, ...] = ()
-    """Stages that continue from each kept model immediately, so that there is a complete result when time runs out."""
+    """Stages that continue immediately from each kept model, so that a complete result exists even if time runs out."""
     until: float = 1.0
     """Fraction of the time in which steps of this stage may start. The rest remains for later stages."""
 
@@ -103,9 +103,8 @@ T = TypeVar("T")
 
 
 def worthwhile(found: Sequence[T], rank: Callable[[T], float], error: Callable[[T], float], most: int) -> list[T]:
-    """At most ``most`` of ``found``, sorted by ``rank``: half have the lowest rank, the others the lowest ``error`` of the rest.
-
-    If the evaluation data reject the first half, the second half remains.
+    """At most ``most`` of ``found``, sorted by ``rank``. One half has the lowest ranks; the other half has the lowest ``error`` of
+    the remaining models. If the evaluation data reject the first half, the second half is still available.
     """
     ranked = sorted(found, key=rank)
     if len(ranked) <= most:

@@ -1,8 +1,8 @@
 """INT8 without calibration: the range of each activation is computed at run time, over the whole batch.
 
-Only products with constant weights (MatMul, Gemm) become integer. ONNX Runtime has a fused kernel for them, but none for Conv,
-which would become several times slower than FP32. Since the range is computed over the batch, the outputs for a sample depend on
-the other samples in its batch, also in a server that merges requests. The facts give the size of this effect.
+Only products with constant weights (MatMul, Gemm) become integer. ONNX Runtime has a fused kernel for them, but none for Conv, which
+would become several times slower than FP32. Because the range is computed over the batch, the outputs for a sample depend on the
+other samples in its batch. In a server that merges requests, they depend on other requests. The facts give the size of this effect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.offline.sessions import loaded
 from penstock.tensor import DataType
 
 _SAME = 1e-3
-"""Relative error up to which outputs count as equal. A value near a rounding border can be rounded either way."""
+"""Outputs count as equal up to this relative error. A value near a rounding border can be rounded either way."""
 
 _ROWS = 8
 """Number of samples in the batch that tests whether outputs depend on the batch."""

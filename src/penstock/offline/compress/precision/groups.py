@@ -4,8 +4,8 @@ Switching a single operator would add conversions that the INT8 model does not h
 of an addition, or on one of the three projections of an attention. Two rules form the groups:
 
 1. An operator that is not a product with weights joins the producers of which it is the only consumer. If all its producers have
-   other consumers, it joins the last producer. So the addition of a residual block joins the block's last convolution, not the
-   convolution before the block. Without a producer, the operator joins its first consumer.
+   other consumers, it joins the last producer. The addition at the end of a residual block therefore joins the block's
+   last convolution, not the convolution before the block. Without a producer, the operator joins its first consumer.
 2. The projections that feed a product of two activations are one group: query, key and value of an attention.
 """
 
@@ -35,11 +35,11 @@ _TRANSPARENT = frozenset(
     {"Add", "Sub", "Mul", "Div", "Neg", "Where", "Softmax", "Identity", "Cast", "Dropout", "MatMul"}
     | {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Split", "Slice", "Concat", "Gather"}
 )
-"""Operators allowed between a projection and the product that combines it with another."""
+"""Operators that may stand between a projection and the product that combines it with another projection."""
 
 
 class OperatorGroup(msgspec.Struct, frozen=True):
-    """Operators that are all integer or all float."""
+    """A group of operators that are either all integer or all float."""
 
     name: str
     """The first tensor that the group computes."""
@@ -86,7 +86,7 @@ class MixedModel:
         return [node for group in self.groups if group.name in names for node in group.nodes]
 
     def others(self, name: str) -> frozenset[str]:
-        """All groups except this one."""
+        """The names of all groups except this one."""
         return self._names - {name}
 
     def is_integer(self, floats: Collection[str]) -> bool:
@@ -132,7 +132,7 @@ class _Grouping:
         )
 
     def _neighbours(self, index: int, node: onnx.NodeProto) -> list[int]:
-        """The operators that an operator other than a product joins (rule 1)."""
+        """By rule 1, the operators that ``node`` joins, if it is not a product itself."""
         producers = sorted({self._writers[name] for name in node.input if name in self._writers})
         if producers:
             own = [at for at in producers if self._is_only_read_by(self._nodes[at], node)]
@@ -144,7 +144,7 @@ class _Grouping:
         return {one for name in node.output for one in self._readers[name]} == {reader.name}
 
     def _projections(self, tensor: str) -> Iterator[int]:
-        """The integer products with weights from which transparent operators compute ``tensor``."""
+        """The integer products with weights from which ``tensor`` is computed by operators that ``_TRANSPARENT`` lists."""
         waiting, seen = [tensor], {tensor}
         while waiting:
             node = self._model.producers.get(waiting.pop())

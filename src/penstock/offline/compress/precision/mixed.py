@@ -1,10 +1,9 @@
 """Mixed precision: find the fewest groups that must stay float so that an INT8 model meets its contract.
 
-Groups whose integers save no time become float first. The others are sorted by accuracy gained per millisecond lost. Bisection,
-with log2(n) versions, finds the number of groups at the front that must be float. It assumes that more float groups are never
-worse. If the measurements contradict this assumption, or bisection needs many groups, groups are also added one by one, and the
-remaining groups are ranked again every few steps. Unnecessary groups become integer again. Every decision is based on a version
-that was run.
+Groups whose integers save no time become float first. The others are sorted by accuracy gained per millisecond lost. Bisection, with
+log2(n) versions, finds the number of groups at the front that must be float. It assumes that more float groups are never worse. If
+the measurements contradict this assumption, or bisection needs many groups, groups are also added one by one. Every few steps, the
+remaining groups are then ranked again. Unnecessary groups become integer again. Every decision is based on a version that was run.
 """
 
 from __future__ import annotations
@@ -30,9 +29,8 @@ class MixedOptions(msgspec.Struct, frozen=True):
     max_versions: int = 100
     """Maximum number of versions to run in addition to those of the sensitivity report. The result is the best of them."""
     refresh: int = 4
-    """Number of groups to add one by one before the others are ranked again. Groups are also added one by one if bisection needs
-    more than this number.
-    """
+    """After this many groups were added one by one, the remaining groups are ranked again. Groups are also added one by one if
+    bisection needs more than this number."""
 
 
 Precision = Literal["float", "integer"]
@@ -92,7 +90,7 @@ def recovery(trials: Trials, report: SensitivityReport, share: float = 0.1) -> R
 
 
 class _Way(msgspec.Struct, frozen=True):
-    """Groups left float, and the decisions that led there."""
+    """A set of groups that stay float, and the decisions that led to it."""
 
     floats: frozenset[str]
     trail: tuple[Decision, ...] = ()
@@ -121,8 +119,8 @@ class _Search:
         return self._result(min(map(self._trim, ways), key=self._given_up))
 
     def _bisect(self, start: _Way) -> tuple[_Way, bool]:
-        """The fewest groups at the front that meet the contract; and True if they are few and more groups were never provably
-        worse.
+        """The smallest number of groups at the front that meets the contract. Also True if this number is small and more groups were
+        never provably worse.
         """
         rest = self._sorted([rank for name, rank in self._ranks.items() if name not in start.floats])
         fails, keeps = 0, len(rest)
@@ -184,7 +182,9 @@ class _Search:
         return [rank.name for rank in (*timed, *(rank for rank in ranks if not self._savings[rank.name]))]
 
     def _given_up(self, way: _Way) -> tuple[float, int, int]:
-        """The milliseconds lost, and the numbers of groups and steps. Of two searches with the same result, the shorter one wins."""
+        """The sort key of a search: the milliseconds lost, then the numbers of groups and steps. Of two searches with the same
+        result, the shorter one wins.
+        """
         savings = [saving for name in way.floats if (saving := self._savings[name])]
         # The float groups are a set, and a plain sum would depend on their order.
         return math.fsum(max(0.0, saving.value) for saving in savings), len(way.floats), len(way.trail)

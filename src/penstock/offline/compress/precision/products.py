@@ -28,7 +28,7 @@ class Product(NamedTuple):
     weight: Array
     """[K, N], FP32, with the transposition and scaling of a Gemm applied."""
     weight_name: str
-    """The same name for equal weights, so that a weight used twice is written once."""
+    """The name under which the weight is stored. Equal weights have the same name, so that each is written once."""
 
     @property
     def input(self) -> ir.Value:

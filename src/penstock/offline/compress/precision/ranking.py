@@ -1,16 +1,16 @@
 """The order in which groups should become float again.
 
-If two neighbours round the same tensor, leaving one of them float recovers nothing, since the other still rounds it; yet either one
-causes the loss. So a group's part in the loss is the mean of two measurements: the loss if it is the only integer group (Δ), and
-the accuracy recovered if it is the only float group (Δ'). These are the first and the last term of the group's Shapley value. If
+If two neighbours round the same tensor, leaving one of them float recovers nothing, since the other still rounds it. Yet each of them
+alone causes the loss. So a group's part in the loss is the mean of two measurements: the loss if it is the only integer group (Δ),
+and the accuracy recovered if it is the only float group (Δ'). These are the first and the last term of the group's Shapley value. If
 groups interact in pairs only, the mean equals the Shapley value, and the parts add up to the whole loss. (L. Shapley, "A value for
-n-person games", 1953; M. Grabisch, "k-order additive discrete fuzzy measures", 1997.) Errors can also hide one another, so the
-first places are decided one after another. For each place, the groups before it are float.
+n-person games", 1953; M. Grabisch, "k-order additive discrete fuzzy measures", 1997.) Errors can also mask one another, so the first
+places are decided one after another. For each place, the groups before it are float.
 
 Accuracy on a few hundred samples changes in steps, and most groups change it by at most one step. So the leader, the group with the
-largest part, is compared with each other group, sample by sample. The leader and the groups that do not differ significantly from
-it form a tier. Within a tier, groups are sorted by their part in the divergence from the original's outputs, which is continuous.
-The remaining groups form further tiers in the same way.
+largest part, is compared with each other group, sample by sample. The leader and the groups that do not differ significantly from it
+form a tier. Within a tier, groups are sorted by their part in the divergence from the original's outputs, which is continuous. The
+remaining groups form further tiers in the same way.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Rank(msgspec.Struct, frozen=True):
 
     name: str
     part: Interval
-    """Part in the accuracy lost: the mean of Δ and Δ', or Δ' if Δ was not measured."""
+    """The group's part in the loss of accuracy: the mean of Δ and Δ', or Δ' if Δ was not measured."""
     alone: Interval | None
     """Δ: accuracy lost with only this group integer. None if not measured, or if the group has no product to quantise."""
     recovered: Interval
     """Δ': accuracy recovered when this group becomes float too."""
     divergence: Interval
-    """Part in the divergence from the original's outputs."""
+    """The group's part in the divergence from the original's outputs."""
     by: Literal["accuracy", "divergence"]
-    """The value that decided the place: divergence, if the accuracy does not differ significantly from the tier leader's."""
+    """The value that decided the place: divergence if the accuracy does not differ significantly from the tier leader's."""
     expected: float
     """Estimated part in the loss: the tier's loss, at least half a sample, distributed by ``divergence``."""
     most: float

@@ -17,7 +17,8 @@ from penstock.perf.measure import Timings, speedup
 _INT8 = ""
 """Name of the INT8 model in a race. Other versions are named after groups."""
 _MOST_TOGETHER = 12
-"""Versions timed in one block: enough to share the timing of the INT8 model, few enough to run under the same conditions."""
+"""Number of versions that are timed in one block. They are enough to share the timing of the INT8 model, and few enough to run under
+the same conditions."""
 
 
 class Savings(msgspec.Struct, frozen=True):
@@ -26,9 +27,10 @@ class Savings(msgspec.Struct, frozen=True):
     int8_ms: float | None
     """Median latency of one call of the INT8 model; None if nothing was timed."""
     saving_ms: dict[str, Interval]
-    """By group: latency with the group float minus latency of the INT8 model, with the 95 % interval of the paired rounds."""
+    """For each group, the latency with the group float minus the latency of the INT8 model, with the 95 % interval of the paired
+    rounds."""
     unpaying: tuple[str, ...]
-    """Groups whose integers provably save no time, each alone and all together."""
+    """Groups whose integers provably save no time, neither each group alone nor all of them together."""
 
 
 def measure_savings(trials: Trials, names: Sequence[str], rows: int, budget_s: float, memory_bytes: int) -> Savings:
@@ -60,7 +62,7 @@ class _Round(NamedTuple):
 
     int8_ms: float
     saving_ms: dict[str, Interval]
-    """By the first float group of each version."""
+    """The keys are the first float group of each version."""
     seconds: float
 
 

@@ -51,7 +51,7 @@ class GroupSensitivity(msgspec.Struct, frozen=True):
 
     group: OperatorGroup
     rank: Rank
-    """With Δ and Δ'."""
+    """The place in the order, with Δ and Δ'."""
     saving_ms: Interval | None
     """τ: milliseconds that the group's integers save in one call; None if not measured."""
     activation: TensorNoise | None
@@ -81,7 +81,7 @@ class SensitivityReport(msgspec.Struct, frozen=True):
 
     @property
     def untimed(self) -> tuple[str, ...]:
-        """Groups without a measured saving."""
+        """Names of the groups without a measured saving."""
         return tuple(one.group.name for one in self.groups if one.saving_ms is None)
 
 

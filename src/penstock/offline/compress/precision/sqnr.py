@@ -29,7 +29,7 @@ class Noise(msgspec.Struct, frozen=True):
 
     signal: float
     clipping: float
-    """Noise from values beyond the largest and smallest integer."""
+    """The noise from values beyond the range of the integers."""
     rounding: float
 
     @property
@@ -57,7 +57,7 @@ class TensorNoise(msgspec.Struct, frozen=True):
 
 
 def noisiest(noises: Mapping[str, Noise]) -> TensorNoise | None:
-    """The tensor of lowest SQNR; None if ``noises`` is empty."""
+    """The tensor with the lowest SQNR; None if ``noises`` is empty."""
     if not noises:
         return None
     name = min(noises, key=lambda name: noises[name].sqnr_db)

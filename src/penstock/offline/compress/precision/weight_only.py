@@ -22,7 +22,7 @@ from penstock.offline.judge.metrics import output_errors
 from penstock.tensor import Array
 
 _SHARES = np.linspace(1.0, 0.5, 21)
-"""Factors that the search by squared error applies to the scale of the largest weight."""
+"""The search for the least squared error tries the scale of the largest weight multiplied by each of these factors."""
 _INTEGERS, _FLOATS = 4, 1
 """ONNX Runtime's ``accuracy_level``: activations are rounded to INT8 by block and row, or stay FP32."""
 

@@ -44,11 +44,10 @@ class IterativeOptions(Options, frozen=True):
     contract: Contract = Contract(max_accuracy_loss=0.005)
     """The contract that every level must meet on the held-out data; its latency is ignored."""
     retrain: FitOptions = FitOptions(epochs=10, learning_rate=3e-3)
-    """Training of each level; ``weight_decay`` is the L2 penalty. Han et al. retrain by SGD on labels, at a tenth of the original
-    learning rate or less. Distillation with AdamW tolerates and benefits from a higher rate.
-    """
+    """The training of each level. Its ``weight_decay`` is the L2 penalty. Han et al. retrain by SGD on labels, at a tenth of the
+    original learning rate or less. Distillation with AdamW tolerates and benefits from a higher rate."""
     second_chance: NotNegative = 3.0
-    """Retrain a level that fails the contract for additional epochs: this multiple of ``retrain.epochs``; 0 disables this."""
+    """If a level fails the contract, retrain it for this multiple of ``retrain.epochs``; 0 disables this."""
     retries: Annotated[int, msgspec.Meta(ge=0, le=20)] = 2
     """Number of intermediate levels to try after a failure, each halfway between the failed level and the last good level."""
     l1: NotNegative = 0.0
@@ -118,7 +117,9 @@ def prune_iteratively(
 
 
 def next_step(levels: Sequence[PruningLevel], options: IterativeOptions) -> PruningLevel | None:
-    """The next level: its factor, start and epochs. None at the goal, or when no more attempts are allowed."""
+    """The next level: its fraction of the goal, the level that it starts from, and its epochs. None at the goal, or when no more
+    attempts are allowed.
+    """
     good = max((n for n, level in enumerate(levels) if not level.objection), key=lambda n: levels[n].factor, default=-1)
     reached = levels[good].factor if good >= 0 else 0.0
     epochs = options.retrain.epochs
@@ -195,6 +196,6 @@ class _Masking:
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 parameter.mul_(self._masks[name])
-                if self._l1:  # the proximal step of the penalty does not cross zero
+                if self._l1:  # the proximal step of the L1 penalty does not move a weight across zero
                     shrunk = (parameter.abs() - self._rate * self._l1).clamp_min(0)
                     parameter.copy_(parameter.sign() * shrunk)

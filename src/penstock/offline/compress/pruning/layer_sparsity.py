@@ -1,7 +1,7 @@
 """Measure the loss of each layer by sparsity, and choose sparsities that reach a total with the least predicted loss.
 
-Each layer is pruned alone to several sparsities, which gives a curve per layer (Han et al., 2015, §3.2, "sensitivity"). The true
-loss only grows with sparsity, so an isotonic fit reduces the noise of few samples. Losses of layers are assumed to add up.
+Each layer is pruned alone to several sparsities, which gives a curve per layer (Han et al., 2015, §3.2, "sensitivity"). The true loss
+never falls as sparsity grows, so an isotonic fit reduces the noise of few samples. Losses of layers are assumed to add up.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def hull(x: Array, y: Array) -> list[int]:
 
 
 def _steps(curves: Sequence[LayerCurve]) -> list[tuple[float, str, int, float, float]]:
-    """Steps along the hulls: (divergence per weight, layer, its size, sparsity gained, divergence added)."""
+    """The steps along the hulls, as tuples (divergence per weight, layer, size of the layer, sparsity gained, divergence added)."""
     steps = []
     for curve in curves:
         x, y = np.asarray(curve.sparsities), curve.fitted()

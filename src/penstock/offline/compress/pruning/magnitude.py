@@ -23,10 +23,10 @@ from penstock.offline.optimize.model import load_model, to_bytes
 from penstock.tensor import Array
 
 Masks = dict[str, Array]
-"""Boolean arrays by weight name, with the weight's shape; True for the elements that are kept."""
+"""For each weight, by name, a boolean array of its shape. True marks the elements that are kept."""
 
 LAYER_CAP = 0.99
-"""Maximum sparsity of one layer. A layer without weights would not pass a signal on."""
+"""Maximum sparsity of one layer. A layer without any weight would block the signal."""
 
 _WEIGHT_INPUTS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (1,), "MatMul": (0, 1)}
 
@@ -40,7 +40,7 @@ class GlobalRule(msgspec.Struct, frozen=True, tag="global"):
     """Maximum sparsity of one layer."""
 
     def scaled(self, factor: float) -> GlobalRule:
-        """This rule with ``factor`` (0 to 1) times its goal."""
+        """A copy of this rule whose goal is multiplied by ``factor`` (0 to 1)."""
         return msgspec.structs.replace(self, sparsity=self.sparsity * factor)
 
     def masks(self, weights: Mapping[str, Array]) -> Masks:

@@ -46,7 +46,7 @@ def _one_transpose(last: ir.Node) -> None:
 
 
 def _before(node: ir.Node | None, op_type: str) -> ir.Node | None:
-    """The producer of ``node``'s input, if ``node`` is an ``op_type`` and the only consumer."""
+    """The producer of the input of ``node``, if ``node`` is of type ``op_type`` and is the only consumer of that input."""
     source = node.inputs[0] if node is not None and node.op_type == op_type and node.domain == "" else None
     if source is None or graph.sole_consumer(source) is None:
         return None

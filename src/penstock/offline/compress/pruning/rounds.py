@@ -45,7 +45,7 @@ def last_good(entries: Sequence[RoundEntry]) -> int:
 
 
 class Rounds(Generic[E]):
-    """The rounds of a run so far, and the models that are still needed: the original, the best, the last good and the last."""
+    """The rounds of a run so far. It keeps the models that are still needed: original, best, last good one, last one."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Rounds(Generic[E]):
         """
         self.entries: list[E] = []
         self.models = {-1: judge.original}
-        """By number of the round; -1 is the original."""
+        """The models that are kept, by number of the round; -1 is the original."""
         self.judge = judge
         self._kind, self._name, self._contract, self._rank, self._folder = kind, name, contract, rank, folder
         self._origin = sha256(msgspec.json.encode([judge.original.digest, judge.data.digest, *decides], order="sorted"))
@@ -93,7 +93,7 @@ class Rounds(Generic[E]):
             if path and checkpoint:
                 write_checkpoint(path, _Kept(self._origin, msgspec.to_builtins(found[1]), found[0].data))
                 checkpoint.unlink(missing_ok=True)
-                # Stored later rounds continue from a different model than this one.
+                # A later round that is already stored continued from a different model, so it is not valid.
                 path.with_name(f"{self._name}-{number + 1:03}.kept").unlink(missing_ok=True)
         self.models[number], entry = found
         self.entries.append(entry)

@@ -28,14 +28,14 @@ from penstock.offline.sessions import Overridden, loaded, signature_of
 from penstock.tensor import Array, Signature
 
 _HELD_OUT = 0.25
-"""Fraction of the samples on which the outputs' error is measured. The others give the means."""
+"""The error of the outputs is measured on this fraction of the samples. The means come from the others."""
 _SAMPLES = 256
 """Maximum number of samples, from the beginning of the data. About 50 are enough for means."""
 _BATCH = 32
 _INT32 = np.iinfo(np.int32)
 
 Corrections = dict[str, Array]
-"""The correction to subtract from each layer's bias, one number per channel."""
+"""For each layer, the correction to subtract from its bias, with one number per channel."""
 
 
 def correct_biases(original: Artifact, quantised: Artifact, data: Dataset) -> Artifact:
@@ -80,11 +80,11 @@ class _Layer(NamedTuple):
     name: str
     """The node's name in both models."""
     wanted: str
-    """The tensor of the float model."""
+    """The layer's result in the float model."""
     found: str
-    """The tensor of the quantised model, before rounding."""
+    """The layer's result in the quantised model, before it is rounded."""
     axis: int
-    """The axis of the channels."""
+    """The axis of the channels in both."""
 
 
 def _layers(quantised: Artifact, original: FloatModel) -> list[_Layer]:
@@ -152,7 +152,9 @@ class _Probe:
 def _correct(
     probe: _Probe, layers: Sequence[_Layer], wanted: Mapping[str, Array], one_by_one: bool
 ) -> tuple[Corrections, dict[str, str]]:
-    """The corrections by layer, and the reasons for uncorrected layers. With ``one_by_one``, each correction must lower the error."""
+    """The corrections by layer, and the reason for each layer without one. With ``one_by_one``, each correction must
+    lower the error.
+    """
     best = probe.error({}) if one_by_one else 0.0
     corrections: Corrections = {}
     left: dict[str, str] = {}

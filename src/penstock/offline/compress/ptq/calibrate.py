@@ -28,16 +28,17 @@ def collect(
 ) -> dict[str, TensorStatistics]:
     """Statistics of ``tensors``, by default of all tensors for which an integer version of the model may need a range.
 
-    ``data`` holds an array for each input by name, samples along the first axis, or is an iterable of such mappings, whose shapes
-    may differ (``batches.py``). Batches have at most ``batch_size`` samples, or the model's fixed batch size. The batch size
-    changes the histograms only if it changes the engine's results. Within a build, statistics of the same model on the same
-    ``Dataset`` are collected once. Memory: one histogram per tensor, and up to ``memory_bytes`` (or the largest tensor, if that is
+    ``data`` holds an array for each input by name, samples along the first axis, or is an iterable of such mappings,
+    whose shapes may differ (``batches.py``). Batches have at most ``batch_size`` samples, or the model's fixed batch
+    size. The histograms depend on the batch size only as far as the engine's results do. Within a build, statistics of
+    the same model on the same ``Dataset`` are collected once. Memory: one histogram per tensor, and up to
+    ``memory_bytes`` (or the largest tensor, if that is
     larger) for one batch.
 
     A tensor that is always empty has an empty histogram. ``ranges`` gives it no range, so that its operators stay float.
 
-    Raises the errors of ``Taps`` if the data do not fit the model or the memory, or if a tensor becomes NaN or infinite;
-    Unsupported if the model has nothing to quantise; InvalidArgument if ``tensors`` names a tensor that is not FP32.
+    Raises the errors of ``Taps`` if the data do not fit the model or the memory, or if a tensor becomes NaN or infinite; Unsupported
+    if the model has nothing to quantise; InvalidArgument if ``tensors`` names a tensor that is not FP32.
     """
     model = float_model(artifact)
     names = _checked(model, tensors)

@@ -30,15 +30,15 @@ _NOISE_FACTOR = 3.0
 """A finding must exceed the expected PSI of equal populations by this factor."""
 _TENTHS = 10
 _ROWS, _BYTES = 512, 64 << 20
-"""Maximum number of samples, and of their bytes, that are compared from each data set."""
+"""At most this many samples, and this many bytes of samples, are compared from each data set."""
 _BEYOND = 0.001
-"""Minimum fraction of values beyond the calibrated extremes to report, given enough samples."""
+"""A finding is reported from this fraction of values beyond the calibrated extremes on, if there are enough samples."""
 _PSEUDO_COUNT = 0.5
 """Number of samples added to each bin, so that an empty bin has a finite logarithm."""
 
 
 class Drift(msgspec.Struct, frozen=True):
-    """One tensor on calibration and evaluation data."""
+    """The drift of one tensor between calibration and evaluation data."""
 
     tensor: str
     psi: float
@@ -48,9 +48,10 @@ class Drift(msgspec.Struct, frozen=True):
     calibration_median: float
     evaluation_median: float
     beyond: float
-    """Fraction of evaluation values beyond the calibration values' extremes, with a resolution of 1/2048 of the histogram's range."""
+    """Fraction of evaluation values beyond the extremes of the calibration values. The extremes are resolved to 1/2048 of the
+    histogram's range."""
     bearable: float = _BEYOND
-    """The largest fraction of values beyond the extremes that can be chance, for this number of samples."""
+    """For this number of samples, a fraction of up to this value can be chance."""
 
     @property
     def is_shifted(self) -> bool:
@@ -138,7 +139,7 @@ def about(
 
 
 def _first_layer(model: FloatModel) -> list[str]:
-    """Outputs of the linear operators that no other linear operator precedes."""
+    """The outputs of the first linear operators, which no other linear operator precedes."""
     reached = set(model.input_names)
     found = []
     for node in model.nodes:
@@ -152,7 +153,9 @@ def _first_layer(model: FloatModel) -> list[str]:
 
 
 def _shares(histogram: Histogram, exponent: int) -> Array:
-    """Fractions of the 4096 bins for R = 2^exponent, with the fraction of zeros between the halves: shape (4097,)."""
+    """The fractions of the values in the 4096 bins for R = 2^exponent, with the fraction of zeros between the two halves. The shape
+    is (4097,).
+    """
     return np.insert(histogram.counts_for(exponent).astype(np.float64), BINS, histogram.zeros) / histogram.count
 
 

@@ -27,24 +27,25 @@ from penstock.tensor import Array
 
 _LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _ALPHA = 0.5
-"""Fraction of a tensor's uneven ranges that moves into the weights of its consumers."""
+"""How much of the unevenness of a tensor's ranges moves into the weights of its consumers, from 0 to 1."""
 _LIMIT = 1e4
 """Maximum factor by which a channel is scaled, up or down."""
 _DEAD = 1e-6
-"""Smaller channels, relative to the largest, count as this size: there is nothing to equalise in them."""
+"""A channel below this fraction of the largest channel counts as this large, because it is practically empty."""
 _MAX_SWEEPS = 50
 _CHECKED_ROWS = 64
 _TOLERANCE = 1e-5
-"""Scales that are not powers of two round each weight once more, which causes an error of a few 6e-8 per layer."""
+"""Tolerance for the outputs. A scale that is not a power of two rounds each weight once more, which causes an error of a few times
+6e-8 per layer."""
 
 
 def equalize(artifact: Artifact, data: Dataset | None = None, exact: bool = True) -> Artifact:
-    """The same function with channels of similar ranges. ``artifact`` is FP32, with BatchNormalization folded.
+    """Return a model of the same function whose channels have similar ranges. ``artifact`` is FP32, with BatchNormalization folded.
 
     The ranges are those of activations on ``data`` or, without data, of weights. ``exact`` rounds scales to powers of two, so that
     every product in the model keeps its bits. A path may contain a Clip from 0 (ReLU6) only if no value of the data exceeds its
-    bound; the Clip becomes a Relu. A tensor with consumers other than products stays unchanged. Raises InvalidModel or Unsupported
-    if the model cannot be read or holds BatchNormalization; InvalidData if the data do not fit.
+    bound; the Clip becomes a Relu. A tensor with consumers other than products stays unchanged. Raises InvalidModel or Unsupported if
+    the model cannot be read or holds BatchNormalization; InvalidData if the data do not fit.
     """
     model = infer_shapes(read_proto(artifact))
     if any(node.op_type == "BatchNormalization" for node in model.graph):
@@ -96,7 +97,7 @@ def _observe(artifact: Artifact, links: list[Link], data: Dataset | None) -> tup
 
 
 def _settle(links: list[Link], reached: dict[str, Array]) -> tuple[dict[str, Array], int]:
-    """The final divisors of each link, and the number of sweeps until none changed by a thousandth."""
+    """The final divisors of each link, and the number of sweeps until no divisor changed by more than a thousandth."""
     totals = {link.name: np.ones(link.channels) for link in links}
     for sweep in itertools.count(1):
         moved = 0.0

@@ -35,7 +35,7 @@ class TimedPlacement(msgspec.Struct, frozen=True):
 
 
 def candidate_schemes(machine: MachineFacts) -> list[IntegerScheme]:
-    """The scheme that ``integer_scheme`` gives for ``machine``, and the one with the other sign of activations.
+    """The scheme that ``integer_scheme`` selects for ``machine``, and the scheme whose activations have the other signedness.
 
     Excludes schemes whose products saturate on ``machine``: they are fast but silently wrong.
     """
@@ -43,7 +43,7 @@ def candidate_schemes(machine: MachineFacts) -> list[IntegerScheme]:
     other = DataType.INT8 if ruled.activation is DataType.UINT8 else DataType.UINT8
     return [
         ruled,
-        msgspec.structs.replace(ruled, activation=other, reason="the other sign of activations, for comparison"),
+        msgspec.structs.replace(ruled, activation=other, reason="the other signedness of activations, for comparison"),
     ]
 
 
@@ -58,8 +58,8 @@ def fastest_placement(
     """Time every placement with each of ``schemes``; the fastest first.
 
     ``budget_s`` is the total time in seconds. Calls are interleaved with calls of the float model. If two placements write the same
-    model, only the first is timed. INT8 is faster on this machine if the interval of a speedup is above 1. Raises the errors of
-    ``quantize``.
+    model, only the first is timed. INT8 is faster on this machine if the whole interval of a speed-up is above 1. Raises the errors
+    of ``quantize``.
     """
     if not schemes:
         raise InvalidArgument("there are no integer schemes to time", "give candidate_schemes(machine_facts())")

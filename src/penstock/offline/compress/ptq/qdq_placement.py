@@ -53,7 +53,8 @@ class QdqPlacement(enum.Enum):
     LINEAR = "linear"
     """Convolutions and products with constant weights. Results of matrix products stay float, which is more accurate."""
     WIDE = "wide"
-    """Also additions, pooling, data movement and products of two activations. Can be faster in models with many of these."""
+    """Like ``LINEAR``, and also additions, pooling, data movement and products of two activations. This can be faster in models with
+    many of these operators."""
 
     @property
     def float_outputs(self) -> list[str]:
@@ -85,7 +86,7 @@ class FloatModel:
         self.weights = {tensor.name: tensor for tensor in graph.initializer}
         values = (*graph.value_info, *graph.input, *graph.output)
         self.values = {value.name: value for value in values if value.type.tensor_type.elem_type}
-        """Type and known shape of the tensors whose type is known."""
+        """The type of each tensor whose type is known, with its shape as far as that is known."""
         self.producers = {name: node for node in self.nodes for name in node.output if name}
 
     def artifact(self) -> Artifact:
@@ -131,7 +132,7 @@ class FloatModel:
         return {node.output[0]: _FIXED[node.op_type] for node in self.nodes if node.op_type in _FIXED}
 
     def _scores(self) -> tuple[set[str], set[str]]:
-        """Names of the nodes and of the tensors between the last linear operators before a Softmax and the Softmax."""
+        """The names of the nodes and tensors from the last linear operators before a Softmax to that Softmax."""
         nodes: set[str] = set()
         tensors: set[str] = set()
         waiting = [node.input[0] for node in self.nodes if node.op_type in ("Softmax", "LogSoftmax") and node.input]
@@ -196,7 +197,7 @@ def float_model(artifact: Artifact) -> FloatModel:
 
 
 def output_axis(node: onnx.NodeProto) -> int:
-    """The axis of the output channels in a product's weight."""
+    """The axis of a product's weight that holds the output channels."""
     attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
     form = linear_form(node.op_type, attributes.get)
     assert form is not None
@@ -204,7 +205,7 @@ def output_axis(node: onnx.NodeProto) -> int:
 
 
 def nothing_to_quantise() -> Unsupported:
-    """The error for a model in which no operator can become integer."""
+    """The error about a model in which no operator can become integer."""
     return Unsupported(
         "the model has no operator to quantise", "INT8 needs Conv, Gemm or MatMul with constant FP32 weights"
     )

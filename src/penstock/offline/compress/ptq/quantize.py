@@ -120,7 +120,9 @@ def _tensor_data(range: Range) -> TensorData:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Suppress the writer's messages, which it logs to the root logger. It also adds a handler if the root logger has none."""
+    """Suppress the messages that the writer logs to the root logger. The writer also adds a handler if the root logger has none; this
+    is undone.
+    """
 
     def is_ours(record: logging.LogRecord) -> bool:
         return "onnxruntime" not in record.pathname

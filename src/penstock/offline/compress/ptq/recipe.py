@@ -29,7 +29,7 @@ PlacementName = Literal["fastest", "linear", "wide"]
 RANGE_METHODS = {method.value: method for method in RangeMethod}
 """Range methods by name, without ``best``, which tries all methods for each tensor."""
 _ROWS = 32
-"""Number of samples that give the ranges of the placements to time."""
+"""Number of samples from which placements get their ranges when they are timed."""
 
 
 class PtqRecipe(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class PtqRecipe(msgspec.Struct, frozen=True):
     """The method that chooses ranges. None: for each tensor, the method with the least error of the outputs."""
     placement: QdqPlacement = QdqPlacement.LINEAR
     equalize: bool = True
-    """First give channels similar ranges, between layers and after normalisations that feed matrix products."""
+    """First give channels similar ranges: between layers, and after normalisations that feed matrix products."""
     correct_biases: bool = True
     """Correct the shift of means that rounding causes."""
     choice: RangeChoiceOptions = RangeChoiceOptions()
@@ -73,7 +73,7 @@ def quantize_with(
 
 
 def equalized(artifact: Artifact, data: Dataset) -> Artifact:
-    """A model of the same function with channels of similar ranges, by every method that applies to it."""
+    """Return a model of the same function whose channels have similar ranges. Every method that applies to the model is used."""
     key = artifact.digest, artifact.path, data.digest
     return remembered("equalized", key, lambda: _equalized(artifact, data), artifact.size_bytes)
 

@@ -55,7 +55,7 @@ class Operand:
 
 
 class Side(NamedTuple):
-    """An operand with a link's channels. ``view`` gives the channels separate axes, and ``scale`` broadcasts over it."""
+    """An operand that has the channels of a link. ``view`` gives the channels separate axes, and ``scale`` broadcasts over it."""
 
     operand: Operand
     view: tuple[int, ...]
@@ -72,7 +72,7 @@ class Side(NamedTuple):
 
 
 class Read(NamedTuple):
-    """One end of a link: a product with constant weights, and the tensor that it reads."""
+    """One consumer at the end of a link: a product with constant weights, and the tensor that it reads."""
 
     node: ir.Node
     side: Side

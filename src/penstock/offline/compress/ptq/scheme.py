@@ -1,4 +1,4 @@
-"""The integer types of a quantised model: the types that the CPU multiplies fast and without saturation."""
+"""Chooses the integer types of a quantised model: types that the CPU multiplies fast and without saturation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class IntegerScheme(msgspec.Struct, frozen=True):
 
 
 def integer_scheme(machine: MachineFacts) -> IntegerScheme:
-    """The scheme that multiplies exactly on ``machine``. It is not always faster than FP32."""
+    """The scheme whose products are exact on ``machine``. It is not always faster than FP32."""
     architecture = machine.architecture.lower()
     if architecture in _ARM:
         kernels = "dot-product instructions" if machine.has_integer_dot_product else "NEON kernels"

@@ -28,11 +28,11 @@ _LIMIT = 1e3
 _ROWS = 256
 """Number of rows of each tensor on which the error is measured. The rows are kept in memory."""
 _WORTH_IT = 0.99
-"""Maximum error relative to the error before; a smaller gain is noise."""
+"""A link is rescaled only if its error falls below this fraction of the earlier error; a smaller gain is noise."""
 
 
 class _Seen(NamedTuple):
-    """A link's tensor on data."""
+    """Statistics of a link's tensor on the data."""
 
     low: Array
     """The smallest value of each channel, FP64; at most 0, as in every quantised range."""
@@ -105,8 +105,9 @@ def _smooth(link: Link, seen: _Seen) -> dict[str, object]:
 def quantized_error(link: Link, low: Array, high: Array, rows: Array, s: Array) -> float:
     """Relative error of the link's products in INT8 if the link is divided by ``s``.
 
-    The result is the root of the mean, over consumers, of squared error divided by squared result. Activations have 256 steps from
-    the smallest to the largest value of all channels; weights have 127 steps in each direction for each output.
+    For each consumer, the squared error is divided by the squared result; the outcome is the square root of the mean over the
+    consumers. Activations have 256 steps from the smallest to the largest value of all channels; weights have 127 steps in each
+    direction for each output.
     """
     bottom, top = float((low / s).min()), float((high / s).max())
     scale = (top - bottom) / 255 or 1.0

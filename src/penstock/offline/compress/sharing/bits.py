@@ -20,7 +20,7 @@ _Bits = Annotated[int, msgspec.Meta(ge=1, le=MAX_BITS)]
 
 
 class BitsOptions(Options, frozen=True):
-    """The error and the loss that sharing one layer may cause."""
+    """Bounds on the error and the loss that sharing the weights of one layer may cause."""
 
     max_relative_error: NotNegative = 0.02
     """Relative error of the worst output. The squared errors of independent layers add up."""

@@ -1,9 +1,9 @@
 """Optimal k-means of numbers.
 
 In one dimension, clusters are intervals of the sorted values, so dynamic programming finds the optimum (Wang and Song,
-"Ckmeans.1d.dp", 2011). The best start of an interval moves right with its end, so divide and conquer computes each row of the table
-in O(n log n), all midpoints of one level together (Grønlund et al., "Fast exact k-means, k-medians and Bregman divergence
-clustering in 1D", 2017).
+"Ckmeans.1d.dp", 2011). As the end of an interval moves right, so does its best start. Divide and conquer therefore computes each row
+of the table in O(n log n), with all midpoints of one level at the same time (Grønlund et al., "Fast exact k-means, k-medians and
+Bregman divergence clustering in 1D", 2017).
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class Clusters(NamedTuple):
 def kmeans(values: Array, weights: Array, count: int, *, grid: bool = False) -> Clusters:
     """At most ``count`` centroids that minimise the weighted squared distance to ``values``: FP64 [n], ascending, distinct, n >= 1.
 
-    ``grid`` restricts centroids to integers. If there are more than 2^20 / ``count`` values, they are first put into that many bins
-    of equal width. Lloyd's algorithm then improves the optimum of the bins on the values themselves, so the result is not exact.
+    ``grid`` restricts centroids to integers. If there are more than 2^20 / ``count`` values, they are first grouped into 2^20 /
+    ``count`` bins of equal width. Lloyd's algorithm then improves the optimum of the bins on the values themselves, so the result is
+    not exact.
     """
     if len(values) <= count:
         return Clusters(values.copy(), True)
@@ -104,7 +105,7 @@ def _optimum(values: Array, weights: Array, count: int, grid: bool) -> Array:
 
 
 def _next_row(costs: Array, sums: _Sums, clusters: int) -> tuple[Array, Array]:
-    """Least costs with one more cluster, ``clusters`` in total, and the best starts of the last cluster."""
+    """The least costs with one more cluster, which makes ``clusters`` in total, and the best starts of the last cluster."""
     size = len(costs) - 1
     found = np.full(size + 1, np.inf)
     starts = np.full(size + 1, clusters - 1, np.int32)

@@ -1,4 +1,4 @@
-"""Find the tensors of a model that can be clustered, and the kind of layer that each belongs to."""
+"""Find the tensors of a model that can be clustered, and the kind of layer that uses each of them."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ class SharedTensor(NamedTuple):
 
 
 def find_layers(model: ir.Model, named: frozenset[str] = frozenset()) -> dict[str, SharedTensor]:
-    """Weights and biases of Conv, ConvTranspose, Gemm and MatMul, float or behind DequantizeLinear, and the tensors ``named``.
+    """The weights and biases of Conv, ConvTranspose, Gemm and MatMul, and the tensors ``named``. They are floats, or integers that
+    DequantizeLinear reads.
 
-    A tensor that several nodes read appears once, as "conv" if any of these nodes is a convolution. Raises Unsupported if there is
-    no weight, InvalidConfig if a named tensor is missing, InvalidModel if one is not finite.
+    A tensor that several nodes read appears once, as "conv" if any of these nodes is a convolution. Raises Unsupported if there is no
+    weight, InvalidConfig if a named tensor is missing, InvalidModel if one is not finite.
     """
     found = {}
     for name, value in model.graph.initializers.items():

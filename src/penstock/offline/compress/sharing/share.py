@@ -33,9 +33,9 @@ class ShareOptions(Options, frozen=True):
     conv_bits: _Bits = 8
     fc_bits: _Bits = 5
     bias_bits: _Bits = 6
-    """Bits of float biases with at least 16 elements."""
+    """Bits for float biases that have at least 16 elements."""
     bits: dict[str, _Bits] = {}
-    """Bits by tensor name; takes precedence. May name any float or 8-bit tensor, including tables that Gather reads."""
+    """Bits of single tensors, by name; they take precedence. They may name any float or 8-bit tensor, such as a table of Gather."""
     half_codebooks: bool = True
     """Round centroids to FP16 if that changes none by more than 2^-10 of its value, which halves the size of codebooks."""
 
@@ -69,7 +69,7 @@ def share(
 
 
 def share_layer(layer: SharedTensor, bits: int, half: bool) -> tuple[Array, dict[str, Any]]:
-    """The layer's tensor with at most 2 ** ``bits`` values besides zero, of the same type; and the facts about it."""
+    """The layer's tensor, with at most 2 ** ``bits`` values besides zero and of the same type, and the facts about it."""
     array = layer.array
     is_integer = array.dtype.kind in "iu"
     kept = array != layer.zero

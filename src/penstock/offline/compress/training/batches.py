@@ -14,7 +14,7 @@ from penstock.tensor import Array
 
 
 class TrainingBatches:
-    """Rows of ``data`` for ``model``, whose batch size may be fixed."""
+    """The rows of ``data`` as batches for ``model``, whose batch size may be fixed."""
 
     def __init__(self, model: TrainableModel, data: Dataset) -> None:
         """Raises InvalidData if the data lack an input, or are not a multiple of the model's fixed batch."""
@@ -41,7 +41,7 @@ class TrainingBatches:
         return self.tensors(self.arrays(rows))
 
     def tensors(self, arrays: Mapping[str, Array]) -> dict[str, Tensor]:
-        """Inputs in torch's own memory, whose alignment may affect the bits of a product."""
+        """Inputs in memory that torch has allocated, because alignment may affect the bits of a product."""
         return {name: tensor.clone() for name, tensor in to_tensors(arrays, self.model).items()}
 
     def forward(self, inputs: Mapping[str, Tensor], also: Collection[str] = ()) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ Each output has a term in the loss:
 - Class scores, [n, classes], of a model with labels: ``(1 - share) CE(labels) + share T² KL(teacher ‖ student)``, both softened by
   the temperature T. T² keeps the size of the gradient. If an output has probabilities, their logarithms are softened.
 - Values: the squared error divided by the teacher's variance.
-- Rows of numbers that may be either, if there are no labels: both terms, which have the same optimum.
+- Rows of numbers that may be scores or values, if there are no labels: both terms, which have the same optimum.
 
 Hints (Romero et al. 2015, FitNets) add squared errors between tensors inside the graphs, through 1×1 adaptors.
 """
@@ -51,7 +51,7 @@ class DistillOptions(Options, frozen=True):
     temperature: Positive = 4.0
     """T: weight of the teacher's small probabilities, usually 2 to 8."""
     teacher_share: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    """Weight of the teacher in the loss; the labels have the rest. By default 0.7; 1 without labels."""
+    """Weight of the teacher in the loss; the labels get the rest. By default 0.7; 1 without labels."""
     hints: dict[str, str] = {}
     """Tensors of the student by name, each with the teacher's tensor to resemble."""
     hint_weight: NotNegative = 1.0
@@ -64,7 +64,7 @@ class OutputKind(enum.Enum):
     PROBABILITIES = "probabilities"
     VALUES = "values"
     EITHER = "either"
-    """Logits or values; without labels they cannot be told apart."""
+    """Logits or values. Without labels, the two cannot be distinguished."""
 
 
 class DistillationLoss:
@@ -196,7 +196,9 @@ def _kind(answer: Array, labelled: bool) -> OutputKind:
 
 
 def _variance(answer: Array) -> float:
-    """The variance of an output over samples, averaged over its elements. For constant outputs, their mean square, or 1 for zeros."""
+    """The variance of an output over samples, averaged over its elements. For a constant output, it is the mean square, or 1 if the
+    output is zero.
+    """
     spread = float(answer.astype(np.float64).var(axis=0).mean())
     square = float((answer.astype(np.float64) ** 2).mean())
     return spread if spread > 1e-9 * square else square or 1.0

@@ -34,8 +34,8 @@ _LOWEST = -sys.float_info.max
 
 
 def fit(model: TrainableModel, data: Dataset, loss: Loss, options: FitOptions, **hooks: Unpack[Hooks]) -> FitReport:
-    """Train ``model`` in place. Afterwards, also after an error, it has its best validated state, or the state after the last full
-    epoch.
+    """Train ``model`` in place. Afterwards, even after an error, it has its best validated state or, without validation, the state
+    after the last full epoch.
 
     Raises InvalidConfig if the options are invalid; InvalidData if the data do not fit, or if the loss or the weights become NaN or
     infinite; InvalidArgument for a damaged checkpoint or one of another run; Unsupported if there is nothing to train.
@@ -121,7 +121,7 @@ class _Run:
         return self.report
 
     def _advance(self) -> None:
-        """Run one step, and the end of the epoch after its last step; or end the run if time is up."""
+        """Run one step. After the last step of an epoch, also validate and report. If time is up, end the run instead."""
         report = self.report
         if self.options.time_s is not None and self._seconds() >= self.options.time_s:
             # Saved before the end of the epoch is processed, so that a run with more time can continue.

@@ -57,7 +57,7 @@ class Hints:
 
 
 def _channel_axis(name: str, student: tuple[int, ...], teacher: tuple[int, ...]) -> int:
-    """The channel axis: 1 for images, the last for sequences and vectors."""
+    """The axis of the channels: axis 1 for images, the last axis for sequences and vectors."""
     for axis in (1, len(student)) if len(student) == 3 else (len(student), 1):
         others = [size for place, size in enumerate(student, 1) if place != axis]
         if len(student) == len(teacher) and others == [s for place, s in enumerate(teacher, 1) if place != axis]:

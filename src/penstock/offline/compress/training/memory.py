@@ -14,9 +14,9 @@ from penstock.offline.optimize.model import infer_shapes, read_proto
 from penstock.tensor import DataType
 
 _COPIES = 6
-"""Copies of the weights: the weights, gradients, the optimiser's two moments, the best state so far, the model's bytes."""
+"""Copies of the weights: the weights, the gradients, the optimiser's two moments, the best state so far, and the model's bytes."""
 _PASSES = 2
-"""The backward pass needs every result and its gradient."""
+"""Copies of each result: the backward pass needs the result and its gradient."""
 
 
 def training_bytes(artifact: Artifact, data: Dataset, batch: int) -> int:

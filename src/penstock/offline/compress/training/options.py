@@ -19,7 +19,7 @@ Loss = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 """Called with inputs, outputs and further tensors by name, and with the batch's row numbers (int64 [n]). Returns the mean loss."""
 
 _WARM_UP = 0.05
-"""Fraction of the steps in which the learning rate rises to its peak."""
+"""The learning rate rises to its peak during this fraction of the steps."""
 
 
 class FitOptions(Options, frozen=True):
@@ -50,7 +50,7 @@ class FitOptions(Options, frozen=True):
 
 
 class FitReport(msgspec.Struct):
-    """The course of a training so far."""
+    """The progress of a training run."""
 
     losses: list[tuple[int, float]] = []
     """Pairs (steps done, mean loss since the previous entry), once per epoch."""
@@ -93,11 +93,11 @@ class Hooks(TypedDict, total=False):
     validate: Callable[[], float] | None
     """Returns a score. The parameters of the highest score are kept, which may be those before the first step."""
     augment: Callable[[dict[str, Array], np.random.Generator], dict[str, Array]]
-    """Changes a batch of inputs. The loss must then depend on the inputs it receives, not on the row numbers."""
+    """Changes a batch of inputs, for augmentation. The loss must then depend on the inputs it receives, not on the row numbers."""
     checkpoint: Path | None
     """A file from which an interrupted run continues. A finished run returns its result immediately."""
     depends_on: str
-    """Identifies further inputs of the run, such as a teacher. A checkpoint with another value is rejected."""
+    """Identifies other inputs of the run, such as a teacher. A checkpoint with another value is rejected."""
     on_progress: Callable[[int, int], None]
     """Called with (steps done, all steps)."""
     clock: Clock

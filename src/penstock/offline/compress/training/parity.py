@@ -20,7 +20,7 @@ _ROWS_TO_LOCATE = 8
 def parity(model: TrainableModel, data: Dataset, rows: int = 64) -> float:
     """The largest ``relative_error`` of the module's float outputs against ONNX Runtime, without graph rewrites.
 
-    Runs the first ``rows`` samples, or the model's fixed batch, in one call. Meaningful only before training.
+    Runs the first ``rows`` samples, or the model's fixed batch, in one call. The result is meaningful only before training.
     """
     rows = model.fixed_rows or min(rows, data.count)
     return max(_errors(model, model.artifact, data, rows).values(), default=0.0)
@@ -74,7 +74,7 @@ def _first_divergence(model: TrainableModel, data: Dataset, tolerance: float) ->
 def _errors(
     model: TrainableModel, artifact: Artifact, data: Dataset, rows: int, also: tuple[str, ...] = ()
 ) -> dict[str, float]:
-    """Relative errors of the float outputs of ``artifact``. Integer outputs are skipped, since a tie may change them."""
+    """Relative errors of the float outputs of ``artifact``. Integer outputs are skipped, because a tie can be decided differently."""
     sample = data.rows(0, rows)
     with loaded(artifact, as_written=True) as engine:
         theirs = engine.forward(sample)

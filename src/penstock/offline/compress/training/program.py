@@ -1,4 +1,4 @@
-"""Read a graph for training: nodes in order, constants, the last use of each value, and the constants that are weights."""
+"""Reads a graph for training: its nodes in order, its constants, the constants that are weights, and the last use of each value."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STILL_WORKS = (
 
 
 Shape = tuple[int | None, ...] | None
-"""The shape of an input. A free dimension is None; an unknown rank is None as a whole."""
+"""The shape of an input. A free dimension is None; if the rank is unknown, the whole shape is None."""
 
 
 class ProgramStep(NamedTuple):
@@ -47,7 +47,7 @@ class Program(msgspec.Struct, frozen=True):
 
     inputs: dict[str, Shape]
     outputs: dict[str, int]
-    """ONNX type by name."""
+    """The ONNX type of each value, by name."""
     steps: tuple[ProgramStep, ...]
     constants: dict[str, Array]
     weights: frozenset[str]

@@ -29,7 +29,7 @@ from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array
 
 _STEPS = 255
-"""Steps of an eight-bit integer between its smallest and its largest value."""
+"""Number of steps between the smallest and the largest value of an 8-bit integer."""
 
 
 class QatOptions(Options, frozen=True):
@@ -95,10 +95,10 @@ def train_quantized(
 def agreement(
     model: TrainableModel, artifact: Artifact, data: Dataset, *, as_written: bool = False
 ) -> dict[str, float]:
-    """Compare the outputs of ``model`` with those of ``artifact`` in ONNX Runtime, fused or ``as_written``.
+    """Compare the outputs of ``model`` with those of ``artifact`` in ONNX Runtime, whose graph is fused or left ``as_written``.
 
-    Differences are in steps: the scale of a quantised output, or 1/255 of the range of a float output. The result has the fraction
-    of samples with all outputs ``within_one_step``, and the ``largest`` difference.
+    Differences are in steps: the scale of a quantised output, or 1/255 of the range of a float output. The result has the fraction of
+    samples with all outputs ``within_one_step``, and the ``largest`` difference.
     """
     theirs = answers_of(artifact, data, as_written=as_written)
     batches = TrainingBatches(model, data)

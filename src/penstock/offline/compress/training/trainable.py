@@ -67,10 +67,10 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         return next((shape[0] for shape in self._program.inputs.values() if shape), None)
 
     def forward(self, inputs: Mapping[str, Tensor], also: Collection[str] = ()) -> dict[str, Tensor]:
-        """The outputs, and the tensors and constants in ``also``, by name and after their hooks.
+        """The outputs by name, and the tensors and constants in ``also``. Hooks are already applied to all of them.
 
-        Raises InvalidArgument if inputs are missing or do not fit, if ``also`` or a hook names an unknown tensor, or if a node
-        cannot be computed.
+        Raises InvalidArgument if inputs are missing or do not fit, if ``also`` or a hook names an unknown tensor, or if a node cannot
+        be computed.
         """
         self._check_names(also)
         values = {name: self._hooked(name, _fit(name, shape, inputs)) for name, shape in self._program.inputs.items()}
@@ -131,7 +131,7 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
 
 
 def to_tensors(arrays: Mapping[str, Array], model: TrainableModel) -> dict[str, Tensor]:
-    """Convert the arrays that are inputs of ``model``."""
+    """Convert those of the arrays that are inputs of ``model`` to tensors."""
     return {name: _to_tensor(arrays[name]) for name in model.input_names if name in arrays}
 
 

@@ -25,7 +25,7 @@ class BiasFolding(NodePass):
 
     Left alone:
 
-    4. Another node, a subgraph or the caller reads ``y`` too.
+    4. Another node, a subgraph or the model's caller reads ``y`` too.
     5. A ``c`` that is not constant, or that does not broadcast over ``y`` per channel: ``[C]`` and ``[1, W]`` after a Conv run
        along its last axis, ``[N, 1]`` after a Gemm along its rows, and a ``c`` of higher rank or more channels changes the shape.
     6. ``c / y``, which is not linear; a Div by zero and other results that are not finite.

@@ -20,7 +20,7 @@ class ConvBatchNorm(NodePass):
 
     Left alone:
 
-    2. Another node, a subgraph or the caller reads ``y`` too.
+    2. Another node, a subgraph or the model's caller reads ``y`` too.
     3. BatchNormalization in training mode, with a second output in use, per activation (``spatial`` = 0), or older than
        opset 7, which has no marker for training.
     4. Parameters that are not constant, not one per channel, or give a weight that is not finite.

@@ -9,7 +9,7 @@ from penstock.offline.optimize.base import Pass
 
 
 class DeadCode(Pass):
-    """Remove nodes and initialisers whose values neither a node nor a subgraph nor the caller reads.
+    """Remove nodes and initialisers whose values are read neither by a node or subgraph nor by the model's caller.
 
     Removed:
 

@@ -122,7 +122,7 @@ def _neutral_operand(node: ir.Node) -> ir.Value | None:  # Rule 8
 
 
 def _fits(shape: tuple[int, ...], source: ir.Value) -> bool:
-    """True if a tensor of ``shape`` broadcasts to the shape of ``source`` for any value of its unknown dimensions."""
+    """True if a tensor of ``shape`` broadcasts to the shape of ``source``, whatever the unknown dimensions of ``source`` are."""
     if source.shape is None or len(shape) > source.shape.rank():
         return False
     dims = source.shape.dims[source.shape.rank() - len(shape) :]

@@ -48,7 +48,7 @@ class PythonEngine:
         """``host`` gives the model access to the server."""
         self._host = host or Host()
         self.stages = StageTimes()
-        """The stages of the loaded model."""
+        """Count and duration of the loaded model's stages."""
 
     def gpus(self) -> int:
         return 0

@@ -17,7 +17,9 @@ _log = logging.getLogger(__name__)
 
 
 class Host:
-    """The services for a model that runs without a server; ``Worker`` overrides them. All methods are thread-safe."""
+    """The services of the host process. These defaults are for a model that runs without a server; ``Worker`` overrides them. All
+    methods are thread-safe.
+    """
 
     def call(self, request: InferRequest, done: Done, decoupled: bool) -> Callable[[], None]:
         """Send ``request`` to another model. Returns a function that cancels it.
@@ -52,7 +54,7 @@ class Here:
         """True if a call of this model from its own main thread would deadlock."""
 
     def ask(self, request: InferRequest, done: Done, decoupled: bool = False) -> Callable[[], None]:
-        """Like ``Host.call``, but completes a call that would deadlock with ``Unavailable``."""
+        """Like ``Host.call``, but a call that would deadlock ends with the error ``Unavailable``."""
         itself = self.waits_for_itself and request.model_name == self.name
         if itself and threading.current_thread() is threading.main_thread():
             message = f"model '{self.name}' has one instance, which would wait for itself"

@@ -111,7 +111,7 @@ class InferenceResponse:
         return json.dumps(self._parameters)
 
     def outcome(self) -> dict[str, Array] | PenstockError:
-        """Convert the response for the server."""
+        """Convert the response to the server's form."""
         if self._error is not None:
             return _ERRORS.get(self._error.code(), PenstockError)(self._error.message())
         return {tensor.name(): tensor.as_numpy() for tensor in self._tensors}
@@ -155,7 +155,7 @@ class ResponseSender:
 
 
 class InferenceRequest:
-    """A request that the model receives, or one that it makes to call another model."""
+    """A request that the model has received, or that it has created to call another model."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - Triton's interface
         self,
@@ -185,7 +185,7 @@ class InferenceRequest:
 
     @classmethod
     def of(cls, request: InferRequest, output_names: Sequence[str], sender: ResponseSender) -> InferenceRequest:
-        """Convert a request to the model; ``output_names`` are requested if the client names no outputs."""
+        """Convert the server's request for the model. If the client names no outputs, all ``output_names`` are requested."""
         given = request.parameters
         one = cls(
             request_id=request.id,
@@ -265,7 +265,7 @@ class InferenceRequest:
         return Responses(replies, cancel)
 
     async def async_exec(self, decoupled: bool = False) -> InferenceResponse | Responses:
-        """Like ``exec``, but awaits the response. The iterator is the same."""
+        """Like ``exec``, but awaits the response. For a decoupled model, the result is the same iterator."""
         if decoupled:
             return self.exec(decoupled=True)
         loop, replies = asyncio.get_running_loop(), asyncio.Queue[Outcome]()
@@ -281,7 +281,7 @@ class InferenceRequest:
             cancel()
 
     def _to_server(self) -> InferRequest:
-        """Convert the request for the server. Raises TritonModelException."""
+        """Convert the request to the server's form. Raises TritonModelException."""
         if not self._model:
             raise TritonModelException("a request to a model needs 'model_name'")
         parameters = dict(self._parameters)

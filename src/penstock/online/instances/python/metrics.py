@@ -15,7 +15,9 @@ _NAME = re.compile(r"(?!nv_|penstock_|__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class MetricFamily:
-    """Metrics of one name; ``kind`` is ``COUNTER`` or ``GAUGE``. Families of the same name share their metrics."""
+    """The metrics with one name, which differ in their labels. ``kind`` is ``COUNTER`` or ``GAUGE``. Families of the same name share
+    their metrics.
+    """
 
     COUNTER: Final = "counter"
     GAUGE: Final = "gauge"
@@ -35,7 +37,7 @@ class MetricFamily:
 
 
 class Metric:
-    """One series of a family."""
+    """One time series of a family, with its own labels."""
 
     def __init__(self, family: MetricFamily, labels: dict[str, str]) -> None:
         self._family, self._labels = family, labels

@@ -1,7 +1,8 @@
 """A Python model in a child process: sends batches to the child, and receives the model's calls of other models.
 
-The tensors of a batch use the arenas of inputs and outputs, which belong to one call of ``execute``. All other tensors, those of a
-decoupled model's responses and of calls of other models, use one arena per direction, which is free after its reader has copied.
+The tensors of a batch use the arenas of inputs and outputs, which are in use by one call of ``execute`` at a time. All other tensors,
+those of a decoupled model's responses and of calls of other models, use one arena per direction. The arena is free again once its
+reader has copied the tensors.
 """
 
 from __future__ import annotations
@@ -129,18 +130,18 @@ class Talk:
         self._process = process
         self._child = child
         self.executed: SimpleQueue[wire.Executed | None] = SimpleQueue()
-        """The result of ``begin``; None if the child has ended."""
+        """The result of each batch that ``begin`` has sent; None if the child has ended."""
         self._next = self._first = 0
-        """Number of the next request, and of the first request of the current batch."""
+        """The number of the next request, and the number of the first request of the current batch."""
         self._answers: dict[int, tuple[Answer, int]] = {}
         """The receiver, and the index in the batch, of each request that has not ended."""
         self._beginning = threading.Lock()
         self._ended = threading.Event()
-        """Set while holding ``_beginning``; no batch begins afterwards."""
+        """Set while holding ``_beginning``. Once it is set, no batch begins."""
         self._calls: dict[int, ModelCall] = {}
         self._to_write: SimpleQueue[wire.Message | tuple[int, Outcome] | None] = SimpleQueue()
         self._room = threading.Semaphore()
-        """Available while the arena to the child is free."""
+        """A semaphore that is available while the arena to the child is free."""
 
     def start(self) -> None:
         for name, run in (("read-model-process", self._read), ("write-model-process", self._write)):
@@ -248,7 +249,7 @@ class Talk:
 
 
 def add_up(statistics: ModelStatistics, processes: Sequence[PythonProcess]) -> None:
-    """Set the sums of the stages and metrics of ``processes`` in ``statistics``."""
+    """Write the stages and metrics, summed over ``processes``, into ``statistics``."""
     statistics.stages, statistics.metrics = {}, {}
     for process in processes:
         stages = {name: Duration(count, ns) for name, (count, ns) in list(process.stages.items())}

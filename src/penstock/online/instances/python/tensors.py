@@ -17,11 +17,11 @@ _MAX_ELEMENTS = 1 << 24
 
 
 class TritonModelException(Exception):
-    """The model uses this interface incorrectly."""
+    """The model has used this interface incorrectly."""
 
 
 class TritonTensor:
-    """A named array. An input's array may be read until ``execute`` returns; decoupled models may keep it longer."""
+    """A named array. The array of an input may be read until ``execute`` returns; decoupled models may keep it longer."""
 
     def __init__(self, name: str, numpy_array: Array) -> None:
         if not isinstance(numpy_array, np.ndarray):
@@ -100,7 +100,7 @@ def check_output(spec: TensorSpec, array: Array) -> None:
 
 
 def rows_of(inputs: Mapping[str, Array]) -> int | None:
-    """The number of rows of a request; None if its inputs differ in it."""
+    """The number of rows of a request; None if its inputs have different numbers of rows."""
     rows = {array.shape[0] if array.ndim else None for array in inputs.values()}
     return rows.pop() if len(rows) == 1 else None
 

@@ -1,4 +1,4 @@
-"""Initialises, executes and finalises a ``TritonPythonModel`` as Triton does, and checks its responses."""
+"""Runs a ``TritonPythonModel`` as Triton does, from ``initialize`` to ``finalize``, and checks its responses."""
 
 from __future__ import annotations
 
@@ -137,7 +137,8 @@ class TritonModel:
     def _checked(
         self, response: InferenceResponse, asked: InferenceRequest | None = None
     ) -> dict[str, Array] | PenstockError:
-        """The outputs of ``response``, or an error unless they have configured names and the rows of the request ``asked``.
+        """The outputs of ``response``. An error if their names are not configured, or they lack the rows of the request
+        ``asked``.
 
         The model may choose datatypes and other dimensions freely.
         """
@@ -158,7 +159,7 @@ class TritonModel:
         return PenstockError(f"the model did not return the output '{missing[0]}'") if missing else outcome
 
     def _end(self, asked: Sequence[InferenceRequest], why: str) -> PenstockError:
-        """Close the senders of ``asked``; the error that is returned ends the requests."""
+        """Close the senders of ``asked``. The returned error ends the requests."""
         for request in asked:
             request.get_response_sender().closed = True
         return self._failed(why)

@@ -42,13 +42,13 @@ class RequestLimits(msgspec.Struct, frozen=True):
 
     max_queue: int = 4096
     max_request_rows: int = 1024
-    """Does not apply to models whose configuration has ``max_batch_size``."""
+    """Ignored for models whose configuration has ``max_batch_size``."""
     summaries: bool = False
-    """Keep recent durations, for the summary metrics."""
+    """True to keep recent durations for the summary metrics."""
 
 
 class Assembler:
-    """Belongs to the event loop."""
+    """Used only on the event loop."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Assembler:
         models: Models[Handle],
         limiter: RateLimiter | None = None,
     ) -> None:
-        """``models`` finds and calls the parts of ensembles."""
+        """``models`` finds and calls the models of ensembles."""
         self._limits = limits
         self._tracer = tracer
         self._cache = cache
@@ -66,7 +66,7 @@ class Assembler:
         self._limiter = limiter
 
     def assemble(self, loaded: LoadedVersion) -> Handle:
-        """The handle of ``loaded``, not started. Raises InvalidConfig if the configuration contradicts the model."""
+        """The handle of ``loaded``, without running instances. Raises InvalidConfig if the configuration contradicts the model."""
         resolved, config = loaded.resolved, loaded.config
         scheduler, batchers = self._scheduler(loaded)
         parts = zip(loaded.models, batchers, self._gates(config), strict=True)
@@ -88,7 +88,7 @@ class Assembler:
         )
 
     def assemble_ensemble(self, source: ModelSource, version: str) -> Handle:
-        """The handle of an ensemble. Raises InvalidConfig, and Unavailable if a part is not served."""
+        """The handle of an ensemble. Raises InvalidConfig, and Unavailable if one of its models is not served."""
         config = complete(source.given, source.name, "ensemble", None, None, 0)
         ensemble = read_ensemble(config, self._models.find)
         for warning in ensemble.graph.warnings:
@@ -108,7 +108,7 @@ class Assembler:
         )
 
     def _scheduler(self, loaded: LoadedVersion) -> tuple[Scheduler, Sequence[DynamicBatcher]]:
-        """The scheduler, and the source of batches of each instance."""
+        """The scheduler, and for each instance the object from which it takes batches."""
         config, resolved, model = loaded.config, loaded.resolved, loaded.models[0]
         loop, layout, max_queue = asyncio.get_running_loop(), layout_of(config), self._limits.max_queue
         statistics = self._statistics(config, resolved.version, loaded.load_s)
@@ -121,7 +121,7 @@ class Assembler:
         return one, [one] * len(loaded.models)
 
     def _gates(self, config: ModelConfig) -> list[ResourceGate | None]:
-        """The gate of each instance, by its group."""
+        """The rate limiter's gate of each instance, according to its instance group."""
         gates: list[ResourceGate | None] = []
         for group in config.instance_group:
             limits = group.rate_limiter or RateLimiting()
@@ -131,7 +131,9 @@ class Assembler:
         return gates
 
     def _check(self, given: ModelConfig, config: ModelConfig, model: Model | None = None) -> InputCheck:
-        """The check of requests. A configured ``max_batch_size`` limits each request; the server's ``max_batch`` only batches."""
+        """The check of the model's requests. It applies a configured ``max_batch_size`` to each request; the server's ``max_batch``
+        limits only merged batches.
+        """
         facts = () if model is None or isinstance(model, RequestModel) else (model.optional_inputs, model.unranked)
         is_set = given.max_batch_size is not None or (isinstance(model, RequestModel) and model.max_batch is not None)
         max_rows = config.max_rows if is_set else max(config.max_rows, self._limits.max_request_rows)

@@ -1,4 +1,4 @@
-"""Reads an ensemble's configuration and compares it with the served models that the ensemble contains.
+"""Reads an ensemble's configuration and compares it with the served models that it calls.
 
 Two entries of ``parameters`` extend Triton's schema: ``if.<step>`` is the condition of a step, given by number or model name, and
 ``optional_outputs`` is a comma-separated list of names.
@@ -30,7 +30,7 @@ _MAX_INSIDE = 16
 def read_ensemble(config: ModelConfig, find: Find) -> Ensemble:
     """The ensemble of the completed ``config``.
 
-    Raises InvalidConfig with step and tensor, and Unavailable for models that ``find`` does not know.
+    Raises InvalidConfig, which names the step and the tensor, and Unavailable for models that ``find`` does not know.
     """
     try:
         with prefixed(begin := f"ensemble '{config.name}': "):
@@ -40,7 +40,9 @@ def read_ensemble(config: ModelConfig, find: Find) -> Ensemble:
 
 
 class EnsembleLabels(Mapping[str, Sequence[str]]):
-    """The class names by output: the ensemble's ``own`` labels, and those of its steps' models, which may be reloaded."""
+    """The class names by output: the ensemble's ``own`` labels, and those of the models of its steps. The models are looked up on
+    each access, because they may be reloaded.
+    """
 
     def __init__(self, own: Mapping[str, Sequence[str]], config: ModelConfig, find: Find) -> None:
         self._own = own
@@ -128,7 +130,7 @@ def _check_part(config: ModelConfig, name: str, handle: Handle) -> None:
 
 
 def _conditions(config: ModelConfig, models: Sequence[str]) -> Mapping[int, Condition]:
-    """The conditions by the number of their step."""
+    """The conditions, by step number."""
     conditions: dict[int, Condition] = {}
     for key in sorted(config.parameters):
         which = key.removeprefix(_CONDITION)

@@ -14,7 +14,8 @@ from penstock.tensor import Array, DataType, TensorSpec
 class InputCheck:
     """Checks names, datatypes, shapes and batch size against the completed ``config``.
 
-    If requests can be merged, ``max_rows`` limits the rows of one request. Requests whose ragged inputs differ in shape can be merged.
+    ``max_rows`` is the maximum number of rows in one request, if requests can be merged. Ragged inputs do not have to agree in shape
+    for requests to be merged.
     """
 
     def __init__(
@@ -85,11 +86,11 @@ class InputCheck:
             self._explain(request)
         if self._max_rows is None:
             return 1, None
-        # A value in place of a default applies to the whole batch, so the request is not merged.
+        # A value that replaces a default applies to the whole batch, so the request is not merged.
         return rows, object() if replaced else None if self._mergeable else self._key(inputs)
 
     def _replaces(self, name: str, array: Array) -> bool:
-        """True if ``array`` is in place of a default value."""
+        """True if ``array`` replaces a default value."""
         spec = self._defaults.get(name)
         return spec is not None and array.dtype == spec.datatype.dtype and spec.admits(array.shape)
 

@@ -12,7 +12,7 @@ _MAX_BYTES = 64 << 20
 
 
 def read_labels(config: ModelConfig, folder: Path) -> Mapping[str, Sequence[str]]:
-    """The class names of each output with a ``label_filename``, which is relative to ``folder``; line n is class n.
+    """The class names of each output that has a ``label_filename``, which is relative to ``folder``. Line n names class n.
 
     Raises InvalidConfig.
     """

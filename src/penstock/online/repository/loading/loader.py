@@ -1,4 +1,4 @@
-"""Loads model versions into memory, warm and checked. All functions here block and belong on a thread, not on the event loop."""
+"""Loads model versions into memory, warm and checked. All functions here block, so call them on a thread, not on the event loop."""
 
 from __future__ import annotations
 
@@ -51,26 +51,26 @@ class LoadedVersion(msgspec.Struct, frozen=True):
 
 
 class Preloaded(msgspec.Struct, frozen=True):
-    """A model in memory, not warmed up: a call that never returns would prevent the server processes from starting."""
+    """A model in memory, not warmed up yet: a warm-up call that never returns would prevent the processes from starting."""
 
     resolved: ResolvedVersion
     """Without the model's bytes."""
     models: tuple[Model, ...]
     unmerged: str
-    """The result of ``unmerged``, which needs the model's bytes."""
+    """The result of ``unmerged``, stored because computing it needs the model's bytes."""
 
 
 class FilesChanged(Unavailable):
-    """A model's files were written while it was being loaded."""
+    """A model's files changed while it was being loaded."""
 
 
 def load(
     resolved: ResolvedVersion, usable_bytes: int | None = None, preloaded: Preloaded | None = None
 ) -> LoadedVersion:
-    """Load and warm up the model of every instance, or only warm up those that are ``preloaded``.
+    """Load and warm up the model of every instance. Models that are ``preloaded`` are only warmed up.
 
-    ``usable_bytes`` is the memory that this process may use; None: the memory of the machine or its cgroup.
-    Raises the engine's errors with the model's name in front, ResourceExhausted if there is too little memory, and Unavailable if
+    ``usable_bytes`` is the memory that this process may use; None: the memory of the machine or its cgroup. Raises the engine's
+    errors with the model's name in front, ResourceExhausted if there is too little memory, and Unavailable if
     ``resolved.load_options.halt`` ends the child processes. After an error, no model stays in memory.
     """
     models: list[Model] = list(preloaded.models) if preloaded else []
@@ -101,7 +101,7 @@ def load(
 
 
 def load_version(layout: Layout, source: ModelSource, version: str, load_options: LoadOptions) -> LoadedVersion:
-    """Find and load one version of a model.
+    """Resolve and load one version of a model.
 
     Raises the errors of ``find`` and ``load``, and FilesChanged if the model's files change meanwhile.
     """
@@ -170,9 +170,10 @@ def _refuse_changes(layout: Layout, source: ModelSource) -> None:
 
 
 def _check_memory(resolved: ResolvedVersion, usable_bytes: int) -> None:
-    """Compare the engine's estimate for one copy with ``usable_bytes``; 0 is unknown. Python models have no estimate.
+    """Compare the engine's memory estimate for one copy with ``usable_bytes``; 0 means unknown. Python models have no estimate.
 
-    The estimate is an upper bound, so it only warns. Raises ResourceExhausted if the model's files alone are larger.
+    The estimate is an upper bound, so exceeding it only causes a warning. Raises ResourceExhausted if the model's files alone are
+    larger.
     """
     if resolved.engine == PYTHON or not usable_bytes:
         return

@@ -16,13 +16,14 @@ _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _OWN_PAGES_BYTES = 4 << 20
 _loading: set[int] = set()
-"""The threads that are loading models."""
+"""Ids of the threads that are loading models."""
 
 
 def share_arenas(cores: int) -> None:
-    """Limit the freed memory that the C library keeps: one arena per core (at least two) instead of eight, and small buffers only.
+    """Limit the freed memory that the C library keeps. It uses one arena per core (at least two) instead of eight, and keeps only
+    small buffers.
 
-    Each arena retains some megabytes per model loaded in it, which ``give_back`` cannot return.
+    Each arena retains a few megabytes for each model that was loaded in it, and ``give_back`` cannot return them.
     """
     if set_option := _c_function("mallopt"):
         set_option(_M_ARENA_MAX, max(2, cores))
@@ -41,8 +42,8 @@ def give_back() -> None:
 def low_priority(*, leaves_threads: bool, starts_processes: bool = False) -> Iterator[None]:
     """Run the body with low priority.
 
-    Has no effect if the body starts processes, which would inherit the priority permanently, or if it leaves threads behind and this
-    process may not raise their priority again.
+    The priority stays normal if the body starts processes, because they would inherit the low priority permanently. It also stays
+    normal if the body leaves threads behind whose priority this process may not raise again.
     """
     if starts_processes or (leaves_threads and not _can_raise()):
         yield
@@ -87,7 +88,7 @@ def _can_raise() -> bool:
 
 @functools.cache
 def _c_function(name: str) -> Any | None:
-    """The function of the C library, None if there is none of that name."""
+    """The C library's function ``name``; None if it has no such function."""
     try:
         return getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError):

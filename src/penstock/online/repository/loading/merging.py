@@ -9,10 +9,10 @@ from penstock.rows.proof import advice, unproven
 
 
 def unmerged(resolved: ResolvedVersion, model: Model) -> str:
-    """The reason, as a sentence, why requests to ``model`` are not merged although its inputs have a batch axis, or else empty.
+    """A sentence that explains why requests to ``model`` are not merged although its inputs have a batch axis. Otherwise, empty.
 
-    A first dimension of 1 counts as a batch axis: a model has it if it was exported without a free dimension.
-    A configured ``max_batch_size`` is trusted, and so is a configuration in which the batcher creates inputs or states.
+    A first dimension of 1 counts as a batch axis, because it is typical of a model that was exported without a free dimension. A
+    configured ``max_batch_size`` is trusted, and so is a configuration in which the batcher creates inputs or states.
     """
     given, signature = resolved.given, signature_of(model, resolved.given)
     is_decided = given.max_batch_size is not None or given.sequence_batching is not None or bool(given.batch_input)

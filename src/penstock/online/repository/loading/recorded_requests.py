@@ -16,7 +16,7 @@ from penstock.tensor import DataType, element_count, from_wire, to_wire
 
 SUFFIX = ".request"
 MAX_BYTES = 64 << 20
-"""Limit of one file, and of all files that a server records for one model version."""
+"""Limit in bytes of one file, and of all files together that a server records for one model version."""
 _HEADER = b"Inference-Header-Content-Length: "
 _MAX_HEADER = len(_HEADER) + 10
 _MAX_FILES = 1000
@@ -43,7 +43,7 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 
 
 def encode(request: InferRequest) -> bytes:
-    """Encode ``request`` for a file: its inputs, and those of its parameters that are text, numbers or booleans."""
+    """Encode ``request`` for a file. Of its parameters, only text, numbers and booleans are kept."""
     tensors, data = [], []
     for name, array in request.inputs.items():
         data.append(to_wire(array))
@@ -84,7 +84,9 @@ def decode(content: bytes, model_name: str) -> InferRequest:
 
 
 def folder_of(root: str, model_name: str) -> Path:
-    """The folder in ``root`` with the requests of a model. Quotes the name, and ends a long one with its digest."""
+    """The folder in ``root`` with the requests of a model. The folder's name is the quoted model name; a long name is truncated and
+    ends with a digest.
+    """
     name = quote(model_name, safe="").replace(".", "%2E")
     if len(name) > _MAX_NAME:
         digest = hashlib.blake2b(model_name.encode(), digest_size=16).hexdigest()
@@ -93,7 +95,7 @@ def folder_of(root: str, model_name: str) -> Path:
 
 
 def read_recorded(storage: Storage, model_name: str) -> Iterator[tuple[str, InferRequest | PenstockError]]:
-    """The requests in ``storage``, or their errors, with the names of their files. Empty if the folder does not exist."""
+    """The requests in ``storage``, by file name. An unreadable request is represented by its error. Empty without a folder."""
     try:
         names = [entry.name for entry in storage.list() if entry.name.endswith(SUFFIX)]
     except NotFound:

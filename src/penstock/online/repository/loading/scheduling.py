@@ -40,7 +40,7 @@ _MAX_BYTES = 1 << 30
 
 
 def batching(config: ModelConfig, max_queue: int) -> BatchingConfig:
-    """The batching of a model; ``max_queue`` bounds the requests that are accepted and not yet answered. Raises InvalidConfig."""
+    """The batching of a model. ``max_queue`` limits the requests that are accepted and not yet answered. Raises InvalidConfig."""
     wanted = config.dynamic_batching or DynamicBatching()
     fields = msgspec.structs.asdict(wanted) | {"preferred_batch_size": tuple(sorted(wanted.preferred_batch_size))}
     with prefixed(prefix(config.name)):
@@ -60,7 +60,7 @@ def _batching(config: ModelConfig, max_queue: int, **fields: Any) -> BatchingCon
 def sequencing(
     config: ModelConfig, signature: Signature, folder: Path, max_queue: int, *, merges: bool = True
 ) -> SequencingConfig:
-    """The settings of a model's sequences. ``merges``: the model receives merged requests, not one request at a time.
+    """The settings of a model's sequences. ``merges`` is true if the model receives merged requests, not one request at a time.
 
     ``signature`` is the model's own. Reads initial states from ``folder``. Raises InvalidConfig with model and field.
     """

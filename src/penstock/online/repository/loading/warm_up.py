@@ -58,7 +58,7 @@ def prepare(resolved: ResolvedVersion, models: Sequence[Model], reason: str | No
 
 
 def effective_config(resolved: ResolvedVersion, models: Sequence[Model], rows: int | None) -> ModelConfig:
-    """The completed configuration of ``resolved``, loaded as ``models``, one for each instance; ``rows`` as for ``complete``.
+    """The completed configuration of ``resolved``. ``models`` has one loaded model per instance; ``rows`` is as for ``complete``.
 
     Raises InvalidConfig if the configuration contradicts the model.
     """
@@ -83,7 +83,7 @@ def effective_config(resolved: ResolvedVersion, models: Sequence[Model], rows: i
 
 
 def _rows(resolved: ResolvedVersion, model: Model, *, is_merged: bool) -> int:
-    """Maximum rows of a batch, 0 if requests are not merged. Runs guessed requests, but not on Python models."""
+    """Maximum number of rows in a batch; 0 if requests are not merged. Determined by guessed requests, except for Python models."""
     given = resolved.given
     if isinstance(model, RequestModel):
         return resolved.max_batch if model.max_batch is None else model.max_batch
@@ -118,8 +118,8 @@ def _replay(resolved: ResolvedVersion, runner: Runner, models: Sequence[Model]) 
 def warm_up(model: LoadedModel, max_batch: int, name: str = "", limit_s: float = _GUESS_S) -> bool:
     """Run batches of 1 and ``max_batch`` zero rows, and return whether the model returns as many rows as it receives.
 
-    Free dimensions of the guessed inputs are 1. A model may reject these inputs, or never return. It then stays cold, with a warning
-    about the model ``name``. A model that keeps state is not called.
+    Free dimensions of the guessed inputs are 1. A model may reject these inputs, or never return. In these cases the model ``name``
+    is served without warm-up, and a warning is logged. A model that keeps state is not called.
     """
     signature = model.signature
     if model.keeps_state:

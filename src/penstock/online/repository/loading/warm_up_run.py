@@ -31,7 +31,7 @@ _PATIENCE_S = 300.0
 class Runner:
     """Runs requests on ``model`` and the other instances of ``resolved``; ``config`` is their completed configuration.
 
-    Raises the errors of ``layout_of`` and ``sequencing``. Blocks, and belongs to one thread.
+    Raises the errors of ``layout_of`` and ``sequencing``. Its calls block, and must all be made on one thread.
     """
 
     def __init__(self, config: ModelConfig, model: Model, resolved: ResolvedVersion) -> None:
@@ -49,9 +49,10 @@ class Runner:
             self._layout = SequenceLayout(self._layout, False, wanted.controls, states, frozenset())
 
     def run(self, model: Model, request: InferRequest, count: int = 1) -> None:
-        """Run ``count`` copies of ``request``, merged if possible; the server adds the inputs that it creates.
+        """Run ``count`` copies of ``request``, merged if possible, with the inputs that the server creates.
 
-        Each is the first of its sequence. Raises PenstockError if a request does not fit the model, or the model rejects it.
+        Each copy is the first request of its own sequence. Raises PenstockError if a request does not fit the model, or the model
+        rejects it.
         """
         batch = [self._pending(request, number) for number in range(1, count + 1)]
         is_merged = self._merges and not isinstance(model, RequestModel)

@@ -34,8 +34,8 @@ def complete(  # noqa: PLR0913 - the model's facts, each by its name
 ) -> ModelConfig:
     """``given``, which was read from the file ``where``, with every open field filled in.
 
-    ``signature`` is the model's own, None for an ensemble. ``rows`` is the largest batch that the model can take, None if its requests
-    cannot be merged. The default of ``max_batch_size`` is ``rows``, or 0 if the given tensors include the batch dimension.
+    ``signature`` is the model's own, None for an ensemble. ``rows`` is the largest batch that the model accepts, or None if its
+    requests cannot be merged. The default of ``max_batch_size`` is ``rows``, or 0 if the given tensors include the batch dimension.
     Raises InvalidConfig if ``given`` contradicts the model.
     """
     message, whole = to_message(given), to_message(given)
@@ -118,7 +118,7 @@ def differences(given: Message, signature: Signature | None, *, decoupled: bool 
 
 
 def difference(given: Message, path: str, tensor: Message, spec: TensorSpec) -> Iterator[Finding]:
-    """The contradictions between ``tensor`` of the configuration, empty if it is left out, and ``spec`` of the model."""
+    """The contradictions between the configured ``tensor``, which is empty if it is not configured, and the model's ``spec``."""
     field = path.partition("[")[0]
     number = number_of(spec.datatype)
     if tensor.data_type not in (0, number):
@@ -207,7 +207,8 @@ def made_inputs(config: Message) -> set[str]:
 
 
 def declared_tensors(config: ModelConfig) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The inputs and outputs of a model whose file does not describe them, as engines take them (``declared_signature``).
+    """The configured inputs and outputs of a model whose file does not describe them, in the form for engines
+    (``declared_signature``).
 
     Includes the inputs that the batcher creates. Raises InvalidConfig for a tensor without ``data_type`` or ``dims``.
     """

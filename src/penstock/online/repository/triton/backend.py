@@ -18,18 +18,18 @@ from penstock.resources import core_ids
 
 
 class Backend(msgspec.Struct, frozen=True):
-    """A backend by Triton's names, and its engine here."""
+    """A backend with Triton's names for it, and the engine that implements it."""
 
     name: str
     engine: str
     """Empty for a bundle, which names its own engine."""
     platform: str
     filename: str
-    """The model's file or folder in the version's folder."""
+    """Name of the model's file or folder within the version's folder."""
 
 
 PYTHON = "python"
-"""The engine of Python models, which exists only in the server. Each instance runs in a child process."""
+"""The engine of Python models, which is available only in the server. Each instance runs in a child process."""
 _PYTHON = EngineTraits(
     "penstock.online.instances.python.engine",
     "PythonEngine",
@@ -67,12 +67,12 @@ _NOT_HERE = {
     "fil": "export the trees to ONNX",
 }
 _ACCELERATED = {("onnxruntime", "openvino"): "openvino"}
-"""The engine that runs a model of another engine with an accelerator."""
+"""For each engine and accelerator, the engine that runs the model instead."""
 _GRAPH_LEVELS = {-1: "basic", 1: "extended", 2: "disabled"}
 
 
 def backend_of(given: ModelConfig, name: str, files: Collection[str], where: str = "") -> Backend:
-    """The backend of model ``name``, and the file that it loads, one of ``files``, the names in the version's folder.
+    """The backend of model ``name``, and the file that it loads. ``files`` are the names in the version's folder.
 
     Raises Unsupported for a backend that only Triton has, InvalidConfig for an unknown backend or one that contradicts the platform,
     and NotFound if the model's file does not exist.
@@ -119,7 +119,8 @@ def _matches(known: Backend, given: ModelConfig, begin: str) -> bool:
 
 
 def engine_options(given: ModelConfig, name: str, engine: str, where: str = "") -> dict[str, Any]:
-    """The options of ``engine`` that the devices, and the parameters of Triton's backends, imply; for a bundle, ``engine`` is empty.
+    """The options of ``engine`` that the configured devices and the parameters of Triton's backends imply. For a bundle, ``engine``
+    is empty.
 
     Other parameters are ignored here. Raises InvalidConfig for a parameter that is not a number, and for a missing device.
     """
@@ -156,7 +157,7 @@ def _openvino_options(_given: ModelConfig, _begin: str, values: Mapping[str, str
 
 
 _OWN_OPTIONS = {"onnxruntime": _onnxruntime_options, "openvino": _openvino_options}
-"""The options that Triton's parameters of an engine imply, besides those of ``EngineTraits``."""
+"""The options that Triton's parameters imply for an engine, in addition to those in ``EngineTraits``."""
 
 
 def gpus_here(engine: str) -> int:

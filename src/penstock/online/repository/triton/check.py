@@ -16,7 +16,7 @@ from penstock.protocol.messages import Message, ModelConfig
 
 
 def parse(name: str, settings: Mapping[str, Any]) -> ours.ModelConfig:
-    """The configuration with only ``settings``, by the schema's field names. Raises InvalidConfig."""
+    """A configuration that sets only ``settings``, which are named by the schema's fields. Raises InvalidConfig."""
     if not isinstance(settings, Mapping):
         raise InvalidConfig(f"the settings of model '{name}' are not a table", f"write them below [models.{name}]")
     given = parse_settings(settings, f"model '{name}'")
@@ -45,7 +45,7 @@ def examine(given: Message, name: str) -> Iterator[Finding]:
         if step.model_name == name:
             yield error(f"ensemble_scheduling.step[{number}].model_name", "is the ensemble itself")
     yield from check_fields(given)
-    # Without a given size, the model's own is not known yet.
+    # If no size is configured, the size comes from the model, which is not known yet.
     size = given.max_batch_size if given.HasField("max_batch_size") else 2**31 - 1
     wanted = given.dynamic_batching
     if given.HasField("dynamic_batching") and size >= 0 and not any(check_fields(wanted, kind="dynamic_batching.")):

@@ -1,4 +1,4 @@
-"""Checks the models of a repository: compares each configuration with the files and the signature of its model, and corrects it."""
+"""Checks the models of a repository: compares each configuration with its model's files and signature, and proposes corrections."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     before: str = ""
     """The file's text; empty if there is no file."""
     mended: str | None = None
-    """The corrected text; None if there is nothing to change, or no known correction."""
+    """The corrected text; None if nothing has to change, or no correction is known."""
 
     @property
     def is_sick(self) -> bool:
@@ -111,7 +111,7 @@ def diagnose(models: Mapping[str, Path | PenstockError], name: str, config_name:
 
 
 def mend(given: Message, name: str, signature: Signature | None, gpus: int) -> Message:
-    """``given``, corrected: without contradictions to the model, and without GPUs beyond the ``gpus`` that its engine has."""
+    """``given``, corrected so that it agrees with the model and uses only the ``gpus`` GPUs that its engine has."""
     config = ModelConfig()
     config.CopyFrom(given)
     if given.name:
@@ -171,7 +171,7 @@ def _missing_parts(given: Message, known: Collection[str]) -> Iterator[Finding]:
 
 
 def _newest(name: str, folder: Path, given: Message) -> ResolvedVersion:
-    """The newest version, for one instance on the CPU."""
+    """Resolve the newest version, for one instance on the CPU."""
     versions = versions_in(folder)
     if not versions:
         raise NotFound(f"model '{name}' has no version", "put its files into a folder named by a number, e.g. '1'")
@@ -208,7 +208,7 @@ def _check_whole(
     *,
     is_merged: bool,
 ) -> Message:
-    """The completed configuration. Raises the server's errors about it and about the files that it names."""
+    """The completed configuration. Raises the errors that the server would raise for it and for the files that it names."""
     rows = DEFAULT_MAX_BATCH if signature is None or (signature.batchable and is_merged) else None
     config = complete(typed(given), name, resolved.platform if resolved else "ensemble", signature, rows, 1)
     layout_of(config)

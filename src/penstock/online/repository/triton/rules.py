@@ -24,9 +24,11 @@ _CORRID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE
 _FALSE_TRUE = ("int32_false_true", "fp32_false_true", "bool_false_true")
 
 _Test = Callable[..., Any]
-"""Takes a field's value and the enclosing messages, from the innermost to the configuration. Returns the fault, or false."""
+"""Takes a field's value, and the messages that enclose the field, from the innermost to the whole configuration. Returns the fault,
+or false."""
 _Row = tuple[str, _Test, str, str]
-"""A field (with ``[]``: each of its entries), its test, and the reason and hint; {0} is the value, {1} the test's result."""
+"""A field (with ``[]``: each of its entries), its test, and the reason and hint of the error. In these texts, {0} is the value and
+{1} the test's result."""
 
 
 def error(path: str, reason: str, hint: str = "") -> Finding:
@@ -35,7 +37,7 @@ def error(path: str, reason: str, hint: str = "") -> Finding:
 
 
 def prefix(name: str, where: str = "") -> str:
-    """The start of an error about the configuration of model ``name``, read from the file ``where``."""
+    """The beginning of an error message about the configuration of model ``name``, read from the file ``where``."""
     return f"{where}: model '{name}': " if where else f"model '{name}': "
 
 
@@ -78,9 +80,9 @@ def _apply(kind: str, path: str, value: Any, *around: Message) -> Iterator[Findi
 
 
 def gpu_of(groups: Iterable[Message], gpus: int) -> int | None:
-    """The number of the GPU that the instances of ``groups`` run on, None for the CPU. The engine can use ``gpus`` GPUs.
+    """The number of the GPU on which the instances of ``groups`` run; None for the CPU. The engine can use ``gpus`` GPUs.
 
-    A group of KIND_GPU without a number means the first GPU. Raises InvalidConfig that begins with the field.
+    A group of KIND_GPU without a number means the first GPU. Raises InvalidConfig, whose message begins with the field.
     """
     wanted: set[int | None] = set()
     for number, group in enumerate(groups):
@@ -103,7 +105,7 @@ def gpu_of(groups: Iterable[Message], gpus: int) -> int | None:
 
 
 def _trunks(dims: Iterable[int]) -> list[int]:
-    """The element counts between the free dimensions, which a reshape must keep."""
+    """The numbers of elements between the free dimensions, which a reshape must keep."""
     counts = [1]
     for dim in dims:
         counts[-1] *= dim if dim != -1 else 1
@@ -157,7 +159,7 @@ def _is_none_of(*names: str) -> _Test:
 
 
 def _bad_tag(value: Iterable[str], *_: Message) -> str | None:
-    """The first name that Prometheus does not allow, or that all metrics already have."""
+    """The first name that Prometheus does not allow, or that the server's metrics use as a label themselves."""
     taken = ("model", "version", "reason", "le", "quantile")
     return next((tag for tag in value if tag in taken or not re.fullmatch(r"(?!__)[a-zA-Z_]\w*", tag, re.ASCII)), None)
 

@@ -46,7 +46,7 @@ def typed(message: Message) -> ours.ModelConfig:
 
 
 def to_message(config: ours.ModelConfig) -> Message:
-    """``config`` in Triton's schema, with every field that was given."""
+    """``config`` in Triton's schema, with every field that the user set."""
     return ModelConfig.FromString(config.wire)
 
 
@@ -64,7 +64,7 @@ def with_instances(config: ours.ModelConfig, count: int) -> ours.ModelConfig:
 
 
 def with_parts(config: ours.ModelConfig, names: Sequence[str]) -> ours.ModelConfig:
-    """``config`` with its ensemble's steps naming the models ``names``, in order."""
+    """``config`` whose ensemble steps call the models ``names``, in order."""
     message = to_message(config)
     for step, name in zip(message.ensemble_scheduling.step, names, strict=True):
         step.model_name = name
@@ -77,7 +77,9 @@ def number_of(datatype: DataType) -> int:
 
 
 def _plain(message: Message, datatypes: Mapping[int, Any]) -> dict[str, Any]:
-    """``message`` as plain data: datatypes by ``datatypes``, other enumerations by name. Omits unset fields without a default."""
+    """``message`` as plain data. ``datatypes`` converts datatypes; other enumerations become their names. Omits unset fields without
+    a default.
+    """
     return {
         field.name: _plain_field(field, getattr(message, field.name), datatypes)
         for field in message.DESCRIPTOR.fields

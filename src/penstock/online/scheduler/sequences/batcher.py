@@ -1,7 +1,7 @@
 """The scheduler of a stateful model. The requests of one sequence run on one instance, one at a time, in order of arrival.
 
 Each instance has a ``DynamicBatcher``, which merges requests as for any model. A request reaches it when the previous request of its
-sequence has ended. Everything here belongs to the event loop.
+sequence has ended. All code here runs on the event loop.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class SequencingConfig(msgspec.Struct, frozen=True):
     controls: tuple[Control, ...] = ()
     states: tuple[ImplicitState, ...] = ()
     hidden: frozenset[str] = frozenset()
-    """Outputs that are states, which clients do not receive."""
+    """The outputs that hold states, which clients do not receive."""
     instances: int = 1
 
 
 class SequenceBatcher:
-    """A ``Scheduler``, see the module. Instance n takes batches from ``batchers[n]``.
+    """The ``Scheduler`` that the module's docstring describes. Instance n takes batches from ``batchers[n]``.
 
     ``plain`` is the layout without controls and states.
     """
@@ -86,7 +86,7 @@ class SequenceBatcher:
     @property
     def statistics(self) -> ModelStatistics:
         for batcher in self.batchers:
-            self._statistics = batcher.statistics  # the same object; each access brings it up to date
+            self._statistics = batcher.statistics  # the same object; each access updates it
         return self._statistics
 
     def submit(self, request: InferRequest, rows: int, key: Hashable, done: Done) -> SequenceStep:
@@ -128,7 +128,7 @@ class SequenceBatcher:
             batcher.stop()
 
     def _cancel(self, step: SequenceStep) -> None:
-        """Cancel a request. Its sequence ends too if the request has not reached its instance."""
+        """Cancel a request. If the request has not reached its instance, its sequence ends too."""
         if step.pending is not None:
             step.pending.cancel()
         else:
@@ -151,7 +151,7 @@ class SequenceBatcher:
             raise _not_started(identity, name)
 
     def _settle(self, own: SequenceStep | None = None) -> None:
-        """Process the table's results until there are no more: the end of one request may start or end others.
+        """Process what the table has made ready or ended, until nothing is left: the end of one request may start or end others.
 
         Raises the batcher's error if it refuses ``own``.
         """
@@ -206,9 +206,9 @@ class SequenceBatcher:
             self._lose(step.place.instance)
 
     def _drop(self, steps: Sequence[SequenceStep], error: PenstockError | None) -> list[tuple[Done | None, Outcome]]:
-        """End ``steps``, which follow a request of their sequence that failed, and return their receivers and errors.
+        """End ``steps``, the requests that follow a failed request of the same sequence. Return their receivers and errors.
 
-        ``error`` is None if they belong to no sequence, because its first request failed in the model.
+        ``error`` is None if the first request failed in the model, so that the sequence never started.
         """
         ended: list[tuple[Done | None, Outcome]] = []
         for step in steps:
@@ -239,7 +239,7 @@ class SequenceBatcher:
             if step is None:
                 self._end(sequence)
             elif step.pending is not None and not step.start:
-                # If it has begun, the instance took it after the loss, but before the event loop was notified.
+                # A step that has begun was taken after the loss, but before the event loop was notified.
                 step.verdict = Unavailable(*_LOST)
                 if not step.began:
                     step.pending.cancel()

@@ -47,7 +47,7 @@ class Control(msgspec.Struct, frozen=True):
             )
 
     def of(self, rows: Sequence[SequenceStep | None]) -> Array:
-        """The control's value; a row is None if it has no request."""
+        """The control's value for a batch. A row is None if it has no request."""
         return np.array([self._value(row) for row in rows], self.datatype.dtype).reshape(len(rows), *self.shape)
 
     def _value(self, row: SequenceStep | None) -> int | float | bytes:

@@ -22,7 +22,9 @@ MAX_BYTES = 4 << 30
 
 
 class ImplicitState(msgspec.Struct, frozen=True):
-    """The model's ``input`` receives the ``output`` of the previous request or, at the start, ``initial``, which has one row."""
+    """One state of a model. Its ``input`` receives the ``output`` of the sequence's previous request. The first request receives
+    ``initial``, which has one row.
+    """
 
     input: str
     output: TensorSpec
@@ -30,7 +32,7 @@ class ImplicitState(msgspec.Struct, frozen=True):
 
 
 class ImplicitStates:
-    """The states of the sequences on one instance. ``gather`` and ``scatter`` belong to the instance, ``forget`` to the event loop.
+    """The states of the sequences on one instance. The instance calls ``gather`` and ``scatter``; the event loop calls ``forget``.
 
     ``batchable`` is true if the first axis of the states is that of the batch.
     """
@@ -50,7 +52,7 @@ class ImplicitStates:
         return tuple([known.get(one.input, one.initial).shape for one in self._states]) if self._varies else ()
 
     def gather(self, rows: Rows[SequenceStep | None]) -> Mapping[str, Array]:
-        """The state inputs of a batch; a row is None if it has no request, and gets an arbitrary state."""
+        """The state inputs of a batch. A row is None if it has no request; it then gets an arbitrary state."""
         with self._lock:
             alive = [step for step in rows if _is_alive(step)]
             for step in alive:
@@ -59,7 +61,7 @@ class ImplicitStates:
             return {state.input: self._merge(state, rows) for state in self._states}
 
     def scatter(self, rows: Rows[SequenceStep | None], outputs: Mapping[str, Array]) -> None:
-        """Keep the state outputs of a batch. Raises PenstockError and changes no state if they are invalid."""
+        """Store the state outputs of a batch. Raises PenstockError and changes no state if they are invalid."""
         given = {state.input: self._checked(state, len(rows), outputs) for state in self._states}
         with self._lock:
             alive = {number: step for number, step in enumerate(rows) if _is_alive(step)}

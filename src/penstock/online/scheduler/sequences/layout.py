@@ -51,7 +51,7 @@ class SequenceLayout:
         return [parts[_step(pending).place.slot] for pending in requests] if self._fixed else parts
 
     def _rows(self, requests: Sequence[Pending]) -> tuple[Sequence[Pending], Sequence[SequenceStep | None]]:
-        """For each row, the request that fills it, and its sequence step, if any."""
+        """For each row, the request that fills it, and the request's sequence step, if any."""
         if not self._fixed:
             return requests, [_step(pending) for pending in requests]
         by_slot = {_step(pending).place.slot: pending for pending in requests}

@@ -23,7 +23,7 @@ SequenceId = int | str
 
 
 class SequencePlace(msgspec.Struct, frozen=True):
-    """A slot of an instance."""
+    """A slot: the instance, and the number of the row."""
 
     instance: int
     slot: int
@@ -43,7 +43,7 @@ class SequenceStep(msgspec.Struct, eq=False):
     start: bool
     end: bool
     last: bool = False
-    """True if the sequence ends after it, because of its END flag or because the requests behind it were given up."""
+    """True if the sequence ends after this request, because of its END flag or because the requests behind it were cancelled."""
     began: bool = False
     """True once an instance has taken it; set on the instance's thread."""
     place: SequencePlace = SequencePlace(0, 0)
@@ -52,7 +52,7 @@ class SequenceStep(msgspec.Struct, eq=False):
     timer: TimerHandle | None = None
     """Ends the request at its deadline, unless it has reached its instance."""
     verdict: PenstockError | None = None
-    """The error to return in place of the outcome."""
+    """The error to return instead of the outcome."""
 
     def cancel(self) -> None:
         """Cancel the request, see ``Cancellable``."""
@@ -66,14 +66,14 @@ class Sequence(msgspec.Struct, eq=False):
     place: SequencePlace | None = None
     """None while the sequence is in the backlog."""
     is_open: bool = False
-    """True if the sequence accepts requests without the START flag."""
+    """True once the sequence has started, so that it accepts requests without the START flag."""
     running: SequenceStep | None = None
-    """The request at the instance."""
+    """The request that has been passed to the instance."""
     waiting: deque[SequenceStep] = msgspec.field(default_factory=deque)
     timer: TimerHandle | None = None
-    """Ends the sequence when it has been idle too long."""
+    """The timer that ends the sequence when it has been idle too long."""
     states: dict[str, Array] = msgspec.field(default_factory=dict)
-    """Belongs to ``ImplicitStates``."""
+    """Used by ``ImplicitStates`` only."""
 
     @property
     def is_idle(self) -> bool:
@@ -90,7 +90,7 @@ class SequenceTable:
         """Sequences that have ended, with their instances."""
         self._instances, self._count = instances, instances * slots
         self._free: list[tuple[int, int]] = []  # a heap of slots that were used before
-        self._unused = 0  # the first unused slot, numbered over all instances
+        self._unused = 0  # the first slot that was never used, numbered across all instances
         self._sequences: dict[SequenceId, Sequence] = {}
         self._backlog: dict[SequenceId, Sequence] = {}
 
@@ -101,7 +101,7 @@ class SequenceTable:
         return iter(tuple(self._sequences.values()))
 
     def find(self, identity: SequenceId) -> Sequence:
-        """The sequence of ``identity``, or a new one, which enters the table with its first request."""
+        """The sequence with the id ``identity``. If there is none, a new one, which enters the table with its first request."""
         return self._sequences.get(identity) or Sequence(identity)
 
     def add(self, step: SequenceStep) -> None:
@@ -117,7 +117,8 @@ class SequenceTable:
         (self.end if step.last else self._advance)(step.sequence)
 
     def give_up(self, step: SequenceStep) -> list[SequenceStep]:
-        """Remove ``step``, which will not run, and the steps behind it up to the next START; returns them, ``step`` first.
+        """Remove ``step``, which will not run, and the steps behind it up to the next START. Returns the removed steps, ``step``
+        first.
 
         The steps before it still run, and then the sequence ends.
         """

@@ -18,7 +18,7 @@ from penstock.request import Done, InferRequest, InferResponse, Outcome
 
 _BUSY_S = 1.0
 LARGE_BYTES = 8 << 20
-"""Once this many bytes were in use, freed memory is returned to the system when usage falls to a quarter."""
+"""After a peak of at least this many bytes, freed memory is returned to the system when usage falls to a quarter of the peak."""
 
 
 class TokenBucket(msgspec.Struct):
@@ -43,8 +43,8 @@ class TokenBucket(msgspec.Struct):
 class ByteBudget:
     """Limits the bytes of all requests, and of unread responses, in memory; 0 sets no limit.
 
-    Take bytes when they arrive, not when they are announced. Otherwise, clients could lock out all others by announcing large bodies
-    and sending nothing. Give the bytes back once the request is answered.
+    Callers take bytes when they arrive, not when they are announced. Otherwise, clients could lock out all others by announcing large
+    bodies and sending nothing. Callers give the bytes back once the request is answered.
     """
 
     def __init__(self, limit: int, on_fall: Callable[[], None] = lambda: None) -> None:
@@ -52,7 +52,8 @@ class ByteBudget:
         self.used = 0
         self._limit = limit
         self.gate = Gate()
-        """Limits the memory that large requests hold at once. Further ones wait in the form in which they were received."""
+        """The gate that limits the memory that large requests hold at the same time. Further large requests wait, still in the form
+        in which they were received."""
         self.on_fall = on_fall
         self._peak = 0
 
@@ -105,7 +106,7 @@ class _Usage(msgspec.Struct):
 
 
 class Admission:
-    """Enforces the limits that the keys file sets for each client. Belongs to the event loop."""
+    """Enforces the limits that the keys file sets for each client. Used only on the event loop."""
 
     def __init__(self, access: Access, clock: Clock) -> None:
         self.access = access

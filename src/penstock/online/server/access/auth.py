@@ -69,8 +69,8 @@ class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Keys:
     """The content of a keys file. Immutable.
 
-    Keys are looked up by a hash that depends on a secret of this process. The time of a look-up therefore reveals nothing: a client
-    cannot tell how close a guess is to the hash of a valid key.
+    Keys are looked up by a hash that depends on a secret of this process. The duration of a look-up therefore does not reveal how
+    close a guess is to the hash of a valid key.
     """
 
     def __init__(self, clients: dict[str, Client]) -> None:
@@ -151,7 +151,7 @@ def credential(authorization: str | bytes | None, api_key: str | bytes | None = 
 
 
 class Access:
-    """Identifies clients and checks their rights. Without a keys file, every client may do everything. Belongs to the event loop.
+    """Identifies clients and checks their rights. Without a keys file, every client may do everything. Used only on the event loop.
 
     A request triggers a check of the file for changes, at most once a second. If the file becomes invalid or disappears, its last
     valid content stays in force, and the log reports the problem once.
@@ -215,7 +215,7 @@ class Access:
             _log.info("the keys file was reloaded: %d clients", len(self._keys.clients))
 
     def _look(self) -> tuple[int, ...]:
-        """Metadata of the file that changes with its content; empty if the file cannot be read."""
+        """Metadata of the file that changes whenever its content does; empty if the file cannot be read."""
         try:
             status = os.stat(self._path) if self._path is not None else None
         except OSError:

@@ -1,14 +1,15 @@
 """The gate for large requests: limits the memory for decoding and encoding, over all transports.
 
 A request enters the gate before it holds more than ``SMALL_BYTES`` of decoded or encoded data, and leaves it with its response.
-Requests that do not fit wait in order of arrival, and keep only the data that they were sent with. Part of the memory is set aside for
-requests of moderate size, which therefore do not wait until larger ones are complete.
+Requests that do not fit wait in order of arrival, and keep only the data that they were sent with. Part of the memory is set aside
+for requests of moderate size, which therefore do not wait until larger ones are complete.
 
 No request waits for ever:
 
 1. The oldest request inside may always hold more. A request larger than the limit is therefore processed too, while no other
    request grows.
-2. A request inside waits only for the gate, for threads, which finish their steps, or for its model. A model may depend on a request
+2. A request inside waits only for the gate, for its model, or for threads, whose steps always end. A model may depend
+  on a request
    that waits, such as the next one of a sequence. Therefore, once no request has progressed for ``patience_s``, requests that wait
    for their models no longer count.
 3. A request outside holds nothing that another one waits for.
@@ -29,7 +30,7 @@ _PATIENCE_S = 1.0
 
 
 class Gate:
-    """Limits the bytes that all large requests hold; each request has a ``Passage``. Belongs to the event loop."""
+    """Limits the bytes that all large requests hold; each request has a ``Passage``. Used only on the event loop."""
 
     def __init__(self, limit: int = LIMIT_BYTES, patience_s: float = _PATIENCE_S, aside: int = ASIDE_BYTES) -> None:
         self.used = 0
@@ -39,7 +40,7 @@ class Gate:
         self._moderate = aside // 4
         self._patience_s = patience_s
         self._inside: dict[Passage, None] = {}
-        self._growing: dict[Passage, int] = {}  # requests inside, with the bytes that they wait to hold
+        self._growing: dict[Passage, int] = {}  # requests inside, with the total of bytes that each waits to hold
         self._outside: dict[Passage, int] = {}  # requests that wait to enter, with the bytes that they need
         self._moderate_outside: dict[Passage, None] = {}  # those of moderate size among them
         self._moderate_used = 0  # bytes of the requests inside that are of moderate size
@@ -131,7 +132,7 @@ class Gate:
 
 
 class Passage:
-    """The bytes that one request holds inside the gate. A request has at most one step in progress. Belongs to the event loop."""
+    """The bytes that one request holds inside the gate. A request has at most one step in progress. Used only on the event loop."""
 
     __slots__ = ("_gate", "_is_cancelled", "admitted", "is_parked", "size")
 

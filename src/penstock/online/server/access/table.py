@@ -147,7 +147,7 @@ class Restriction(NamedTuple):
     header: str
     value: bytes
     refusal: Callable[[], PenstockError]
-    """Creates the error for clients without it."""
+    """Creates the error for clients that do not send the value."""
 
 
 class Guard:
@@ -200,7 +200,7 @@ class _Closed(Guard):
 
 _VITAL_PATHS = "/v2/health/live", "/v2/health/ready", "/ping", "/metrics", "/monitoring/prometheus/metrics"
 _VITAL = frozenset([*_VITAL_PATHS, "ServerLive", "ServerReady", "Check"])
-"""Endpoints for monitoring, which are open over spare connections too."""
+"""Endpoints for monitoring, which can be used over spare connections too."""
 
 
 class _Full(Guard):
@@ -228,7 +228,8 @@ class AccessTable:
         port: str = "",
         is_spare: bool = False,
     ) -> None:
-        """``http`` and ``grpc`` are the protocols' restrictions, for ``read_restrictions``; ``admission`` counts requests.
+        """``http`` and ``grpc`` are the restrictions of each protocol, as texts for ``read_restrictions``. ``admission`` counts
+        requests.
 
         The restrictions of a protocol apply to it on every port. On the ``port`` of a protocol, ``http`` or ``grpc``, they apply to
         the other protocol too, so that clients cannot evade them by switching protocols. ``is_spare`` is for connections over the

@@ -1,14 +1,14 @@
 """Decides which web pages may use the server.
 
 A browser sends the requests of all pages from its own machine, so any site's page could use a server that listens only there.
-Browsers identify the page in ``Origin`` and ``Sec-Fetch-Site``. If a site gives its own name the address 127.0.0.1 (DNS rebinding),
-the browser regards the server as part of that site, and only ``Host`` shows the site's name. Of these headers, other clients send
-only ``Host``.
+Browsers identify the page in ``Origin`` and ``Sec-Fetch-Site``. A site may give its own name the address 127.0.0.1 (DNS rebinding).
+The browser then regards the server as part of that site, and only ``Host`` shows the site's name. Of these headers, other clients
+send only ``Host``.
 
-A server that other machines can reach has names that it does not know, such as those of services and load balancers. It therefore
-checks ``Host`` only where rebinding is possible: in requests of browsers over plain HTTP. Such a request has ``Accept-Language`` or
-``Origin``, and lacks ``Sec-Fetch-*``, which browsers send over HTTPS and to loopback addresses. Pages cannot change this. A name is
-safe if public DNS cannot contain it.
+A server that other machines can reach may have names that it does not know, such as the name of a load balancer. It therefore checks
+``Host`` only where rebinding is possible: in requests of browsers over plain HTTP. Such a request has ``Accept-Language`` or
+``Origin``, and lacks ``Sec-Fetch-*``, which browsers send over HTTPS and to loopback addresses. Pages cannot add or remove these
+headers. A name is safe if public DNS cannot contain it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from penstock.request import Deadline
 from penstock.tensor import Buffer
 
 CALL_UNITS = 6
-"""Cost of a small inference request."""
+"""Cost of a small inference request, in the units of ``Turns``."""
 
 Metadata = Mapping[str, str | bytes]
 

@@ -46,7 +46,7 @@ _NAMES = {field.number: field.name for field in messages.InferTensorContents.DES
 _SLICE = 1 << 16
 _MAX_VARINT_BYTES = 10
 _MAX_UNUSUAL_BYTES = 1 << 20
-"""Maximum size of contents in any other form than one packed list; the protobuf class parses them."""
+"""The protobuf class parses contents that are not a single packed list; they may have at most this many bytes."""
 _ELEMENT_BYTES = 48
 """Memory overhead of a BYTES element, in bytes."""
 
@@ -102,7 +102,7 @@ def _check_count(model_name: str, tensor: TensorLayout, count: int, found: int) 
 
 
 def _packed(data: Buffer, number: int) -> int | None:
-    """The start of the elements if ``data`` is empty or one packed list of field ``number``; None if it has another form."""
+    """The start of the elements if ``data`` is empty or a single packed list of field ``number``. None if it has another form."""
     if not data:
         return 0
     if data[0] != number << 3 | 2:

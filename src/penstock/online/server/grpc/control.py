@@ -28,7 +28,7 @@ from penstock.tensor import Buffer
 _log = logging.getLogger(__name__)
 
 _COPIES = 3
-"""Number of copies of a large message in memory while it is parsed: as bytes, in the protobuf class, and as values."""
+"""While a large message is parsed, memory holds this many copies of it: as bytes, in the protobuf class, and as values."""
 
 _INLINE_ROWS = 4
 """Maximum rows of statistics that are converted on the event loop."""
@@ -49,7 +49,7 @@ def parse(kind: Any, data: Buffer) -> Message:
 
 
 class GrpcControl:
-    """All unary methods except ModelInfer. Belongs to the event loop."""
+    """All unary methods except ModelInfer. Used only on the event loop."""
 
     def __init__(self, dataplane: DataPlane, control: ControlPlane, access: Access) -> None:
         self._dataplane = dataplane
@@ -243,7 +243,7 @@ async def _reply_later(call: GrpcCall, reply: Awaitable[Message]) -> None:
 
 
 def _trace_value(values: list[str]) -> Any:
-    """A single value, a list of several values, or None, which clears the setting, for an empty list."""
+    """The value of a setting: a single value, or a list of several values. An empty list becomes None, which clears the setting."""
     if not values:
         return None
     return values[0] if len(values) == 1 else values

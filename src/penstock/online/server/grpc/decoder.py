@@ -40,7 +40,7 @@ from penstock.request import MAX_PARAMETERS, InferRequest, Parameters, check_byt
 from penstock.tensor import Array, Buffer, DataType, element_count, from_wire
 
 INLINE_BYTES = 4096
-"""Messages with more bytes to examine one by one are decoded on another thread."""
+"""A message in which more bytes than this have to be examined one by one is decoded on another thread."""
 _INLINE_FIELDS = 64
 
 _MAX_KNOWN_BYTES = 2048
@@ -104,7 +104,7 @@ class OpenedMessage(msgspec.Struct):
 
 
 class GrpcRequestDecoder:
-    """Decodes requests. Caches the parts that clients repeat. Belongs to the event loop, except ``open``."""
+    """Decodes requests. Caches the parts that clients repeat. Used only on the event loop, except for ``open``."""
 
     def __init__(self, shared_memory: SharedMemory) -> None:
         self._shared_memory = shared_memory
@@ -112,7 +112,8 @@ class GrpcRequestDecoder:
         self._messages = BoundedCache[int, OpenedMessage]()
 
     def __call__(self, data: Buffer) -> tuple[InferRequest, AnswerForm]:
-        """Decode ``data``, a serialized ModelInferRequest of any size, synchronously; returns the request and its response's form.
+        """Decode ``data``, a serialized ModelInferRequest of any size, synchronously. Returns the request, and the form of its
+        response.
 
         Raises InvalidArgument, NotFound, Unsupported.
         """

@@ -29,7 +29,7 @@ _NOTHING = b"\x32\x00"
 
 
 class GrpcAnswerEncoder:
-    """Encodes responses. Caches the parts that recur. Belongs to the event loop."""
+    """Encodes responses. Caches the parts that recur. Used only on the event loop."""
 
     def __init__(self) -> None:
         self._heads = BoundedCache[tuple[str, str], bytes]()
@@ -69,7 +69,7 @@ class GrpcAnswerEncoder:
         return raw
 
     def _head(self, response: InferResponse) -> bytes:
-        """The message up to its outputs."""
+        """The part of the message before its outputs."""
         key = (response.model_name, response.model_version)
         head = self._heads.get(key)
         if head is None:

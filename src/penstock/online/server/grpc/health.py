@@ -18,7 +18,7 @@ _Status = messages.HealthCheckResponse
 
 
 class Health:
-    """The methods Check and Watch. Belongs to the event loop."""
+    """The methods Check and Watch. Used only on the event loop."""
 
     def __init__(self, is_ready: Callable[[], bool], services: frozenset[str]) -> None:
         """``services`` are the known names, besides the empty name, which means the whole server."""

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Inference:
-    """Passes requests to the data plane, and its responses to the calls. Belongs to the event loop."""
+    """Passes requests to the data plane, and its responses to the calls. Used only on the event loop."""
 
     def __init__(self, dataplane: DataPlane, budget: ByteBudget | None = None) -> None:
         self.budget = budget or ByteBudget(0)
@@ -51,7 +51,7 @@ class Inference:
     async def decode_later(
         self, data: Buffer, client: str, hold: Callable[[int], Awaitable[None]]
     ) -> tuple[InferRequest, AnswerForm]:
-        """Decode a request of ``client`` that ``decode`` has returned None for, on another thread.
+        """Decode a request of ``client`` on another thread, after ``decode`` has returned None for it.
 
         An invalid request is refused before its tensors are decoded. ``hold`` waits until there is memory for the tensors.
         """
@@ -146,7 +146,7 @@ class Inference:
     async def _ask_later(
         self, call: GrpcCall, handle: Handle, request: InferRequest, form: AnswerForm, size: int
     ) -> None:
-        """Pass ``request`` on once its answer of ``size`` bytes may be held: the client may not read it."""
+        """Pass ``request`` on once there is memory for its answer of ``size`` bytes, since the client may leave it unread."""
         try:
             await call.hold(size)
         except PenstockError as error:

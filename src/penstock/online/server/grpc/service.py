@@ -26,7 +26,7 @@ _SMALL_BYTES = 64 << 10
 _LARGE = frozenset({"ModelInfer", "ModelStreamInfer", "RepositoryModelLoad"})
 """Methods whose messages may be as large as the server allows. Messages of all other methods have at most ``_SMALL_BYTES``."""
 _CHECKS = frozenset({"Check", "Watch", "ServerLive", "ServerReady", "ModelReady", "ModelInfer", "ModelStreamInfer"})
-"""Methods whose messages cost as little as ``GrpcMethod.units`` assumes."""
+"""Methods whose messages cost no more than the default of ``GrpcMethod.units``."""
 _SURVEYS = frozenset({"ModelStatistics", "RepositoryIndex", "ServerReflectionInfo"})
 """Methods whose responses list all models or types."""
 _CONTROL_UNITS = 24
@@ -38,7 +38,7 @@ class _Stream(Protocol):
 
 
 class GrpcService:
-    """Answers calls with the data plane and the control plane. The transport runs ``methods``. Belongs to the event loop."""
+    """Answers calls with the data plane and the control plane. The transport runs ``methods``. Used only on the event loop."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""One call of ``ModelStreamInfer``: any number of requests, each with responses, or with an error that does not end the stream."""
+"""One call of ``ModelStreamInfer``. Each of its requests gets responses, or an error that does not end the stream."""
 
 from __future__ import annotations
 
@@ -223,7 +223,9 @@ class InferStream:
     def _message(
         self, pending: _Pending, outcome: Outcome, inline: bool = False
     ) -> list[Buffer] | PenstockError | None:
-        """Encode ``outcome``; see ``encode`` for ``inline``. Empty for an end without outputs that the client has not asked for."""
+        """Encode ``outcome``; see ``encode`` for ``inline``. The result is empty for a final response without outputs that the client
+        has not requested.
+        """
         if isinstance(outcome, PenstockError) or not self._is_open:
             return outcome if isinstance(outcome, PenstockError) else []
         handle = pending.handle

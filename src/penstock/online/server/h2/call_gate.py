@@ -1,4 +1,4 @@
-"""The passage of one call through the gate for large requests: with its message, and then with what decoding takes."""
+"""The passage of one call through the gate for large requests: first with its message, then with the memory that decoding takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.online.server.access.gate import Gate, Passage
 
 
 class CallGate:
-    """Lets a client send the rest of a large message only once the gate has room for it. Belongs to the event loop."""
+    """Lets a client send the rest of a large message only once the gate has room for it. Used only on the event loop."""
 
     __slots__ = ("_gate", "_message_bytes", "_passage", "_task", "is_waiting")
 
@@ -24,7 +24,7 @@ class CallGate:
         """True while a message waits: the client must not send more of it."""
 
     def admits(self, size: int, on_open: Callable[[], None]) -> bool:
-        """Whether a message of ``size`` bytes may be received; if not, ``on_open`` is called later, unless the call leaves before."""
+        """True if a message of ``size`` bytes may be received now. If not, ``on_open`` follows, unless the call leaves first."""
         if self._message_bytes >= size:
             return True
         if not self.is_waiting:
@@ -51,7 +51,7 @@ class CallGate:
         self._passage.park(self._message_bytes + size)
 
     def leave(self) -> None:
-        """Hold nothing, and wait no longer. Idempotent."""
+        """Release all bytes, and stop waiting. Idempotent."""
         self._message_bytes = 0
         if self.is_waiting:
             self.is_waiting = False

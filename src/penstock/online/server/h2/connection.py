@@ -76,7 +76,7 @@ class H2Context:
 
 
 class H2Connection(ServerConnection):
-    """The connection of one client. Belongs to the event loop."""
+    """The connection of one client. Used only on the event loop."""
 
     protocol = "HTTP/2"
 

@@ -53,7 +53,7 @@ class MessageReader:
 
     @property
     def missing(self) -> int:
-        """Bytes of the unfinished message that have not arrived."""
+        """The number of bytes of the unfinished message that have not arrived."""
         return 0 if self._message is None else self._message.size - self._message.filled
 
     def place(self) -> memoryview | None:

@@ -10,7 +10,8 @@ from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
 BURST = 4000
 RATE_PER_S = 400.0
 CALL = 4
-"""The cost of a call that the client wastes, and the gain from a response, for which clients may send WINDOW_UPDATE and PING."""
+"""The cost of a call that the client wastes, and the allowance that a response gives back. Clients may send WINDOW_UPDATE and PING
+for a response."""
 _EARNING_BYTES = 1 << 12
 
 
@@ -35,7 +36,7 @@ class FloodGuard:
     def earn(self, count: int) -> None:
         """Add ``count`` to the allowance for progress."""
         left = self._left + count
-        self._left = left if left < BURST else BURST  # runs for every response, and is faster than min
+        self._left = left if left < BURST else BURST  # this runs for every response, and is faster than min()
 
     def charge(self, count: int = 1) -> None:
         """Charge ``count`` to the allowance. Raises ConnectionFault once it is used up."""

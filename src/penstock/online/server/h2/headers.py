@@ -32,7 +32,7 @@ _NAME = re.compile(rb"[\x21-\x39\x3b-\x40\x5b-\x7e]+")
 _VALUE = re.compile(rb"(?:[^\0\r\n\t ](?:[^\0\r\n]*[^\0\r\n\t ])?)?")
 
 TABLE_SIZE_ZERO = b"\x20"
-"""Sets the size of the dynamic table to 0. It starts the next block after the client has reduced the table."""
+"""Sets the size of the dynamic table to 0. The next block must start with it after the client has reduced the table."""
 
 
 def literal(name: bytes, value: bytes) -> bytes:

@@ -51,7 +51,7 @@ def _ignore(stream: H2Stream) -> None:
 
 
 class Outbox:
-    """The write side of one connection. Calls ``on_sent`` with each stream after its last frame. Belongs to the event loop."""
+    """The write side of one connection. Calls ``on_sent`` with each stream after its last frame. Used only on the event loop."""
 
     __slots__ = (
         "_bytes",
@@ -83,7 +83,7 @@ class Outbox:
         self._starved: OrderedDict[int, H2Stream] = OrderedDict()  # streams that wait for the connection's window
         self._stalled: dict[int, H2Stream] = {}  # streams that wait for their own windows
         self._scheduled = False
-        self._most_credit = 0  # an upper bound of the credit of open streams
+        self._most_credit = 0  # an upper bound on the credit of the open streams
         self.window = DEFAULT_WINDOW
         """The connection's window: bytes that may be sent on all streams together."""
         self.initial_window = DEFAULT_WINDOW
@@ -160,7 +160,7 @@ class Outbox:
         """
         looked = 0
         if size + self._most_credit > MAX_WINDOW:
-            # The stream with the most credit may have ended.
+            # The stream that had the most credit may have ended.
             self._most_credit, looked = max((0, *(stream.credit for stream in streams.values()))), len(streams)
             is_allowed = size + self._most_credit <= MAX_WINDOW
             check(is_allowed, ErrorCode.FLOW_CONTROL_ERROR, "a window above 2^31 - 1")

@@ -33,7 +33,7 @@ _COPIED_BYTES = 1 << 14
 _SMALL_BYTES = 256
 """A smaller DATA frame is charged to the guard, unless it ends a request."""
 _BYTES_A_UNIT = 8
-"""Bytes of a header block that take about as long to decode as one frame takes to process."""
+"""Decoding this many bytes of a header block takes about as long as processing one frame."""
 _MAX_SETTINGS = 64
 _HEAD_BYTES = 4 << 20
 """Maximum bytes of the headers of all open streams; beyond it, new streams are refused."""
@@ -43,7 +43,7 @@ _NO_OWNER = NoOwner()
 
 
 class H2Session:
-    """Handles the frames of one client, and is the ``Carrier`` of its streams. Belongs to the event loop.
+    """Handles the frames of one client, and is the ``Carrier`` of its streams. Used only on the event loop.
 
     The methods that handle frames may raise ConnectionFault, or StreamFault, which the reader passes to ``on_fault``.
     """
@@ -278,7 +278,7 @@ class H2Session:
             self.guard.earn(1)
             return
         try:
-            self.guard.charge(2 * CALL)  # more than the response to the empty message earns
+            self.guard.charge(2 * CALL)  # this is more than the response to the empty message earns
         except ConnectionFault as fault:
             self.units = 0
             self._owner.fail_later(fault)
@@ -322,7 +322,7 @@ class H2Session:
         self._look_whether_empty()
 
     def close(self) -> None:
-        """Send nothing more: the connection has failed or is lost. ``lose`` ends its streams."""
+        """Send no further frames, because the connection has failed or is lost. ``lose`` ends its streams."""
         for stream in self.streams.values():
             stream.gone = True
         for queue in (self._waiting, self._held, self.outbox):
@@ -348,7 +348,7 @@ class H2Session:
 
     @property
     def _is_full(self) -> bool:
-        """True if no unary call may start: too many bytes are unread and ``_lone``, the one call allowed despite them, is open."""
+        """True if no unary call may start: too many bytes are unread, and ``_lone``, the one call that may still run, is open."""
         lone = self._lone
         return self.unread.count >= self.max_unsent_bytes and lone is not None and not lone.gone
 

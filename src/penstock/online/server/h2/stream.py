@@ -79,7 +79,7 @@ class H2Stream(msgspec.Struct, eq=False):
     allowance: int
     """Bytes that the client may send."""
     is_untouched: bool
-    """True if the method is unary and no byte of its message has arrived."""
+    """True if the method is unary and not a single byte of its message has arrived."""
     client: str
     """See ``GrpcCall``."""
     limit: int
@@ -104,7 +104,7 @@ class H2Stream(msgspec.Struct, eq=False):
     content: Buffer | None = None
     """The decompressed message, to be delivered next."""
     reserved: int = 0
-    """The part of ``charged`` beyond messages that wait for delivery."""
+    """The part of ``charged`` that is not for messages that wait for delivery."""
     passage: CallGate | None = None
     """The passage through the gate of a request that is large, or needs more memory than its message."""
 
@@ -153,7 +153,7 @@ class H2Stream(msgspec.Struct, eq=False):
         finally:
             if has_ended := self.finished or self.gone:
                 self.leave()
-        if has_ended:  # its room may have come before its cancellation
+        if has_ended:  # it may have got the room just before it was cancelled
             raise Cancelled("the call has ended")
         self.reserve(size - self.reserved)
 
@@ -228,7 +228,7 @@ class H2Stream(msgspec.Struct, eq=False):
     # The client's side
 
     def may_receive(self) -> bool:
-        """Whether the client may send more than its window allows; if not, the carrier's ``grant`` is called once it may."""
+        """True if the client may send more than its window allows. If not, the carrier's ``grant`` is called once it may."""
         reader = self.reader
         if reader is None or not reader.missing:
             return True

@@ -28,7 +28,7 @@ class BodyOwner(Protocol):
 
 
 class BodyReceiver(asyncio.BufferedProtocol):
-    """Replaces the connection as the transport's protocol until the body is complete. Belongs to the event loop."""
+    """Replaces the connection as the transport's protocol until the body is complete. Used only on the event loop."""
 
     __slots__ = ("_buffer", "_owner")
 

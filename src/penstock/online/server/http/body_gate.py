@@ -11,7 +11,7 @@ from penstock.online.server.http.context import HttpContext
 
 
 class BodyGate:
-    """The wait of one connection, whose requests arrive one after the other. Belongs to the event loop."""
+    """The wait of one connection, whose requests arrive one after the other. Used only on the event loop."""
 
     __slots__ = ("_passage", "is_closed")
 
@@ -22,7 +22,7 @@ class BodyGate:
 
     @property
     def is_used(self) -> bool:
-        """True if the current body passes the gate."""
+        """True if the current body has to pass the gate."""
         return self._passage is not None
 
     def wait(self, context: HttpContext, size: int, on_open: Callable[[], None]) -> None:

@@ -27,7 +27,7 @@ def inflate(body: Buffer, encoding: bytes, limit: int) -> Steps[memoryview]:
 
 
 def inflate_small(body: Buffer, encoding: bytes) -> bytes | None:
-    """The content of ``body`` if both are small; otherwise None, and ``inflate`` must be used."""
+    """The content of ``body``, if body and content are small. Otherwise None, and ``inflate`` must be used."""
     return inflating.inflate_small(body, _WINDOW[encoding])
 
 

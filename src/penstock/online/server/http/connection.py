@@ -24,7 +24,7 @@ from penstock.tensor import Buffer
 
 _HEADER_OVERHEAD = 32
 _CHUNK_OVERHEAD = 16
-"""Framing bytes that a chunked body may have for each byte of its content."""
+"""A chunked body may have this many bytes of framing per byte of its content."""
 _LINGER_S = 2.0
 _CONTENT_LENGTH = b"content-length"
 _TRANSFER_ENCODING = b"transfer-encoding"
@@ -348,7 +348,7 @@ class Http1Connection(Responder):
             return
         self._progressed = True
         self._messages += 1
-        self._check_head()  # again, since trailers count as headers
+        self._check_head()  # checked again, since trailers count as headers
         if parser.should_upgrade():
             self._refuse(501, "this server is not a proxy: the method CONNECT is not supported")
             raise _Refused
@@ -395,7 +395,7 @@ class Http1Connection(Responder):
     def _refuse(self, status: int, message: str, headers: bytes = b"") -> None:
         """Queue an error response, then close.
 
-        Further data from the client is read and discarded for a while: closing a connection with unread data resets it, so that the
+        Further data from the client is read and discarded for a while. Closing a connection with unread data would reset it, and the
         response might be lost.
         """
         self._discarding = self._ending = True

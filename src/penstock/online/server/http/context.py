@@ -24,7 +24,7 @@ _PERHAPS_JSON = (b"", b"application/json", b"application/x-www-form-urlencoded")
 
 
 class HttpContext:
-    """Shared state of the HTTP connections of one port. Belongs to the event loop."""
+    """Shared state of the HTTP connections of one port. Used only on the event loop."""
 
     def __init__(
         self,
@@ -87,5 +87,5 @@ def is_json(head: RequestHead) -> bool:
 
 
 def is_decoded(head: RequestHead) -> bool:
-    """True if decoding makes the body larger: it is compressed, or JSON."""
+    """True if decoding makes the body larger, because it is compressed or JSON."""
     return bool(head.encoding) or is_json(head)

@@ -148,8 +148,8 @@ class Exchange(msgspec.Struct, eq=False):
     def decode(self, read: Callable[[Buffer], Steps[_Result]], start: Callable[[_Result, bool], None]) -> None:
         """Decode the body with ``read``, then call ``start`` on the event loop: immediately for a small body, otherwise later.
 
-        The second argument of ``start`` is true if it is called later, since the model may have been replaced by then. The exchange
-        no longer holds the body.
+        The second argument of ``start`` is true if it is called later: the model may have been replaced by then. The exchange no
+        longer holds the body.
         """
         if (body := self.small_body()) is None:
             self.later(self._decode_later(read, start))
@@ -339,7 +339,7 @@ def _decompressed(
 def as_error(error: Exception) -> PenstockError:
     """The error to show to the client: ``error`` itself, or, after logging it, an internal error.
 
-    It has no traceback: whatever keeps the error would keep the frames too, with the received data.
+    It has no traceback, because the frames of a traceback would keep the received data in memory as long as the error.
     """
     if isinstance(error, PenstockError):
         error.__traceback__ = error.__context__ = error.__cause__ = None

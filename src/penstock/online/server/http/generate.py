@@ -34,7 +34,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Generation:
-    """Handlers of ``generate`` and ``generate_stream``. Belongs to the event loop."""
+    """Handlers of ``generate`` and ``generate_stream``. Used only on the event loop."""
 
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane

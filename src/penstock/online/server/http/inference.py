@@ -25,7 +25,7 @@ _TINY_BYTES = 512
 
 
 class HttpInference:
-    """Answers ``POST .../infer``. Belongs to the event loop."""
+    """Answers ``POST .../infer``. Used only on the event loop."""
 
     def __init__(self, dataplane: DataPlane) -> None:
         self._dataplane = dataplane

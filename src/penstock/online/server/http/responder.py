@@ -37,7 +37,7 @@ _UNREAD_FACTOR = 4
 
 
 class Responder(ServerConnection):
-    """The write side of one HTTP/1.1 connection: queues responses and sends them in request order. Belongs to the event loop."""
+    """The write side of one HTTP/1.1 connection: queues responses and sends them in request order. Used only on the event loop."""
 
     __slots__ = (
         "_backlog",
@@ -100,7 +100,7 @@ class Responder(ServerConnection):
         self.context.connections.discard(self)
 
     def eof_received(self) -> bool:
-        """The client has stopped sending. It may still be waiting for responses, or may have disconnected."""
+        """The client has stopped sending. It may have disconnected, or may still be waiting for responses."""
         self._ending = True
         self._discarding = False
         if not (self._pending or self._backlog):
@@ -275,7 +275,7 @@ class Responder(ServerConnection):
             self._pending.popleft()
             transport.write(answer)
             return
-        # The next responses are probably as large.
+        # The next responses are probably as large as this one.
         self._window = max(1, min(self._window, self.context.config.max_unsent_bytes // max(1, _size(answer))))
         self._settle(exchange, answer)
 

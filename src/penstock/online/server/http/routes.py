@@ -21,7 +21,7 @@ _VERSIONED = "/versions/{version}"
 
 
 class Route(NamedTuple):
-    """A parsed URL; parts that the URL does not have are empty."""
+    """A parsed URL. Parts that are missing in the URL are empty."""
 
     handlers: Mapping[bytes, Handler]
     """The handler of each method; empty if no resource has the URL."""
@@ -108,7 +108,7 @@ NOWHERE = Route({})
 
 
 def _with_head(handlers: Mapping[bytes, Handler]) -> Mapping[bytes, Handler]:
-    """Add GET's handler for HEAD; the connection leaves out the body of the response."""
+    """Use the handler of GET for HEAD too. The connection leaves out the body of the response."""
     return {**handlers, b"HEAD": handlers[b"GET"]} if b"GET" in handlers else handlers
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 from penstock.online.server.network.turns import Turns
 
 LAST_REQUEST_S = 0.5
-"""Seconds that an idle connection of a draining server stays open, since a request may already be on its way."""
+"""Seconds for which an idle connection stays open while the server drains, since a request may already be on its way."""
 
 _TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8
 _LOOKS = 64
@@ -77,7 +77,7 @@ def end_sending(transport: asyncio.Transport) -> bool:
 
 
 class Connections:
-    """All open connections. Each one adds itself when it is made, and discards itself when it is lost. Belongs to the event loop."""
+    """All open connections. Each one adds itself when it is made, and discards itself when it is lost. Used only on the event loop."""
 
     spare: Connections | None = None
     """Takes connections over the limit; None if they are refused."""
@@ -116,7 +116,7 @@ class Connections:
     def _evict(self, newest: ServerConnection) -> bool:
         """Close an idle connection. Busy ones move to the end of the queue, so that the next call examines others."""
         if len(self._evicted) >= min(_LINGERING, self._limit):
-            return False  # connections close more slowly than new ones arrive
+            return False  # the closed connections end more slowly than new ones arrive
         for connection in list(islice(self._open, _LOOKS)):
             if connection is newest:
                 continue
@@ -167,7 +167,8 @@ class Connections:
 
 
 class SpareConnections(Connections):
-    """Connections over the limit of the others. They may only query the server's health, and close after the response.
+    """The spare connections, which exceed the limit of the others. They may only query the server's health, and close after the
+    response.
 
     Their number is small. None of them is refused: a new one replaces the oldest, even if that is busy.
     """

@@ -61,7 +61,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listener:
-    """All endpoints of one server. Belongs to the event loop."""
+    """All endpoints of one server. Used only on the event loop."""
 
     def __init__(self, connections: Connections, config: ServerConfig, clock: Clock) -> None:
         self._connections = connections
@@ -117,7 +117,7 @@ class Listener:
         self._connections.check_time(self._clock.now())
 
     def announce_end(self) -> None:
-        """Make each further response announce that its connection closes."""
+        """From now on, announce in each response that its connection closes."""
         self._connections.draining = True
 
     async def drain(self, grace_s: float, timeout_s: float) -> None:

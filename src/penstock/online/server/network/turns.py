@@ -19,7 +19,7 @@ BYTES_A_UNIT = 1 << 12
 CONTROL_UNITS = 256
 """Units of a control-plane request; this allows one per event-loop iteration."""
 LOSS_UNITS = 2
-"""Units for the end of a call whose connection is lost; its service is notified."""
+"""Units for the end of a call whose connection is lost, including the notification of its service."""
 
 TURN_UNITS = 256
 """Units per event-loop iteration; half of them are for waiting connections."""
@@ -28,10 +28,10 @@ SLICE_UNITS = 32
 PAUSE_UNITS = 256
 """Units that waiting connections may use before the loop pauses. It pauses only if connections are still waiting."""
 PAUSE_S = 5e-5
-"""The pause, in which other threads take the interpreter lock. A loop that is never idle often releases the lock, but takes it back
-before a waiting thread has woken up, so that a model's thread might wait for a hundred iterations."""
+"""The pause, in which other threads take the interpreter lock. A loop that is never idle releases the lock often, but takes it back
+before a waiting thread has woken up. Without pauses, a model's thread might wait for a hundred iterations."""
 MAX_SKIPPED = 4
-"""Iterations in a row in which waiting connections may leave no units for a request that waits."""
+"""In at most this many consecutive iterations, waiting connections may leave no units for a request that waits."""
 FREE_UNITS = 16
 """Units that each connection always gets for newly received data, so that single small requests never wait."""
 
@@ -44,7 +44,7 @@ class TurnTaker(Protocol):
 
 
 class Turns:
-    """Distributes units among connections. Belongs to the event loop."""
+    """Distributes units among connections. Used only on the event loop."""
 
     __slots__ = ("_is_scheduled", "_pause", "_requests", "_skipped", "_unpaused", "_waiting", "left")
 
@@ -53,7 +53,7 @@ class Turns:
         self.left = TURN_UNITS
         """Units left for newly received data. Negative if a step used too many; later iterations have fewer units then."""
         self._waiting: deque[TurnTaker] = deque()
-        self._requests: deque[_Waiter] = deque()  # apart, since one connection may have hundreds
+        self._requests: deque[_Waiter] = deque()  # separate from connections, since one connection may have hundreds
         self._skipped = 0  # iterations without a turn for a request
         self._is_scheduled = False
         self._pause = pause
@@ -102,7 +102,7 @@ class Turns:
             self._schedule()
 
     def _begin_request(self) -> None:
-        """Give a turn to one request, if connections have left units for it, or have not for long."""
+        """Give a turn to one request, if connections have left units for it, or have left none for too long."""
         if self.left <= TURN_UNITS // 2 and self._skipped < MAX_SKIPPED:
             self._skipped += 1
             return

@@ -15,7 +15,7 @@ FLOOR_BYTES = 1 << 20
 
 
 class UnreadTotal:
-    """The unread responses of all connections. Belongs to the event loop."""
+    """The unread responses of all connections. Used only on the event loop."""
 
     def __init__(self, limit: int, clock: Clock, on_fall: Callable[[], None] = lambda: None) -> None:
         """``on_fall``: see ``ByteBudget``."""
@@ -77,7 +77,7 @@ class Unread:
         return True
 
     def remove(self, size: int) -> None:
-        """Record that ``size`` bytes have been sent or dropped."""
+        """Record that ``size`` unread bytes have been sent or dropped."""
         self.count -= size
         self.has_read = True
 

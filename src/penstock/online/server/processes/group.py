@@ -30,7 +30,7 @@ _LENGTH = struct.Struct("<I")
 _MAX_BYTES = 64 << 20
 _PATIENCE_S = 5.0
 _LOCK_PATIENCE_S = 15.0
-"""Long enough for the lock's holder to wait for a hanging process twice: for its change, and to undo it."""
+"""Time limit for a lock. It is long enough for the holder to wait for a hanging process twice: to make its change, and to undo it."""
 _LOCK_PAUSE_S = 0.005
 
 _BROKEN = (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, msgspec.MsgspecError, RecursionError)
@@ -89,7 +89,7 @@ class ProcessGroup:
 
 
 class SocketGroup(ProcessGroup):
-    """The group as seen by process ``index``; all processes meet in ``folder``. Belongs to the event loop."""
+    """The group as seen by process ``index``; all processes meet in ``folder``. Used only on the event loop."""
 
     def __init__(self, folder: Path, index: int) -> None:
         self._folder = folder

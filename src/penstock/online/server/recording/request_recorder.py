@@ -13,7 +13,7 @@ from penstock.tensor import Array
 
 
 class RequestRecorder:
-    """Records at most ``most`` requests, ``MAX_BYTES`` in total, per model version. Belongs to the event loop."""
+    """Records at most ``most`` requests, ``MAX_BYTES`` in total, per model version. Used only on the event loop."""
 
     def __init__(self, writer: BackgroundWriter[InferRequest], most: int) -> None:
         self._writer = writer

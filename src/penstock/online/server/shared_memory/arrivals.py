@@ -18,7 +18,7 @@ _Sequence = tuple[str, int | str]
 
 
 class Arrivals:
-    """The waiting requests. Requests of a sequence keep their order. Belongs to the event loop."""
+    """The waiting requests. Requests of a sequence keep their order. Used only on the event loop."""
 
     def __init__(self) -> None:
         self._last: dict[_Sequence, asyncio.Task[None]] = {}

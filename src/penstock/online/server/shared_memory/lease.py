@@ -20,7 +20,7 @@ from penstock.tensor import Array, DataType, element_count, from_wire, to_wire
 HERE_BYTES = 1 << 20
 """Maximum bytes of one request that the event loop copies in each direction, in about 0.15 ms."""
 _TEXT_HERE_BYTES = 16 << 10
-"""The same maximum for BYTES, which are decoded too."""
+"""The same maximum for BYTES elements, which are also decoded."""
 _LENGTH_BYTES = 4
 _PLAIN = frozenset(DataType) - {DataType.BYTES, DataType.BOOL}
 """Datatypes whose elements may consist of any bytes."""

@@ -19,7 +19,7 @@ _MAX_NAME = 1024
 
 
 class SharedMemory:
-    """The registry. Belongs to the event loop."""
+    """The registered regions. Used only on the event loop."""
 
     def __init__(self, enabled: bool, budget: ByteBudget | None = None) -> None:
         """``budget`` limits the bytes that requests in progress have copied from regions. None sets no limit."""

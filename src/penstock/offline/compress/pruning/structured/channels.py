@@ -50,7 +50,9 @@ def elementwise(coupling: Coupling, node: ir.Node) -> None:
 
 
 def _meet(coupling: Coupling, node: ir.Node, back: int) -> Labels | None:
-    """The joined labels of the axis ``back`` from the end. Constants that extend along the axis are cut with it."""
+    """The joined labels of the operands' axis at position ``back``, counted from the end. Constants that extend along this axis are
+    cut with it.
+    """
     labelled: list[Labels] = []
     constants: list[tuple[int, int]] = []
     fixed: str | None = None
@@ -148,7 +150,7 @@ def channel_norm(coupling: Coupling, node: ir.Node) -> None:
 
 
 def layer_norm(coupling: Coupling, node: ir.Node) -> None:
-    """The statistics are over all axes starting at ``axis``, so they change with the number of channels."""
+    """The statistics cover all axes from ``axis`` on, so they change with the number of channels."""
     _only_first_output(node)
     x = coupling.read(node.inputs[0])
     first = graph.int_attribute(node, "axis", -1) % max(1, len(x))
@@ -196,7 +198,7 @@ def softmax(coupling: Coupling, node: ir.Node) -> None:
     x = coupling.read(node.inputs[0])
     if not x:
         raise Unsupported(f"the input of {describe(node)} has no known rank")
-    old = coupling.opset < 13  # before opset 13, over all axes starting at ``axis``
+    old = coupling.opset < 13  # before opset 13, softmax is computed over all axes starting at ``axis``
     first = graph.int_attribute(node, "axis", 1 if old else -1) % len(x)
     for labels in x[first:] if old else x[first : first + 1]:
         coupling.freeze(labels, f"{describe(node)} runs over it")
@@ -204,7 +206,7 @@ def softmax(coupling: Coupling, node: ir.Node) -> None:
 
 
 def resize(coupling: Coupling, node: ir.Node) -> None:
-    """Axes with labels need scale 1, or their current size, which is rewritten."""
+    """An axis with labels must have scale 1, or its current size as the size; the size is rewritten."""
     x = coupling.read(node.inputs[0])
     scales, sizes = (graph.constant(graph.input_of(node, index)) for index in (2, 3))
     listed = graph.ints_attribute(node, "axes")

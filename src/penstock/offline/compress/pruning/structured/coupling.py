@@ -39,7 +39,7 @@ class ChannelSlot(NamedTuple):
     axis: int
     labels: Labels
     role: Literal["makes", "reads", "goes along"] = "goes along"
-    """The use of these channels: the layer computes them, sums over them, or treats each separately, like a bias."""
+    """How the layer uses these channels: it computes them, sums over them, or treats each one separately, like a bias."""
 
     @property
     def value(self) -> ir.Value:
@@ -49,14 +49,14 @@ class ChannelSlot(NamedTuple):
 
 
 class ChannelGroup(msgspec.Struct, frozen=True, eq=False):
-    """Units of the same layers. Their number is the width of these layers."""
+    """Units that the same layers compute. The number of units is the width of these layers."""
 
     layers: tuple[str, ...]
     """The layers by the names of their outputs, in graph order."""
     roots: Labels
     """The units."""
     unit_size: int
-    """Channels of the first layer in one unit: 1, the size of a head, or that of a convolution's group."""
+    """Number of the first layer's channels in one unit: 1, the size of a head, or the size of a convolution's group."""
     frozen: tuple[int, ...]
     """Numbers of the units that cannot be cut."""
     reason: str
@@ -82,9 +82,9 @@ class Coupling:
     def __init__(self, opset: int, second_choice: Collection[ir.Node] = ()) -> None:
         self.opset = opset
         self.second_choice = second_choice
-        """Nodes of ``choices`` that take their second choice."""
+        """The nodes in ``choices`` for which the second choice of axis is used."""
         self.choices: dict[ir.Node, Labels] = {}
-        """Nodes that could have put the units on another axis, with the units that they created."""
+        """Nodes for which the units could have been put on another axis, with the units that they created."""
         self.axes: dict[ir.Value, Axes] = {}
         self.slots: list[ChannelSlot] = []
         self.edits: list[Callable[[Count], None]] = []
@@ -95,7 +95,7 @@ class Coupling:
         self._units_of: Labels | None = None
 
     def freeze_units(self) -> None:
-        """End joining, so that finding a unit takes a single look-up."""
+        """Finish the joining of atoms, after which finding a unit takes a single look-up."""
         self._units_of = np.array([self._root(atom) for atom in range(len(self._parent))], np.int64)
 
     def fresh(self, length: int) -> Labels:
@@ -111,7 +111,7 @@ class Coupling:
         return labels
 
     def join(self, first: Labels, second: Labels) -> None:
-        """Join position by position. The lengths are equal, or one of them is 1."""
+        """Join two sequences of atoms position by position. The lengths are equal, or one of them is 1."""
         for pair in zip(*np.broadcast_arrays(first, second), strict=True):
             stays, goes = sorted(self._root(int(atom)) for atom in pair)
             if stays == goes:
@@ -127,7 +127,7 @@ class Coupling:
             self._reasons.setdefault(root, reason)
 
     def blur(self, labels: Labels | None, reason: str) -> None:
-        """Mark positions of which a mean or a norm is taken: removing them changes other results, even if they are zero."""
+        """Mark positions that enter a mean or a norm. Removing such a position changes other results, even if its values are zero."""
         for root in self.roots(labels).tolist() if labels is not None else ():
             self._blurred.setdefault(root, reason)
 

@@ -34,7 +34,7 @@ _RULES: dict[str, Rule] = {**channels.RULES, **heads.RULES}
 
 
 class Structure:
-    """A model's groups of channels, and the constants that depend on each group.
+    """Finds and cuts a model's groups of channels, and the constants that depend on each group.
 
     ``exact`` freezes channels whose removal would change other results, because LayerNormalization or a mean includes them. Raises
     the errors of ``load_model``.
@@ -56,7 +56,7 @@ class Structure:
         return self.groups[names.index(name)]
 
     def explain(self) -> list[str]:
-        """One line per group: its layers, the number of units that can be cut, and the reason why the others cannot."""
+        """One line per group: its layers, the number of units that can be cut, and the reason why the other units cannot."""
         lines = []
         for group in self.groups:
             free = group.units - len(group.frozen)
@@ -125,7 +125,7 @@ def _analyse(model: ir.Model, *, exact: bool = True) -> Coupling:
 
 
 def _freedom(coupling: Coupling) -> tuple[int, int]:
-    """The number of channels that can be cut, and the number of units that they form."""
+    """How good an analysis is: the number of channels that can be cut, then the number of units that they form."""
     made = [coupling.roots(slot.labels) for slot in coupling.slots if slot.role == "makes"]
     free = [root for roots in made for root in roots.tolist() if not coupling.reason(root)]
     return len(free), len(set(free))

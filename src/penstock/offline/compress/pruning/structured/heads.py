@@ -43,8 +43,8 @@ def matmul(coupling: Coupling, node: ir.Node) -> None:
 
 
 def _same_axis(coupling: Coupling, node: ir.Node, back: int) -> Labels | None:
-    """The labels of the batch axis ``back`` from the end. The axis is frozen if it broadcasts, or if that of the other operand is
-    fixed.
+    """The labels of the batch axis at position ``back``, counted from the end. The axis is frozen if it broadcasts, or if the same
+    axis of the other operand is fixed.
     """
     found = [coupling.read(value)[-back] for value in node.inputs if len(coupling.read(value)) >= back]
     labelled = [labels for labels in found if labels is not None]
@@ -88,7 +88,9 @@ def _dims(value: ir.Value) -> list[Dim]:
 
 
 def _blocks(before: list[Dim], after: list[Dim]) -> Iterator[Block]:
-    """Runs of axes with equal products, found from the last axis backwards while sizes are known, then from the first axis."""
+    """Blocks of input axes and output axes with equal products. They are found from the last axis backwards while sizes are known,
+    and then from the first axis.
+    """
     i0 = j0 = 0
     for i, j in _run(before[::-1], after[::-1]):
         yield slice(len(before) - i, len(before) - i0), slice(len(after) - j, len(after) - j0)
@@ -101,7 +103,9 @@ def _blocks(before: list[Dim], after: list[Dim]) -> Iterator[Block]:
 
 
 def _run(before: list[Dim], after: list[Dim]) -> Iterator[tuple[int, int]]:
-    """The positions at which products of leading dimensions agree. A free dimension only equals one of the same name."""
+    """The positions up to which the products of both shapes' dimensions agree. Free dimensions agree only if they have
+    the same name.
+    """
     i = j = 0
     while i < len(before) and j < len(after):
         a, b = before[i], after[j]
@@ -150,8 +154,8 @@ def _regroup(coupling: Coupling, node: ir.Node, x: Axes, before: list[Dim], afte
 def _axis_of_units(coupling: Coupling, node: ir.Node, grid: Labels) -> tuple[int, bool]:
     """The axis that carries the units, and whether it was a choice.
 
-    If the units differ along one axis only, that axis carries them. Otherwise the last axis but one does (heads, of [heads, size]
-    or [3, heads, size]); the second choice is the last axis.
+    If the units differ along one axis only, that axis carries them. Otherwise it is the last axis but one (the heads in [heads, size]
+    or [3, heads, size]), and the second choice is the last axis.
     """
     wide = [axis for axis, size in enumerate(grid.shape) if size > 1]
     roots = coupling.roots(grid.reshape(-1)).reshape(grid.shape)
@@ -181,7 +185,9 @@ def _let_shape_follow(coupling: Coupling, node: ir.Node, position: int, labels: 
 
 
 def _entry(node: ir.Node, position: int) -> tuple[ir.Node | None, int, int]:
-    """The node, input and offset of the constant that holds an entry of the shape: the shape itself, or a part of its Concat."""
+    """The node, input and offset of the constant that holds an entry of the shape. The constant is the shape itself, or a part of the
+    Concat that computes it.
+    """
     shape = node.inputs[1]
     if graph.is_constant(shape):
         return node, 1, position
@@ -199,7 +205,7 @@ def _entry(node: ir.Node, position: int) -> tuple[ir.Node | None, int, int]:
 
 
 def concat(coupling: Coupling, node: ir.Node) -> None:
-    """Labels are concatenated along the axis, and joined across the others."""
+    """Along the axis of Concat, labels are concatenated; along all other axes, they are joined."""
     parts = [coupling.read(value) for value in node.inputs]
     if any(value is None or value.shape is None for value in node.inputs):
         raise Unsupported(f"an operand of {describe(node)} has no known rank")
@@ -299,7 +305,7 @@ def slices(coupling: Coupling, node: ir.Node) -> None:
 
 
 def gather(coupling: Coupling, node: ir.Node) -> None:
-    """A lookup in a weight table is a layer. A lookup in an activation needs an axis without labels, or constant positions."""
+    """A look-up in a weight table is a layer. A look-up in an activation requires an axis without labels, or constant positions."""
     data, indices = node.inputs
     if data is None or data.shape is None or indices is None or indices.shape is None:
         raise Unsupported(f"the shapes around {describe(node)} are not known")
@@ -326,7 +332,7 @@ def _write_order(node: ir.Node, order: Labels, kept: Labels) -> None:
 
 
 def shape(coupling: Coupling, node: ir.Node) -> None:
-    """Freeze every axis whose size is used: the axes that Gather and Slice select by constants, otherwise all."""
+    """Freeze every axis whose size is used. These are the axes that Gather and Slice select by constants, or otherwise all axes."""
     x = coupling.read(node.inputs[0])
     first, last = graph.int_attribute(node, "start", 0), graph.int_attribute(node, "end", len(x))
     sizes = x[first:last]

@@ -55,7 +55,7 @@ def by_activation(
 ) -> Scores:
     """Mean square of the unit's activation over ``data``, times the squared norm of the weights that read it.
 
-    If channels are uncorrelated, this is the proportion of a layer's energy that is lost with the unit. Raises InvalidData if the
+    If channels are uncorrelated, this is the proportion of a layer's energy that removing the unit loses. Raises InvalidData if the
     data do not fit the model.
     """
     readers: dict[str, list[ChannelSlot]] = defaultdict(list)
@@ -73,7 +73,9 @@ def by_activation(
 
 
 def gather(structure: Structure, terms: list[tuple[ChannelSlot, Array]]) -> Scores:
-    """Sum the values of each slot's positions per unit, normalised per group. Raises InvalidData for NaN or infinity."""
+    """For each unit, the sum of the values at its positions in all slots. The sums are normalised per group. Raises InvalidData for
+    NaN or infinity.
+    """
     found: Scores = {}
     for group in structure.groups:
         total = np.zeros(group.units)

@@ -23,14 +23,14 @@ from penstock.tensor import Array
 
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _SECONDS = 0.04
-"""Time to spend on measuring one layer at one width."""
+"""Time budget for measuring one layer at one width."""
 
 _Axes = list[tuple[Labels | None, int]]
 """For each axis of an operand, its labels and its length."""
 
 
 class TimedLayer(NamedTuple):
-    """A node with certain widths. Equal instances take equal time."""
+    """A layer at certain widths. Equal instances take equal time."""
 
     node: bytes
     """Operator and attributes, serialised."""
@@ -39,7 +39,7 @@ class TimedLayer(NamedTuple):
 
 
 class LatencyTable:
-    """Milliseconds of the layers of a model at any widths, each measured in ONNX Runtime on first use.
+    """The times in milliseconds of a model's layers at any widths. Each time is measured in ONNX Runtime when it is first needed.
 
     ``sample`` determines the shapes of activations. All new widths of one call are measured interleaved.
     """
@@ -64,7 +64,7 @@ class LatencyTable:
         self._ms = {} if known is None else known
 
     def totals(self, plans: Sequence[Kept]) -> list[float]:
-        """Milliseconds of all layers together, for each plan."""
+        """For each plan, the milliseconds of all layers together."""
         wanted = [[self._layer(node, count) for node in self._nodes] for count in map(self._structure.count, plans)]
         self._measure({layer for layers in wanted for layer in layers if layer not in self._ms})
         return [math.fsum(self._ms[layer] for layer in layers) for layers in wanted]

@@ -17,8 +17,8 @@ from penstock.tensor import Array
 def refresh_norms(artifact: Artifact, data: Dataset, *, batch_size: int = 64, threads: int = 1) -> Artifact:
     """Recompute the mean and variance of every BatchNormalization on ``data``, in graph order (Li et al., "EagleEye", 2020, §3.3).
 
-    Nodes keep statistics that are computed or shared. A model without BatchNormalization is returned unchanged. Raises InvalidData
-    if the data do not fit the model, or a tensor becomes NaN or infinite.
+    Statistics that are computed, or that several nodes share, are not changed. A model without BatchNormalization is returned
+    unchanged. Raises InvalidData if the data do not fit the model, or a tensor becomes NaN or infinite.
     """
     proto = read_proto(artifact)
     constants = {tensor.name: tensor for tensor in proto.graph.initializer}

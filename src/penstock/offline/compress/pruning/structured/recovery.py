@@ -46,7 +46,7 @@ class ShrinkOptions(CutOptions, frozen=True, kw_only=True):
     fit: FitOptions = FitOptions(epochs=10, learning_rate=1e-3)
     """Training after every cut."""
     second_chance: NotNegative = 3.0
-    """Train a round that fails the contract for additional epochs: this multiple of ``fit.epochs``; 0 disables this."""
+    """If a round fails the contract, train it for this multiple of ``fit.epochs``; 0 disables this."""
     least: Share = 0.125
     """Minimum fraction of its units that a group keeps."""
 
@@ -59,7 +59,7 @@ class Round(RoundEntry, frozen=True, kw_only=True):
     narrowed: list[str]
     """The groups that were cut, in this round or in the round that it continues."""
     units: dict[str, int]
-    """Units left, by group."""
+    """The number of units that are left in each group."""
     speedup: float
     """Measured speed-up of the whole model against the original."""
 
@@ -89,7 +89,7 @@ def shrink(
     if held_out is None:
         data, held_out = hold_out(artifact, data)
     judge = Judge(artifact, held_out, options.threads)
-    # A run to a lower speed-up has the same first rounds as a run to a higher one.
+    # A run that requires a lower speed-up has the same first rounds as a run that requires a higher one.
     decides = data.digest, msgspec.to_builtins(msgspec.structs.replace(options, speedup=0.0))
     rounds = Rounds(Round, "round", judge, options.contract, lambda entry: entry.speedup, folder, *decides)
     shrinker = _Shrinker(artifact, data, options)
@@ -109,7 +109,9 @@ def shrink(
 
 
 def next_move(rounds: Sequence[Round], options: ShrinkOptions) -> tuple[bool, int] | None:
-    """True to cut or False to only train, and the round to start from. None at the goal, or after the last cut."""
+    """Whether the next round cuts (True) or only trains (False), and the round that it starts from. None if the goal is reached, or
+    after the last cut.
+    """
     if rounds and rounds[-1].objection and rounds[-1].cut and options.second_chance:
         return False, len(rounds) - 1
     good = last_good(rounds)
@@ -118,7 +120,7 @@ def next_move(rounds: Sequence[Round], options: ShrinkOptions) -> tuple[bool, in
 
 
 def given_up(rounds: Sequence[Round]) -> set[str]:
-    """The groups whose narrowing failed, including the second chance."""
+    """The groups that could not be narrowed: the contract was missed, even after the second chance."""
     trained_on = {entry.start for entry in rounds if not entry.cut}
     failed = [entry for number, entry in enumerate(rounds) if entry.objection and number not in trained_on]
     return {name for entry in failed for name in entry.narrowed}
@@ -152,7 +154,7 @@ class _Shrinker:
         return model, Round(cut=cut, start=start, narrowed=narrowed, units=units, speedup=round(faster, 3))
 
     def _cut(self, model: Artifact, left_alone: Collection[str]) -> tuple[Artifact, list[str]]:
-        """The model narrowed by a fraction of its time, and the groups that were cut, if any."""
+        """The model, narrowed so that a fraction of its time is saved, and the groups that were cut, if any."""
         structure = Structure(model, exact=self.options.exact)
         if self.options.importance == "taylor":
             scores = by_taylor(structure, self.data)

@@ -35,7 +35,7 @@ from penstock.perf.measure import repeat_rows, speedup
 from penstock.tensor import Array
 
 _ROUNDS = 4
-"""Number of times that the goal for the layers is tightened if the whole model is slower than the layers predict."""
+"""If the whole model is slower than its layers predict, the goal for the layers is tightened up to this many times."""
 _MEASURE_S = 1.0
 
 
@@ -43,7 +43,7 @@ class CutOptions(Options, frozen=True, kw_only=True):
     """Limits of the cut."""
 
     block: Count = 16
-    """Widths are multiples of this number: 16 suits AVX-512, 8 AVX2 and NEON. Groups narrower than 4 blocks have smaller steps."""
+    """Widths are multiples of this number: 16 suits AVX-512, and 8 suits AVX2 and NEON. Groups below 4 blocks have smaller steps."""
     heads: bool = True
     """Cut attention heads as well as channels."""
     exact: bool = True
@@ -75,11 +75,11 @@ def narrow(
 ) -> Artifact:
     """Return ``artifact`` without its least important channels and heads.
 
-    ``data``, without labels, recompute the statistics of BatchNormalization, which cause most of the immediate loss of a cut.
-    ``scores``, such as those of ``taylor.by_taylor``, replace ``options.importance``. With ``speedup``, the result depends on
-    measurements; otherwise it is deterministic. The facts are the units by group and the number of parameters, before and after.
-    Raises InvalidConfig, InvalidModel; InvalidData if the importance needs data; Unsupported if nothing can be cut, or if the
-    speed-up is not reached.
+    ``data``, which need no labels, serve to recompute the statistics of BatchNormalization. Outdated statistics cause most of the
+    immediate loss of a cut. ``scores``, such as those of ``taylor.by_taylor``, replace ``options.importance``. With ``speedup``, the
+    result depends on measurements; otherwise it is deterministic. The facts are the units of each group and the number of parameters,
+    before and after the cut. Raises InvalidConfig, InvalidModel; InvalidData if the importance needs data; Unsupported if nothing can
+    be cut, or if the speed-up is not reached.
     """
     options.check()
     structure = Structure(artifact, exact=options.exact)
@@ -124,7 +124,9 @@ def apply(structure: Structure, kept: Kept, step: str, options: msgspec.Struct, 
 
 
 def probe(artifact: Artifact, data: Dataset | None = None) -> dict[str, Array]:
-    """The smallest batch of ``data``, or of generated inputs. Raises InvalidData if the model rejects all generated inputs."""
+    """A batch of the smallest possible size, from ``data`` or from generated inputs. Raises InvalidData if the model rejects all
+    generated inputs.
+    """
     with loaded(artifact) as model:
         rows = model.signature.smallest_batch
         if data is not None:

@@ -19,8 +19,8 @@ from penstock.tensor import Array
 def by_taylor(
     structure: Structure, data: Dataset, *, batch_size: int = 16, on_progress: Progress = no_progress
 ) -> Scores:
-    """The mean over batches of ``|Σ g w|`` over the weights that read the unit, which is the derivative of a gate on its output
-    (Molchanov et al., "Importance Estimation for Neural Network Pruning", 2019, §3.1).
+    """The mean over batches of ``|Σ g w|``, where the sum runs over the weights that read the unit. The sum is the derivative of the
+    loss by a gate on the unit's output (Molchanov et al., "Importance Estimation for Neural Network Pruning", 2019, §3.1).
 
     The loss is the cross-entropy of the labels or, without labels, of the arg-max of the model's outputs. If outputs are not class
     scores, the loss is half their mean square. Small batches are more informative than one large batch. On data with few errors,

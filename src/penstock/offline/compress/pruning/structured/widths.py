@@ -1,7 +1,7 @@
 """Choose widths: the same fraction of every group, or the widths with the least loss for the milliseconds saved.
 
 FLOPs do not predict time on a CPU: kernels work in blocks of 8 or 16 channels, so 45 of 64 channels are slower than 48, and a layer
-may be memory-bound. So widths are multiples of a block, and each layer is measured.
+may be memory-bound. Widths are therefore multiples of a block, and each layer is measured.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from penstock.offline.compress.pruning.structured.latency import LatencyTable
 
 _TINY = 1e-9
 _FARTHEST = 3
-"""Maximum number of strides in one step of the search."""
+"""One step of the search takes at most this many strides."""
 _STEPS = 8
-"""Approximate number of strides across a group's width."""
+"""A group's width is divided into about this many strides."""
 
 Counts = Mapping[str, int]
 """The number of units that stay, by group. All other groups stay uncut."""
@@ -32,7 +32,7 @@ class Grid(NamedTuple):
 
     step: int
     stride: int
-    """Step of the search, a multiple of ``step``."""
+    """The stride of the search, a multiple of ``step``."""
     floor: int
 
     def nearest(self, count: float) -> int:
@@ -61,7 +61,7 @@ def uniform(structure: Structure, grids: Mapping[str, Grid], width: float) -> di
 
 
 def best_units(structure: Structure, scores: Scores, counts: Counts) -> dict[str, list[int]]:
-    """The frozen units and the units of highest score. On a tie, the first ones."""
+    """The units to keep: the frozen units, and those of highest score. On a tie, the first ones."""
     kept = {}
     for name, count in counts.items():
         rank = scores[name].copy()

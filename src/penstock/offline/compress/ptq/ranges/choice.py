@@ -1,13 +1,14 @@
 """Choose the range method of each tensor by its effect on the model's outputs.
 
 No method is best for all tensors: KL-entropy ignores the energy of clipped values, min-max makes every step coarse because of one
-outlier, and MSE considers one tensor in isolation. So each tensor is rounded with every candidate range in an otherwise float
-model, and the range with the least error of the outputs is kept. Choices that are best separately are not always best together.
-Therefore the result is finally compared, in the quantised model, with each method used for all tensors.
+outlier, and MSE considers one tensor in isolation. So each tensor is rounded with every candidate range in an otherwise float model,
+and the range with the least error of the outputs is kept. Choices that are best separately are not always best together. Therefore
+the result is finally compared, in the quantised model, with each method used for all tensors.
 
 To try a range, only the nodes after the tensor run again (``suffix.py``). The error of the outputs is called their harm. For class
-scores, the harm is the angle between the scores with and without rounding: the order of scores does not depend on their size, and
-with absolute errors the few samples with the largest scores would dominate. For other outputs, the harm is the relative error.
+scores, the harm is the angle between the scores with and without rounding. The angle ignores the size of the scores, which does not
+affect their order. With absolute errors, the few samples with the largest scores would dominate. For other outputs, the harm is the
+relative error.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ CANDIDATES: dict[str, tuple[RangeMethod, float]] = {
     "mse": (RangeMethod.MSE, 100.0),
     "entropy": (RangeMethod.ENTROPY, 100.0),
 }
-"""Methods by name. If the ranges of two are alike, only the first is tried."""
+"""Methods by name. If two methods give similar ranges, only the first is tried."""
 
 _BATCH = 32
 _TOGETHER = 4
@@ -53,9 +54,9 @@ _TOGETHER = 4
 _MEMORY_BYTES = 512 << 20
 """Memory for the tensors that suffixes read, on all rows, while their ranges are tried."""
 _ALIKE = 0.01
-"""Two ranges are alike if their ends differ by less than this fraction of the wider range."""
+"""Two ranges are similar if their ends differ by less than this fraction of the wider range."""
 _FEWEST_CLASSES = 3
-"""Two scores minus their mean have no angle other than 0 and 180°."""
+"""With two classes, scores minus their mean have only the angles 0 and 180°."""
 
 
 class RangeChoiceOptions(msgspec.Struct, frozen=True):
@@ -83,7 +84,7 @@ class TriedRange(msgspec.Struct, frozen=True):
 
 
 class TensorChoice(msgspec.Struct, frozen=True):
-    """The range of one tensor, and the candidates."""
+    """The range that was chosen for one tensor, and its candidates."""
 
     method: str
     range: Range
@@ -101,7 +102,7 @@ class RangeChoice(msgspec.Struct, frozen=True):
     method: str
     """``per tensor``, or the method that harmed the outputs less when used for all tensors."""
     errors: dict[str, float]
-    """Harm to the outputs of the whole quantised model by method, including ``per tensor``, on the calibration rows."""
+    """For each method, including ``per tensor``, the harm to the outputs of the whole quantised model on the calibration rows."""
     tensors: dict[str, TensorChoice]
 
 
@@ -181,7 +182,7 @@ class _Trials:
         self.calls = 1
 
     def harms(self, candidates: Mapping[str, Mapping[str, Range]]) -> Iterator[tuple[str, list[float] | None]]:
-        """The harm of each candidate of each tensor, in order; None for a tensor with nothing to try, or beyond the budget."""
+        """For each tensor, in order, the harm of each candidate. None for a tensor with nothing to try, or beyond the budget."""
         segments = self._segments(
             {name for name, tried in candidates.items() if len(tried) > 1 and name in self._roundable}
         )
@@ -229,7 +230,7 @@ class _Trials:
 
 
 class _Held:
-    """The input tensors of suffixes, on all rows, for as many suffixes at a time as fit in memory."""
+    """Holds the input tensors of suffixes on all rows, for as many suffixes at a time as fit in memory."""
 
     def __init__(self, taps: Taps, segments: Mapping[str, Suffix]) -> None:
         self._taps = taps
@@ -238,7 +239,7 @@ class _Held:
         self._batches: list[dict[str, Array]] = []
 
     def batches(self, suffix: Suffix) -> list[dict[str, Array]]:
-        """For each batch, the tensors that ``suffix`` reads, and possibly others."""
+        """For each batch, the tensors that ``suffix`` reads. Others may be included."""
         first = suffix.tensors[0]
         if first not in self._group:
             self._batches = []  # freed before the next ones are read

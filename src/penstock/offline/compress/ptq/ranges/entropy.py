@@ -25,13 +25,13 @@ from penstock.tensor import Array
 
 _LEVELS = 256
 _MIN_BINS = 128
-"""The narrowest window tried, as in the talk. If there are more levels than bins, each bin is one level."""
+"""The narrowest window that is tried, in bins, as in the talk. If there are more levels than bins, each bin is one level."""
 _MIN_KEPT = 0.9
 """The minimum fraction of the mass inside a window. P and Q also agree on a window that contains mass only in its last bin. Tensors
 without values near zero, such as averages after a ReLU, have such windows.
 """
 _COARSE = 64
-"""Number of places tried in the coarse scan of one end of a window."""
+"""The coarse scan of one end of a window tries this many places."""
 _BLOCK = 128
 """Number of windows scored together; their intermediate results fit the cache."""
 _ROUNDS = 4
@@ -55,7 +55,7 @@ def entropy_range(histogram: Histogram) -> Range:
 def best_window(counts: Array) -> tuple[int, int]:
     """The best window [low, high) around the middle of ``counts``, shape (4096,). Moves each end in turn, until neither moves.
 
-    A scan of one end tries places across its side, then every place around the best one. The score never gets worse.
+    A scan of one end first tries places spread over its whole side, then every place around the best one. The score never gets worse.
     """
     windows = _Windows(counts, _LEVELS)
     filled = np.flatnonzero(counts)

@@ -32,7 +32,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class Histogram:
-    """Counts of one tensor's values, with exact zeros counted separately, and its extremes. About 32 KiB.
+    """The counts of one tensor's values and their extremes. Exact zeros are counted separately. About 32 KiB.
 
     ``counts[BINS + k]`` counts the nonzero values in [k·w, (k+1)·w) for w = ``bin_width`` and -2048 <= k < 2048.
     """
@@ -106,10 +106,10 @@ class Histogram:
 
 
 class TensorStatistics(msgspec.Struct, frozen=True):
-    """A tensor's histogram, and the range that the graph implies."""
+    """A tensor's histogram, and what the graph implies about its range."""
 
     histogram: Histogram
     clippable: bool = True
-    """False if clipping the largest values would change the result, as for logits, attention scores and masks."""
+    """False if the largest values must not be clipped, as in logits, attention scores and masks."""
     fixed: Range | None = None
     """The range that follows from the operator that writes the tensor, e.g. 0 to 1 for Softmax."""

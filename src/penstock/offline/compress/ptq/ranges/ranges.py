@@ -63,7 +63,7 @@ def ranges(
 
 
 def min_max_range(histogram: Histogram) -> Range:
-    """All values of the histogram, and zero."""
+    """The range that covers all values of the histogram, and zero."""
     return Range(min(histogram.min, 0.0), max(histogram.max, 0.0))
 
 
@@ -77,8 +77,8 @@ def percentile_range(histogram: Histogram, percentile: float) -> Range:
 def mse_range(histogram: Histogram, scheme: IntegerScheme) -> Range:
     """The range of least squared error, found by quantising the histogram itself.
 
-    Tries 100 thresholds, then golden section between the neighbours of the best one. First both ends shrink together, then each
-    separately.
+    Tries 100 thresholds, and refines the best one by golden section between its neighbours. First both ends shrink together, then
+    each separately.
     """
     error = squared_error(histogram, scheme)
     widest = min_max_range(histogram)
@@ -95,7 +95,7 @@ def mse_range(histogram: Histogram, scheme: IntegerScheme) -> Range:
 
 
 def _distribution(histogram: Histogram) -> tuple[Array, Array]:
-    """The number of values up to each edge of the bins, and these edges. Exact zeros are a step at the edge 0."""
+    """The cumulative number of values at each edge of the bins, and these edges. Exact zeros are a step at the edge 0."""
     cumulative = np.concatenate([[0], np.cumsum(histogram.counts)])
     cumulative[BINS + 1 :] += histogram.zeros
     at_zero = cumulative[BINS] + histogram.zeros
@@ -119,7 +119,7 @@ def squared_error(histogram: Histogram, scheme: IntegerScheme) -> Callable[[Arra
 
 
 def _minimise(error: Callable[[Array], Array]) -> float:
-    """The fraction in (0, 1] of least error, by a grid and golden section between the neighbours of the best point."""
+    """The fraction in (0, 1] with the least error. Golden section refines the best point of a grid."""
     grid = np.arange(1, _GRID + 1) / _GRID
     scores = error(grid)
     best = int(np.argmin(scores))

@@ -31,7 +31,7 @@ class Suffix:
     def __init__(self, model: FloatModel, tensor: str) -> None:
         self._model = model
         self.tensors = [tensor]
-        """The tensors that can be rounded: the first one, and others that these nodes compute."""
+        """The tensors that can be rounded: the first one, and others that the nodes of the suffix compute."""
         reached, chosen = {tensor}, set[str]()
         for node in model.nodes:
             if not reached.isdisjoint(reads(node)):
@@ -39,7 +39,7 @@ class Suffix:
                 reached.update(filter(None, node.output))
         self.outputs = [name for name in model.output_names if name in reached]
         self.beside: list[str] = []
-        """Other tensors that these nodes read, in the order of the graph."""
+        """Other tensors that the nodes of the suffix read, in the order of the graph."""
         for node in reversed(model.nodes):
             if node.name in chosen:
                 for name in sorted(reads(node) - reached - model.weights.keys()):
@@ -47,7 +47,7 @@ class Suffix:
                         self.beside.append(name)
                     elif (
                         name in model.producers
-                    ):  # an input needs a known type; for a tensor without one, its nodes are added
+                    ):  # an input needs a known type; if a tensor has none, the nodes that compute it are added instead
                         chosen.add(model.producers[name].name)
         self._nodes = [node for node in model.nodes if node.name in chosen]
         self._computed = {name for node in self._nodes for name in node.output}
@@ -55,7 +55,7 @@ class Suffix:
 
     @property
     def read(self) -> list[str]:
-        """The tensors that are inputs."""
+        """The tensors that are inputs of the suffix."""
         return [self.tensors[0], *self.beside]
 
     def take(self, tensor: str) -> bool:

@@ -37,7 +37,7 @@ def scatter_nd(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tenso
 
 @operator("OneHot", fixed=None)
 def one_hot(node: Node, indices: Tensor, depth: Tensor, values: Tensor) -> Tensor:
-    """An index out of range gives a row of off-values."""
+    """An index out of range gives a row that contains only the off-value."""
     (classes,) = ints(depth)
     axis = node.get("axis", -1)
     at = indices.to(torch.int64)

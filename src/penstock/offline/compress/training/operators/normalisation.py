@@ -8,7 +8,7 @@ from penstock.offline.compress.training.torch import Tensor, functional, torch
 
 @operator("BatchNormalization", weights=(1, 2), fixed=(3, 4))
 def batch_normalization(node: Node, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """Normalise by the statistics in the file."""
+    """Normalise by the statistics that the model's file contains."""
     if node.get("training_mode", 0):
         raise node.unsupported("a BatchNormalization with training_mode=1")
     return functional.batch_norm(x, mean, variance, scale, bias, eps=node.get("epsilon", 1e-5))

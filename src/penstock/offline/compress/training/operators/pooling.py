@@ -60,9 +60,9 @@ def _read(node: Node, x: Tensor) -> Windows:
 
 
 def _overhang(node: Node, windows: Windows, x: Tensor) -> tuple[list[int], list[int]]:
-    """Additional padding for the last, partial window in ``ceil_mode``: before (none) and behind.
+    """Additional padding for the last, partial window in ``ceil_mode``, before the first element (always 0) and after the last one.
 
-    A window that would start in the padding behind is dropped.
+    A window that would start in the padding after the last element is dropped.
     """
     none = [0] * len(windows.kernel)
     if not node.get("ceil_mode", 0):

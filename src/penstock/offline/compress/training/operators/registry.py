@@ -28,7 +28,7 @@ class Node(msgspec.Struct, frozen=True):
         return self.attributes.get(name, default)
 
     def ints(self, name: str, tensor: Tensor | None) -> list[int] | None:
-        """Integers that are an input in newer opsets and an attribute in older opsets, or None."""
+        """Integers that are an input in newer opsets and an attribute in older ones. None if they are absent."""
         return self.get(name) if tensor is None else ints(tensor)
 
     def unsupported(self, what: str) -> Unsupported:

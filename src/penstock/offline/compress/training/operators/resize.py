@@ -45,7 +45,7 @@ def _resize_axis(node: Node, x: Tensor, axis: int, length: int, factor: float) -
 
 
 def _places(node: Node, source: int, length: int, factor: float) -> Tensor:
-    """The position in the source of each result element. FP32, so that ties fall as in ONNX Runtime."""
+    """For each element of the result, its position in the source. FP32, so that ties fall as in ONNX Runtime."""
     coordinates = "asymmetric" if node.opset < 11 else node.get("coordinate_transformation_mode", "half_pixel")
     at = torch.arange(length, dtype=torch.float32)
     if coordinates == "asymmetric":

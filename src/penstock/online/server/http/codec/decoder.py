@@ -31,11 +31,11 @@ from penstock.tensor import Array, Buffer, DataType, TensorSpec, from_wire
 _MAX_KNOWN_BYTES = 4096
 _SHARED = b'"shared_memory_region"'
 _TEXT_GROWTH = 8
-"""Bytes in memory per byte of encoded BYTES elements: each four-byte length becomes a pointer and a Python object."""
+"""Bytes of memory for decoding one byte of encoded BYTES elements. Each four-byte length becomes a pointer and a Python object."""
 
 
 class HttpRequestDecoder:
-    """Decodes requests. Caches the JSON parts of binary bodies, since clients repeat them. Belongs to the event loop."""
+    """Decodes requests. Caches the JSON parts of binary bodies, since clients repeat them. Used only on the event loop."""
 
     def __init__(self, shared_memory: SharedMemory) -> None:
         self._shared_memory = shared_memory
@@ -151,7 +151,7 @@ def whole_body(spec: TensorSpec, body: Buffer) -> Array:
 
 
 def _raw_request(handle: Handle, body: Buffer) -> InferRequest:
-    """The request whose body is the raw tensor of the model's only input."""
+    """Decode a request whose whole body is the raw tensor of the model's only input."""
     specs = handle.signature.inputs
     if len(specs) != 1:
         raise InvalidArgument(

@@ -20,7 +20,7 @@ from penstock.tensor import Array, Buffer, DataType, to_wire
 
 _SMALL_BYTES = 4096
 _TEXT_GROWTH = 6
-"""Bytes of JSON, including one copy of it, per byte of an array."""
+"""Bytes of memory for JSON, including one copy of it, per byte of an array."""
 
 
 Encoded = tuple[bytes, bytes, Sequence[Buffer]]
@@ -40,7 +40,7 @@ class _Template(msgspec.Struct, frozen=True):
 
 
 class HttpAnswerEncoder:
-    """Encodes responses. Caches templates for responses of the same layout. Belongs to the event loop."""
+    """Encodes responses. Caches templates for responses of the same layout. Used only on the event loop."""
 
     def __init__(self) -> None:
         self._templates = BoundedCache[tuple[object, ...], _Template]()
@@ -114,7 +114,9 @@ class HttpAnswerEncoder:
 
 
 def is_light(arrays: Iterable[Array], is_raw: bool = False) -> bool:
-    """True if encoding ``arrays`` takes less time than switching threads. Numbers do not count if ``is_raw``."""
+    """True if encoding ``arrays`` takes less time than switching threads. With ``is_raw``, numbers are not counted, because they are
+    not converted.
+    """
     size = 0
     for array in arrays:
         if array.dtype.hasobject:
@@ -168,7 +170,7 @@ def _binary_headers(json_length: int) -> bytes:
 
 
 def _head(response: InferResponse) -> bytes:
-    """The JSON before the outputs."""
+    """The part of the JSON before the outputs."""
     known: dict[str, object] = {"id": response.id} if response.id else {}
     known |= {"model_name": response.model_name, "model_version": response.model_version}
     if response.parameters:

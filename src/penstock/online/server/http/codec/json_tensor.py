@@ -23,9 +23,10 @@ from penstock.tensor import Array, DataType, as_bytes, element_count
 
 _MAX_PACKERS = 1024
 _PIECE = 16 << 10
-"""Numbers to encode per step, in less than a millisecond; a quarter of this if the array contains NaN or infinities."""
+"""Number of elements to encode per step, which takes less than a millisecond. A step has a quarter as many if the array contains NaN
+or infinities."""
 _PIECE_BYTES = 256 << 10
-"""Bytes of text to encode per step, in one or two milliseconds."""
+"""Bytes of text to encode per step, which takes one or two milliseconds."""
 _ELEMENT_BYTES = 32
 """Maximum bytes of a number as text."""
 

@@ -138,7 +138,7 @@ def _scan(text: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def _skip(text: memoryview, at: int) -> int:
-    """The position after the next part of ``text`` without ``{``, ``}`` and ``:``; ``at`` itself if one of them is there."""
+    """The position after the next part of ``text`` that contains no ``{``, ``}`` and ``:``. It is ``at`` if one of them is there."""
     if part := _PART.match(text, at):
         return part.end()
     if bytes(text[at : at + 1]) != b'"':
@@ -153,7 +153,7 @@ def _skip(text: memoryview, at: int) -> int:
 
 
 def _find_end(text: memoryview, start: int) -> Generator[tuple[int, int], None, tuple[int, bool]]:
-    """The end of the list at ``start``, and true. If it contains an object or a huge string, a position near it, and false."""
+    """The end of the list at ``start``, and True. If the list contains an object or a huge string, a position near that, and False."""
     depth, at = 0, start
     while (end := _skip(text, at)) > at:
         if end - at > _PIECE_BYTES and bytes(text[at : at + 1]) == b'"':
@@ -203,7 +203,7 @@ def _read_piece(piece: bytes, decode: Decode) -> tuple[bytes, list[Any]]:
 
 
 def _pieces(text: memoryview, start: int, stop: int) -> Iterator[tuple[bytes, int]]:
-    """Split the list from ``start`` to ``stop`` at commas between elements. Each piece comes with the start of the next one."""
+    """Split the list from ``start`` to ``stop`` into pieces, at commas between elements. Also yields where the next piece starts."""
     at = start
     while at < stop:
         end = min(at + _PIECE_BYTES, stop)
@@ -242,7 +242,7 @@ def _shape(skeleton: bytes) -> list[int]:
 
 
 class _Elements:
-    """A growing flat array of one element type. The first float converts all integers to floats."""
+    """A growing flat array of one element type. When the first float is appended, all earlier integers become floats."""
 
     def __init__(self) -> None:
         self._letter = ""

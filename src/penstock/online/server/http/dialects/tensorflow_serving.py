@@ -37,7 +37,7 @@ _DTYPES = {"FP16": "HALF", "BF16": "BFLOAT16", "FP32": "FLOAT", "FP64": "DOUBLE"
 
 
 class TensorFlowServing:
-    """Handlers of TensorFlow Serving and KServe v1. Belongs to the event loop."""
+    """Handlers of TensorFlow Serving and KServe v1. Used only on the event loop."""
 
     def __init__(
         self, dataplane: DataPlane, control: ControlPlane, access: Access, metrics: Handler | None = None

@@ -76,7 +76,7 @@ def write_error(status: int, message: str) -> bytes:
 
 
 class TorchServe:
-    """Handlers of TorchServe's inference API. Belongs to the event loop."""
+    """Handlers of TorchServe's inference API. Used only on the event loop."""
 
     def __init__(self, dataplane: DataPlane, openapi: Handler) -> None:
         """``openapi`` answers with the OpenAPI description of the server."""
