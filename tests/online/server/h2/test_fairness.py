@@ -13,7 +13,14 @@ from penstock.online.server.grpc.call import GrpcCall, GrpcMethod
 from penstock.online.server.h2.guard import BURST, CALL
 from penstock.online.server.h2.outbox import FLUSH_STREAMS
 from penstock.online.server.h2.session import STREAM_WINDOW
-from penstock.online.server.network.turns import BYTES_A_UNIT, FREE_UNITS, LOSS_UNITS, SLICE_UNITS, TURN_UNITS
+from penstock.online.server.network.turns import (
+    BEGIN_UNITS,
+    BYTES_A_UNIT,
+    FREE_UNITS,
+    LOSS_UNITS,
+    SLICE_UNITS,
+    TURN_UNITS,
+)
 from penstock.online.server.network.unread import STALE_S
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ErrorCode
@@ -111,6 +118,20 @@ def test_many_calls_at_once_take_turns_with_others() -> None:
         assert busy.wire.reading
         assert len(busy.of(h2.DATA)) == 1500
         assert max(lab.units) <= most_units(2)
+
+    on_loop(main)
+
+
+def test_the_start_of_a_stream_costs_more_than_its_frame() -> None:
+    async def main() -> None:
+        lab = Lab(max_streams=2000)
+        client = lab.connect()
+        client.send(*(client.headers(2 * n + 1, CHAT) for n in range(1000)))
+        client.arrive()
+        begun = len(client.connection._session.streams)
+        assert 0 < begun <= TURN_UNITS // (1 + BEGIN_UNITS) + FREE_UNITS
+        await lab.settle()
+        assert len(client.connection._session.streams) == 1000
 
     on_loop(main)
 

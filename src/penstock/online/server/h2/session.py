@@ -19,7 +19,7 @@ from penstock.online.server.h2.headers import RESPONSE, CallHead, HeaderReader, 
 from penstock.online.server.h2.outbox import Outbox
 from penstock.online.server.h2.owner import NoOwner, Owner
 from penstock.online.server.h2.stream import H2Stream
-from penstock.online.server.network.turns import LOSS_UNITS, SLICE_UNITS
+from penstock.online.server.network.turns import BEGIN_UNITS, LOSS_UNITS, SLICE_UNITS
 from penstock.online.server.network.unread import Unread
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ConnectionFault, ErrorCode, StreamFault
@@ -64,8 +64,8 @@ class H2Session:
         unread: Unread,
         owner: Owner,
     ) -> None:
-        self._max_message_bytes, self.max_unsent_bytes = config.max_request_bytes, config.max_unsent_bytes
-        self._max_streams = config.max_streams
+        self._max_message_bytes, self._max_streams = config.max_request_bytes, config.max_streams
+        self.max_unsent_bytes = config.max_unsent_bytes
         self._clock, self._budget, self._owner = clock, budget, owner
         self._headers = HeaderReader(methods, config.max_header_bytes, web)
         self.unread = unread
@@ -185,6 +185,7 @@ class H2Session:
         if head.timeout_s is not None:
             stream.deadline = Deadline.after(head.timeout_s, self._clock)
         if head.timeout_s is not None or not is_unary:
+            self.units -= BEGIN_UNITS
             stream.begin(head.timeout_s)
         if ended:
             stream.half_close()
@@ -215,8 +216,7 @@ class H2Session:
     def on_fault(self, fault: StreamFault) -> None:
         """Reset the stream of ``fault``."""
         self.guard.charge(CALL)
-        stream = self.streams.get(fault.stream_id)
-        if stream is None:
+        if (stream := self.streams.get(fault.stream_id)) is None:
             self._end_early(fault.stream_id, fault.code)
         else:
             self.reset(stream, fault.code)
