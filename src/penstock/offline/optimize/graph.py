@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
+from penstock.offline.optimize.names import FreshNames
 from penstock.tensor import Array
 
 NON_DETERMINISTIC = frozenset(
@@ -104,14 +105,7 @@ def float_attribute(node: ir.Node, name: str, default: float) -> float:
 
 def add_constant(graph: ir.Graph, array: Array, like: str) -> ir.Value:
     """A new initialiser of ``graph`` with the value ``array`` and an unused name derived from ``like``."""
-    # Subgraphs share the namespace of their graph.
-    taken: set[str | None] = set()
-    for scope in (graph, *graph.subgraphs()):
-        taken.update(scope.initializers, (value.name for value in scope.inputs))
-    taken.update(value.name for node in graph.all_nodes() for value in node.outputs)
-    number = 1
-    while (name := f"{like}_folded{number}") in taken:
-        number += 1
+    name = FreshNames(graph)(f"{like}_folded")
     tensor = ir.Tensor(np.ascontiguousarray(array).reshape(array.shape), name=name)
     return _register(graph, tensor, name)
 
