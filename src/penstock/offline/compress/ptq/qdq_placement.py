@@ -122,11 +122,13 @@ class FloatModel:
                 f"no node of the model is called {sorted(unknown)}", "a name has the form OPERATOR_NUMBER, e.g. Conv_3"
             )
         chosen: dict[str, onnx.NodeProto] = {}
-        excluded = self._scores()[0] | set(keep_float)
+        excluded = self._scores()[0]
         for node in self.nodes:
             if node.domain in ("", "ai.onnx") and node.name not in excluded and self._fits(node, placement, chosen):
                 chosen[node.name] = node
-        return self._between_products(list(chosen.values()))
+        connected = self._connected(list(chosen.values()))
+        nodes = self._with_producers(node for node in connected if node.name not in keep_float)
+        return nodes if any(node.op_type in LINEAR_OPS for node in nodes) else []
 
     def activations(self, nodes: Iterable[onnx.NodeProto]) -> list[str]:
         """The FP32 inputs and outputs of ``nodes``, without weights, in order."""
@@ -145,15 +147,17 @@ class FloatModel:
         """The ranges that are known without data (rule 3)."""
         return {node.output[0]: _FIXED[node.op_type] for node in self.nodes if node.op_type in _FIXED}
 
-    def _between_products(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    def _connected(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
         """The products among ``nodes``, their activation functions, and what is on a path from a product to a product (rule 4)."""
         after, before = (self._reached(nodes, forward) for forward in (True, False))
+        ends = LINEAR_OPS | ACTIVATIONS
+        return self._with_producers(node for node in nodes if node.op_type in ends or node.name in after & before)
+
+    def _with_producers(self, nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
+        """``nodes``, in order, without activation functions whose producer is not among them."""
         found: dict[str, onnx.NodeProto] = {}
         for node in nodes:
-            is_between = node.name in after and node.name in before
-            if node.op_type in ACTIVATIONS:
-                is_between = self.producers[node.input[0]].name in found
-            if node.op_type in LINEAR_OPS or is_between:
+            if node.op_type not in ACTIVATIONS or self.producers[node.input[0]].name in found:
                 found[node.name] = node
         return list(found.values())
 
