@@ -254,7 +254,8 @@ def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
 def nothing_to_quantise() -> Unsupported:
     """The error for a model in which no operator can become integer."""
     return Unsupported(
-        "the model has no operator to quantise", "INT8 needs Conv, Gemm or MatMul with constant FP32 weights"
+        "the model has no operator to quantise",
+        "INT8 needs Conv, Gemm or MatMul with constant FP32 weights; the wide placement also takes a MatMul of two tensors",
     )
 
 

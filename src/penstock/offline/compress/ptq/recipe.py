@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Literal
 
 import msgspec
@@ -14,7 +15,7 @@ from penstock.offline.compress.ptq.bias_correction import correct_biases
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.equalize import equalize
 from penstock.offline.compress.ptq.fastest import fastest_placement
-from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement, nothing_to_quantise
+from penstock.offline.compress.ptq.qdq_placement import QdqPlacement, float_model, nothing_to_quantise
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions, choose_ranges
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
@@ -67,7 +68,8 @@ def quantize_with(
     quantised = quantize(prepared, found, scheme, recipe.placement)
     progress(4, stages)
     if recipe.correct_biases and data.count > 1:
-        quantised = correct_biases(prepared, quantised, data)
+        with contextlib.suppress(Unsupported):  # products of two activations have no biases
+            quantised = correct_biases(prepared, quantised, data)
     progress(stages, stages)
     return quantised
 
@@ -88,8 +90,10 @@ def _equalized(artifact: Artifact, data: Dataset) -> Artifact:
 
 
 def check_float(model: Artifact) -> None:
-    """Raise Unsupported if ``model`` is already quantised or has no weights."""
-    if not any(len(weight.dims) >= 2 for weight in FloatModel(model).weights.values()):
+    """Raise Unsupported if ``model`` is already quantised, or has neither weights nor products."""
+    known = float_model(model)
+    has_weights = any(len(weight.dims) >= 2 for weight in known.weights.values())
+    if not has_weights and not known.integer_nodes(QdqPlacement.WIDE):
         raise nothing_to_quantise()
 
 
