@@ -48,8 +48,10 @@ def opset(model: ir.Model) -> int:
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """True if ``value`` is an initialiser that callers cannot override."""
-    return value is not None and value.is_initializer() and value.const_value is not None and not value.is_graph_input()
+    """True if ``value`` is an initialiser that callers neither override nor receive, so that a change of it stays inside."""
+    if value is None or not value.is_initializer() or value.const_value is None:
+        return False
+    return not value.is_graph_input() and not value.is_graph_output()
 
 
 def constant(value: ir.Value | None) -> Array | None:

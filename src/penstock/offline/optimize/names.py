@@ -1,4 +1,4 @@
-"""Names for new tensors that no other tensor of a model has."""
+"""Names of tensors: names for new ones, and the tensors that a node reads, also in its subgraphs."""
 
 from __future__ import annotations
 
@@ -48,3 +48,18 @@ def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
         for attribute in node.attribute
         for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else []))
     ]
+
+
+def reads(node: onnx.NodeProto) -> set[str]:
+    """The inputs of ``node`` and of all nodes in its subgraphs, both outer tensors and tensors of the subgraphs."""
+    within = [{value.name for value in graph.output}.union(*map(reads, graph.node)) for graph in subgraphs(node)]
+    return set(node.input).union(*within) - {""}
+
+
+def varying_outputs(graph: onnx.GraphProto) -> list[str]:
+    """The outputs of ``graph`` that depend on its inputs."""
+    varying = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
+    for node in graph.node:
+        if not varying.isdisjoint(reads(node)):
+            varying.update(node.output)
+    return [value.name for value in graph.output if value.name in varying]

@@ -30,7 +30,7 @@ from penstock.offline.model_store import remembered
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.linear import linear_form, make_plain
 from penstock.offline.optimize.model import read_proto, to_proto
-from penstock.offline.optimize.names import subgraphs
+from penstock.offline.optimize.names import reads
 from penstock.tensor import DataType
 
 LINEAR_OPS = frozenset({"Conv", "Gemm", "MatMul"})
@@ -257,12 +257,6 @@ def nothing_to_quantise() -> Unsupported:
         "the model has no operator to quantise",
         "INT8 needs Conv, Gemm or MatMul with constant FP32 weights; the wide placement also takes a MatMul of two tensors",
     )
-
-
-def reads(node: onnx.NodeProto) -> set[str]:
-    """The inputs of ``node`` and of all nodes in its subgraphs, both outer tensors and tensors of the subgraphs."""
-    within = [{value.name for value in graph.output}.union(*map(reads, graph.node)) for graph in subgraphs(node)]
-    return set(node.input).union(*within) - {""}
 
 
 def _at_opset(proto: onnx.ModelProto) -> onnx.ModelProto:

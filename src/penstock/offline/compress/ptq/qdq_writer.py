@@ -22,12 +22,11 @@ from penstock.offline.compress.ptq.qdq_placement import (
     FloatModel,
     QdqPlacement,
     output_axis,
-    reads,
 )
 from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.compress.ptq.rounding import Rounding
 from penstock.offline.compress.ptq.scheme import IntegerScheme
-from penstock.offline.optimize.names import FreshNames
+from penstock.offline.optimize.names import FreshNames, reads
 from penstock.tensor import Array
 
 _BIAS_LIMIT = 2**31 - 1
