@@ -14,14 +14,14 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
-    "": 1_969,
+    "": 2_008,
     "bundle": 1_797,
     "cli": 2_141,
     "engines": 1_866,
     "offline": 605,
-    "offline/compress": 13_797,
+    "offline/compress": 14_127,
     "offline/judge": 658,
-    "offline/optimize": 1_573,
+    "offline/optimize": 1_689,
     "offline/tune": 553,
     "online": 57,
     "online/cache": 840,

@@ -11,6 +11,7 @@ import penstock
 from bundles import manifest_for, packed
 from penstock.artifact import Artifact
 from penstock.bundle.manifest import ServingConfig, Variant
+from penstock.engines.registry import get_engine
 from penstock.errors import IntegrityError, InvalidArgument, InvalidModel, NotFound, Unavailable, Unsupported
 from penstock.runtime import Model
 from penstock.tensor import DataType, Signature, TensorSpec
@@ -102,6 +103,43 @@ def test_answers_without_an_axis_become_rows() -> None:
     signature = Signature((TensorSpec("x", DataType.FP32, (1, 3)),), (TensorSpec("y", DataType.FP32, ()),))
     model = Model("sum", FakeModel(signature, lambda inputs: {"y": inputs["x"].sum()}))
     np.testing.assert_allclose(model.infer_rows({"x": X})["y"], X.sum(axis=1), rtol=1e-6)
+
+
+def joined(x: list[int | str], nodes: list[tuple[str, list[str], list[str]]], rows: int = 10) -> dict[str, np.ndarray]:
+    """The outputs of a model from x, of shape ``x``, for ``rows`` rows in calls of the size that the model allows."""
+    value = DataType.FP32.onnx
+    outputs = [(names[0], value, None) for _, _, names in nodes]
+    artifact = models.artifact(nodes, [("x", value, x)], outputs, {"c": np.float32([1, 2, 3])})
+    loaded = get_engine("onnxruntime").load(artifact, {})
+    return Model("joined", loaded).infer_rows({"x": X[:rows]})
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 10])
+def test_outputs_are_joined_along_their_axis_of_rows(rows: int) -> None:
+    x = X[:rows]
+    found = joined(["N", 3], [("Transpose", ["x"], ["t"]), ("Neg", ["x"], ["n"])], rows)
+    np.testing.assert_array_equal(found["t"], x.T)
+    np.testing.assert_array_equal(found["n"], -x)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 10])
+def test_an_output_that_no_row_changes_is_returned_once(rows: int) -> None:
+    found = joined(["N", 3], [("Neg", ["c"], ["k"]), ("Neg", ["x"], ["n"])], rows)
+    np.testing.assert_array_equal(found["k"], [-1, -2, -3])
+    np.testing.assert_array_equal(found["n"], -X[:rows])
+
+
+def test_results_of_calls_without_an_axis_of_rows_are_stacked() -> None:
+    found = joined([2, 3], [("ReduceSum", ["x"], ["s"])])
+    np.testing.assert_allclose(found["s"].ravel(), X.reshape(5, 6).sum(axis=1), rtol=1e-6)
+    assert found["s"].shape == (5, 1, 1)
+
+
+def test_an_output_whose_shape_depends_on_the_row_is_refused() -> None:
+    signature = Signature((TensorSpec("x", DataType.FP32, (1, 3)),), (TensorSpec("y", DataType.FP32, (-1,)),))
+    model = Model("boxes", FakeModel(signature, lambda inputs: {"y": np.zeros(2 + int(inputs["x"][0, 0] > 0.5))}))
+    with pytest.raises(InvalidArgument, match="output 'y' has no axis of rows"):
+        model.infer_rows({"x": X})
 
 
 def test_rows_must_agree_and_be_there(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,7 +18,7 @@ from penstock.engines.registry import engines_for, get_engine, is_available
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.resources import machine_facts
 from penstock.rows.proof import unproven
-from penstock.tensor import Array, Signature
+from penstock.tensor import Array, Signature, quoted
 
 _MAX_BATCH = 32
 """Rows per call of a model file, if its rows are proven to be independent."""
@@ -63,6 +63,8 @@ class Model:
         """Run inference on any number of rows, ``batch`` rows per call.
 
         The default is the size that the bundle was tuned for. For a model file, it is 32, or 1 without proof of independent rows.
+        Outputs are joined along the axis that has one entry for each row. An output without such an axis is returned once if all
+        calls agree on it; otherwise the results of all calls are stacked.
         """
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
         if optional := sorted(arrays.keys() & {spec.name for spec in self._loaded.optional_inputs}):
@@ -73,13 +75,15 @@ class Model:
         if len(counts) != 1:
             raise InvalidArgument(f"inputs differ in number of rows: { {n: a.shape for n, a in arrays.items()} }")
         size = self._rows_per_call(batch)
+        total = counts.pop()
         parts = [
             self.infer({name: array[start : start + size] for name, array in arrays.items()})
-            for start in range(0, counts.pop(), size)
+            for start in range(0, total, size)
         ]
         if not parts:
             raise InvalidArgument("there are no rows to infer", "give at least one row")
-        return {name: np.concatenate([np.atleast_1d(part[name]) for part in parts]) for name in parts[0]}
+        rows = [min(size, total - start) for start in range(0, total, size)]
+        return {name: self._joined(name, [part[name] for part in parts], rows) for name in parts[0]}
 
     def close(self) -> None:
         """Release the memory. Idempotent."""
@@ -104,10 +108,45 @@ class Model:
         ]
         return Signature(tuple(specs), self.signature.outputs)
 
+    def _joined(self, name: str, parts: list[Array], rows: list[int]) -> Array:
+        """Output ``name`` of all calls. The calls had ``rows`` rows."""
+        axis = row_axis(self.signature, name, parts, rows)
+        if axis is not None:
+            return np.concatenate(parts, axis)
+        has_free_rows = all(spec.shape[:1] == (-1,) for spec in self.signature.inputs)
+        is_shared = has_free_rows or rows[0] > 1
+        # A call of one row, in a model of fixed batch, gives the answer of that row.
+        same = is_shared and all(np.array_equal(part, parts[0], equal_nan=_may_be_nan(part)) for part in parts[1:])
+        if not same and len({part.shape for part in parts}) > 1:
+            raise InvalidArgument(
+                f"output {quoted(name)} has no axis of rows, and its shape differs from call to call",
+                "call `infer` for each row",
+            )
+        return parts[0] if same else np.stack(parts)
+
     def _rows_per_call(self, batch: int | None) -> int:
         if not self.signature.batchable:
             return self.signature.smallest_batch
         return batch or self._max_batch
+
+
+def row_axis(signature: Signature, name: str, parts: Sequence[Array], rows: Sequence[int]) -> int | None:
+    """The first axis of output ``name`` that has one entry for each of ``rows`` in all calls; None if there is none.
+
+    If the inputs have a free number of rows, the axis must be free too. Otherwise it must be the first one.
+    """
+    shape = next((spec.shape for spec in signature.outputs if spec.name == name), ())
+    axes = list(range(parts[0].ndim))
+    if any(spec.shape[:1] != (-1,) for spec in signature.inputs):
+        axes = axes[:1]
+    elif len(shape) == parts[0].ndim:
+        axes = [axis for axis in axes if shape[axis] == -1]
+    sizes = [part.shape for part in parts]
+    return next((at for at in axes if all(size[at] == count for size, count in zip(sizes, rows, strict=True))), None)
+
+
+def _may_be_nan(array: Array) -> bool:
+    return array.dtype.kind in "fc"
 
 
 def open(path: str | Path) -> Model:

@@ -7,7 +7,8 @@ import models
 import networks
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset, make_dataset
-from penstock.errors import InvalidData
+from penstock.errors import InvalidData, Unsupported
+from penstock.offline.compress import versions
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.versions import integer_versions
 from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts
@@ -49,6 +50,21 @@ def test_what_runs_anywhere_needs_nothing(cnn: Artifact, data: Dataset) -> None:
     for machine in (VNNI, PLAIN):
         found, _ = integer_versions(cnn, data, (RangeMethod.MIN_MAX,), False, machine, anywhere=True)
         assert {version.requires for version in found} == {()}
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("a defect"), InvalidData("a defect"), Unsupported("a defect")])
+def test_a_version_that_fails_does_not_end_the_others(
+    cnn: Artifact, data: Dataset, failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Artifact:
+        raise failure
+
+    monkeypatch.setattr(versions, "quantize_with", fail)
+    found, notes = integer_versions(cnn, data, (RangeMethod.MIN_MAX,), True, VNNI)
+    assert [version.calibration for version in found] == ["min-max-linear", "min-max-wide"]
+    lost = [note for note in notes if "was not tried" in note]
+    assert [note.split()[2] for note in lost] == ["best-linear", "best-wide"]
+    assert all("a defect" in note for note in lost)
 
 
 def test_why_there_are_none(cnn: Artifact, data: Dataset) -> None:

@@ -43,7 +43,7 @@ def test_captured_values_have_no_sole_consumer(model):
 
 def test_names_of_new_constants_are_free(model):
     made = [graph.add_constant(model.graph, np.ones(1), "k").name for _ in range(2)]
-    assert made == ["k_folded1", "k_folded2"]
+    assert made == ["k_folded", "k_folded_2"]
 
 
 def test_static_shape_and_rank(model):

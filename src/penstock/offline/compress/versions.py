@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import logging
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
-from penstock.errors import Unsupported
+from penstock.errors import PenstockError, Unsupported
 from penstock.offline.compress.method import OnProgress
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
@@ -18,6 +20,8 @@ from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme, required_isa
 from penstock.resources import MachineFacts
+
+_log = logging.getLogger(__name__)
 
 _CHOICE_S = 4.0
 """Time limit in seconds for choosing the range methods of all tensors. After that, ranges of least squared error are used."""
@@ -63,32 +67,46 @@ def integer_versions(
         statistics = collect(fp32, calibration, progress=lambda done, total: on_progress("calibrate", done, total))
     except Unsupported as error:
         return [], (f"INT8 was not tried: {error.message}",)
-    found: dict[str, Artifact] = {}
-    refusals: list[str] = []
     by_method = {method: ranges(statistics, method, scheme) for method in (RangeMethod.MIN_MAX, *methods)}
+
+    def make(placement: QdqPlacement, method: RangeMethod | None) -> Artifact:
+        if method is not None:
+            return quantize(fp32, by_method[method], scheme, placement)
+        recipe = PtqRecipe(placement=placement, choice=RangeChoiceOptions(time_s=_CHOICE_S))
+        return quantize_with(recipe, fp32, calibration, scheme)
+
+    failures: dict[str, str] = {}
     plain: dict[str, tuple[QdqPlacement, Artifact]] = {}
     for placement in QdqPlacement:
-        try:
-            # For a plain chain of layers, both placements give the same model.
-            model = quantize(fp32, by_method[RangeMethod.MIN_MAX], scheme, placement)
+        # For a plain chain of layers, both placements give the same model.
+        model = _attempt(f"min-max-{placement.value}", functools.partial(make, placement, RangeMethod.MIN_MAX), failures)
+        if model is not None:
             plain.setdefault(model.digest, (placement, model))
-        except Unsupported as error:
-            refusals.append(error.message)
     ways = [(*known, method) for known in plain.values() for method in (*methods, *([None] if careful else []))]
+    found: dict[str, Artifact] = {}
     for number, (placement, min_max, method) in enumerate(ways):
         on_progress("quantize", number, len(ways))
-        if method is None:
-            recipe = PtqRecipe(placement=placement, choice=RangeChoiceOptions(time_s=_CHOICE_S))
-            model = quantize_with(recipe, fp32, calibration, scheme)
-        elif method is RangeMethod.MIN_MAX:
-            model = min_max
-        else:
-            model = quantize(fp32, by_method[method], scheme, placement)
-        if all(model.digest != other.digest for other in found.values()):
-            found[f"{method.value if method else 'best'}-{placement.value}"] = model
+        name = f"{method.value if method else 'best'}-{placement.value}"
+        is_made = method is RangeMethod.MIN_MAX
+        model = min_max if is_made else _attempt(name, functools.partial(make, placement, method), failures)
+        if model is not None and all(model.digest != other.digest for other in found.values()):
+            found[name] = model
     on_progress("quantize", len(ways), len(ways))
     if not found:
-        return [], (f"INT8 was not tried: {refusals[0]}",)
+        return [], (f"INT8 was not tried: {next(iter(failures.values()))}",)
     requires = required_isa(scheme, machine)
     versions = [Version(model, "int8", calibration=name, requires=requires) for name, model in found.items()]
-    return versions, (f"INT8 on this CPU: {scheme.reason}",)
+    lacking = (f"INT8 by {name} was not tried: {reason}" for name, reason in failures.items())
+    return versions, (f"INT8 on this CPU: {scheme.reason}", *lacking)
+
+
+def _attempt(name: str, make: Callable[[], Artifact], failures: dict[str, str]) -> Artifact | None:
+    """What ``make`` returns; None, with the reason in ``failures``, if it fails. A failure must not end the build."""
+    try:
+        return make()
+    except PenstockError as error:
+        failures[name] = error.message
+    except Exception as error:  # noqa: BLE001 - a defect in one method
+        _log.warning("INT8 by %s failed", name, exc_info=True)
+        failures[name] = f"internal error: {type(error).__name__}: {str(error)[:200]}"
+    return None

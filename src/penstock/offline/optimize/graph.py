@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
+from penstock.offline.optimize.names import FreshNames
 from penstock.tensor import Array
 
 NON_DETERMINISTIC = frozenset(
@@ -47,8 +48,10 @@ def opset(model: ir.Model) -> int:
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """True if ``value`` is an initialiser that callers cannot override."""
-    return value is not None and value.is_initializer() and value.const_value is not None and not value.is_graph_input()
+    """True if ``value`` is an initialiser that callers neither override nor receive, so that a change of it stays inside."""
+    if value is None or not value.is_initializer() or value.const_value is None:
+        return False
+    return not value.is_graph_input() and not value.is_graph_output()
 
 
 def constant(value: ir.Value | None) -> Array | None:
@@ -104,14 +107,7 @@ def float_attribute(node: ir.Node, name: str, default: float) -> float:
 
 def add_constant(graph: ir.Graph, array: Array, like: str) -> ir.Value:
     """A new initialiser of ``graph`` with the value ``array`` and an unused name derived from ``like``."""
-    # Subgraphs share the namespace of their graph.
-    taken: set[str | None] = set()
-    for scope in (graph, *graph.subgraphs()):
-        taken.update(scope.initializers, (value.name for value in scope.inputs))
-    taken.update(value.name for node in graph.all_nodes() for value in node.outputs)
-    number = 1
-    while (name := f"{like}_folded{number}") in taken:
-        number += 1
+    name = FreshNames(graph)(f"{like}_folded")
     tensor = ir.Tensor(np.ascontiguousarray(array).reshape(array.shape), name=name)
     return _register(graph, tensor, name)
 

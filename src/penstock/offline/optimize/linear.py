@@ -1,19 +1,20 @@
-"""Linear layers: the axes of Conv, ConvTranspose, Gemm and MatMul weights, and the folding of a following scale and shift.
+"""Linear layers: what Conv, ConvTranspose, Gemm and MatMul compute from their weight, bias and attributes.
 
-These operators compute ``y = W x + b`` for each output channel. A following ``s y + t`` per channel folds into the weights: ``W' =
+Passes, quantiser, pruner, factorisation and trainer read it here. These operators compute ``y = W x + b`` for each output channel. A following ``s y + t`` per channel folds into the weights: ``W' =
 s W``, ``b' = s b + t`` (Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
 Inference", 2018, §3.2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
 from penstock.offline.optimize import graph
+from penstock.offline.optimize.names import FreshNames
 from penstock.tensor import Array
 
 
@@ -64,6 +65,60 @@ def form_of(node: ir.Node) -> LinearForm | None:
         return default if found is None else found.value
 
     return linear_form(node.op_type, attribute) if node.domain == "" else None
+
+
+def make_plain(node: ir.Node) -> bool:
+    """Rewrite a Gemm with a constant weight as ``x W + b`` with one bias per output channel. Returns whether it changed.
+
+    ``alpha`` becomes part of the weight, and ``beta`` of the bias. Other nodes transpose ``x``, and add a bias that is computed or
+    differs between rows. A Gemm stays as it is if a folded value is not finite.
+    """
+    form, weight, bias_value = form_of(node), graph.constant(graph.input_of(node, 1)), graph.input_of(node, 2)
+    weight_value, owner = graph.input_of(node, 1), node.graph
+    if node.op_type != "Gemm" or form is None or weight is None or weight_value is None:
+        return False
+    if weight_value.dtype not in graph.FLOATS or not isinstance(owner, ir.Graph):
+        return False
+    bias = graph.constant(bias_value)
+    if form.is_plain and (bias_value is None or (bias is not None and bias.shape == (weight.shape[form.outputs],))):
+        return False
+    per_channel = None if bias is None else _per_channel(bias, weight.shape[form.outputs])
+    folded = [_scaled(array, by) for array, by in ((weight, form.alpha), (per_channel, form.beta)) if array is not None]
+    if not all(map(_finite, folded)):
+        return False
+    fresh, nodes = FreshNames(owner), list[ir.Node]()
+
+    def write(op_type: str, inputs: list[ir.Value | None], attributes: Sequence[ir.Attr] = ()) -> ir.Value:
+        nodes.append(ir.Node("", op_type, inputs, attributes, num_outputs=1))
+        nodes[-1].outputs[0].name = fresh(f"{node.outputs[0].name}_{op_type.lower()}")
+        return nodes[-1].outputs[0]
+
+    source = node.inputs[0]
+    if form.transposes_input:
+        source = write("Transpose", [source], [ir.AttrInt64s("perm", [1, 0])])
+    inputs = [source, weight_value if form.alpha == 1 else graph.add_constant(owner, folded[0], f"{weight_value.name}")]
+    if per_channel is not None and form.beta:
+        inputs.append(graph.add_constant(owner, folded[1], f"{weight_value.name}_bias"))
+    result = write("Gemm", inputs, [node.attributes["transB"]] if "transB" in node.attributes else [])
+    if bias_value is not None and per_channel is None and form.beta:
+        if form.beta != 1:
+            beta = np.asarray(form.beta, weight.dtype)
+            bias_value = write("Mul", [bias_value, graph.add_constant(owner, beta, f"{node.outputs[0].name}_beta")])
+        write("Add", [result, bias_value])
+    graph.replace_by_nodes(node, nodes)
+    return True
+
+
+def _per_channel(bias: Array, channels: int) -> Array | None:
+    """``bias`` with one number per channel; None if it differs between rows. The bias of a Gemm broadcasts to its result."""
+    is_row = bias.size == 1 or (bias.size == channels and bias.shape[-1] == channels)
+    return np.broadcast_to(bias.reshape(-1), channels) if is_row else None
+
+
+def _scaled(array: Array, by: float) -> Array:
+    """``by * array``, rounded once."""
+    with np.errstate(over="ignore"):  # the caller rejects values out of range
+        return np.asarray(array.astype(np.float64) * by).astype(array.dtype)
 
 
 class Linear(NamedTuple):
@@ -130,10 +185,10 @@ def read_linear(node: ir.Node | None) -> Linear | None:
     bias = np.zeros(channels)
     if bias_input is not None:
         array = graph.constant(bias_input)
-        # The bias of a Gemm may have one value per row, which is not one per channel.
-        if array is None or (array.size != 1 and (array.size != channels or array.shape[-1] != channels)):
+        row = None if array is None else _per_channel(array, channels)
+        if row is None:
             return None
-        bias = np.broadcast_to(array.astype(np.float64).reshape(-1) * form.beta, channels)
+        bias = row.astype(np.float64) * form.beta
     return Linear(node, weight, bias, *_views(node.op_type, form, weight.shape))
 
 

@@ -69,7 +69,7 @@ def test_the_integers_of_a_bias_are_the_formula() -> None:
     integer = outliers.int8(original, IMAGES)
     corrected = correct_biases(original, integer, IMAGES)
     fit = make_dataset(IMAGES.rows(0, 72), None)
-    shift = means(original, fit, "conv0", 1) - means(integer, fit, "relu1", 1)
+    shift = means(original, fit, "conv0", 1) - means(integer, fit, "relu1_QuantizeLinear_Input", 1)
 
     def bias(artifact: Artifact) -> tuple[np.ndarray, np.ndarray]:
         graph = onnx.load_model_from_string(artifact.data).graph

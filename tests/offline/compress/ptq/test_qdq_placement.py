@@ -34,8 +34,8 @@ def test_attention_scores_stay_float() -> None:
     wide = {node.output[0] for node in model.integer_nodes(QdqPlacement.WIDE)}
     assert {"q", "k", "v"} <= linear
     assert not {"scores", "mixed", "scaled", "masked"} & linear
-    assert {"scores", "mixed", "y"} <= wide
-    assert not {"scaled", "masked", "shares"} & wide
+    assert {"scores", "mixed"} <= wide
+    assert not {"scaled", "masked", "shares", "y"} & wide
     assert {"scores", "scaled", "masked", "y"} <= model.unclippable()
     assert list(model.fixed_ranges()) == ["shares"]
 
@@ -57,13 +57,29 @@ def test_clip_that_moves_zero_stays_float(low: float, high: float, fits: bool) -
     assert ("Clip" in chosen(artifact, QdqPlacement.LINEAR)) is fits
 
 
-def test_computed_weights_and_odd_biases_stay_float() -> None:
+def test_computed_weights_stay_float() -> None:
     n = networks.Network()
     n.op("Gemm", "x", "b", name="computed")
-    n.op("Gemm", "computed", n.normal(8, 8), n.normal(1, 8), name="odd bias")
-    n.op("MatMul", "odd bias", n.normal(8, 4), name="y")
+    n.op("MatMul", "computed", n.normal(8, 4), name="y")
     artifact = n.artifact({"x": ["N", 16], "b": [16, 8]}, {"y": ["N", 4]})
     assert chosen(artifact, QdqPlacement.LINEAR) == ["MatMul"]
+
+
+def test_an_operator_is_integer_only_on_a_path_from_a_product_to_a_product() -> None:
+    n = networks.Network()
+    before = n.op("Mul", "x", "x")
+    between = n.op("Add", n.op("MatMul", before, n.normal(8, 8)), n.normal(8), name="between")
+    inner = n.op("MatMul", n.op("Reshape", between, n.weight(np.array([0, 8]))), n.normal(8, 8), name="inner")
+    n.op("Sqrt", n.op("Add", n.op("Mul", inner, inner), n.weight(np.float32(1e-6))), name="y")
+    artifact = n.artifact({"x": ["N", 8]}, {"y": ["N", 8]})
+    assert chosen(artifact, QdqPlacement.WIDE) == ["MatMul", "Add", "Reshape", "MatMul"]
+
+
+def test_nodes_kept_float_do_not_change_the_others() -> None:
+    model = FloatModel(networks.cnn())
+    nodes = [node.name for node in model.integer_nodes(QdqPlacement.WIDE)]
+    left = [node.name for node in model.integer_nodes(QdqPlacement.WIDE, [nodes[-1]])]
+    assert left == nodes[:-1]
 
 
 def test_constant_nodes_count_as_weights() -> None:
@@ -104,7 +120,7 @@ def test_nodes_without_inputs_stay_as_they_are() -> None:
     n.op("Constant", name="version", value=helper.make_tensor("v", TensorProto.FLOAT, [1], [1.0]))
     artifact = n.artifact({"x": ["N", 16]}, {"y": ["N", 8], "version": [1]})
     assert chosen(artifact, QdqPlacement.LINEAR) == ["Gemm"]
-    assert chosen(artifact, QdqPlacement.WIDE) == ["Add", "Gemm"]
+    assert chosen(artifact, QdqPlacement.WIDE) == ["Gemm"]
 
 
 def test_where_shape_inference_fails_unknown_tensors_stay_float(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,9 +193,10 @@ def test_nodes_kept_float_read_and_write_what_the_float_model_does() -> None:
     some = quantize(artifact, known, SATURATING, keep_float=["Conv_0"])
     graph = onnx.load_model_from_string(some.data).graph
     producers = {name: node for node in graph.node for name in node.output}
-    stem = next(node for node in graph.node if node.output[0] == "stem")
+    stem = next(node for node in graph.node if node.op_type == "Relu")
     conv = producers[stem.input[0]]
-    assert stem.op_type == "Relu"
+    assert producers["stem"].op_type == "DequantizeLinear"
+    assert producers[producers["stem"].input[0]].input[0] == stem.output[0]
     assert conv.input[0] == "x"
     assert conv.input[1] in {tensor.name for tensor in graph.initializer}
     assert some.provenance[-1].options["keep_float"] == ["Conv_0"]

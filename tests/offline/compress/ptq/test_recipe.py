@@ -5,6 +5,7 @@ import pytest
 
 import models
 import networks
+import outliers
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset, make_dataset
 from penstock.engines.registry import get_engine
@@ -71,14 +72,49 @@ def test_one_sample_corrects_no_biases(cnn: Artifact) -> None:
     assert quantize_with(recipe, cnn, one, SCHEME).digest == quantize_with(without, cnn, one, SCHEME).digest
 
 
-def test_equalising_changes_no_answer(cnn: Artifact, data: Dataset) -> None:
-    assert error(cnn, equalized(cnn, data), data) < 1e-5  # sums of FP32 in another order
+def uneven_data(rows: int, seed: int = 0) -> Dataset:
+    return make_dataset({"x": np.random.default_rng(seed).standard_normal((rows, 5, 32)).astype(np.float32)}, None)
+
+
+def test_equalising_changes_no_answer() -> None:
+    model, rows = outliers.attention(50.0), uneven_data(40)
+    found = equalized(model, rows, SCHEME)
+    assert [step.name for step in found.provenance] == ["smooth-quant"]
+    assert error(model, found, rows) < 1e-5  # sums of FP32 in another order
+
+
+def test_an_equalisation_is_kept_only_if_rows_that_did_not_make_it_prove_it() -> None:
+    """On fresh rows, no model loses more than a tenth, and models of uneven channels gain much."""
+    rng = np.random.default_rng(5)
+    mlp = networks.mlp()
+    heavy = [make_dataset({"x": rng.standard_t(3, (count, 16)).astype(np.float32)}, None) for count in (100, 500)]
+    uneven = uneven_data(40), uneven_data(200, 1)
+    for model, (few, fresh), gain in ((mlp, heavy, 0.9), (outliers.attention(50.0), uneven, 5.0)):
+        ready = equalized(model, few, SCHEME)
+        recipe = PtqRecipe(RangeMethod.MSE, equalize=False)
+        before, after = (error(model, quantize_with(recipe, each, few, SCHEME), fresh) for each in (model, ready))
+        assert before > gain * after
+
+
+def test_products_of_two_inputs_can_be_quantised() -> None:
+    n = networks.Network()
+    n.op("MatMul", "x", "z", name="y")
+    model = n.artifact({"x": ["N", 4, 8], "z": ["N", 8, 4]}, {"y": ["N", 4, 4]})
+    rng = np.random.default_rng(0)
+    shapes = {"x": (32, 4, 8), "z": (32, 8, 4)}
+    rows = make_dataset({name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}, None)
+    check_float(model)
+    found = quantize_with(PtqRecipe(placement=QdqPlacement.WIDE), model, rows, SCHEME)
+    assert 0 < error(model, found, rows) < 0.03
+    assert placed(model, StepContext(model, model, rows), "fastest", 1, 0.05) is QdqPlacement.WIDE
+    with pytest.raises(Unsupported, match="no operator to quantise"):
+        quantize_with(PtqRecipe(), model, rows, SCHEME)
 
 
 def test_nothing_to_do() -> None:
     nothing = make_dataset({"x": np.zeros((4, 3), np.float32)}, None)
     model = models.identity(DataType.FP32)
-    assert equalized(model, nothing).digest == model.digest
+    assert equalized(model, nothing, SCHEME).digest == model.digest
     with pytest.raises(Unsupported, match="no operator to quantise"):
         quantize_with(PtqRecipe(), model, nothing, SCHEME)
 
@@ -101,7 +137,7 @@ def test_a_placement_is_timed_once_for_each_model() -> None:
 
 
 def test_channels_stay_without_equalisation() -> None:
-    model = networks.mlp()
-    context = StepContext(model, model, ROWS)
+    model, rows = outliers.attention(50.0), uneven_data(40)
+    context = StepContext(model, model, rows)
     assert prepared(model, context, equalize=False) is model
     assert prepared(model, context, equalize=True).provenance

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 import networks
 from benchmarks.models import GraphBuilder
+from linear_graphs import ROWS, chains
 from networks import Network, images
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset, make_dataset
@@ -106,3 +108,9 @@ def test_relative_error_counts_against_the_largest() -> None:
     assert relative_error(np.float32([np.nan, -10.0, np.nan, np.inf]), want) == np.inf
     assert relative_error(want[:2], want) == np.inf
     assert relative_error(np.float32([0.5]), np.float32([0.0])) == 0.5
+
+
+@settings(max_examples=30, deadline=None)
+@given(chains())
+def test_every_form_of_a_product_is_computed(graphs: tuple[Artifact, Artifact]) -> None:
+    assert parity(TrainableModel(graphs[0]), make_dataset({"x": ROWS}, None)) < 1e-5

@@ -48,6 +48,13 @@ def test_constants_can_be_frozen_and_only_constants() -> None:
         read(model, frozen=("nothing",), trained=("gemm",))
 
 
+def test_a_constant_that_is_an_output_is_no_weight() -> None:
+    model = proto(network())
+    model.graph.output.append(helper.make_tensor_value_info("w2", TensorProto.FLOAT, [8, 3]))
+    assert read(model).weights == {"w0", "w1", "w3"}
+    assert read(model, trained=("w2",)).weights == {"w0", "w1", "w2", "w3"}
+
+
 def test_masks_single_numbers_and_integers_are_no_weights() -> None:
     n = Network()
     x = n.op("Mul", n.gemm("x", 4, 3), n.weight(np.float32(2)))

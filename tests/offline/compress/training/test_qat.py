@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import networks
 from networks import attention
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset, load_dataset, make_dataset
@@ -137,8 +138,11 @@ def test_never_worse_than_the_start(digits: tuple[Artifact, Dataset, Dataset]) -
 
 def test_agreement_counts_in_steps_of_the_output() -> None:
     """Against itself with one output bias moved by ten steps."""
+    n = networks.Network()
+    weight = n.normal(32, 32, fan_in=32)
+    n.op("MatMul", n.op("MatMul", "x", n.normal(32, 32, fan_in=32)), weight, name="y")
     data = encoder_data(16, 1)
-    artifact = int8(attention(), data, placement=QdqPlacement.WIDE)
+    artifact = int8(n.artifact({"x": ["N", 5, 32]}, {"y": ["N", 5, 32]}), data, placement=QdqPlacement.WIDE)
     model = TrainableModel(artifact)
     exact = agreement(model, artifact, data)
     assert exact["within_one_step"] >= 0.95

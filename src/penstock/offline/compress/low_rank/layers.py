@@ -16,6 +16,7 @@ from penstock.offline.judge.race import race
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.linear import form_of, read_linear
 from penstock.offline.optimize.model import to_bytes
+from penstock.offline.optimize.names import FreshNames
 from penstock.tensor import Array
 
 _NARROW = 64
@@ -130,6 +131,7 @@ def _chain(
     """Nodes that apply the factors to ``source`` in turn, the last one with the bias. Their constants are added to ``owner``."""
     bias = layer.bias if split.shift is None or layer.bias is None else layer.bias + split.shift
     nodes: list[ir.Node] = []
+    fresh = FreshNames(owner)
     for number, (factor, owned) in enumerate(zip(split.factors, _owned(form, layer.kernel), strict=True)):
         array = factor if layer.kernel else factor.T
         inputs = [source, graph.add_constant(owner, array.astype(np.float32), f"{layer.name}_factor{number}")]
@@ -138,7 +140,7 @@ def _chain(
         attributes = _attributes(layer.node, factor.shape[2:], owned) if layer.kernel else []
         node = ir.Node("", layer.node.op_type, inputs, attributes, num_outputs=1, name=f"{layer.name}_factor{number}")
         source = node.outputs[0]
-        source.name = f"{inputs[1].name}_result"
+        source.name = fresh(f"{inputs[1].name}_result")
         nodes.append(node)
     return nodes
 

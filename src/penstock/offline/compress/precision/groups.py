@@ -4,8 +4,8 @@ Switching a single operator would add conversions that the INT8 model does not h
 of an addition, or on one of the three projections of an attention. Two rules form the groups:
 
 1. An operator that is not a product with weights joins the producers of which it is the only consumer. If all its producers have
-   other consumers, it joins the last producer. The addition at the end of a residual block therefore joins the block's
-   last convolution, not the convolution before the block. Without a producer, the operator joins its first consumer.
+   other consumers, it joins the last producer. So the addition of a residual block joins the block's last convolution, not the
+   convolution before the block.
 2. The projections that feed a product of two activations are one group: query, key and value of an attention.
 """
 
@@ -118,7 +118,7 @@ class _Grouping:
         """Apply the two rules, and return the resulting groups."""
         for index, node in enumerate(self._nodes):
             if node.op_type not in LINEAR_OPS:
-                self._join(index, self._neighbours(index, node))
+                self._join(index, self._neighbours(node))
         for node in self._model.nodes:
             if node.op_type == "MatMul" and not self._is_weighted(node):
                 meeting = sorted({root for name in node.input for root in self._projections(name)})
@@ -131,14 +131,11 @@ class _Grouping:
             for _, found in sorted(members.items())
         )
 
-    def _neighbours(self, index: int, node: onnx.NodeProto) -> list[int]:
-        """By rule 1, the operators that ``node`` joins, if it is not a product itself."""
+    def _neighbours(self, node: onnx.NodeProto) -> list[int]:
+        """The operators that an operator other than a product joins (rule 1)."""
         producers = sorted({self._writers[name] for name in node.input if name in self._writers})
-        if producers:
-            own = [at for at in producers if self._is_only_read_by(self._nodes[at], node)]
-            return own or producers[-1:]
-        later = range(index + 1, len(self._nodes))
-        return [at for at in later if set(self._nodes[at].input) & set(node.output)][:1]
+        own = [at for at in producers if self._is_only_read_by(self._nodes[at], node)]
+        return own or producers[-1:]
 
     def _is_only_read_by(self, node: onnx.NodeProto, reader: onnx.NodeProto) -> bool:
         return {one for name in node.output for one in self._readers[name]} == {reader.name}

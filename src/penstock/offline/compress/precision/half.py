@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 from penstock.artifact import Artifact
 from penstock.errors import Unsupported
 from penstock.offline.optimize.model import read_proto
+from penstock.offline.optimize.names import FreshNames
 from penstock.tensor import Array, DataType
 
 _TYPES = {"fp16": DataType.FP16, "bf16": DataType.BF16}
@@ -47,20 +48,21 @@ def halve_weights(artifact: Artifact, options: HalfOptions | None = None) -> Art
             f"the model has opset {opset}, whose Cast does not accept {options.kind.upper()}",
             f"export it with opset {_CAST_OPSET[options.kind]} or later",
         )
-    overridable = {value.name for value in proto.graph.input}
+    given = {value.name for value in (*proto.graph.input, *proto.graph.output)}
+    fresh = FreshNames(proto.graph)
     casts: list[onnx.NodeProto] = []
     kept: list[str] = []
     worst = 0.0
     for tensor in proto.graph.initializer:
         large = np.prod(tensor.dims) >= options.least_weights
-        if tensor.data_type != DataType.FP32.onnx or tensor.name in overridable or not large:
+        if tensor.data_type != DataType.FP32.onnx or tensor.name in given or not large:
             continue
         stored, error = _stored(numpy_helper.to_array(tensor), _TYPES[options.kind])
         if not error <= options.max_weight_error:
             kept.append(tensor.name)
             continue
         worst = max(worst, error)
-        casts.append(_store(tensor, stored, _TYPES[options.kind]))
+        casts.append(_store(tensor, stored, fresh(f"{tensor.name}_{options.kind}")))
     if not casts:
         raise Unsupported(
             f"no weight of the model can be stored as {options.kind.upper()}",
@@ -92,8 +94,8 @@ def _stored(weight: Array, datatype: DataType) -> tuple[Array, float]:
     return stored, float(np.linalg.norm(back - weight)) / norm if norm else 0.0
 
 
-def _store(tensor: onnx.TensorProto, stored: Array, datatype: DataType) -> onnx.NodeProto:
+def _store(tensor: onnx.TensorProto, stored: Array, stored_name: str) -> onnx.NodeProto:
     """Replace ``tensor`` by ``stored`` under another name. Returns the node that converts it back to the old name."""
     name = tensor.name
-    tensor.CopyFrom(numpy_helper.from_array(stored, f"{name}_{datatype.value.lower()}"))
+    tensor.CopyFrom(numpy_helper.from_array(stored, stored_name))
     return helper.make_node("Cast", [tensor.name], [name], to=DataType.FP32.onnx)

@@ -117,7 +117,7 @@ def weight_noise(model: FloatModel, nodes: Iterable[onnx.NodeProto], scheme: Int
 def channel_noise(weight: Array, axis: int, scheme: IntegerScheme) -> Noise:
     """The noise of rounding to symmetric signed bytes with a scale for each index along ``axis``."""
     channels = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1).astype(np.float64)
-    steps = np.abs(channels).max(axis=1, keepdims=True, initial=0.0) / (64 if scheme.reduce_range else 127)
+    steps = np.abs(channels).max(axis=1, keepdims=True, initial=0.0) / scheme.weight_limit
     steps[steps == 0] = 1.0
     error = np.round(channels / steps) * steps - channels
     return Noise(float((channels**2).mean()), 0.0, float((error**2).mean()))

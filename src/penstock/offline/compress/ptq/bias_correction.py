@@ -23,6 +23,7 @@ from penstock.offline.judge.metrics import Outputs, sample_errors
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.linear import form_of
 from penstock.offline.optimize.model import load_model, to_bytes
+from penstock.offline.optimize.names import FreshNames
 from penstock.offline.optimize.passes.dead_code import DeadCode
 from penstock.offline.sessions import Overridden, loaded, signature_of
 from penstock.tensor import Array, Signature
@@ -267,7 +268,7 @@ def _own_integers(node: ir.Node, integers: Array, scale: Array) -> _Bias:
     owner = node.graph
     assert isinstance(owner, ir.Graph)
     constants = [graph.add_constant(owner, array, f"{node.name}_bias") for array in (integers, scale)]
-    name = f"{constants[0].name}_dequantized"
+    name = FreshNames(owner)(f"{constants[0].name}_dequantized")
     dequantise = ir.Node("", "DequantizeLinear", constants, [ir.AttrInt64("axis", 0)], num_outputs=1, name=name)
     dequantise.outputs[0].name = name
     owner.insert_before(node, dequantise)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, Unsupported
 from penstock.measurement import Interval
-from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
+from penstock.offline.compress.ptq.qdq_placement import QdqPlacement, nothing_to_quantise
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.histogram import TensorStatistics
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
@@ -67,8 +68,12 @@ def fastest_placement(
     for scheme in schemes:
         chosen = ranges(statistics, RangeMethod.MIN_MAX, scheme)
         for placement in QdqPlacement:
-            quantised = quantize(artifact, chosen, scheme, placement)
-            ways.setdefault(quantised.digest, (placement, scheme, quantised))
+            # A model whose products have no weights is integer in the wide placement only.
+            with contextlib.suppress(Unsupported):
+                quantised = quantize(artifact, chosen, scheme, placement)
+                ways.setdefault(quantised.digest, (placement, scheme, quantised))
+    if not ways:
+        raise nothing_to_quantise()
     models = {"": artifact, **{name: way[2] for name, way in ways.items()}}
     sample = repeat_rows(data.inputs, call_rows(signature_of(artifact), 1))
     timings = race(models, sample, budget_s, threads)

@@ -1,35 +1,42 @@
 """QDQ placement: the operators that become integer, and the ranges that the graph implies for their tensors.
 
-Three rules hold in every placement:
+Four rules hold in every placement:
 
 1. An operator becomes integer only if its weights are constant FP32 and every tensor it touches is known to be FP32.
 2. The operators between the last matrix product and a Softmax (scaling, masks) stay in float, and that product's result is never
    clipped: a mask of -10000 would take the whole range, and the order of the largest scores decides the result.
 3. Outputs of the model are never clipped. Outputs of Softmax and Sigmoid have the range 0 to 1 by definition.
+4. An operator other than a product becomes integer only on a path of such operators from a product to a product. Elsewhere it would
+   save nothing, and rounding could ruin it: the variance in a LayerNormalization made of single operators is one example.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
+from collections import Counter
 from collections.abc import Collection, Iterable
+from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import numpy_helper
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.model_store import remembered
-from penstock.offline.optimize.linear import linear_form
-from penstock.offline.optimize.model import read_proto
+from penstock.offline.optimize import graph
+from penstock.offline.optimize.linear import linear_form, make_plain
+from penstock.offline.optimize.model import read_proto, to_proto
+from penstock.offline.optimize.names import reads
 from penstock.tensor import DataType
 
 LINEAR_OPS = frozenset({"Conv", "Gemm", "MatMul"})
 """Operators that integers make faster even on their own."""
 
-_ACTIVATIONS = frozenset({"Relu", "Clip"})
+ACTIVATIONS = frozenset({"Relu", "Clip"})
 """Activation functions that the integer range of the preceding operator absorbs."""
 
 _WIDE_OPS = frozenset(
@@ -63,7 +70,7 @@ class QdqPlacement(enum.Enum):
 
 
 class FloatModel:
-    """An FP32 model prepared for quantisation: its nodes have unique names, and its constants are initialisers."""
+    """An FP32 model prepared for quantisation: nodes have unique names, constants are initialisers, each Gemm is ``x W + b``."""
 
     def __init__(self, artifact: Artifact) -> None:
         """Raises the errors of ``read_proto``. Raises Unsupported also for a model that is already quantised, or has an old opset
@@ -73,6 +80,7 @@ class FloatModel:
         if any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in proto.graph.node):
             raise Unsupported("the model is already quantised", "give the float model")
         _constants_to_initializers(proto.graph)
+        proto = _with_plain_gemms(proto)
         for number, node in enumerate(proto.graph.node):
             node.name = f"{node.op_type}_{number}"
         # A tensor of unknown type cannot become integer.
@@ -81,13 +89,17 @@ class FloatModel:
         self.proto = proto
         graph = self.proto.graph
         self.nodes: list[onnx.NodeProto] = list(graph.node)
-        self.input_names: list[str] = [value.name for value in graph.input]
+        constants = {tensor.name: tensor for tensor in graph.initializer}
+        overridable = {value.name for value in graph.input} & constants.keys()
+        self.input_names: list[str] = [value.name for value in graph.input if value.name not in overridable]
         self.output_names: list[str] = [value.name for value in graph.output]
-        self.weights = {tensor.name: tensor for tensor in graph.initializer}
+        self.weights = {name: tensor for name, tensor in constants.items() if name not in overridable}
         values = (*graph.value_info, *graph.input, *graph.output)
         self.values = {value.name: value for value in values if value.type.tensor_type.elem_type}
         """The type of each tensor whose type is known, with its shape as far as that is known."""
         self.producers = {name: node for node in self.nodes for name in node.output if name}
+        self.readers = Counter(name for node in self.nodes for name in reads(node)) + Counter(self.output_names)
+        """The number of nodes that read each tensor, also in their subgraphs, plus one for an output of the model."""
 
     def artifact(self) -> Artifact:
         """The prepared model."""
@@ -111,15 +123,20 @@ class FloatModel:
                 f"no node of the model is called {sorted(unknown)}", "a name has the form OPERATOR_NUMBER, e.g. Conv_3"
             )
         chosen: dict[str, onnx.NodeProto] = {}
-        excluded = self._scores()[0] | set(keep_float)
+        excluded = self._scores()[0]
         for node in self.nodes:
             if node.domain in ("", "ai.onnx") and node.name not in excluded and self._fits(node, placement, chosen):
                 chosen[node.name] = node
-        return list(chosen.values()) if any(node.op_type in LINEAR_OPS for node in chosen.values()) else []
+        connected = self._connected(list(chosen.values()))
+        nodes = self._with_producers(node for node in connected if node.name not in keep_float)
+        return nodes if any(node.op_type in LINEAR_OPS for node in nodes) else []
 
     def activations(self, nodes: Iterable[onnx.NodeProto]) -> list[str]:
         """The FP32 inputs and outputs of ``nodes``, without weights, in order."""
-        names = [name for node in nodes for name in (*node.input, *node.output)]
+        return self.tensors(name for node in nodes for name in (*node.input, *node.output))
+
+    def tensors(self, names: Iterable[str]) -> list[str]:
+        """The FP32 tensors among ``names`` that are not weights, in order."""
         return [name for name in dict.fromkeys(names) if name and name not in self.weights and self.is_float(name)]
 
     def unclippable(self) -> set[str]:
@@ -130,6 +147,32 @@ class FloatModel:
     def fixed_ranges(self) -> dict[str, Range]:
         """The ranges that are known without data (rule 3)."""
         return {node.output[0]: _FIXED[node.op_type] for node in self.nodes if node.op_type in _FIXED}
+
+    def _connected(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
+        """The products among ``nodes``, their activation functions, and what is on a path from a product to a product (rule 4)."""
+        after, before = (self._reached(nodes, forward) for forward in (True, False))
+        ends = LINEAR_OPS | ACTIVATIONS
+        return self._with_producers(node for node in nodes if node.op_type in ends or node.name in after & before)
+
+    def _with_producers(self, nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
+        """``nodes``, in order, without activation functions whose producer is not among them."""
+        found: dict[str, onnx.NodeProto] = {}
+        for node in nodes:
+            if node.op_type not in ACTIVATIONS or self.producers[node.input[0]].name in found:
+                found[node.name] = node
+        return list(found.values())
+
+    @staticmethod
+    def _reached(nodes: list[onnx.NodeProto], forward: bool) -> set[str]:
+        """Names of the nodes that a path of ``nodes`` connects with a product before them, or after them."""
+        tensors, found = set[str](), set[str]()
+        for node in nodes if forward else reversed(nodes):
+            start, end = (node.input, node.output) if forward else (node.output, node.input)
+            if not tensors.isdisjoint(start):
+                found.add(node.name)
+            if node.op_type in LINEAR_OPS or node.name in found:
+                tensors.update(filter(None, end))
+        return found
 
     def _scores(self) -> tuple[set[str], set[str]]:
         """The names of the nodes and tensors from the last linear operators before a Softmax to that Softmax."""
@@ -152,7 +195,7 @@ class FloatModel:
             return False
         if node.op_type in LINEAR_OPS:
             return self._fits_linear(node, placement)
-        if node.op_type in _ACTIVATIONS:
+        if node.op_type in ACTIVATIONS:
             producer = self.producers.get(node.input[0])
             return producer is not None and producer.name in chosen and self._keeps_zero(node)
         return placement is QdqPlacement.WIDE and node.op_type in _WIDE_OPS
@@ -166,7 +209,9 @@ class FloatModel:
             return False
         if node.op_type == "MatMul":
             return len(factor.dims) == 2
-        return self._fits_bias(node, factor)
+        form = linear_form(node.op_type, attributes_of(node).get)
+        is_product = node.op_type == "Conv" or (form is not None and form.is_plain)
+        return is_product and self._fits_bias(node, factor)
 
     def _fits_bias(self, node: onnx.NodeProto, factor: onnx.TensorProto) -> bool:
         """True if the bias is constant with one value per channel. It becomes INT32 with a scale for each output channel."""
@@ -197,29 +242,22 @@ def float_model(artifact: Artifact) -> FloatModel:
 
 
 def output_axis(node: onnx.NodeProto) -> int:
-    """The axis of a product's weight that holds the output channels."""
-    attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-    form = linear_form(node.op_type, attributes.get)
+    """The axis of the output channels in a product's weight."""
+    form = linear_form(node.op_type, attributes_of(node).get)
     assert form is not None
     return form.outputs
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 def nothing_to_quantise() -> Unsupported:
     """The error about a model in which no operator can become integer."""
     return Unsupported(
-        "the model has no operator to quantise", "INT8 needs Conv, Gemm or MatMul with constant FP32 weights"
+        "the model has no operator to quantise",
+        "INT8 needs Conv, Gemm or MatMul with constant FP32 weights; the wide placement also takes a MatMul of two tensors",
     )
-
-
-def reads(node: onnx.NodeProto) -> set[str]:
-    """The inputs of ``node`` and of all nodes in its subgraphs, both outer tensors and tensors of the subgraphs."""
-    graphs = [
-        graph
-        for attribute in node.attribute
-        for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else []))
-    ]
-    within = [{value.name for value in graph.output}.union(*map(reads, graph.node)) for graph in graphs]
-    return set(node.input).union(*within) - {""}
 
 
 def _at_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -233,6 +271,13 @@ def _at_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
             f"the model has opset {version}, which is too old for INT8, and cannot be converted",
             f"export it with opset {_OPSET} or later",
         ) from error
+
+
+def _with_plain_gemms(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto`` with each Gemm written as ``x W + b``."""
+    model = ir.from_proto(proto)
+    changed = [make_plain(node) for node in graph.plain_nodes(model) if node.op_type == "Gemm"]
+    return to_proto(model) if any(changed) else proto
 
 
 def _constants_to_initializers(graph: onnx.GraphProto) -> None:

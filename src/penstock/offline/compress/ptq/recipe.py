@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
@@ -14,20 +17,26 @@ from penstock.offline.compress.ptq.bias_correction import correct_biases
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.equalize import equalize
 from penstock.offline.compress.ptq.fastest import fastest_placement
-from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement, nothing_to_quantise
+from penstock.offline.compress.ptq.qdq_placement import QdqPlacement, float_model, nothing_to_quantise
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions, choose_ranges
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.ptq.smooth_quant import smooth_quant
 from penstock.offline.compress.taps import Progress, no_progress
+from penstock.offline.judge.accuracy import answers_of
+from penstock.offline.judge.metrics import mean_interval, sample_errors
 from penstock.offline.model_store import remembered
 from penstock.offline.sessions import signature_of
+from penstock.tensor import Array
 
+Equalisation = Callable[[Artifact, Dataset], Artifact]
 MethodName = Literal["best", "min-max", "percentile", "mse", "entropy"]
 PlacementName = Literal["fastest", "linear", "wide"]
 RANGE_METHODS = {method.value: method for method in RangeMethod}
 """Range methods by name, without ``best``, which tries all methods for each tensor."""
+_WORTH_IT = 0.1
+"""Minimum fraction of the error that an equalisation must prove to save. Another draw of the data changes errors by about as much."""
 _ROWS = 32
 """Number of samples from which placements get their ranges when they are timed."""
 
@@ -55,7 +64,7 @@ def quantize_with(
     """
     stages = 5
     progress(0, stages)
-    prepared = equalized(artifact, data) if recipe.equalize else artifact
+    prepared = equalized(artifact, data, scheme) if recipe.equalize else artifact
     progress(1, stages)
     statistics = collect(prepared, data)
     progress(2, stages)
@@ -67,29 +76,53 @@ def quantize_with(
     quantised = quantize(prepared, found, scheme, recipe.placement)
     progress(4, stages)
     if recipe.correct_biases and data.count > 1:
-        quantised = correct_biases(prepared, quantised, data)
+        with contextlib.suppress(Unsupported):  # products of two activations have no biases
+            quantised = correct_biases(prepared, quantised, data)
     progress(stages, stages)
     return quantised
 
 
-def equalized(artifact: Artifact, data: Dataset) -> Artifact:
-    """Return a model of the same function whose channels have similar ranges. Every method that applies to the model is used."""
-    key = artifact.digest, artifact.path, data.digest
-    return remembered("equalized", key, lambda: _equalized(artifact, data), artifact.size_bytes)
+def equalized(artifact: Artifact, data: Dataset, scheme: IntegerScheme) -> Artifact:
+    """A model of the same function with channels of similar ranges, by every method that lowers the error on rows held out."""
+    key = artifact.digest, artifact.path, data.digest, scheme
+    return remembered("equalized", key, lambda: _equalized(artifact, data, scheme), artifact.size_bytes)
 
 
-def _equalized(artifact: Artifact, data: Dataset) -> Artifact:
+def _equalized(artifact: Artifact, data: Dataset, scheme: IntegerScheme) -> Artifact:
     for method in (equalize, smooth_quant):
-        try:
-            artifact = method(artifact, data)
-        except (Unsupported, InvalidData):
-            continue  # without equalisation INT8 still works, with less accuracy
+        # Without equalisation INT8 still works, with less accuracy.
+        with contextlib.suppress(Unsupported, InvalidData):
+            before, after = _cross_errors(artifact, method, data, scheme)
+            if mean_interval(before - after).low > _WORTH_IT * before.mean():
+                artifact = method(artifact, data)
     return artifact
 
 
+def _cross_errors(
+    artifact: Artifact, method: Equalisation, data: Dataset, scheme: IntegerScheme
+) -> tuple[Array, Array]:
+    """The errors of ``_errors`` of each sample without and with ``method``. Either half of the data judges the other one's."""
+    halves = data.split_evenly(2, signature_of(artifact).smallest_batch)
+    found = [
+        [_errors(artifact, model, fit, held_out, scheme) for model in (artifact, method(artifact, fit))]
+        for fit, held_out in (halves, halves[::-1])
+    ]
+    before, after = (np.concatenate(errors) for errors in zip(*found, strict=True))
+    return before, after
+
+
+def _errors(original: Artifact, model: Artifact, fit: Dataset, held_out: Dataset, scheme: IntegerScheme) -> Array:
+    """The relative error of each sample of ``held_out`` for ``model`` in INT8, with ranges from ``fit``."""
+    found = ranges(collect(model, fit), RangeMethod.MSE, scheme)
+    reference = answers_of(original, held_out, as_written=True)
+    return sample_errors(reference, answers_of(quantize(model, found, scheme), held_out, as_written=True))
+
+
 def check_float(model: Artifact) -> None:
-    """Raise Unsupported if ``model`` is already quantised or has no weights."""
-    if not any(len(weight.dims) >= 2 for weight in FloatModel(model).weights.values()):
+    """Raise Unsupported if ``model`` is already quantised, or has neither weights nor products."""
+    known = float_model(model)
+    has_weights = any(len(weight.dims) >= 2 for weight in known.weights.values())
+    if not has_weights and not known.integer_nodes(QdqPlacement.WIDE):
         raise nothing_to_quantise()
 
 
@@ -98,7 +131,7 @@ def prepared(model: Artifact, context: StepContext, equalize: bool) -> Artifact:
     if not equalize:
         return model
     progress = context.stage("equalise")
-    model = equalized(model, context.data)
+    model = equalized(model, context.data, context.scheme)
     progress(1, 1)
     return model
 

@@ -144,7 +144,7 @@ class Rescaling:
     def _operand(self, node: ir.Node, index: int) -> Operand | None:
         value = graph.input_of(node, index)
         array = graph.constant(value)
-        if value is None or array is None or value.dtype != ir.DataType.FLOAT or value.is_graph_output():
+        if value is None or array is None or value.dtype != ir.DataType.FLOAT:
             return None
         return self._operands.setdefault((id(node), index), Operand(node, index, array))
 

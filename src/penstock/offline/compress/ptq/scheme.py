@@ -30,6 +30,11 @@ class IntegerScheme(msgspec.Struct, frozen=True):
         """The smallest and largest integer of an activation, at which QuantizeLinear clips."""
         return (0, 255) if self.activation is DataType.UINT8 else (-128, 127)
 
+    @property
+    def weight_limit(self) -> int:
+        """The largest magnitude of an integer weight."""
+        return 64 if self.reduce_range else 127
+
     def parameters(self, low: Array, high: Array) -> tuple[Array, Array]:
         """Scale and zero point (whole numbers in float64) of activations from ``low`` to ``high``. An empty range has scale 1."""
         width = np.asarray(high, np.float64) - low

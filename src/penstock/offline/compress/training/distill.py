@@ -32,6 +32,7 @@ from penstock.offline.compress.training.torch import Tensor, functional, torch
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.judge.accuracy import make_reference
 from penstock.offline.optimize.model import read_proto
+from penstock.offline.optimize.names import varying_outputs
 from penstock.offline.sessions import signature_of
 from penstock.tensor import Array, Signature
 
@@ -73,7 +74,7 @@ class DistillationLoss:
     def __init__(self, student: Artifact, teacher: Teacher, labels: Array | None, options: DistillOptions) -> None:
         """Raises InvalidData if the labels fit no output, Unsupported if no output is of a float type."""
         options.check()
-        outputs, known = [value.name for value in read_proto(student).graph.output], teacher.answers
+        outputs, known = varying_outputs(read_proto(student).graph), teacher.answers
         answers = {name: known[name] for name in outputs if name in known and known[name].dtype.kind == "f"}
         if not answers:
             raise Unsupported(

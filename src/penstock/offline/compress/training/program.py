@@ -78,7 +78,7 @@ def read_program(proto: onnx.ModelProto, frozen: Collection[str], trained: Colle
         outputs=outputs,
         steps=tuple(map(ProgramStep, nodes, runs, _last_uses(nodes, outputs))),
         constants=constants,
-        weights=frozenset((chosen | set(trained)) - set(frozen)),
+        weights=frozenset((chosen - outputs.keys() | set(trained)) - set(frozen)),
     )
 
 

@@ -26,6 +26,7 @@ from penstock.offline.compress.training.torch import torch
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.judge.accuracy import answers_of
 from penstock.offline.optimize.model import read_proto
+from penstock.offline.optimize.names import varying_outputs
 from penstock.tensor import Array
 
 _STEPS = 255
@@ -100,7 +101,8 @@ def agreement(
     Differences are in steps: the scale of a quantised output, or 1/255 of the range of a float output. The result has the fraction of
     samples with all outputs ``within_one_step``, and the ``largest`` difference.
     """
-    theirs = answers_of(artifact, data, as_written=as_written)
+    varying = varying_outputs(read_proto(model.artifact).graph)
+    theirs = {name: array for name, array in answers_of(artifact, data, as_written=as_written).items() if name in varying}
     batches = TrainingBatches(model, data)
     with torch.no_grad():
         pieces = [batches.forward(batches.inputs(rows)) for rows in batches.pieces(np.arange(data.count), 64)]

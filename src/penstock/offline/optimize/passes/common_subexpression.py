@@ -38,7 +38,7 @@ def _merge_constants(model_graph: ir.Graph) -> bool:
     modified = False
     for name, value in list(model_graph.initializers.items()):
         tensor = value.const_value
-        if tensor is None or not graph.is_constant(value) or value.is_graph_output():
+        if tensor is None or not graph.is_constant(value):
             continue  # Rule 4
         if tensor.dtype == ir.DataType.STRING:
             continue

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
@@ -30,6 +29,7 @@ from penstock.offline.compress.ptq.ranges.histogram import Range, TensorStatisti
 from penstock.offline.compress.ptq.ranges.probe import RangeProbe
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges, squared_error
 from penstock.offline.compress.ptq.ranges.suffix import Suffix
+from penstock.offline.compress.ptq.rounding import Rounding
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.taps import Progress, Taps, grouped, no_progress
 from penstock.offline.judge.accuracy import answers_of
@@ -303,17 +303,9 @@ def _best(
 
 
 def _roundable(model: FloatModel, placement: QdqPlacement) -> list[str]:
-    """Tensors that get a separate range in the integer model.
-
-    Excludes the model's outputs, which are not clipped, and tensors whose only consumer is a Relu or Clip, since they get its
-    range.
-    """
-    nodes = model.integer_nodes(placement)
-    readers = Counter(name for node in model.nodes for name in node.input)
-    within = {node.input[0] for node in nodes if node.op_type in ("Relu", "Clip") and readers[node.input[0]] == 1}
-    written = (node.output[0] for node in nodes if node.op_type not in placement.float_outputs)
-    rounded = {*written, *(name for node in nodes for name in node.input)} - within - set(model.output_names)
-    return [name for name in model.activations(nodes) if name in rounded]
+    """Tensors that have a range of their own in the integer model. Excludes the model's outputs, which are not clipped."""
+    sources = Rounding(model, model.integer_nodes(placement), placement).sources
+    return [name for name, source in sources.items() if name == source and name not in model.output_names]
 
 
 def _own_errors(known: TensorStatistics, candidates: Sequence[Range], scheme: IntegerScheme) -> list[float]:

@@ -17,10 +17,6 @@ from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import Overridden, loaded
 from penstock.tensor import Array
 
-_SCALE, _ZERO = "_scale", "_zero_point"
-"""Suffixes that ONNX Runtime's writer appends to a tensor's name for the tensor's constants."""
-
-
 class RangeProbe:
     """``quantised``, made by ``quantize``, with the scales and zero points of its activations as optional inputs.
 
@@ -30,24 +26,33 @@ class RangeProbe:
     def __init__(self, quantised: Artifact, scheme: IntegerScheme) -> None:
         proto = read_proto(quantised)
         constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+        inputs = {value.name for value in proto.graph.input}
+        rounded = {node.input[0]: node.output[0] for node in proto.graph.node if node.op_type == "DequantizeLinear"}
         self._scheme = scheme
-        self._known = {
-            node.input[1].removesuffix(_SCALE)
-            for node in proto.graph.node
-            if node.op_type == "QuantizeLinear" and node.input[1] in constants and node.input[2] in constants
-        }
-        names = [name + end for name in sorted(self._known) for end in (_SCALE, _ZERO)]
+        self._parameters: dict[str, str] = {}
+        """The names of the zero points by the names of the scales."""
+        self._scales: dict[str, str] = {}
+        """The name of the scale that follows from each tensor's range."""
+        for node in proto.graph.node:
+            # A tensor that has the scale of another one comes after it.
+            if node.op_type == "QuantizeLinear" and node.input[1] not in self._parameters:
+                self._parameters[node.input[1]] = node.input[2]
+                tensor = node.input[0] if node.input[0] in inputs else rounded[node.output[0]]
+                self._scales[tensor] = node.input[1]
         proto.graph.input.extend(
-            helper.make_tensor_value_info(name, constants[name].data_type, constants[name].dims) for name in names
+            helper.make_tensor_value_info(name, constants[name].data_type, constants[name].dims)
+            for pair in self._parameters.items()
+            for name in pair
         )
         self._artifact = Artifact.from_bytes(proto.SerializeToString())
 
     def answers(self, ranges: Mapping[str, Range], data: Dataset, threads: int, batch_size: int) -> Outputs:
         """The outputs on ``data`` with activations quantised to ``ranges``."""
         values: dict[str, Array] = {}
-        for name in self._known & ranges.keys():
+        for name in self._scales.keys() & ranges.keys():
             scale, zero = self._scheme.parameters(np.array(ranges[name].low), np.array(ranges[name].high))
-            values[name + _SCALE] = np.asarray(scale, np.float32)
-            values[name + _ZERO] = np.asarray(zero, self._scheme.activation.dtype)
+            scale_name = self._scales[name]
+            values[scale_name] = np.asarray(scale, np.float32)
+            values[self._parameters[scale_name]] = np.asarray(zero, self._scheme.activation.dtype)
         with loaded(self._artifact, threads, as_written=True) as model:
             return answers(Overridden(model, values), data, batch_size)

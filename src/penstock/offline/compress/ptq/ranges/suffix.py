@@ -10,6 +10,7 @@ first one use the same model, each with a switch, so that fewer models are loade
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -17,12 +18,23 @@ from onnx import helper
 
 from penstock.artifact import Artifact
 from penstock.engines.base import LoadedModel
-from penstock.offline.compress.ptq.qdq_placement import FloatModel, reads
+from penstock.offline.compress.ptq.qdq_placement import FloatModel
 from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.compress.ptq.scheme import IntegerScheme
+from penstock.offline.optimize.names import FreshNames, reads
 from penstock.tensor import Array, DataType
 
-_VALUE = "penstock_value"
+
+class _Names(NamedTuple):
+    """The names of the tensors that round one tensor."""
+
+    source: str
+    """The tensor before it is rounded."""
+    scale: str
+    zero: str
+    switch: str
+    integer: str
+    rounded: str
 
 
 class Suffix:
@@ -30,6 +42,8 @@ class Suffix:
 
     def __init__(self, model: FloatModel, tensor: str) -> None:
         self._model = model
+        self._fresh = FreshNames(model.proto.graph)
+        self._names = [self._new_names(tensor)]
         self.tensors = [tensor]
         """The tensors that can be rounded: the first one, and others that the nodes of the suffix compute."""
         reached, chosen = {tensor}, set[str]()
@@ -62,6 +76,7 @@ class Suffix:
         """Add ``tensor`` to the tensors that can be rounded; False if no node of the suffix computes it."""
         if tensor in self._computed:
             self.tensors.append(tensor)
+            self._names.append(self._new_names(tensor))
         return tensor in self._computed
 
     def rounded(
@@ -76,8 +91,9 @@ class Suffix:
 
         ``model`` is ``artifact(scheme)``, loaded. ``batches`` hold the tensors in ``read``.
         """
+        first = self._names[0].source
         values: dict[str, Array] = {}
-        for number, name in enumerate(self.tensors):
+        for names, name in zip(self._names, self.tensors, strict=True):
             low, high = (range.low, range.high) if name == tensor else (0.0, 0.0)
             scale, zero = scheme.parameters(np.array(low), np.array(high))
             numbers = (
@@ -85,22 +101,21 @@ class Suffix:
                 np.asarray(zero, scheme.activation.dtype),
                 np.asarray(name == tensor),
             )
-            values |= zip(_parameters(number), numbers, strict=True)
+            values |= zip((names.scale, names.zero, names.switch), numbers, strict=True)
         parts = [
-            model.forward({_VALUE: batch[self.tensors[0]], **{name: batch[name] for name in self.beside}, **values})
+            model.forward({first: batch[self.tensors[0]], **{name: batch[name] for name in self.beside}, **values})
             for batch in batches
         ]
         return {name: np.concatenate([part[name] for part in parts]) for name in self.outputs}
 
     def artifact(self, scheme: IntegerScheme) -> Artifact:
         """The model. Its inputs are the first tensor, ``beside``, and a scale, a zero point and a switch for each of ``tensors``."""
-        inputs = [onnx.ValueInfoProto(name=_VALUE, type=self._model.values[self.tensors[0]].type)]
-        for number in range(len(self.tensors)):
-            scale, zero, switch = _parameters(number)
+        inputs = [onnx.ValueInfoProto(name=self._names[0].source, type=self._model.values[self.tensors[0]].type)]
+        for names in self._names:
             inputs += [
-                helper.make_tensor_value_info(scale, DataType.FP32.onnx, []),
-                helper.make_tensor_value_info(zero, scheme.activation.onnx, []),
-                helper.make_tensor_value_info(switch, DataType.BOOL.onnx, []),
+                helper.make_tensor_value_info(names.scale, DataType.FP32.onnx, []),
+                helper.make_tensor_value_info(names.zero, scheme.activation.onnx, []),
+                helper.make_tensor_value_info(names.switch, DataType.BOOL.onnx, []),
             ]
         inputs += [self._model.values[name] for name in self.beside]
         needed = set[str]().union(*map(reads, self._nodes))
@@ -108,34 +123,30 @@ class Suffix:
         proto = onnx.ModelProto(ir_version=whole.ir_version, opset_import=whole.opset_import, functions=whole.functions)
         proto.graph.name = "suffix"
         proto.graph.input.extend(inputs)
-        proto.graph.node.extend([*_rounding(0, _VALUE, self.tensors[0]), *self._rounded_nodes()])
+        proto.graph.node.extend([*_rounding(self._names[0], self.tensors[0]), *self._rounded_nodes()])
         proto.graph.output.extend(value for value in whole.graph.output if value.name in self.outputs)
         proto.graph.initializer.extend(tensor for tensor in whole.graph.initializer if tensor.name in needed)
         return Artifact.from_bytes(proto.SerializeToString())
 
     def _rounded_nodes(self) -> Iterator[onnx.NodeProto]:
         """The nodes, each followed by the rounding of its outputs."""
-        numbers = {name: number for number, name in enumerate(self.tensors) if number}
+        names = dict(list(zip(self.tensors, self._names, strict=True))[1:])
         for node in self._nodes:
-            rounded = [name for name in node.output if name in numbers]
+            rounded = [name for name in node.output if name in names]
             if rounded:
                 node = onnx.NodeProto.FromString(node.SerializeToString())  # noqa: PLW2901 - a copy to rename outputs in
-                node.output[:] = [f"{name}_unrounded" if name in rounded else name for name in node.output]
+                node.output[:] = [names[name].source if name in rounded else name for name in node.output]
             yield node
             for name in rounded:
-                yield from _rounding(numbers[name], f"{name}_unrounded", name)
+                yield from _rounding(names[name], name)
+
+    def _new_names(self, tensor: str) -> _Names:
+        return _Names(*(self._fresh(f"{tensor}_{field}") for field in _Names._fields))
 
 
-def _parameters(number: int) -> tuple[str, str, str]:
-    """The names of the scale, the zero point and the switch of a suffix's tensor."""
-    return f"penstock_scale{number}", f"penstock_zero{number}", f"penstock_switch{number}"
-
-
-def _rounding(number: int, source: str, target: str) -> list[onnx.NodeProto]:
-    scale, zero, switch = _parameters(number)
-    integer, rounded = f"penstock_integer{number}", f"penstock_rounded{number}"
+def _rounding(names: _Names, target: str) -> list[onnx.NodeProto]:
     return [
-        helper.make_node("QuantizeLinear", [source, scale, zero], [integer]),
-        helper.make_node("DequantizeLinear", [integer, scale, zero], [rounded]),
-        helper.make_node("Where", [switch, rounded, source], [target]),
+        helper.make_node("QuantizeLinear", [names.source, names.scale, names.zero], [names.integer]),
+        helper.make_node("DequantizeLinear", [names.integer, names.scale, names.zero], [names.rounded]),
+        helper.make_node("Where", [names.switch, names.rounded, names.source], [target]),
     ]

@@ -1,0 +1,77 @@
+"""Rounding: the tensors that become integers when some operators do, and the range that each of them has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx
+from onnx import numpy_helper
+
+from penstock.offline.compress.ptq.qdq_placement import (
+    ACTIVATIONS,
+    LINEAR_OPS,
+    FloatModel,
+    QdqPlacement,
+    attributes_of,
+)
+
+_SHARING_OPS = frozenset(
+    {"Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Pad", "MaxPool", "AveragePool"}
+)
+"""Operators whose results have the scale and zero point of their first input."""
+
+
+
+class Rounding:
+    """The tensors that are rounded when ``nodes``, in order, become integer."""
+
+    def __init__(self, model: FloatModel, nodes: Iterable[onnx.NodeProto], placement: QdqPlacement) -> None:
+        self._model = model
+        self._float_outputs = placement.float_outputs
+        self.sources: dict[str, str] = {}
+        """For each rounded tensor, the tensor whose range it has: itself, or one that an operator passes on."""
+        self.absorbed: dict[str, str] = {}
+        """Tensors that nothing but a Relu or Clip reads, with its output, whose range clips them."""
+        self.removed: set[str] = set()
+        """Names of the Relu and Clip nodes that ranges replace."""
+        written: set[str] = set()
+        for node in nodes:
+            self._add(node, written)
+            written.update(node.output)
+
+    def constant_inputs(self, node: onnx.NodeProto) -> list[int]:
+        """The places of FP32 constants that are rounded like activations."""
+        if node.op_type in LINEAR_OPS | ACTIVATIONS | _SHARING_OPS:
+            return []
+        return [place for place, name in enumerate(node.input) if name in self._model.weights]
+
+    def _add(self, node: onnx.NodeProto, written: set[str]) -> None:
+        first = node.input[0]
+        if node.op_type in ACTIVATIONS:
+            if first not in self.sources:
+                return
+            if first in written and self.sources[first] == first and self._model.readers[first] == 1:
+                del self.sources[first]
+                self.absorbed[first] = node.output[0]
+                self.removed.add(node.name)
+            self._mark(node.output)
+        elif node.op_type in _SHARING_OPS:
+            if first in self.sources or node.op_type in ("Split", "Pad"):
+                self._mark([first])
+                self._mark(node.output, self.sources.get(first) if _keeps_values(node, self._model) else None)
+        else:
+            self._mark(node.input)
+            if node.op_type not in self._float_outputs:
+                self._mark(node.output)
+
+    def _mark(self, tensors: Iterable[str], source: str | None = None) -> None:
+        for name in self._model.tensors(tensors):
+            self.sources.setdefault(name, source or name)
+
+
+def _keeps_values(node: onnx.NodeProto, model: FloatModel) -> bool:
+    """True unless ``node`` pads with values other than zero."""
+    if node.op_type != "Pad" or attributes_of(node).get("mode", b"constant") != b"constant":
+        return True
+    value = node.input[2] if len(node.input) > 2 else ""
+    return not value or (value in model.weights and not numpy_helper.to_array(model.weights[value]).any())

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import networks
+from penstock.artifact import Artifact
+from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement
+from penstock.offline.compress.ptq.rounding import Rounding
+
+
+def rounding(artifact: Artifact, placement: QdqPlacement) -> Rounding:
+    model = FloatModel(artifact)
+    return Rounding(model, model.integer_nodes(placement), placement)
+
+
+def test_results_of_products_stay_float_in_the_linear_placement() -> None:
+    found = rounding(networks.mlp(), QdqPlacement.LINEAR)
+    assert found.sources == {name: name for name in ("x", "hidden", "relu3")}
+    assert not found.absorbed
+
+
+def test_a_relu_that_alone_reads_a_convolution_is_replaced_by_its_range() -> None:
+    found = rounding(networks.cnn(), QdqPlacement.WIDE)
+    assert found.absorbed == {"conv0": "stem", "conv2": "relu3", "add5": "relu6"}
+    assert found.removed == {"Relu_1", "Relu_3", "Relu_6"}
+    assert not found.absorbed.keys() & found.sources.keys()
+
+
+@pytest.mark.parametrize("second_reader", ["output", "node", "none"])
+def test_a_relu_stays_if_its_input_has_another_reader(second_reader: str) -> None:
+    n = networks.Network()
+    inner = n.conv("x", 3, 4)
+    outputs: dict[str, list[int | str]] = {n.conv(n.op("Relu", inner), 4, 4): ["N", 4, 8, 8]}
+    if second_reader == "output":
+        outputs[inner] = ["N", 4, 8, 8]
+    if second_reader == "node":
+        outputs[n.op("Neg", inner)] = ["N", 4, 8, 8]
+    found = rounding(n.artifact({"x": ["N", 3, 8, 8]}, outputs), QdqPlacement.LINEAR)
+    assert (inner in found.absorbed) is (second_reader == "none")
+    assert (inner in found.sources) is (second_reader != "none")
+
+
+@pytest.mark.parametrize(("value", "shares"), [(None, True), (0.0, True), (1.0, False)])
+def test_operators_that_move_values_share_the_scale_of_their_input(value: float | None, shares: bool) -> None:
+    n = networks.Network()
+    first = n.conv("x", 3, 4)
+    pads = [n.weight(np.array([0, 0, 1, 1, 0, 0, 1, 1]))] + ([] if value is None else [n.weight(np.float32(value))])
+    pooled = n.op("MaxPool", first, kernel_shape=[2, 2])
+    padded = n.op("Pad", pooled, *pads)
+    n.conv(padded, 4, 4)
+    found = rounding(n.artifact({"x": ["N", 3, 8, 8]}, {n.nodes[-1].output[0]: None}), QdqPlacement.WIDE)
+    assert found.sources[pooled] == first
+    assert found.sources[padded] == (first if shares else padded)
