@@ -12,11 +12,11 @@ def signature(*specs):
 def test_batch_one_and_three_and_awkward_values():
     samples = list(generate(signature((DataType.FP32, (-1, 4))), free_size=8))
     assert [(sample.label, sample["x0"].shape) for sample in samples] == [
-        ("normal values at batch 1", (1, 4)),
-        ("normal values at batch 3", (3, 4)),
-        ("zeros values at batch 1", (1, 4)),
-        ("large values at batch 1", (1, 4)),
-        ("negative values at batch 1", (1, 4)),
+        ("normal values of x0 [1, 4]", (1, 4)),
+        ("normal values of x0 [3, 4]", (3, 4)),
+        ("zeros values of x0 [1, 4]", (1, 4)),
+        ("large values of x0 [1, 4]", (1, 4)),
+        ("negative values of x0 [1, 4]", (1, 4)),
     ]
     _, _, zeros, large, negative = (sample["x0"] for sample in samples)
     assert not zeros.any()
@@ -34,8 +34,8 @@ def test_every_datatype_fits_its_spec(datatype):
 
 def test_integers_stay_in_range_as_indices():
     samples = {sample.label: sample["x0"] for sample in generate(signature((DataType.INT64, (-1, 64))), 8)}
-    assert set(samples["normal values at batch 3"].reshape(-1)) == {0, 1}
-    assert samples["large values at batch 1"].max() > 1
+    assert set(samples["normal values of x0 [3, 64]"].reshape(-1)) == {0, 1}
+    assert samples["large values of x0 [1, 64]"].max() > 1
 
 
 def test_the_same_every_time():
