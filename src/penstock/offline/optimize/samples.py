@@ -50,7 +50,9 @@ def generate_sizes(
 ) -> Iterator[LabelledInputs]:
     """Generate one sample of normal values for each of several sizes of the free dimensions, other than those of ``generate``.
 
-    The sizes are: every free dimension a size of its own; XX
+    The sizes are: a size of its own for every free dimension, twice; at batch 2, all others twice ``free_size``, 1, 5, 17 and 0; and
+    batch 0. ``names`` has the names of the dimensions by input: dimensions of one name have one size. The model may reject some
+    samples.
     """
     doubled = [2 * free_size] if free_size <= _LARGEST_DOUBLED else []
     found = [_separate_shapes(signature, names or {}, least) for least in (0, free_size)]
