@@ -151,7 +151,9 @@ class RandomGraph:
         return True
 
     def _value(self, name: str) -> Array:
-        inputs = {key: self._rng.standard_normal((_MARK, *size)).astype(self.float) for key, size in self._inputs.items()}
+        inputs = {
+            key: self._rng.standard_normal((_MARK, *size)).astype(self.float) for key, size in self._inputs.items()
+        }
         (array,) = session(self._model([name], None)).run(None, inputs)
         return np.asarray(array)
 
@@ -166,7 +168,9 @@ class RandomGraph:
             "g",
             [helper.make_tensor_value_info(name, self.type, ["N", *size]) for name, size in self._inputs.items()],
             [
-                helper.make_tensor_value_info(name, self.type, None if shape is None else ["M", *(f"d{i}" for i in shape[1:])])
+                helper.make_tensor_value_info(
+                    name, self.type, None if shape is None else ["M", *(f"d{i}" for i in shape[1:])]
+                )
                 for name in outputs
             ],
             self._weights,

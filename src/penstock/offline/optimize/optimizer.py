@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+
 import msgspec
 import onnx
 import onnx_ir as ir

@@ -23,11 +23,11 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class LabelledInputs(dict[str, Array]):
-    """Inputs by name, with a ``label`` for messages."""
+    """Inputs by name, with a ``label`` for messages. ``is_odd`` marks sizes that may end the process; see ``apart.py``."""
 
-    def __init__(self, label: str, inputs: dict[str, Array]) -> None:
+    def __init__(self, label: str, inputs: dict[str, Array], *, is_odd: bool = False) -> None:
         super().__init__(inputs)
-        self.label = label
+        self.label, self.is_odd = label, is_odd
 
 
 def generate(signature: Signature, free_size: int) -> Iterator[LabelledInputs]:
@@ -62,7 +62,8 @@ def generate_sizes(
     for number, shapes in enumerate(found):
         if shapes not in seen:
             seen.append(shapes)
-            yield make_sample(signature, shapes, "normal", [_SEED, 1000, number])
+            sample = make_sample(signature, shapes, "normal", [_SEED, 1000, number])
+            yield LabelledInputs(sample.label, sample, is_odd=True)
 
 
 def free_sizes(signature: Signature) -> tuple[int, ...]:
