@@ -4,9 +4,10 @@ The check needs no evaluation data. It runs both models at several sizes of each
 there are none, on generated values. The bound of the error of each output is:
 
 1. A quantised model: ``_FACTOR`` times the change of the output when the model's rounded numbers are perturbed by as much as rounding
-   has changed them (``perturb.py``). A model whose error is larger does not compute the original's function.
-2. Another model that no training has changed: ``_FACTOR`` times the error at the data's own sizes, so that a method that is right at
-   one size only is found.
+   has changed them (``perturb.py``). To first order, this change has the distribution of the error, so that a larger error means that
+   the model does not compute the original's function.
+2. Another model that no training has changed: ``_SIZE_FACTOR`` times the error at the data's own sizes, so that a method that is
+   right at one size only is found.
 3. A trained model has no bound.
 
 All models must run wherever the original runs, with outputs of the same types and shapes, and with NaN and infinities only where the
@@ -33,10 +34,12 @@ from penstock.offline.optimize.verify import dimension_names
 from penstock.offline.sessions import loaded
 from penstock.tensor import Array, DataType, Signature
 
-_FACTOR = 8.0
+_FACTOR = 4.0
+"""On random models without defects (``tests/fuzz/targets/offline``) the error is at most 1.7 times the change, half the time 0.6."""
+_SIZE_FACTOR = 10.0
 _FLOOR = 2e-3
 """The least bound of a relative error: differences in the order of sums, and numbers that are not perturbed."""
-_DRAWS = 3
+_DRAWS = 2
 _NEGLIGIBLE = 1e-2
 """Outputs below this fraction of the output's usual magnitude count as this large."""
 _ROWS = 16
@@ -58,43 +61,60 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def check_explained(original: Artifact, made: Artifact, data: Dataset | None = None) -> list[Difference]:
-    """The largest difference of each output, none for a trained model. Raises WrongResult for an error beyond its bound.
+    """The largest difference of each output. Raises WrongResult for an error beyond its bound.
 
     ``data`` are rows on which the method was fitted; without them, values are generated.
     """
-    trained = any(step.name in _TRAINED for step in made.provenance[len(original.provenance) :])
-    draws = [] if trained else _perturbations(original, made)
-    found: dict[str, Difference] = {}
     with ExitStack() as stack:
         before = _Runner(original, stack, as_written=True)
-        try:
-            after, *others = (_Runner(model, stack) for model in (made, *draws))
-        except InvalidModel as error:
-            raise WrongResult(f"the compressed model does not load: {error.message}", _FIX) from error
-        magnitudes: dict[str, float] = {}
-        first: dict[str, float] = {}
+        check = _Check(original, made, stack)
         for sample in _samples(before.model.signature, data, dimension_names(read_proto(original))):
             want = _run(before, sample)
-            if want is None:
-                continue  # the original does not take this size
-            got = _outputs(after, sample, want)
-            changed = [_run(other, sample) for other in others]
-            for name, array in want.items():
-                magnitudes[name] = max(magnitudes.get(name, 0.0), _mean_square(array))
-                error = distance(array, got[name], magnitudes[name])
-                first.setdefault(name, error)
-                explained = max(
-                    (distance(got[name], other[name], magnitudes[name]) for other in changed if other is not None),
-                    default=first[name],
-                )
-                bound = np.inf if trained else _FACTOR * explained + _FLOOR
-                difference = Difference(name, error, float(bound), sizes_of(sample))
-                if not error <= bound:
-                    raise _wrong(difference, is_rounded=bool(draws))
-                known = found.get(name)
-                if known is None or error * known.bound > known.error * bound:
-                    found[name] = difference
-    return [] if trained else list(found.values())
+            if want is not None:  # otherwise the original does not take this size
+                check.compare(sample, want)
+        return list(check.found.values())
+
+
+class _Check:
+    def __init__(self, original: Artifact, made: Artifact, stack: ExitStack) -> None:
+        self.found: dict[str, Difference] = {}
+        self._is_trained = any(step.name in _TRAINED for step in made.provenance[len(original.provenance) :])
+        draws = [] if self._is_trained else _perturbations(original, made)
+        try:
+            self._made, *self._others = (_Runner(model, stack) for model in (made, *draws))
+        except InvalidModel as error:
+            raise WrongResult(f"the compressed model does not load: {error.message}", _FIX) from error
+        self._bounds: dict[str, float] = {}
+        """The bound of each output, at the sizes for which it was needed."""
+        self._magnitudes: dict[str, float] = {}
+
+    def compare(self, sample: LabelledInputs, want: Mapping[str, Array]) -> None:
+        """Compare the outputs with those of the original, ``want``."""
+        got = _outputs(self._made, sample, want)
+        for name, array in want.items():
+            self._magnitudes[name] = max(self._magnitudes.get(name, 0.0), _mean_square(array))
+        errors = {name: distance(array, got[name], self._magnitudes[name]) for name, array in want.items()}
+        if any(not error <= self._bounds.get(name, -1.0) for name, error in errors.items()):
+            self._extend_bounds(sample, got, errors)
+        for name, error in errors.items():
+            found = Difference(name, error, self._bounds[name], sizes_of(sample))
+            if not error <= found.bound:
+                raise _wrong(found, is_rounded=bool(self._others))
+            if name not in self.found or error > self.found[name].error:
+                self.found[name] = found
+
+    def _extend_bounds(self, sample: LabelledInputs, got: Mapping[str, Array], errors: Mapping[str, float]) -> None:
+        """Include ``sample`` in the bounds."""
+        others = [other for other in (_run(runner, sample) for runner in self._others) if other is not None]
+        for name, error in errors.items():
+            changes = [distance(got[name], other[name], self._magnitudes[name]) for other in others]
+            if self._is_trained:
+                bound = float("inf") if np.isfinite(error) else 0.0
+            elif self._others:
+                bound = _FACTOR * max((one for one in changes if np.isfinite(one)), default=0.0) + _FLOOR
+            else:
+                bound = self._bounds.get(name, _SIZE_FACTOR * error + _FLOOR if np.isfinite(error) else 0.0)
+            self._bounds[name] = max(self._bounds.get(name, 0.0), bound)
 
 
 def distance(want: Array, got: Array, magnitude: float = 0.0) -> float:

@@ -8,7 +8,8 @@ import msgspec
 
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
-from penstock.errors import Unsupported
+from penstock.errors import Unsupported, WrongResult
+from penstock.offline.compress.explained import check_explained
 from penstock.offline.compress.method import OnProgress
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
@@ -47,7 +48,7 @@ def integer_versions(
     *,
     anywhere: bool = False,
 ) -> tuple[list[Version], tuple[str, ...]]:
-    """The distinct INT8 models of ``fp32``, by calibration method and placement, and notes.
+    """The distinct INT8 models of ``fp32`` whose error is what rounding explains, by calibration method and placement, and notes.
 
     ``careful`` adds versions with equalised channels, ranges chosen for each tensor, and corrected biases. ``anywhere`` uses 7-bit
     weights, which every CPU multiplies without overflow.
@@ -84,11 +85,27 @@ def integer_versions(
             model = min_max
         else:
             model = quantize(fp32, by_method[method], scheme, placement)
+        name = f"{method.value if method else 'best'}-{placement.value}"
         if all(model.digest != other.digest for other in found.values()):
-            found[f"{method.value if method else 'best'}-{placement.value}"] = model
+            found[name] = model
     on_progress("quantize", len(ways), len(ways))
     if not found:
         return [], (f"INT8 was not tried: {refusals[0]}",)
+    wrong = {name: reason for name, model in found.items() if (reason := _objection(fp32, model, calibration))}
     requires = required_isa(scheme, machine)
-    versions = [Version(model, "int8", calibration=name, requires=requires) for name, model in found.items()]
-    return versions, (f"INT8 on this CPU: {scheme.reason}",)
+    versions = [
+        Version(model, "int8", calibration=name, requires=requires)
+        for name, model in found.items()
+        if name not in wrong
+    ]
+    dropped = (f"INT8 '{name}' was dropped: {reason}" for name, reason in wrong.items())
+    return versions, (f"INT8 on this CPU: {scheme.reason}", *dropped)
+
+
+def _objection(fp32: Artifact, model: Artifact, calibration: Dataset) -> str:
+    """Why ``model`` does not compute what ``fp32`` computes; empty if it does."""
+    try:
+        check_explained(fp32, model, calibration)
+    except WrongResult as error:
+        return error.message
+    return ""
