@@ -79,7 +79,11 @@ def agree(original: Artifact, made: Artifact, model: RandomModel, tolerance: flo
     counts = [model.fixed_rows] if model.fixed_rows else [1, 2, 7]
     for count in counts:
         inputs = data_of(model, original, count).inputs
-        want, got = (answers(one, inputs) for one in (original, made))
+        try:
+            want = answers(original, inputs)
+        except PenstockError:
+            continue  # a number of rows that the model does not take
+        got = answers(made, inputs)
         for name, array in want.items():
             error, reason = compare(array, got.get(name), 1.0)
             assert error <= tolerance, f"output {name} at {count} rows: {reason}"
