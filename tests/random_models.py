@@ -113,7 +113,7 @@ class RandomModel(RandomGraph):
             graph.output[0].name = "same"
         _drop_unread(graph)
         _declare_outputs(model)
-        self.fixed_rows = random.choice([None] * 9 + [1, 2]) if self._takes(model, (1, 2, 3, 16)) else 5
+        self.fixed_rows = random.choice([None] * 9 + [1, 2]) if self._takes(model, (1, 2, 3, 7, 16, 30)) else 5
         if self.fixed_rows:
             assert self._takes(model, (self.fixed_rows,)), "the model takes no number of rows"
         _frame(model, random, self.fixed_rows)

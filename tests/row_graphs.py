@@ -388,7 +388,7 @@ STEPS: list[Step] = [
     lambda g, x, s: g.op("CumSum", x, g.op("Reshape", g.op("Sub", g.op("Size", g.op("Shape", x)), g.weight(1, np.int64)), g.ints(1))),
     lambda g, x, s: g.op("Where", g.weight(g._rng.random((s[0], *[1] * (len(s) - 1))) > 0.5, np.bool_), x, g.op("Neg", x)),
     lambda g, x, s: g.op("Min", x, g.op("Identity", g.op("ReduceMax" if g.opset < 18 else "Relu", x))),
-    lambda g, x, s: g.op("GroupNormalization", x, g.normal(1), g.normal(1), num_groups=1),
+    lambda g, x, s: g.op("GroupNormalization", x, *(g.normal(s[1] if g.opset >= 21 else 1) for _ in "sb"), num_groups=1),
     lambda g, x, s: g.loop(x),
     lambda g, x, s: g.loop(x),
     lambda g, x, s: g.op("Reshape", g.op("ReduceSum", x) if g.opset >= 13 else x, g.ints(-1, 1)),

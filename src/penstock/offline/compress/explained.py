@@ -5,7 +5,7 @@ there are none, on generated values. The bound of the error of each output is:
 
 1. A quantised model: ``_FACTOR`` times the change of the output when the model's rounded numbers are perturbed by as much as rounding
    has changed them (``perturb.py``). To first order, this change has the distribution of the error, so that a larger error means that
-   the model does not compute the original's function.
+   the model does not compute the original's function. At sizes that the data do not have, this includes the effect of ranges.
 2. Another model that no training has changed: ``_SIZE_FACTOR`` times the error at the data's own sizes, so that a method that is
    right at one size only is found.
 3. A trained model has no bound.
@@ -108,7 +108,9 @@ class _Check:
     def _extend_bounds(self, sample: LabelledInputs, errors: Mapping[str, float]) -> None:
         """Include ``sample`` in the bounds."""
         got = _outputs(self._written, sample, errors) if self._others else {}
-        others = [other for other in (_run(runner, sample) for runner in self._others) if other is not None]
+        # Values at other sizes can exceed the ranges that the data gave.
+        runners = self._others if sample.is_odd else self._others[:_DRAWS]
+        others = [other for other in (_run(runner, sample) for runner in runners) if other is not None]
         for name, error in errors.items():
             changes = [distance(got[name], other[name], self._magnitudes[name]) for other in others]
             if self._is_trained:
@@ -142,7 +144,7 @@ def distance(want: Array, got: Array, magnitude: float = 0.0) -> float:
 
 def _perturbations(original: Artifact, made: Artifact) -> list[Artifact]:
     before, after = read_proto(original), read_proto(made)
-    found = (perturbed(after, before, draw) for draw in range(_DRAWS))
+    found = (perturbed(after, before, draw, widened=draw == _DRAWS) for draw in range(_DRAWS + 1))
     return [Artifact.from_bytes(_bytes(proto)) for proto in found if proto is not None]
 
 

@@ -5,7 +5,7 @@ chapter 5). Therefore:
 
 1. Each weight of 16 bits or less moves by one step, up or down, with the probability 1/12, which has the same variance.
 2. The range of each activation becomes wider by up to a quarter, so that all its values round differently. If clipping matters,
-   this changes the outputs too.
+   this changes the outputs too. ``widened`` perturbs ranges more: four times as wide.
 
 Numbers that the original model has too stay the same.
 """
@@ -22,27 +22,27 @@ from onnx import numpy_helper
 from penstock.tensor import Array
 
 _MOVED = 1 / 12
-_WIDENED = (1.25, 1.1)
+_WIDENED, _FAR_WIDENED = (1.1, 1.25), (3.5, 4.0)
 _ROUNDED = {"DequantizeLinear": (0,), "MatMulInteger": (0, 1), "MatMulNBits": (1,), "Cast": (0,)}
 """The inputs of operators that, if constant, are rounded weights."""
 _HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
-def perturbed(model: onnx.ModelProto, original: onnx.ModelProto, draw: int) -> onnx.ModelProto | None:
+def perturbed(
+    model: onnx.ModelProto, original: onnx.ModelProto, draw: int, *, widened: bool = False
+) -> onnx.ModelProto | None:
     """A copy of ``model`` with other values of its rounded numbers, which follow from ``draw``; None if it has no such numbers."""
     known = {_identity(tensor) for tensor in original.graph.initializer}
     made = onnx.ModelProto()
     made.CopyFrom(model)
     tensors = {tensor.name: tensor for tensor in made.graph.initializer if _identity(tensor) not in known}
     weights, packed, scales = _roles(made.graph, tensors)
-    rng, low = np.random.default_rng([20_112, draw]), _WIDENED[draw % 2]
+    rng, factors = np.random.default_rng([20_112, draw]), _FAR_WIDENED if widened else _WIDENED
     changed = False
     for name in sorted(weights | scales):
         array = numpy_helper.to_array(tensors[name])
-        if name in scales:
-            new = (array * rng.uniform(low - 0.05, low)).astype(array.dtype)
-        else:
-            new = _moved(array, rng, is_packed=name in packed)
+        wider = (array * rng.uniform(*factors)).astype(array.dtype)
+        new = wider if name in scales else _moved(array, rng, is_packed=name in packed)
         if new is not None:
             tensor = numpy_helper.from_array(new, name)
             tensor.data_type = tensors[name].data_type
