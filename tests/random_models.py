@@ -281,7 +281,7 @@ def _both(g: Any, x: str, s: tuple[int, ...]) -> str:
 
 def _outer_matmul(g: Any, x: str, s: tuple[int, ...]) -> str:
     y = g.op("MatMul", x, g.fan(s[-1], s[-1], fan_in=s[-1]))
-    return str(g.branch(y, g.op("Greater", g.op("Size", x), g.weight(g.random.choice([9, 90]), np.int64))))
+    return str(g.branch(y, g.op("Greater", g.op("Size", x), g.weight(g.random.choice([0, 10**6]), np.int64))))
 
 
 def _after(g: Any, x: str) -> str:
