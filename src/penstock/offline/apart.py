@@ -40,7 +40,7 @@ class Apart:
         Raises PenstockError if the model fails, ends its process, runs longer than a minute, or has more than 256 MiB.
         """
         if artifact.size_bytes > _MAX_BYTES:
-            raise PenstockError("the model is too large to run in a process of its own")
+            raise PenstockError("the model is too large to be loaded twice")
         with self._lock:
             found = self._ask((artifact, dict(inputs)))
         if isinstance(found, str):

@@ -93,8 +93,16 @@ def inner(proto: onnx.ModelProto) -> str:
     return "inner"
 
 
-@pytest.mark.parametrize("defect", [scaled_weight, forgotten_bias, lost_negatives])
-@pytest.mark.parametrize("name", ["cnn", "mlp"])
+@pytest.mark.parametrize(
+    ("name", "defect"),
+    [
+        ("cnn", scaled_weight),
+        ("cnn", lost_negatives),
+        ("mlp", scaled_weight),
+        ("mlp", lost_negatives),
+        ("mlp", forgotten_bias),
+    ],
+)
 def test_a_defect_is_not_explained(name, defect):
     artifact, data = NETWORKS[name]
     made = edited(int8(artifact, data), defect)

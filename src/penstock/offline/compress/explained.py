@@ -7,7 +7,7 @@ there are none, on generated values. The bound of the error of each output is:
    has changed them (``perturb.py``). To first order, this change has the distribution of the error, so that a larger error means that
    the model does not compute the original's function. At sizes that the data do not have, this includes the effect of ranges.
 2. Another model that no training has changed: ``_SIZE_FACTOR`` times the error at the data's own sizes, so that a method that is
-   right at one size only is found.
+   right at one size only is found. There is no bound if that is more than 100 %, as after pruning many weights.
 3. A trained model has no bound.
 
 All models must run wherever the original runs, with outputs of the same types and shapes, and with NaN and infinities only where the
@@ -41,7 +41,7 @@ _FLOOR = 2e-3
 """The least bound of a relative error: differences in the order of sums, and numbers that are not perturbed."""
 _DRAWS = 2
 _NEGLIGIBLE = 1e-2
-"""Outputs below this fraction of the output's usual magnitude count as this large."""
+"""Outputs below this fraction of the output's usual magnitude count as this large; without perturbation, below all of it."""
 _ROWS = 16
 _TRAINED = frozenset(
     {"qat", "distill", "recover", "retrain", "tune-centroids", "prune_iteratively", "shrink", "refresh_norms"}
@@ -95,7 +95,8 @@ class _Check:
         got = _outputs(self._made, sample, want)
         for name, array in want.items():
             self._magnitudes[name] = max(self._magnitudes.get(name, 0.0), _mean_square(array))
-        errors = {name: distance(array, got[name], self._magnitudes[name]) for name, array in want.items()}
+        least = _NEGLIGIBLE if self._others else 1.0
+        errors = {name: distance(array, got[name], least**2 * self._magnitudes[name]) for name, array in want.items()}
         if any(not error <= self._bounds.get(name, -1.0) for name, error in errors.items()):
             self._extend_bounds(sample, errors)
         for name, error in errors.items():
@@ -112,20 +113,28 @@ class _Check:
         runners = self._others if sample.is_odd else self._others[:_DRAWS]
         others = [other for other in (_run(runner, sample) for runner in runners) if other is not None]
         for name, error in errors.items():
-            changes = [distance(got[name], other[name], self._magnitudes[name]) for other in others]
+            least = _NEGLIGIBLE**2 * self._magnitudes[name]
+            changes = [distance(got[name], other[name], least) for other in others]
             if self._is_trained:
                 bound = float("inf") if np.isfinite(error) else 0.0
             elif self._others:
                 bound = _FACTOR * max((one for one in changes if np.isfinite(one)), default=0.0) + _FLOOR
             else:
-                bound = self._bounds.get(name, _SIZE_FACTOR * error + _FLOOR if np.isfinite(error) else 0.0)
+                bound = self._bounds.get(name, _size_bound(error))
             self._bounds[name] = max(self._bounds.get(name, 0.0), bound)
 
 
-def distance(want: Array, got: Array, magnitude: float = 0.0) -> float:
+def _size_bound(error: float) -> float:
+    """The bound at other sizes of an error at the data's own."""
+    bound = _SIZE_FACTOR * error + _FLOOR
+    return bound if bound < 1 else float("inf") if np.isfinite(error) else 0.0
+
+
+def distance(want: Array, got: Array, least: float = 0.0) -> float:
     """Norm of the difference divided by the norm of ``want``; for integers and text, the fraction of other values.
 
-    Infinite if types or shapes differ, or if NaN and infinities are in other places. ``magnitude`` is the output's usual mean square.
+    Infinite if types or shapes differ, or if NaN and infinities are in other places. ``least`` is the least mean square of ``want`` to
+    divide by.
     """
     if want.shape != got.shape or want.dtype != got.dtype:
         return float("inf")
@@ -138,7 +147,7 @@ def distance(want: Array, got: Array, magnitude: float = 0.0) -> float:
     if not np.array_equal(wanted[~finite], found[~finite], equal_nan=True) or not np.isfinite(found[finite]).all():
         return float("inf")
     difference = float(np.square(found[finite] - wanted[finite]).sum())
-    norm = max(float(np.square(wanted[finite]).sum()), _NEGLIGIBLE**2 * magnitude * want.size)
+    norm = max(float(np.square(wanted[finite]).sum()), least * want.size)
     return (difference / norm) ** 0.5 if difference else 0.0
 
 

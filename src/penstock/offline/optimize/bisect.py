@@ -39,7 +39,7 @@ def first_wrong(count: int, is_wrong: Callable[[int], bool]) -> int:
 
 def applied(current: Pass, proto: onnx.ModelProto, skipped: Collection[str], limit: int | None = None) -> ir.Model:
     """The model of ``proto`` after the first ``limit`` applications of a pass."""
-    model = ir.from_proto(proto)
+    model: ir.Model = ir.from_proto(proto)
     for _ in islice(current.applications(model, skipped), limit):
         pass
     return model

@@ -99,7 +99,8 @@ class _Build:
     def _run(self, current: Pass, number: int, verify: bool = False) -> PassRecord:
         """Run one pass. Undo it if it fails and, with ``verify``, undo its applications that change the outputs."""
         start, before = time.perf_counter(), self.node_count()
-        reasons, example, error = [], "", None
+        reasons: list[str] = []
+        example, error = "", None
         sites, verdict = self._attempt(current, verify)
         while sites and verdict.failure and not self._verifier.obstacle and len(reasons) < _MAX_WRONG:
             site, wrong, shown = self._wrong_application(current, sites)
