@@ -25,6 +25,8 @@ from tests.row_graphs import STEPS, RandomGraph, Step, session
 GENE = 2
 """Bytes of a gene."""
 _LARGEST = 1e3
+_UNSTABLE = {"MeanVarianceNormalization"}
+"""Operators that divide by almost nothing where rows are constant, so that rounding decides about NaN."""
 _ODD_NAMES = ("x_scale", "w_quantized", "x_zero_point", "a/b:0", "é", "a b", "w1_folded1", "0", "x_DequantizeLinear_Output", "QuantizeLinear", "-", "w_int8")  # fmt: skip
 _LINEAR_SHARE = 0.5
 _FLOATS = (np.float32,) * 12 + (np.float16, np.float64, ml_dtypes.bfloat16)
@@ -67,6 +69,8 @@ class RandomModel(RandomGraph):
         return self.random.choice(LINEAR if self.random.random() < _LINEAR_SHARE else STEPS)
 
     def accepts(self, array: Array) -> bool:
+        if any(node.op_type in _UNSTABLE for node in self._nodes[-2:]):
+            return False
         magnitudes = np.abs(array.astype(np.float64))
         return bool(np.isfinite(magnitudes).all() and magnitudes.max() < _LARGEST)
 
@@ -117,7 +121,8 @@ class RandomModel(RandomGraph):
         if self.fixed_rows:
             assert self._takes(model, (self.fixed_rows,)), "the model takes no number of rows"
         _frame(model, random, self.fixed_rows)
-        onnx.checker.check_model(model)
+        # ONNX Runtime takes some operators with ranks that ONNX forbids.
+        onnx.checker.check_model(model, full_check=True)
         return Artifact.from_bytes(model.SerializeToString())
 
     def _takes(self, model: onnx.ModelProto, counts: Sequence[int]) -> bool:

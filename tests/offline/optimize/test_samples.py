@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from penstock.offline.optimize.samples import free_sizes, generate
+from penstock.offline.optimize.samples import free_sizes, generate, generate_sizes
 from penstock.tensor import DataType, Signature, TensorSpec
 
 
@@ -52,3 +52,26 @@ def test_a_fixed_batch_is_not_repeated():
 def test_free_sizes_are_tried_only_where_there_are_some():
     assert len(free_sizes(signature((DataType.FP32, (-1, 4))))) == 1
     assert len(free_sizes(signature((DataType.FP32, (-1, 3, -1, -1))))) > 1
+
+
+def test_sizes_that_take_much_memory_are_not_tried():
+    assert free_sizes(signature((DataType.FP32, (-1, 3, -1, -1)))) == (8, 32, 64, 224)
+    assert free_sizes(signature((DataType.FP32, (-1, -1, -1, -1)))) == (8, 32, 64)
+
+
+def test_every_free_dimension_has_many_sizes_also_0_and_1_and_others_than_the_rest():
+    specs = signature((DataType.FP32, (-1, -1, 4)), (DataType.INT64, (-1, -1)))
+    names = {"x0": ["N", "L", ""], "x1": ["N", "M"]}
+    samples = [{name: array.shape for name, array in one.items()} for one in generate_sizes(specs, 8, names)]
+    assert {0, 2} <= {shapes["x0"][0] for shapes in samples}
+    for name in specs.input_names:
+        assert {0, 1, 5, 16, 17} <= {shapes[name][1] for shapes in samples}
+    assert all(shapes["x0"][0] == shapes["x1"][0] for shapes in samples)
+    assert any(len({shapes["x0"][0], shapes["x0"][1], shapes["x1"][1]}) == 3 for shapes in samples)
+    assert all(one.is_odd for one in generate_sizes(specs, 8, names))
+    tried = [{name: array.shape for name, array in one.items()} for one in generate(specs, 8)]
+    assert not any(shapes in tried for shapes in samples)
+
+
+def test_a_fixed_shape_has_no_other_sizes():
+    assert list(generate_sizes(signature((DataType.FP32, (2, 4))), 8)) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ _CASES = (("normal", 1), ("normal", 3), ("zeros", 1), ("large", 1), ("negative",
 _ODD_SIZES = (1, 5, 17, 0)
 _SEPARATE_SIZES = (2, 3, 4, 6, 7, 9, 10, 11)
 _LARGEST_DOUBLED = 64
+_MAX_ELEMENTS = 1 << 22
 
 # The largest FP16 number is 65504, which inputs of 100 can reach after a few layers.
 _LARGE = {DataType.FP16: 8.0, DataType.BF16: 32.0}
@@ -67,9 +69,13 @@ def generate_sizes(
 
 
 def free_sizes(signature: Signature) -> tuple[int, ...]:
-    """Sizes to try for free dimensions after the first axis, smallest first; a single size if there are none."""
+    """Sizes to try for free dimensions after the first axis, smallest first; a single size if there are none.
+
+    Sizes that give an input more than four million elements are left out.
+    """
     is_free = any(-1 in spec.shape[1:] for spec in signature.inputs)
-    return _FREE_SIZES if is_free else _FREE_SIZES[:1]
+    larger = _FREE_SIZES[1:] if is_free else ()
+    return _FREE_SIZES[:1] + tuple(size for size in larger if _elements(signature, size) <= _MAX_ELEMENTS)
 
 
 def make_sample(signature: Signature, shapes: Shapes, kind: str, seed: Sequence[int]) -> LabelledInputs:
@@ -82,6 +88,11 @@ def make_sample(signature: Signature, shapes: Shapes, kind: str, seed: Sequence[
 def sizes_of(inputs: Mapping[str, Array]) -> str:
     """The inputs with their shapes, for messages: ``x [3, 4], mask [3]``."""
     return ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
+
+
+def _elements(signature: Signature, free_size: int) -> int:
+    """The number of elements of the largest input of one sample."""
+    return max(math.prod(shape) for shape in _shapes(signature, 1, free_size).values())
 
 
 def _shapes(signature: Signature, batch: int, free_size: int) -> Shapes:

@@ -7,6 +7,7 @@ import onnx
 from onnx import numpy_helper
 
 from penstock.artifact import Artifact
+from penstock.errors import InvalidConfig, PenstockError
 from penstock.offline.compress.explained import check_explained
 from penstock.offline.compress.pruning.magnitude import GlobalRule, PruneOptions, prune
 from penstock.offline.compress.pruning.structured.cut import Structure
@@ -35,3 +36,6 @@ class PrunerTarget(ModelTarget):
             old, new = numpy_helper.to_array(one), numpy_helper.to_array(other)
             assert one.name == other.name
             assert ((new == old) | (new == np.zeros((), new.dtype))).all()
+
+    def refuses(self, error: PenstockError) -> bool:
+        return super().refuses(error) or isinstance(error, InvalidConfig)
