@@ -42,7 +42,7 @@ fmt: $(STAMP) ## bring the code into shape
 	$(BIN)/ruff format src tests examples benchmarks
 	$(BIN)/ruff check --fix src tests examples benchmarks
 
-fuzz: $(STAMP) ## mutated messages for every decoder and state machine, on all cores; MINUTES=5, SEED=number
+fuzz: $(STAMP) ## mutated messages for every decoder and state machine, random models for the offline half, on all cores; MINUTES=5, SEED=number
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED))
 
 bench: $(STAMP) ## SCENARIO=name for one of them, QUICK=1 for a rough figure within a minute

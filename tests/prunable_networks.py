@@ -155,13 +155,18 @@ def random_cut(structure: Structure, seed: int) -> dict[str, list[int]]:
 
 
 def without_what_they_lead_to(structure: Structure, kept: Kept) -> Artifact:
-    """The model whole, but with zeros where weights read the channels that ``kept`` leaves out."""
+    """The model whole, but with zeros where weights read the channels that ``kept`` leaves out. Each use has its own weight."""
     proto = onnx.load_model_from_string(to_bytes(structure.model))
-    arrays = {tensor.name: numpy_helper.to_array(tensor).copy() for tensor in proto.graph.initializer}
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+    numbers = {node: number for number, node in enumerate(structure.model.graph)}
     count = structure.count(kept)
+    own: dict[tuple[int, int], np.ndarray] = {}
     for slot in structure.slots:
         if slot.role == "reads":
-            np.moveaxis(arrays[slot.value.name or ""], slot.axis, 0)[~count(slot.labels)] = 0
-    for tensor in proto.graph.initializer:
-        tensor.CopyFrom(numpy_helper.from_array(arrays[tensor.name], tensor.name))
+            array = own.setdefault((numbers[slot.node], slot.operand), arrays[slot.value.name or ""].copy())
+            np.moveaxis(array, slot.axis, 0)[~count(slot.labels)] = 0
+    for (number, operand), array in own.items():
+        name = f"own {number} {operand}"
+        proto.graph.node[number].input[operand] = name
+        proto.graph.initializer.append(numpy_helper.from_array(array, name))
     return Artifact.from_bytes(proto.SerializeToString())

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import helper, numpy_helper, parser
 
 from penstock.artifact import Artifact
 from penstock.engines.onnxruntime import OnnxRuntimeEngine
@@ -102,6 +102,9 @@ def _outputs(run: ort.InferenceSession, inputs: dict[str, Array]) -> list[Array]
 class RandomGraph:
     """A graph of random operators, grown node by node; a step that ONNX Runtime refuses is left out."""
 
+    float: Any = np.float32
+    """The type of all inputs, weights and outputs."""
+
     def __init__(self, seed: int, steps: int = 7) -> None:
         self.random = random.Random(seed)
         self._rng = np.random.default_rng(seed)
@@ -130,25 +133,44 @@ class RandomGraph:
     def _step(self) -> None:
         nodes, weights = len(self._nodes), len(self._weights)
         name = self.random.choice(list(self.shapes)[-3:])
-        found = self.random.choice(STEPS)(self, name, self.shapes[name])
         try:
-            (array,) = session(self._model([found], None)).run(
-                None, {key: self._rng.standard_normal((_MARK, *size)).astype("f") for key, size in self._inputs.items()}
-            )
+            found = self.draw()(self, name, self.shapes[name])
+            array = self._value(found)
         except Exception:  # noqa: BLE001 - whatever the runtime raises
             array = np.zeros(0)
-        if array.dtype != np.float32 or not 0 < array.size < 4000 or not 0 < array.ndim < 6:
-            del self._nodes[nodes:], self._weights[weights:]
-        else:
+        if array.dtype == self.float and 0 < array.size < 4000 and 0 < array.ndim < 6 and self.accepts(array):
             self.shapes[found] = array.shape
+        else:
+            del self._nodes[nodes:], self._weights[weights:]
+
+    def draw(self) -> Step:
+        return self.random.choice(STEPS)
+
+    def accepts(self, array: Array) -> bool:
+        """Whether a step may have this value."""
+        return True
+
+    def _value(self, name: str) -> Array:
+        inputs = {
+            key: self._rng.standard_normal((_MARK, *size)).astype(self.float) for key, size in self._inputs.items()
+        }
+        (array,) = session(self._model([name], None)).run(None, inputs)
+        return np.asarray(array)
+
+    @property
+    def type(self) -> int:
+        """ONNX's number of the float type."""
+        return int(helper.np_dtype_to_tensor_dtype(np.dtype(self.float)))
 
     def _model(self, outputs: list[str], shape: tuple[int, ...] | None) -> bytes:
         graph = helper.make_graph(
             self._nodes,
             "g",
-            [helper.make_tensor_value_info(name, 1, ["N", *size]) for name, size in self._inputs.items()],
+            [helper.make_tensor_value_info(name, self.type, ["N", *size]) for name, size in self._inputs.items()],
             [
-                helper.make_tensor_value_info(name, 1, None if shape is None else ["M", *(f"d{i}" for i in shape[1:])])
+                helper.make_tensor_value_info(
+                    name, self.type, None if shape is None else ["M", *(f"d{i}" for i in shape[1:])]
+                )
                 for name in outputs
             ],
             self._weights,
@@ -162,9 +184,9 @@ class RandomGraph:
         self._nodes.append(helper.make_node(operator, list(inputs), names, name=f"n{self._count}", **attributes))
         return names[0]
 
-    def weight(self, array: Any, dtype: Any = np.float32) -> str:
+    def weight(self, array: Any, dtype: Any = None) -> str:
         self._count += 1
-        self._weights.append(numpy_helper.from_array(np.asarray(array, dtype), f"w{self._count}"))
+        self._weights.append(numpy_helper.from_array(np.asarray(array, dtype or self.float), f"w{self._count}"))
         return f"w{self._count}"
 
     def normal(self, *shape: int) -> str:
@@ -204,7 +226,7 @@ class RandomGraph:
     def branch(self, x: str, condition: str) -> str:
         def of(node: str, **attributes: Any) -> onnx.GraphProto:
             out = f"b{self._count}_{node}"
-            value = helper.make_tensor_value_info(out, 1, None)
+            value = helper.make_tensor_value_info(out, self.type, None)
             return helper.make_graph([helper.make_node(node, [x], [out], **attributes)], "b", [], [value])
 
         return self.op("If", condition, then_branch=of("Relu"), else_branch=of("Neg"))
@@ -226,12 +248,12 @@ class RandomGraph:
             [
                 helper.make_tensor_value_info(i, 7, []),
                 helper.make_tensor_value_info(c, 9, []),
-                helper.make_tensor_value_info(s, 1, None),
+                helper.make_tensor_value_info(s, self.type, None),
             ],
             [
                 helper.make_tensor_value_info(d, 9, []),
-                helper.make_tensor_value_info(o, 1, None),
-                helper.make_tensor_value_info(u, 1, None),
+                helper.make_tensor_value_info(o, self.type, None),
+                helper.make_tensor_value_info(u, self.type, None),
             ],
         )
         turns = self.random.choice(
@@ -243,7 +265,7 @@ class RandomGraph:
     def scan(self, x: str, axis: int) -> str:
         self._count += 1
         s, e, o, c = (f"{letter}{self._count}" for letter in "seoc")
-        values = {name: helper.make_tensor_value_info(name, 1, None) for name in (s, e, o, c)}
+        values = {name: helper.make_tensor_value_info(name, self.type, None) for name in (s, e, o, c)}
         body = helper.make_graph(
             [helper.make_node("Add", [s, e], [o]), helper.make_node("Tanh", [o], [c])],
             "body",
@@ -256,7 +278,7 @@ class RandomGraph:
 
 
 def _cast(g: RandomGraph, x: str) -> str:
-    return g.op("Cast", x, to=TensorProto.FLOAT)
+    return g.op("Cast", x, to=g.type)
 
 
 Step = Callable[[RandomGraph, str, tuple[int, ...]], str]
@@ -366,7 +388,7 @@ STEPS: list[Step] = [
     lambda g, x, s: g.op("CumSum", x, g.op("Reshape", g.op("Sub", g.op("Size", g.op("Shape", x)), g.weight(1, np.int64)), g.ints(1))),
     lambda g, x, s: g.op("Where", g.weight(g._rng.random((s[0], *[1] * (len(s) - 1))) > 0.5, np.bool_), x, g.op("Neg", x)),
     lambda g, x, s: g.op("Min", x, g.op("Identity", g.op("ReduceMax" if g.opset < 18 else "Relu", x))),
-    lambda g, x, s: g.op("GroupNormalization", x, g.normal(1), g.normal(1), num_groups=1),
+    lambda g, x, s: g.op("GroupNormalization", x, *(g.normal(s[1] if g.opset >= 21 else 1) for _ in "sb"), num_groups=1),
     lambda g, x, s: g.loop(x),
     lambda g, x, s: g.loop(x),
     lambda g, x, s: g.op("Reshape", g.op("ReduceSum", x) if g.opset >= 13 else x, g.ints(-1, 1)),

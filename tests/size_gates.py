@@ -14,14 +14,14 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
-    "": 2_008,
+    "": 2_013,
     "bundle": 1_797,
     "cli": 2_141,
     "engines": 1_866,
-    "offline": 605,
-    "offline/compress": 14_127,
+    "offline": 718,
+    "offline/compress": 14_482,
     "offline/judge": 658,
-    "offline/optimize": 1_689,
+    "offline/optimize": 1_950,
     "offline/tune": 553,
     "online": 57,
     "online/cache": 840,

@@ -17,6 +17,7 @@ The tree (one canonical code per class; transports map codes to statuses, the CL
     ├── Unavailable               UNAVAILABLE          temporary: starting, draining, port in use
     │   └── EngineUnavailable     UNAVAILABLE          an optional engine is not installed
     ├── Unsupported               UNIMPLEMENTED        valid, but not supported by Penstock
+    ├── WrongResult               INTERNAL             a method changed a model's outputs by more than it can explain
     ├── ContractUnmet             FAILED_PRECONDITION  no candidate meets the accuracy and latency contract
     └── IntegrityError            DATA_LOSS            a bundle differs from its digests
 
@@ -129,6 +130,10 @@ class EngineUnavailable(Unavailable):
 
 class Unsupported(PenstockError):
     code = Code.UNIMPLEMENTED
+
+
+class WrongResult(PenstockError):
+    """A compressed model that does not compute the original's function. It is not written."""
 
 
 class ContractUnmet(PenstockError):

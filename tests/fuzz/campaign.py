@@ -86,6 +86,14 @@ def make_target(name: str) -> Target:
     return target
 
 
+def run_slice(name: str, day: int) -> Report:
+    """A short run, whose seed is the target's own or ``day``. Raises Finding."""
+    with closing(make_target(name)) as target:
+        seed = day if target.slice_seed is None else target.slice_seed
+        print(f"repeat: python -m tests.fuzz {name} --runs {target.slice_runs} --seed {seed}")
+        return Campaign(name, target, seed).run(target.slice_runs)
+
+
 def run(name: str, runs: int, seed: int) -> Report:
     """Raises Finding for the first message that did harm."""
     with closing(make_target(name)) as target:

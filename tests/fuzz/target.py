@@ -25,6 +25,10 @@ class Target(ABC):
     """Valid messages, in parts."""
     tokens: Sequence[bytes] = ()
     """Words that mean something to it."""
+    slice_runs = 300
+    """Messages in a slice of every test run."""
+    slice_seed: int | None = None
+    """Seed of the slice; None: another one each day."""
 
     def join(self, parts: Sequence[bytes], random: Random) -> bytes:
         """The message of ``parts``. Often corrects lengths and checksums in it, so that it gets past the first checks."""

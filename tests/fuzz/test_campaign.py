@@ -12,21 +12,23 @@ from random import Random
 import numpy as np
 import pytest
 
-from tests.fuzz.campaign import TARGETS, Campaign, Finding, make_target, minimise, resident_bytes, run
+from tests.fuzz.campaign import TARGETS, Campaign, Finding, make_target, minimise, resident_bytes, run, run_slice
 from tests.fuzz.corpus import Corpus
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Target
 
-_SLICE = 300
+_PENDING = {"quantizer": "ONNX Runtime's writer confuses Gemm's beta, shared weights, and names such as x_scale"}
+"""Targets with known findings."""
 _MANY = 100_000
 _TODAY = datetime.now(UTC).toordinal()
 """Each day has other messages. A finding names the seed, so that it can be repeated on another day."""
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_slice(name: str) -> None:
-    print(f"repeat: python -m tests.fuzz {name} --runs {_SLICE} --seed {_TODAY}")
-    run(name, _SLICE, _TODAY)
+def test_a_slice(name: str, request: pytest.FixtureRequest) -> None:
+    if name in _PENDING:
+        request.applymarker(pytest.mark.xfail(reason=_PENDING[name], strict=False))
+    run_slice(name, _TODAY)
 
 
 @pytest.mark.slow

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 import models
-from penstock.errors import AlreadyExists, InvalidArgument, InvalidData
+from penstock.artifact import Artifact
+from penstock.errors import AlreadyExists, InvalidArgument, InvalidData, WrongResult
 from penstock.offline.compress.job import Job
+from penstock.offline.compress.method import Made, Method, StepContext
 from penstock.offline.compress.methods.prune import PruneMethod
 
 MODEL = models.linear(3, 2)
@@ -44,3 +46,20 @@ def test_files_are_checked_before_any_work(tmp_path: Path) -> None:
         Job(PruneMethod(), model, output=model)
     with pytest.raises(InvalidArgument, match="measuring the sensitivity of each layer needs data"):
         Job(PruneMethod(per_layer=True), model)
+
+
+class TransposingMethod(Method, frozen=True, kw_only=True):
+    """A method with a defect: the outputs lose their rows."""
+
+    def run(self, model: Artifact, context: StepContext) -> Made:
+        return Made(model.derive(models.linear(3, 1).data, "transpose", {}, {}))
+
+
+@pytest.mark.parametrize("data", [{"x": X}, None])
+def test_a_wrong_result_is_not_written(tmp_path: Path, data: dict[str, np.ndarray] | None) -> None:
+    job = Job(TransposingMethod(), MODEL, data, output=tmp_path / "made.onnx")
+    with pytest.raises(
+        WrongResult, match=r"output 'y' of the compressed model, on inputs x \[\d+, 3\], has another type"
+    ):
+        job.run()
+    assert not (tmp_path / "made.onnx").exists()

@@ -1,7 +1,6 @@
 import msgspec
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
 
 from penstock.artifact import Artifact
@@ -23,11 +22,11 @@ class WrongPass(Pass):
 
     name = "wrong"
 
-    def call(self, model: ir.Model) -> bool:
+    def applications(self, model, skipped=()):
         for node in model.graph:
-            if node.op_type == "Relu":
+            if node.op_type == "Relu" and node.outputs[0].name not in skipped:
                 node.op_type = "Abs"
-        return True
+                yield node.outputs[0].name
 
 
 class FailingPass(Pass):
@@ -35,9 +34,10 @@ class FailingPass(Pass):
 
     name = "failing"
 
-    def call(self, model: ir.Model) -> bool:
+    def applications(self, model, skipped=()):
         model.graph.initializers.clear()
         raise KeyError("oops")
+        yield "never"
 
 
 class RestlessPass(Pass):
@@ -45,8 +45,8 @@ class RestlessPass(Pass):
 
     name = "restless"
 
-    def call(self, model: ir.Model) -> bool:
-        return True
+    def applications(self, model, skipped=()):
+        yield "y"
 
 
 @pytest.fixture

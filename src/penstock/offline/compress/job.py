@@ -12,6 +12,7 @@ from penstock.bundle import coded
 from penstock.dataset import Dataset, check_dataset, load_dataset
 from penstock.engines.base import LoadedModel
 from penstock.errors import InvalidArgument, InvalidConfig, InvalidData, InvalidModel, PenstockError
+from penstock.offline.compress.explained import check_explained
 from penstock.offline.compress.method import Made, Method, OnProgress, StepContext, TrainingMethod, needs_torch
 from penstock.offline.compress.model_files import check_kind, check_place, check_target, naming, read_model_file
 from penstock.offline.compress.options import usages
@@ -84,7 +85,10 @@ class Job:
             )
 
     def run(self, on_progress: OnProgress = lambda *_: None) -> Outcome:
-        """Apply the method, measure the result if there is evaluation data, and write it. Raises PenstockError."""
+        """Apply the method, check its result, measure it if there is evaluation data, and write it.
+
+        Raises PenstockError, of which WrongResult if the result is not what the method promises.
+        """
         method = self._method
         model = self._folded(on_progress) if method.folds else self_contained(self.original)
         resume = method.resume if isinstance(method, TrainingMethod) else None
@@ -97,6 +101,10 @@ class Job:
             on_progress=on_progress,
         )
         made = method.run(model, context)
+        if made.model is not None:
+            on_progress("check", 0, 1)
+            check_explained(self.original, made.model, self._fitted or self._evaluation)
+            on_progress("check", 1, 1)
         for name, content in made.files.items():
             write_whole(Path(name), content)
         outcome = self._judged(made)

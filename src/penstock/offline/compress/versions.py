@@ -10,7 +10,8 @@ import msgspec
 
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
-from penstock.errors import PenstockError, Unsupported
+from penstock.errors import PenstockError, Unsupported, WrongResult
+from penstock.offline.compress.explained import check_explained
 from penstock.offline.compress.method import OnProgress
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
@@ -51,7 +52,7 @@ def integer_versions(
     *,
     anywhere: bool = False,
 ) -> tuple[list[Version], tuple[str, ...]]:
-    """The distinct INT8 models of ``fp32``, one for each calibration method and placement, and notes.
+    """The distinct INT8 models of ``fp32`` whose error is what rounding explains, by calibration method and placement, and notes.
 
     ``careful`` adds versions with equalised channels, ranges chosen for each tensor, and corrected biases. ``anywhere`` uses 7-bit
     weights, which every CPU multiplies without overflow.
@@ -79,7 +80,9 @@ def integer_versions(
     plain: dict[str, tuple[QdqPlacement, Artifact]] = {}
     for placement in QdqPlacement:
         # For a plain chain of layers, both placements give the same model.
-        model = _attempt(f"min-max-{placement.value}", functools.partial(make, placement, RangeMethod.MIN_MAX), failures)
+        model = _attempt(
+            f"min-max-{placement.value}", functools.partial(make, placement, RangeMethod.MIN_MAX), failures
+        )
         if model is not None:
             plain.setdefault(model.digest, (placement, model))
     ways = [(*known, method) for known in plain.values() for method in (*methods, *([None] if careful else []))]
@@ -94,10 +97,16 @@ def integer_versions(
     on_progress("quantize", len(ways), len(ways))
     if not found:
         return [], (f"INT8 was not tried: {next(iter(failures.values()))}",)
+    wrong = {name: reason for name, model in found.items() if (reason := _objection(fp32, model, calibration))}
     requires = required_isa(scheme, machine)
-    versions = [Version(model, "int8", calibration=name, requires=requires) for name, model in found.items()]
+    versions = [
+        Version(model, "int8", calibration=name, requires=requires)
+        for name, model in found.items()
+        if name not in wrong
+    ]
+    dropped = (f"INT8 by {name} was dropped: {reason}" for name, reason in wrong.items())
     lacking = (f"INT8 by {name} was not tried: {reason}" for name, reason in failures.items())
-    return versions, (f"INT8 on this CPU: {scheme.reason}", *lacking)
+    return versions, (f"INT8 on this CPU: {scheme.reason}", *lacking, *dropped)
 
 
 def _attempt(name: str, make: Callable[[], Artifact], failures: dict[str, str]) -> Artifact | None:
@@ -110,3 +119,12 @@ def _attempt(name: str, make: Callable[[], Artifact], failures: dict[str, str]) 
         _log.warning("INT8 by %s failed", name, exc_info=True)
         failures[name] = f"internal error: {type(error).__name__}: {str(error)[:200]}"
     return None
+
+
+def _objection(fp32: Artifact, model: Artifact, calibration: Dataset) -> str:
+    """Why ``model`` does not compute what ``fp32`` computes; empty if it does."""
+    try:
+        check_explained(fp32, model, calibration)
+    except WrongResult as error:
+        return error.message
+    return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator
 from typing import ClassVar, Literal
 
 import msgspec
@@ -22,19 +23,27 @@ class Pass(ABC):
     name: ClassVar[str]
 
     @abstractmethod
+    def applications(self, model: ir.Model, skipped: Collection[str] = ()) -> Iterator[str]:
+        """Edit ``model``, whose values have inferred types and shapes, one application at a time.
+
+        Yields the site of each application after it was made. A site is a name of a value that identifies the application: the
+        same model has the same sites. Sites in ``skipped`` are left alone. A caller that stops early has a valid model.
+        """
+
     def call(self, model: ir.Model) -> bool:
-        """Edit ``model``, whose values have inferred types and shapes. Returns whether it changed."""
+        """Make every application. Returns whether the model changed."""
+        return sum(1 for _ in self.applications(model)) > 0
 
 
 class NodePass(Pass):
     """A pass that rewrites nodes one by one, in order. It visits nodes of the standard domain without subgraphs."""
 
-    def call(self, model: ir.Model) -> bool:
-        """Rewrite the nodes; skip those that an earlier rewrite removed."""
-        modified = False
+    def applications(self, model: ir.Model, skipped: Collection[str] = ()) -> Iterator[str]:
+        """Rewrite the nodes; skip those that an earlier rewrite removed. A node's site is its first output."""
         for node in graph.plain_nodes(model):
-            modified |= self.rewrite(node, model)
-        return modified
+            site = graph.site(node)
+            if site not in skipped and self.rewrite(node, model):
+                yield site
 
     @abstractmethod
     def rewrite(self, node: ir.Node, model: ir.Model) -> bool:
@@ -56,7 +65,11 @@ class PassRecord(msgspec.Struct, frozen=True):
     """
     seconds: float
     reason: str = ""
-    """For a reverted pass: the output, its error and the first divergent tensor, or the reason why it could not be verified."""
+    """Why the pass, or some of its applications, were undone: the site, the output, its error and the first divergent tensor, or the
+    reason why nothing could be verified. Empty if all applications were kept.
+    """
+    example: str = ""
+    """The smallest model found on which an undone application changes the outputs, as ONNX text; empty if there is none."""
 
 
 class OptimizeReport(msgspec.Struct, frozen=True):
@@ -73,8 +86,8 @@ class OptimizeReport(msgspec.Struct, frozen=True):
 
     @property
     def reverted(self) -> dict[str, str]:
-        """The reasons why passes were undone, by name."""
-        return {record.name: record.reason for record in self.passes if record.status == "reverted"}
+        """The reasons why passes, or some of their applications, were undone, by name."""
+        return {record.name: record.reason for record in self.passes if record.reason}
 
     @property
     def max_relative_error(self) -> float | None:

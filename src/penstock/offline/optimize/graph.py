@@ -37,6 +37,11 @@ def plain_nodes(model: ir.Model) -> Iterator[ir.Node]:
             yield node
 
 
+def site(node: ir.Node) -> str:
+    """The name of the first output of ``node`` that has one, which identifies it."""
+    return next((output.name for output in node.outputs if output.name), "")
+
+
 def has_subgraph(node: ir.Node) -> bool:
     kinds = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
     return any(attribute.type in kinds for attribute in node.attributes.values())

@@ -1,15 +1,15 @@
 """``optimize``: run passes over a model, verify them, and undo those that change the outputs.
 
 artifact ─ load, infer shapes ─▶ all passes ─ modified? ─ verify ─┬ agrees: keep ──▶ next round … until one changes nothing
-                                                                  └ differs: undo, then verify pass by pass; a pass
-                                                                    that is wrong is undone and not tried again
+                                                                  └ differs: undo, then verify pass by pass; of a pass
+                                                                    that is wrong, the wrong applications are undone
+                                                                    and not tried again (bisect.py)
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import msgspec
 import onnx
@@ -17,14 +17,18 @@ import onnx_ir as ir
 
 from penstock.artifact import Artifact
 from penstock.offline.optimize.base import OptimizeReport, Pass, PassRecord
+from penstock.offline.optimize.bisect import applied, first_wrong, minimal_model
 from penstock.offline.optimize.model import infer_shapes, read_proto, to_bytes, to_proto
 from penstock.offline.optimize.passes import default_passes
-from penstock.offline.optimize.verify import Verifier
+from penstock.offline.optimize.verify import Verdict, Verifier
 from penstock.protocol.onnx_scan import has_external_data
 from penstock.tensor import Array
 
 MAX_ROUNDS = 8
 """Maximum number of rounds through all passes. Two or three reach the fixed point; this bounds a pass that always reports a change."""
+
+_MAX_WRONG = 8
+"""Maximum number of wrong applications of one pass in one round; a pass with more of them is undone as a whole."""
 
 
 def optimize(
@@ -33,9 +37,9 @@ def optimize(
     """Returns a self-contained artifact with the same outputs and fewer nodes, and the report of every pass.
 
     ``samples`` are real inputs on which the outputs are compared, in addition to generated inputs; the first 8 are used. ``passes``
-    replaces the default passes. A pass that changes the outputs is undone, and its record gives the reason. The result is
-    deterministic. A self-contained model that no pass changes keeps its bytes. Raises InvalidModel or Unsupported for a model that
-    cannot be read, InvalidArgument for a sample that does not fit.
+    replaces the default passes. An application of a pass that changes the outputs is undone, and the pass's record gives the reason
+    and a minimal model. The result is deterministic, and a self-contained model that no pass changes keeps its bytes. Raises
+    InvalidModel or Unsupported for a model that cannot be read, InvalidArgument for a sample that does not fit.
     """
     active = default_passes() if passes is None else list(passes)
     options = {"passes": [current.name for current in active]}
@@ -68,6 +72,8 @@ class _Build:
         self.records: list[PassRecord] = []
         self._proto = to_proto(model)
         self._verifier = verifier
+        self._skipped: dict[str, set[str]] = {}
+        """The sites of wrong applications, by pass."""
 
     def round(self, passes: Sequence[Pass], number: int) -> list[PassRecord]:
         """Run ``passes`` and verify the result. If it is wrong, undo all and verify them one by one. Then infer shapes again."""
@@ -91,26 +97,60 @@ class _Build:
         return sum(1 for _ in self.model.graph.all_nodes())
 
     def _run(self, current: Pass, number: int, verify: bool = False) -> PassRecord:
-        """Run one pass. Undo it if it fails or, with ``verify``, if it changes the outputs."""
+        """Run one pass. Undo it if it fails and, with ``verify``, undo its applications that change the outputs."""
         start, before = time.perf_counter(), self.node_count()
-        status: Literal["applied", "unchanged", "reverted"] = "unchanged"
-        error, reason, proto = None, "", self._proto
+        reasons: list[str] = []
+        example, error = "", None
+        sites, verdict = self._attempt(current, verify)
+        while sites and verdict.failure and not self._verifier.obstacle and len(reasons) < _MAX_WRONG:
+            site, wrong, shown = self._wrong_application(current, sites)
+            self._skipped.setdefault(current.name, set()).add(site)
+            reasons.append(f"at '{site}': {wrong.failure}")
+            example, error = example or shown, wrong.max_relative_error
+            sites, verdict = self._attempt(current, verify)
+        if verdict.failure:
+            reasons.append(verdict.failure)
+        is_kept = bool(sites) and not verdict.failure
+        return PassRecord(
+            name=current.name,
+            round=number,
+            status="applied" if is_kept else "reverted" if reasons else "unchanged",
+            nodes_before=before,
+            nodes_after=self.node_count(),
+            max_relative_error=verdict.max_relative_error if is_kept or verdict.failure else error,
+            seconds=time.perf_counter() - start,
+            reason="; ".join(reasons),
+            example=example,
+        )
+
+    def _attempt(self, current: Pass, verify: bool) -> tuple[list[str], Verdict]:
+        """Make all applications of a pass that are not known to be wrong; undo them all if the outputs change. Returns their sites."""
         try:
-            modified = current.call(self.model)
-            proto = to_proto(self.model) if modified else proto
+            sites = list(current.applications(self.model, self._skipped.get(current.name, ())))
+            proto = to_proto(self.model) if sites else self._proto
         except Exception as failure:  # noqa: BLE001 - a pass that fails is undone like one that is wrong
-            modified, reason = True, f"the pass failed: {type(failure).__name__}: {failure}"
-        if modified:
-            if verify and not reason:
-                verdict = self._verifier.check(_bytes(proto))
-                error, reason = verdict.max_relative_error, verdict.failure
-            status = "reverted" if reason else "applied"
-            if reason:
-                self._go_back(self._proto)
-            else:
-                self._proto = proto
-        seconds = time.perf_counter() - start
-        return PassRecord(current.name, number, status, before, self.node_count(), error, seconds, reason)
+            self._go_back(self._proto)
+            return [], Verdict(None, f"the pass failed: {type(failure).__name__}: {failure}")
+        verdict = self._verifier.check(_bytes(proto)) if verify and sites else Verdict(None)
+        if verdict.failure:
+            self._go_back(self._proto)
+        else:
+            self._proto = proto
+        return sites, verdict
+
+    def _wrong_application(self, current: Pass, sites: list[str]) -> tuple[str, Verdict, str]:
+        """The site of an application that changes the outputs, how it changes them, and a minimal model that shows it."""
+        skipped, verdicts = self._skipped.get(current.name, ()), {}
+
+        def is_wrong(limit: int) -> bool:
+            verdicts[limit] = self._verifier.check(_bytes(to_proto(applied(current, self._proto, skipped, limit))))
+            return bool(verdicts[limit].failure)
+
+        wrong = first_wrong(len(sites), is_wrong)
+        if wrong not in verdicts:
+            is_wrong(wrong)
+        before = to_proto(applied(current, self._proto, skipped, wrong - 1))
+        return sites[wrong - 1], verdicts[wrong], minimal_model(before, current)
 
     def _go_back(self, proto: onnx.ModelProto, infer: bool = False) -> None:
         self.model = infer_shapes(proto) if infer else ir.from_proto(proto)

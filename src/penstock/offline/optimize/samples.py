@@ -1,8 +1,9 @@
-"""Inputs for comparing two models, generated from a signature with a seed. They include extreme values on purpose."""
+"""Inputs for comparing two models, generated from a signature with a seed. They include extreme values and sizes on purpose."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -11,17 +12,24 @@ from penstock.tensor import Array, DataType, Signature, TensorSpec
 _SEED = 20_111
 _FREE_SIZES = (8, 32, 64, 224)
 _CASES = (("normal", 1), ("normal", 3), ("zeros", 1), ("large", 1), ("negative", 1))
+_ODD_SIZES = (1, 5, 17, 0)
+_SEPARATE_SIZES = (2, 3, 4, 6, 7, 9, 10, 11)
+_LARGEST_DOUBLED = 64
+_MAX_ELEMENTS = 1 << 22
 
 # The largest FP16 number is 65504, which inputs of 100 can reach after a few layers.
 _LARGE = {DataType.FP16: 8.0, DataType.BF16: 32.0}
 
+Shapes = dict[str, tuple[int, ...]]
+"""Shapes of the inputs, by name."""
+
 
 class LabelledInputs(dict[str, Array]):
-    """Inputs by name, with a ``label`` for messages."""
+    """Inputs by name, with a ``label`` for messages. ``is_odd`` marks sizes that may end the process; see ``apart.py``."""
 
-    def __init__(self, label: str, inputs: dict[str, Array]) -> None:
+    def __init__(self, label: str, inputs: dict[str, Array], *, is_odd: bool = False) -> None:
         super().__init__(inputs)
-        self.label = label
+        self.label, self.is_odd = label, is_odd
 
 
 def generate(signature: Signature, free_size: int) -> Iterator[LabelledInputs]:
@@ -33,25 +41,81 @@ def generate(signature: Signature, free_size: int) -> Iterator[LabelledInputs]:
     """
     seen = set()
     for kind, batch in _CASES:
-        shapes = tuple(_shape(spec, batch, free_size) for spec in signature.inputs)
-        if (kind, shapes) in seen:
+        shapes = _shapes(signature, batch, free_size)
+        if (kind, tuple(shapes.values())) in seen:
             continue
-        seen.add((kind, shapes))
-        rng = np.random.default_rng([_SEED, batch, len(seen)])
-        inputs = {
-            spec.name: _array(spec, shape, kind, rng) for spec, shape in zip(signature.inputs, shapes, strict=True)
-        }
-        yield LabelledInputs(f"{kind} values at batch {batch}", inputs)
+        seen.add((kind, tuple(shapes.values())))
+        yield make_sample(signature, shapes, kind, [_SEED, batch, len(seen)])
+
+
+def generate_sizes(
+    signature: Signature, free_size: int, names: Mapping[str, Sequence[str]] | None = None
+) -> Iterator[LabelledInputs]:
+    """Generate one sample of normal values for each of several sizes of the free dimensions, other than those of ``generate``.
+
+    The sizes are: a size of its own for every free dimension, twice; at batch 2, all others twice ``free_size``, 1, 5, 17 and 0; and
+    batch 0. ``names`` has the names of the dimensions by input: dimensions of one name have one size. The model may reject some
+    samples.
+    """
+    doubled = [2 * free_size] if free_size <= _LARGEST_DOUBLED else []
+    found = [_separate_shapes(signature, names or {}, least) for least in (0, free_size)]
+    found += [_shapes(signature, 2, size) for size in (*doubled, *_ODD_SIZES)]
+    found.append(_shapes(signature, 0, free_size))
+    seen = [_shapes(signature, batch, free_size) for _, batch in _CASES]
+    for number, shapes in enumerate(found):
+        if shapes not in seen:
+            seen.append(shapes)
+            sample = make_sample(signature, shapes, "normal", [_SEED, 1000, number])
+            yield LabelledInputs(sample.label, sample, is_odd=True)
 
 
 def free_sizes(signature: Signature) -> tuple[int, ...]:
-    """Sizes to try for free dimensions after the first axis, smallest first; a single size if there are none."""
+    """Sizes to try for free dimensions after the first axis, smallest first; a single size if there are none.
+
+    Sizes that give an input more than four million elements are left out.
+    """
     is_free = any(-1 in spec.shape[1:] for spec in signature.inputs)
-    return _FREE_SIZES if is_free else _FREE_SIZES[:1]
+    larger = _FREE_SIZES[1:] if is_free else ()
+    return _FREE_SIZES[:1] + tuple(size for size in larger if _elements(signature, size) <= _MAX_ELEMENTS)
 
 
-def _shape(spec: TensorSpec, batch: int, free_size: int) -> tuple[int, ...]:
-    return tuple((batch if axis == 0 else free_size) if dim == -1 else dim for axis, dim in enumerate(spec.shape))
+def make_sample(signature: Signature, shapes: Shapes, kind: str, seed: Sequence[int]) -> LabelledInputs:
+    """Inputs of ``shapes``; ``kind`` is normal, zeros, large or negative."""
+    rng = np.random.default_rng(list(seed))
+    inputs = {spec.name: _array(spec, shapes[spec.name], kind, rng) for spec in signature.inputs}
+    return LabelledInputs(f"{kind} values of {sizes_of(inputs)}", inputs)
+
+
+def sizes_of(inputs: Mapping[str, Array]) -> str:
+    """The inputs with their shapes, for messages: ``x [3, 4], mask [3]``."""
+    return ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
+
+
+def _elements(signature: Signature, free_size: int) -> int:
+    """The number of elements of the largest input of one sample."""
+    return max(math.prod(shape) for shape in _shapes(signature, 1, free_size).values())
+
+
+def _shapes(signature: Signature, batch: int, free_size: int) -> Shapes:
+    return {
+        spec.name: tuple(
+            (batch if axis == 0 else free_size) if dim == -1 else dim for axis, dim in enumerate(spec.shape)
+        )
+        for spec in signature.inputs
+    }
+
+
+def _separate_shapes(signature: Signature, names: Mapping[str, Sequence[str]], least: int) -> Shapes:
+    sizes: dict[object, int] = {}
+    shapes: Shapes = {}
+    for spec in signature.inputs:
+        known = names.get(spec.name, ())
+        keys = [(known[axis] if axis < len(known) else "") or (spec.name, axis) for axis in range(len(spec.shape))]
+        for key, dim in zip(keys, spec.shape, strict=True):
+            if dim == -1 and key not in sizes:
+                sizes[key] = least + _SEPARATE_SIZES[len(sizes) % len(_SEPARATE_SIZES)]
+        shapes[spec.name] = tuple(sizes[key] if dim == -1 else dim for key, dim in zip(keys, spec.shape, strict=True))
+    return shapes
 
 
 def _array(spec: TensorSpec, shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> Array:

@@ -16,8 +16,9 @@ import onnx_ir as ir
 from penstock.artifact import Artifact
 from penstock.engines.base import LoadedModel
 from penstock.errors import PenstockError
+from penstock.offline.apart import apart
 from penstock.offline.optimize.model import read_proto
-from penstock.offline.optimize.samples import LabelledInputs, free_sizes, generate
+from penstock.offline.optimize.samples import LabelledInputs, free_sizes, generate, generate_sizes, sizes_of
 from penstock.offline.sessions import loaded
 from penstock.tensor import Array, DataType
 
@@ -45,7 +46,8 @@ class Verdict(msgspec.Struct, frozen=True):
 class Verifier:
     """Holds the original's outputs, and compares changed models with them.
 
-    The inputs are generated samples (``samples.py``) that the original accepts, and up to 8 of ``samples``. Outputs agree if shapes
+    The inputs are generated samples (``samples.py``) that the original accepts, at several sizes of each free dimension, and up to 8
+    of ``samples``. Outputs agree if shapes
     and datatypes are the same, NaN and infinities are in the same places, integers, booleans and text are equal, and for floats
     ``max |new - old| / max |old|`` is at most ``tolerance``. The default tolerance follows from the narrowest float type among the
     model's tensors: 1e-4 for FP32, 1e-2 for FP16, 5e-2 for BF16, 1e-6 for FP64.
@@ -83,9 +85,10 @@ class Verifier:
             return Verdict(None, f"unverifiable: {self.obstacle}")
         largest = 0.0
         try:
-            with loaded(Artifact.from_bytes(data), as_written=True) as model:
+            changed = Artifact.from_bytes(data)
+            with loaded(changed, as_written=True) as model:
                 for sample, expected in self._answers:
-                    outputs = model.forward(sample)
+                    outputs = apart.forward(changed, sample) if sample.is_odd else model.forward(sample)
                     for name, want in expected.items():
                         error, reason = compare(want, outputs.get(name), self._magnitudes.get(name, 0.0))
                         largest = max(largest, error)
@@ -98,15 +101,19 @@ class Verifier:
     def _answer_all(self, model: LoadedModel, samples: Sequence[Mapping[str, Array]]) -> None:
         for index, inputs in enumerate(samples[:_MAX_GIVEN]):
             model.signature.check(inputs)
-            self._answer(model, LabelledInputs(f"sample {index}", dict(inputs)))
+            self._answer(model, LabelledInputs(f"sample {index}, {sizes_of(inputs)}", dict(inputs)))
+        names = dimension_names(read_proto(self._original))
         for size in free_sizes(model.signature):
             generated = [self._answer(model, sample) for sample in generate(model.signature, size)]
             if any(generated):
+                for sample in generate_sizes(model.signature, size, names):
+                    self._answer(model, sample)
                 break
 
     def _answer(self, model: LoadedModel, sample: LabelledInputs) -> bool:
         try:
-            self._answers.append((sample, model.forward(sample)))
+            outputs = apart.forward(self._original, sample) if sample.is_odd else model.forward(sample)
+            self._answers.append((sample, outputs))
         except PenstockError as error:
             self.obstacle = error.message
             return False
@@ -169,6 +176,11 @@ def first_divergence(original: Artifact, data: bytes, sample: LabelledInputs, to
         if compare(before[name], after[name])[0] > tolerance:
             return f"'{name}' ({op_type})"
     return ""
+
+
+def dimension_names(model: onnx.ModelProto) -> dict[str, list[str]]:
+    """The names of the dimensions of each input; empty for a dimension without a name."""
+    return {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
 
 
 def _run_showing(proto: onnx.ModelProto, names: list[str], sample: LabelledInputs) -> dict[str, Array]:

@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Attempt
+from penstock.offline.compress.explained import check_explained
 from penstock.offline.compress.method import Method, StepContext
 from penstock.offline.compress.table import METHODS, Kind, MethodEntry, PlannedStep, Target
 
@@ -84,6 +85,7 @@ def _move(entry: MethodEntry, step: PlannedStep) -> Move:
         common = {name: value for name, value in context.options.items() if name in method.__struct_fields__}
         made = method.make({**common, **step.options}).run(model, context).model
         assert made is not None
+        check_explained(model, made, context.fitted)
         return made
 
     return Move(step.name, entry.kind, make, "int8" if entry.kind == "precision" else "", step.cures)

@@ -81,7 +81,7 @@ def _errors(
     with torch.no_grad():
         ours = model(to_tensors(sample, model), also)
     return {
-        name: relative_error(ours[name].to(torch.float64).numpy(), array)
+        name: relative_error(ours[name].detach().to(torch.float64).numpy(), array)
         for name, array in theirs.items()
         if name in ours and array.dtype.kind == "f"
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Iterator
 
 import onnx_ir as ir
 
@@ -28,17 +28,16 @@ class CommonSubexpression(Pass):
 
     name = "common_subexpression"
 
-    def call(self, model: ir.Model) -> bool:
-        constants = _merge_constants(model.graph)
-        return _merge_nodes(model) or constants
+    def applications(self, model: ir.Model, skipped: Collection[str] = ()) -> Iterator[str]:
+        yield from _merge_constants(model.graph, skipped)
+        yield from _merge_nodes(model, skipped)
 
 
-def _merge_constants(model_graph: ir.Graph) -> bool:
+def _merge_constants(model_graph: ir.Graph, skipped: Collection[str]) -> Iterator[str]:
     first: dict[Hashable, ir.Value] = {}
-    modified = False
     for name, value in list(model_graph.initializers.items()):
         tensor = value.const_value
-        if tensor is None or not graph.is_constant(value):
+        if name in skipped or tensor is None or not graph.is_constant(value) or value.is_graph_output():
             continue  # Rule 4
         if tensor.dtype == ir.DataType.STRING:
             continue
@@ -47,15 +46,14 @@ def _merge_constants(model_graph: ir.Graph) -> bool:
         if same is not value:
             value.replace_all_uses_with(same)  # Rule 1
             del model_graph.initializers[name]
-            modified = True
-    return modified
+            yield name
 
 
-def _merge_nodes(model: ir.Model) -> bool:
+def _merge_nodes(model: ir.Model, skipped: Collection[str]) -> Iterator[str]:
     first: dict[Hashable, ir.Node] = {}
-    modified = False
     for node in graph.plain_nodes(model):  # Rule 3
-        if node.op_type in graph.NON_DETERMINISTIC:
+        site = graph.site(node)
+        if site in skipped or node.op_type in graph.NON_DETERMINISTIC:
             continue  # Rule 3
         same = first.setdefault(_key(node), node)
         if same is node or any(output.is_graph_output() for output in node.outputs):
@@ -63,8 +61,7 @@ def _merge_nodes(model: ir.Model) -> bool:
         for output, replacement in zip(node.outputs, same.outputs, strict=True):
             output.replace_all_uses_with(replacement)  # Rule 2
         model.graph.remove(node, safe=True)
-        modified = True
-    return modified
+        yield site
 
 
 def _key(node: ir.Node) -> Hashable:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+
 import onnx_ir as ir
 
 from penstock.offline.optimize import graph
@@ -24,14 +26,13 @@ class DeadCode(Pass):
 
     name = "dead_code"
 
-    def call(self, model: ir.Model) -> bool:
-        modified = False
+    def applications(self, model: ir.Model, skipped: Collection[str] = ()) -> Iterator[str]:
         for node in reversed(list(graph.plain_nodes(model))):  # Rule 3
-            if not any(graph.is_used(output) for output in node.outputs):
+            site = graph.site(node)
+            if site not in skipped and not any(graph.is_used(output) for output in node.outputs):
                 model.graph.remove(node, safe=True)  # Rule 1
-                modified = True
+                yield site
         for name, value in list(model.graph.initializers.items()):
-            if not graph.is_used(value) and not value.is_graph_input():  # Rule 4
+            if name not in skipped and not graph.is_used(value) and not value.is_graph_input():  # Rule 4
                 del model.graph.initializers[name]  # Rule 2
-                modified = True
-        return modified
+                yield name

@@ -337,7 +337,7 @@ def shape(coupling: Coupling, node: ir.Node) -> None:
     first, last = graph.int_attribute(node, "start", 0), graph.int_attribute(node, "end", len(x))
     sizes = x[first:last]
     taken: set[int] = set()
-    for use in node.outputs[0].uses():
+    for use in node.outputs[0].uses() if sizes else ():  # a tensor of unknown rank has no axes
         taken |= set(np.arange(len(sizes))[_picked(use.node)].reshape(-1).tolist())
     for position in taken:
         coupling.freeze(sizes[position], f"{describe(node)} reads its size")

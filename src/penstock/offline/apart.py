@@ -1,0 +1,113 @@
+"""Run models in a child process, for inputs of sizes on which a kernel may end its process.
+
+Some kernels of ONNX Runtime divide integers by the number of elements of an axis: empty inputs end the process with SIGFPE, which no
+exception handler can catch. The child is started on first use, serves all calls, is replaced when it dies, and ends with its parent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import pickle
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from typing import IO, Any
+
+from penstock.artifact import Artifact
+from penstock.errors import PenstockError
+from penstock.offline.model_store import keep_models
+from penstock.offline.sessions import loaded
+from penstock.tensor import Array
+
+_KEPT_BYTES = 1 << 30
+_MAX_BYTES = 256 << 20
+"""Maximum size of a model that the child runs: it holds copies of its own."""
+_PATIENCE_S = 60.0
+
+
+class Apart:
+    """One child process. Several threads may use it; their calls wait for one another."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def forward(self, artifact: Artifact, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs of ``artifact`` on ``inputs``, computed as written and on one thread.
+
+        Raises PenstockError if the model fails, ends its process, runs longer than a minute, or has more than 256 MiB.
+        """
+        if artifact.size_bytes > _MAX_BYTES:
+            raise PenstockError("the model is too large to be loaded twice")
+        with self._lock:
+            found = self._ask((artifact, dict(inputs)))
+        if isinstance(found, str):
+            raise PenstockError(found)
+        return found
+
+    def close(self) -> None:
+        """End the child; another call starts a new one."""
+        with self._lock:
+            self._end()
+
+    def _ask(self, question: tuple[Artifact, dict[str, Array]]) -> dict[str, Array] | str:
+        process = self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            pickle.dump(question, process.stdin, pickle.HIGHEST_PROTOCOL)
+            process.stdin.flush()
+            if not select.select([process.stdout], [], [], _PATIENCE_S)[0]:
+                self._end()
+                return f"the model ran for more than {_PATIENCE_S:.0f} s"
+            found: dict[str, Array] | str = pickle.load(process.stdout)  # noqa: S301 - from our own child
+        except (EOFError, OSError, pickle.UnpicklingError):
+            self._end()
+            return f"the model ended its process with status {process.returncode}"
+        return found
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "penstock.offline.apart"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        return self._process
+
+    def _end(self) -> None:
+        if self._process is not None:
+            with self._process as process:
+                process.kill()
+            self._process = None
+
+
+apart = Apart()
+atexit.register(apart.close)
+
+
+def serve(questions: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer questions until there are no more."""
+    with keep_models(_KEPT_BYTES):
+        while True:
+            try:
+                artifact, inputs = pickle.load(questions)  # noqa: S301 - from our own parent
+            except EOFError:
+                return
+            pickle.dump(_answer(artifact, inputs), answers, pickle.HIGHEST_PROTOCOL)
+            answers.flush()
+
+
+def _answer(artifact: Artifact, inputs: dict[str, Array]) -> Any:
+    try:
+        with loaded(artifact, as_written=True) as model:
+            return model.forward(inputs)
+    except PenstockError as error:
+        return error.message
+
+
+if __name__ == "__main__":
+    serve(sys.stdin.buffer, sys.stdout.buffer)

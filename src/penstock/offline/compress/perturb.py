@@ -1,0 +1,88 @@
+"""Perturb the rounded numbers of a quantised model by as much as rounding has changed them.
+
+Rounding to a step ``s`` acts like noise of the standard deviation ``s / sqrt(12)`` (Widrow and Kollár, "Quantization Noise", 2008,
+chapter 5). Therefore:
+
+1. Each weight of 16 bits or less moves by one step, up or down, with the probability 1/12, which has the same variance.
+2. The range of each activation becomes wider by up to a quarter, so that all its values round differently. If clipping matters,
+   this changes the outputs too. ``widened`` perturbs ranges more: four times as wide.
+
+Numbers that the original model has too stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from penstock.tensor import Array
+
+_MOVED = 1 / 12
+_WIDENED, _FAR_WIDENED = (1.1, 1.25), (3.5, 4.0)
+_ROUNDED = {"DequantizeLinear": (0,), "MatMulInteger": (0, 1), "MatMulNBits": (1,), "Cast": (0,)}
+"""The inputs of operators that, if constant, are rounded weights."""
+_HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+def perturbed(
+    model: onnx.ModelProto, original: onnx.ModelProto, draw: int, *, widened: bool = False
+) -> onnx.ModelProto | None:
+    """A copy of ``model`` with other values of its rounded numbers, which follow from ``draw``; None if it has no such numbers."""
+    known = {_identity(tensor) for tensor in original.graph.initializer}
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    tensors = {tensor.name: tensor for tensor in made.graph.initializer if _identity(tensor) not in known}
+    weights, packed, scales = _roles(made.graph, tensors)
+    rng, factors = np.random.default_rng([20_112, draw]), _FAR_WIDENED if widened else _WIDENED
+    changed = False
+    for name in sorted(weights | scales):
+        array = numpy_helper.to_array(tensors[name])
+        wider = (array * rng.uniform(*factors)).astype(array.dtype)
+        new = wider if name in scales else _moved(array, rng, is_packed=name in packed)
+        if new is not None:
+            tensor = numpy_helper.from_array(new, name)
+            tensor.data_type = tensors[name].data_type
+            tensors[name].CopyFrom(tensor)
+            changed = True
+    return made if changed else None
+
+
+def _roles(graph: onnx.GraphProto, tensors: Collection[str]) -> tuple[set[str], set[str], set[str]]:
+    """The names of rounded weights, of those among them that hold two numbers in a byte, and of scales of activations."""
+    weights: set[str] = set()
+    packed: set[str] = set()
+    scales: set[str] = set()
+    for node in graph.node:
+        weights.update(node.input[place] for place in _ROUNDED.get(node.op_type, ()) if node.input[place] in tensors)
+        if node.op_type == "MatMulNBits" and any(one.name == "bits" and one.i == 4 for one in node.attribute):
+            packed.add(node.input[1])
+        if node.op_type == "QuantizeLinear" and node.input[0] not in tensors and node.input[1] in tensors:
+            scales.add(node.input[1])
+    # A scale that weights use too is not the scale of an activation alone.
+    fixed = (n.input[1] for n in graph.node if n.op_type == "DequantizeLinear" and n.input[0] in weights)
+    return weights - scales, packed, scales - set(fixed)
+
+
+def _moved(array: Array, rng: np.random.Generator, *, is_packed: bool) -> Array | None:
+    steps = rng.choice([-1, 0, 1], array.shape, p=[_MOVED / 2, 1 - _MOVED, _MOVED / 2])
+    if is_packed:
+        more = rng.choice([-1, 0, 1], array.shape, p=[_MOVED / 2, 1 - _MOVED, _MOVED / 2])
+        first, second = (array & 15).astype(np.int16) + steps, (array >> 4).astype(np.int16) + more
+        return np.asarray(first.clip(0, 15) | (second.clip(0, 15) << 4)).astype(np.uint8)
+    if array.dtype in _HALVES:
+        # Neighbouring numbers of one sign are neighbouring integers.
+        bits = array.view(np.uint16)
+        moved = (bits.astype(np.int32) + np.where(bits & 0x7FFF, steps, 0)).astype(np.uint16).view(array.dtype)
+        return np.asarray(np.where(np.isfinite(moved.astype(np.float32)), moved, array))
+    if array.dtype.kind not in "iu":
+        return None
+    limits = np.iinfo(array.dtype)
+    return np.asarray((array.astype(np.int64) + steps).clip(limits.min, limits.max)).astype(array.dtype)
+
+
+def _identity(tensor: onnx.TensorProto) -> tuple[str, bytes]:
+    return tensor.name, tensor.SerializeToString(deterministic=True)

@@ -1,0 +1,170 @@
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from networks import Network, attention, cnn, images, mlp
+from penstock.artifact import Artifact
+from penstock.dataset import Dataset, make_dataset
+from penstock.errors import WrongResult
+from penstock.offline.compress.explained import check_explained, distance
+from penstock.offline.compress.precision.dynamic import quantize_dynamic
+from penstock.offline.compress.precision.half import halve_weights
+from penstock.offline.compress.precision.weight_only import WeightOnlyOptions, quantize_weights
+from penstock.offline.compress.pruning.magnitude import GlobalRule, PruneOptions, prune
+from penstock.offline.compress.ptq.calibrate import collect
+from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
+from penstock.offline.compress.ptq.quantize import quantize
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
+from penstock.offline.compress.ptq.scheme import IntegerScheme
+from penstock.tensor import DataType
+
+SCHEME = IntegerScheme(DataType.UINT8, DataType.INT8, True, "test")
+Edit = Callable[[onnx.ModelProto], None]
+
+
+def rows(shape: tuple[int, ...], count: int = 48) -> Dataset:
+    return make_dataset({"x": np.random.default_rng(0).standard_normal((count, *shape)).astype(np.float32)}, None)
+
+
+NETWORKS = {
+    "cnn": (cnn(8), make_dataset({"x": images(48)}, None)),
+    "mlp": (mlp(32), rows((16,))),
+    "attention": (attention(16), rows((5, 16))),
+}
+
+
+def int8(artifact: Artifact, data: Dataset, placement=QdqPlacement.LINEAR, method=RangeMethod.MIN_MAX) -> Artifact:
+    return quantize(artifact, ranges(collect(artifact, data), method, SCHEME), SCHEME, placement)
+
+
+def edited(artifact: Artifact, edit: Edit) -> Artifact:
+    proto = onnx.load_model_from_string(artifact.data)
+    edit(proto)
+    return Artifact.from_bytes(proto.SerializeToString())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("placement", QdqPlacement)
+@pytest.mark.parametrize("method", RangeMethod)
+def test_int8_is_explained(name, placement, method):
+    artifact, data = NETWORKS[name]
+    for found in check_explained(artifact, int8(artifact, data, placement, method), data):
+        assert 0 < found.error <= found.bound < 1
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weights_in_fewer_bits_are_explained_without_data(bits):
+    artifact = mlp(32)
+    made = quantize_weights(artifact, None, WeightOnlyOptions(bits=bits, block_size=16, least_weights=1))
+    assert all(0 < found.error <= found.bound for found in check_explained(artifact, made))
+
+
+@pytest.mark.parametrize("make", [lambda a, d: halve_weights(a), quantize_dynamic, lambda a, d: prune(a)])
+def test_other_methods_are_explained(make):
+    artifact, data = mlp(64), rows((16,))
+    check_explained(artifact, make(artifact, data), data)
+
+
+def scaled_weight(proto: onnx.ModelProto) -> None:
+    """Double the scales of one weight, as if a factor was applied twice."""
+    weights = {tensor.name: tensor for tensor in proto.graph.initializer}
+    node = next(n for n in proto.graph.node if n.op_type == "DequantizeLinear" and len(weights[n.input[1]].dims) == 1)
+    tensor = weights[node.input[1]]
+    tensor.CopyFrom(numpy_helper.from_array(2 * numpy_helper.to_array(tensor), tensor.name))
+
+
+def forgotten_bias(proto: onnx.ModelProto) -> None:
+    node = next(n for n in proto.graph.node if n.op_type in ("Conv", "Gemm") and len(n.input) > 2)
+    del node.input[2:]
+
+
+def lost_negatives(proto: onnx.ModelProto) -> None:
+    """Clip an output at zero, as if its only reader was a Relu."""
+    proto.graph.node.append(helper.make_node("Relu", [inner(proto)], ["y"]))
+
+
+def inner(proto: onnx.ModelProto) -> str:
+    """The tensor that was the output, which gets another name."""
+    node = next(node for node in proto.graph.node if node.output[0] == "y")
+    node.output[0] = "inner"
+    return "inner"
+
+
+@pytest.mark.parametrize(
+    ("name", "defect"),
+    [
+        ("cnn", scaled_weight),
+        ("cnn", lost_negatives),
+        ("mlp", scaled_weight),
+        ("mlp", lost_negatives),
+        ("mlp", forgotten_bias),
+    ],
+)
+def test_a_defect_is_not_explained(name, defect):
+    artifact, data = NETWORKS[name]
+    made = edited(int8(artifact, data), defect)
+    with pytest.raises(
+        WrongResult, match=r"output 'y' .* on inputs x \[16, .*\], is off by .*%; rounding explains at most"
+    ):
+        check_explained(artifact, made, data)
+
+
+def test_a_model_that_is_right_at_one_length_only_is_found():
+    n = Network()
+    n.op("MatMul", "x", n.normal(8, 8), name="y")
+    artifact = n.artifact({"x": ["N", "L", 8]}, {"y": ["N", "L", 8]})
+    data = rows((5, 8))
+
+    def freeze(proto: onnx.ModelProto) -> None:
+        """Cut all samples to the length of the data's."""
+        graph = proto.graph
+        for name, number in (("zero", 0), ("five", 5), ("one", 1)):
+            graph.initializer.append(numpy_helper.from_array(np.array([number]), name))
+        graph.node.append(helper.make_node("Slice", [inner(proto), "zero", "five", "one"], ["y"]))
+
+    check_explained(artifact, int8(artifact, data), data)
+    with pytest.raises(WrongResult, match=r"on inputs x \[2, 17, 8\], has another type or shape"):
+        check_explained(artifact, edited(int8(artifact, data), freeze), data)
+    with pytest.raises(WrongResult, match="has another type or shape"):
+        check_explained(artifact, edited(artifact, freeze))
+
+
+def test_a_model_that_does_not_take_a_size_that_the_original_takes_is_found():
+    artifact, data = NETWORKS["mlp"]
+
+    def fix_batch(proto: onnx.ModelProto) -> None:
+        proto.graph.initializer.append(numpy_helper.from_array(np.array([16, 4]), "all"))
+        proto.graph.node.append(helper.make_node("Reshape", [inner(proto), "all"], ["y"]))
+
+    with pytest.raises(WrongResult, match=r"does not run on inputs x \[1, 16\], but the original does"):
+        check_explained(artifact, edited(artifact, fix_batch), data)
+
+
+def test_a_model_that_does_not_load_is_found():
+    artifact, data = NETWORKS["mlp"]
+    with pytest.raises(WrongResult, match="does not load"):
+        check_explained(artifact, edited(artifact, lambda proto: proto.graph.node.pop(0) and None), data)
+
+
+def test_a_trained_model_may_have_any_finite_outputs():
+    artifact, data = NETWORKS["mlp"]
+    made = prune(artifact, PruneOptions(GlobalRule(0.9)))
+    trained = artifact.derive(made.data, "recover", {}, {})
+    check_explained(artifact, trained, data)
+
+    def spoil(proto: onnx.ModelProto) -> None:
+        tensor = proto.graph.initializer[0]
+        tensor.CopyFrom(numpy_helper.from_array(np.full(tuple(tensor.dims), np.nan, np.float32), tensor.name))
+
+    with pytest.raises(WrongResult, match="NaN or infinities"):
+        check_explained(artifact, artifact.derive(edited(made, spoil).data, "recover", {}, {}), data)
+
+
+def test_distance_of_what_is_no_float():
+    assert distance(np.array([1, 2, 3, 4]), np.array([1, 2, 3, 5])) == 0.25
+    assert distance(np.array(["a"], object), np.array(["b"], object)) == 1.0
+    assert distance(np.ones(2, np.float32), np.ones(2, np.float64)) == np.inf
+    assert distance(np.ones((0, 2), np.float32), np.ones((0, 2), np.float32)) == 0.0
