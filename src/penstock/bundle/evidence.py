@@ -159,10 +159,8 @@ class Evidence(msgspec.Struct, frozen=True):
         if not self.metric:
             return f"at most {self.max_accuracy_loss:.2%} loss of accuracy{proof}"
         judged = ", ".join(f"'{name}'" for name in self.metric_outputs)
-        return (
-            f"at most {self.limit:.2%} loss of {self.metric}{proof} in {judged} ({self.metric_reason}), and {self.max_output_error:.0%} "
-            "difference from the original's outputs"
-        )
+        others = f", and {self.max_output_error:.0%} difference from the original" if self.metric != "fidelity" else ""
+        return f"at most {self.limit:.2%} loss of {self.metric}{proof} in {judged} ({self.metric_reason}){others}"
 
     def candidate(self, name: str) -> CandidateRecord:
         """The record called ``name``; KeyError if there is none."""

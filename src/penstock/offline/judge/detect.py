@@ -49,7 +49,7 @@ def choose_metric(answers: Mapping[str, Array], labels: Array | None, name: str 
 
 
 def has_class_scores(name: str, array: Array, names: Mapping[str, Array]) -> bool:
-    """True if the rows of an output [samples, classes] are certainly scores of classes: they are probabilities, or the name says so."""
+    """True if the rows of an output are certainly scores [samples, classes]: they are probabilities, or the name says so."""
     if not is_float(array) or array.ndim != 2 or array.shape[1] < 2:
         return False
     is_named = bool(_SCORES.search(name)) and not any(_BOXES.search(other) for other in names)

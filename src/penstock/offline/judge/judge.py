@@ -76,8 +76,8 @@ class Judge:
     ) -> None:
         """``contract`` names the metric. Intervals hold together for ``looks`` candidates.
 
-        Raises InvalidModel or EngineUnavailable if the original does not load; InvalidData if there are no samples, its outputs are not
-        finite, or the labels fit no output or fit no better than chance; InvalidArgument if the contract's metric or output does not
+        Raises InvalidModel or EngineUnavailable if the original does not load; InvalidData if there are no samples, its outputs are
+        not finite, or the labels fit no output or fit no better than chance; InvalidArgument if the contract's metric or output does not
         exist; InvalidConfig if it requires a proof that the metric does not allow; Unsupported if the outputs cannot be compared
         sample by sample.
         """
@@ -87,32 +87,13 @@ class Judge:
         self._engine = engine
         with loaded(original, threads, engine=engine) as model:
             self.signature = model.signature
-            found = answers(model, data)
-        if broken := not_finite(found):
-            raise InvalidData(f"the original's {broken}", "remove these samples, or repair the model")
-        self.reference: Reference = make_reference(found, data.labels, contract.metric, contract.output, looks)
-        if contract.prove_accuracy and not self.reference.is_exact:
-            raise InvalidConfig(
-                f"a loss of {self.metric} cannot be proven: its intervals are approximate",
-                "use a metric that is a mean over rows, such as top-1, agreement, fidelity or cosine; or do not require a proof",
-            )
-        if self.reference.labels is not None and not contract.trust_labels:
-            self._check_labels(self.reference.labels)
+            self.reference = checked_reference(answers(model, data), data.labels, contract, looks)
         self.baseline = self._judgement(self.reference.answers)
         """The original compared with itself; its loss is 0."""
 
     @property
     def metric(self) -> str:
         return self.reference.metric
-
-    def _check_labels(self, labels: Array) -> None:
-        reference = self.reference
-        check_labels(
-            self.metric,
-            lambda shuffled: reference.value(reference.answers, shuffled),
-            labels,
-            reference.choice.metric.higher,
-        )
 
     def assess(self, candidate: Artifact) -> Judgement:
         """Run ``candidate`` on all samples and compare it. Raises PenstockError if it does not run or its outputs have other
@@ -151,6 +132,27 @@ class Judge:
         reference = self.reference
         accuracy = reference.original() if outputs is reference.answers else reference.compare(outputs)
         return Judgement(accuracy, reference.scores(outputs).astype(np.float32), reference.divergence(outputs))
+
+
+def checked_reference(found: Outputs, labels: Array | None, contract: Contract, looks: int = 1) -> Reference:
+    """The reference with the original's outputs ``found``. Raises the errors of ``Judge`` about data, labels and metric."""
+    if broken := not_finite(found):
+        raise InvalidData(f"the original's {broken}", "remove these samples, or repair the model")
+    reference = make_reference(found, labels, contract.metric, contract.output, looks)
+    if contract.prove_accuracy and not reference.is_exact:
+        raise InvalidConfig(
+            f"a loss of {reference.metric} cannot be proven: its intervals are approximate",
+            "use a metric that is a mean over rows: top-1, top-5, agreement, fidelity or cosine; or do not require a proof",
+        )
+    if reference.labels is not None and not contract.trust_labels:
+        check_labels(
+            reference.metric,
+            lambda shuffled: reference.value(found, shuffled),
+            reference.labels,
+            reference.choice.metric.higher,
+        )
+    reference.original()  # A metric that fails does so before long work.
+    return reference
 
 
 def hold_out(artifact: Artifact, data: Dataset, share: float = 0.2) -> tuple[Dataset, Dataset]:

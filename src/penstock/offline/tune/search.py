@@ -19,7 +19,8 @@ FINALISTS = 4
 """Number of candidates that are measured again, for longer, in addition to the best exact candidates."""
 
 CLOSE_CALL = 1.05
-"""Among candidates within this ratio of the lowest cost, the one with the fewest threads wins, then the one of the least loss, then of the least error."""
+"""Among candidates within this ratio of the lowest cost, the one with the fewest threads wins, then that of the least loss, then that
+of the least error."""
 
 CLOSE_SIZE = 1.01
 """Among candidates within this ratio of the smallest size, the fastest one wins."""

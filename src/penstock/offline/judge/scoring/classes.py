@@ -79,8 +79,8 @@ def auc(output: Array, truth: Array) -> float:
 
 
 def average_precision(output: Array, truth: Array) -> float:
-    """The mean precision at each positive sample, in order of falling score (``average_precision_score`` of scikit-learn). With several
-    classes, the mean over the classes.
+    """The mean precision at each positive sample, in order of falling score (``average_precision_score`` of scikit-learn). With
+    several classes, the mean over the classes.
 
     Output: scores [samples], [samples, 1] or [samples, classes]. Labels: class numbers [samples], or 0 and 1 [samples, classes].
     """

@@ -33,10 +33,11 @@ def perplexity(output: Array, truth: Array) -> float:
 
 
 def wer(output: Array, truth: Array) -> float:
-    """The word error rate: words to insert, delete or replace, divided by the words of the truth. For token numbers, the token error rate.
+    """The word error rate: words to insert, delete or replace, divided by the words of the truth. For token numbers, the token error
+    rate.
 
-    Output: text [samples], or token numbers [samples, positions], where negative numbers are padding. Labels, or the original's output:
-    the same kind.
+    Output: text [samples], or token numbers [samples, positions], where negative numbers are padding. Labels, or the original's
+    output: the same kind.
     """
     return _error_rate(output, truth, str.split)
 
