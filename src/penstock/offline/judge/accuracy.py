@@ -26,7 +26,7 @@ from penstock.offline.judge.intervals import (
     mean_bound,
     tail,
 )
-from penstock.offline.judge.metric import Metric
+from penstock.offline.judge.metric import AccuracyMetric
 from penstock.offline.judge.metrics import (
     Outputs,
     deviations,
@@ -267,7 +267,7 @@ def answers_of(
         return answers(model, data, batch_size)
 
 
-def _called(metric: Metric, output: Array, truth: Array | None) -> Array:
+def _called(metric: AccuracyMetric, output: Array, truth: Array | None) -> Array:
     """The metric's result, checked."""
     try:
         found = np.asarray(metric.of(output, truth), np.float64)  # type: ignore[arg-type]

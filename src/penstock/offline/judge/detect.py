@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidArgument, InvalidData
-from penstock.offline.judge.metric import Metric
+from penstock.offline.judge.metric import AccuracyMetric
 from penstock.offline.judge.metric_table import METRICS, metric_named
 from penstock.offline.judge.scoring.classes import is_float, is_ids
 from penstock.tensor import Array
@@ -30,7 +30,7 @@ _LABEL_METRICS = ("top-1", "average-precision", "iou", "r2", "wer", "map")
 class Choice(msgspec.Struct, frozen=True):
     """A metric, the outputs that it judges, and the reason for the choice."""
 
-    metric: Metric
+    metric: AccuracyMetric
     outputs: tuple[str, ...]
     reason: str
 
@@ -70,7 +70,7 @@ def are_shares(array: Array) -> bool:
     return bool((rows >= 0).all() and np.allclose(rows.sum(axis=1), 1, atol=1e-3))
 
 
-def _named(metric: Metric, answers: Mapping[str, Array], labels: Array | None) -> Choice:
+def _named(metric: AccuracyMetric, answers: Mapping[str, Array], labels: Array | None) -> Choice:
     if metric.labels and metric.truth is None and labels is None and metric.name in METRICS:
         raise InvalidData(
             f"the metric {metric.name} needs labels", f"add an array 'labels' to the evaluation data: {metric.shapes}"

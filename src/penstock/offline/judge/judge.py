@@ -77,8 +77,8 @@ class Judge:
         """``contract`` names the metric. Intervals hold together for ``looks`` candidates.
 
         Raises InvalidModel or EngineUnavailable if the original does not load; InvalidData if there are no samples, its outputs are
-        not finite, or the labels fit no output or fit no better than chance; InvalidArgument if the contract's metric or output does not
-        exist; InvalidConfig if it requires a proof that the metric does not allow; Unsupported if the outputs cannot be compared
+        not finite, or the labels fit no output or fit no better than chance; InvalidArgument if the contract's metric or output does
+        not exist; InvalidConfig if it requires a proof that the metric does not allow; Unsupported if the outputs cannot be compared
         sample by sample.
         """
         if data.count == 0:

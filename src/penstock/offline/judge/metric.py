@@ -17,7 +17,7 @@ Function = Callable[[Array, Array], "Array | float"]
 """Output and truth -> one score per row, or a number."""
 
 
-class Metric(msgspec.Struct, frozen=True):
+class AccuracyMetric(msgspec.Struct, frozen=True):
     """One metric, and what it needs."""
 
     name: str

@@ -9,16 +9,16 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import InvalidArgument, PenstockError
-from penstock.offline.judge.metric import Metric
+from penstock.offline.judge.metric import AccuracyMetric
 from penstock.offline.judge.scoring import boxes, classes, embeddings, numbers, texts
 
-METRICS: dict[str, Metric] = {
+METRICS: dict[str, AccuracyMetric] = {
     metric.name: metric for module in (classes, numbers, embeddings, texts, boxes) for metric in module.METRICS
 }
 """Every metric by its name."""
 
 
-def metric_named(name: str) -> Metric:
+def metric_named(name: str) -> AccuracyMetric:
     """The metric called ``name``, or the function ``module:function``. Raises InvalidArgument.
 
     A function takes the output to judge and the labels, or None without labels, both as arrays with one row per sample. It returns one
@@ -31,7 +31,7 @@ def metric_named(name: str) -> Metric:
         raise InvalidArgument(
             f"there is no metric '{name}'", f"use one of: {', '.join(METRICS)}; or your own function, module:function"
         )
-    return Metric(name, _found(module, function), "any", lambda *_: True, kind="other")
+    return AccuracyMetric(name, _found(module, function), "any", lambda *_: True, kind="other")
 
 
 def _found(module: str, function: str) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.errors import InvalidData
-from penstock.offline.judge.metric import Metric
+from penstock.offline.judge.metric import AccuracyMetric
 from penstock.offline.judge.scoring.classes import is_float, is_ids
 from penstock.tensor import Array
 
@@ -101,14 +101,14 @@ def _has_segments(output: Array, labels: Array | None) -> bool:
 
 
 METRICS = (
-    Metric(
+    AccuracyMetric(
         "map",
         mean_average_precision,
         "boxes [samples, boxes, 6]: left, top, right, bottom, score, class; labels: [samples, boxes, 5], without score",
         _has_boxes,
         kind="numbers",
     ),
-    Metric(
+    AccuracyMetric(
         "iou",
         iou,
         "scores [samples, classes, …] or class numbers [samples, …]; labels: class numbers [samples, …]",

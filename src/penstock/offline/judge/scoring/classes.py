@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.errors import InvalidData
-from penstock.offline.judge.metric import Metric
+from penstock.offline.judge.metric import AccuracyMetric
 from penstock.tensor import Array, DataType
 
 _TOP = 5
@@ -163,7 +163,7 @@ _CLASSES = "scores [samples, classes] or class numbers [samples]; labels: class 
 _SCORES = "scores [samples] or [samples, classes]; labels: class numbers [samples], or 0 and 1 [samples, classes]"
 
 METRICS = (
-    Metric(
+    AccuracyMetric(
         "top-1",
         hits,
         _CLASSES,
@@ -171,7 +171,7 @@ METRICS = (
         span=_SHARES,
         kind="classes",
     ),
-    Metric(
+    AccuracyMetric(
         "agreement",
         hits,
         "scores, class numbers or text; no labels",
@@ -181,7 +181,7 @@ METRICS = (
         span=_SHARES,
         kind="classes",
     ),
-    Metric(
+    AccuracyMetric(
         "top-5",
         top_5,
         "scores [samples, classes]; labels: class numbers [samples]",
@@ -190,7 +190,7 @@ METRICS = (
         span=_SHARES,
         kind="classes",
     ),
-    Metric("f1", f1, _CLASSES, _is_classified, kind="classes"),
-    Metric("auc", auc, _SCORES, _is_ranked, kind="numbers"),
-    Metric("average-precision", average_precision, _SCORES, _is_ranked, kind="numbers"),
+    AccuracyMetric("f1", f1, _CLASSES, _is_classified, kind="classes"),
+    AccuracyMetric("auc", auc, _SCORES, _is_ranked, kind="numbers"),
+    AccuracyMetric("average-precision", average_precision, _SCORES, _is_ranked, kind="numbers"),
 )

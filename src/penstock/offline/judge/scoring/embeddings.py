@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.offline.judge.metric import Metric
+from penstock.offline.judge.metric import AccuracyMetric
 from penstock.offline.judge.scoring.numbers import same_size
 from penstock.tensor import Array
 
@@ -57,6 +57,6 @@ def _itself(output: Array) -> Array:
 _SHAPES = "embeddings [samples, …]; labels: embeddings of the same shape"
 
 METRICS = (
-    Metric("cosine", cosine, _SHAPES, _embeds, truth=_itself, span=(-1.0, 1.0), kind="numbers"),
-    Metric("rank", rank, _SHAPES, _embeds, truth=_itself, kind="numbers"),
+    AccuracyMetric("cosine", cosine, _SHAPES, _embeds, truth=_itself, span=(-1.0, 1.0), kind="numbers"),
+    AccuracyMetric("rank", rank, _SHAPES, _embeds, truth=_itself, kind="numbers"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.errors import InvalidData
-from penstock.offline.judge.metric import Metric
+from penstock.offline.judge.metric import AccuracyMetric
 from penstock.offline.judge.metrics import deviations
 from penstock.offline.judge.scoring.classes import is_float, is_ids
 from penstock.tensor import Array
@@ -86,7 +86,7 @@ def _itself(output: Array) -> Array:
 _SAME = "numbers [samples, …]; labels: numbers of the same shape"
 
 METRICS = (
-    Metric(
+    AccuracyMetric(
         "fidelity",
         fidelity,
         "any; no labels",
@@ -96,8 +96,8 @@ METRICS = (
         span=(0.0, 1.0),
         kind="numbers",
     ),
-    Metric("mae", mae, _SAME, _labelled, higher=False, relative=True, kind="numbers"),
-    Metric("rmse", rmse, _SAME, _labelled, higher=False, relative=True, kind="numbers"),
-    Metric("r2", r2, _SAME, same_size, truth=_itself, kind="numbers"),
-    Metric("correlation", correlation, _SAME, same_size, truth=_itself, kind="numbers"),
+    AccuracyMetric("mae", mae, _SAME, _labelled, higher=False, relative=True, kind="numbers"),
+    AccuracyMetric("rmse", rmse, _SAME, _labelled, higher=False, relative=True, kind="numbers"),
+    AccuracyMetric("r2", r2, _SAME, same_size, truth=_itself, kind="numbers"),
+    AccuracyMetric("correlation", correlation, _SAME, same_size, truth=_itself, kind="numbers"),
 )

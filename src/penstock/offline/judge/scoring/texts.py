@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.errors import InvalidData
-from penstock.offline.judge.metric import Metric
+from penstock.offline.judge.metric import AccuracyMetric
 from penstock.offline.judge.scoring.classes import is_float, is_ids
 from penstock.tensor import Array
 
@@ -97,7 +97,7 @@ def _itself(output: Array) -> Array:
 _TEXT = "text [samples] or token numbers [samples, positions]; labels: the same"
 
 METRICS = (
-    Metric(
+    AccuracyMetric(
         "perplexity",
         perplexity,
         "scores before softmax [samples, positions, tokens]; labels: tokens [samples, positions]",
@@ -106,6 +106,6 @@ METRICS = (
         relative=True,
         kind="numbers",
     ),
-    Metric("wer", wer, _TEXT, _writes, truth=_itself, higher=False, kind="text"),
-    Metric("cer", cer, _TEXT, _writes, truth=_itself, higher=False, kind="text"),
+    AccuracyMetric("wer", wer, _TEXT, _writes, truth=_itself, higher=False, kind="text"),
+    AccuracyMetric("cer", cer, _TEXT, _writes, truth=_itself, higher=False, kind="text"),
 )
