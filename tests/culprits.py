@@ -16,6 +16,7 @@ from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.ptq.scheme import IntegerScheme
+from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import Judge
 from penstock.tensor import DataType
 
@@ -54,4 +55,5 @@ def trials(blocks: tuple[int, ...] = (4,), layers: int = 5, placement: QdqPlacem
     """Shared among tests, so that each version is run once."""
     model = spoiled(blocks, layers)
     statistics = collect(model, samples(32, 1).inputs)
-    return Trials(MixedModel(model, statistics, SCHEME, placement, RangeMethod.MIN_MAX), Judge(model, samples(200, 2)))
+    mixed = MixedModel(model, statistics, SCHEME, placement, RangeMethod.MIN_MAX)
+    return Trials(mixed, Judge(model, samples(200, 2), contract=Contract(metric="agreement")))

@@ -97,10 +97,9 @@ def test_a_foreign_byte_order_is_turned() -> None:
         ({"x": X.astype(str)}, "is FP32, but the data is <U"),
         ({"x": X[:0]}, "'x' has no samples"),
         ({"x": X, "labels": np.arange(3)}, r"differ in number of samples: \{'x': 4, 'labels': 3\}"),
-        ({"x": X, "labels": np.float32([0, 1, 2, 3])}, r"labels must be one integer class per sample.*float32"),
-        ({"x": X, "labels": np.eye(4, dtype=int)}, r"labels must be one integer class per sample.*\[4, 4\]"),
-        ({"x": X, "labels": np.array(3)}, r"labels must be one integer class per sample.*shape \[\]"),
-        ({"x": X, "labels": np.array(list("abcd"))}, "labels must be one integer class per sample"),
+        ({"x": X, "labels": np.float32([0, 1, np.nan, 3])}, "labels contain NaN"),
+        ({"x": X, "labels": np.ones(4, complex)}, r"labels must be numbers or text, one row per sample.*complex"),
+        ({"x": X, "labels": np.array(3)}, r"labels must be numbers or text, one row per sample.*shape \[\]"),
         ({"x": X, "labels": np.array([0, -1, 2, 3])}, "must not be negative, but one is -1"),
     ],
 )
@@ -234,6 +233,45 @@ def test_a_split_loses_nothing_and_leaves_both_parts(parts: int, held_out: float
         assert part.count >= multiple
         assert part.count % multiple == 0
     assert first.digest != second.digest
+
+
+@given(st.integers(2, 20), st.floats(0.05, 0.95), st.integers(1, 4), st.integers(0, 9))
+def test_a_shuffled_split_loses_less_than_a_block_and_leaves_both_parts(
+    parts: int, held_out: float, multiple: int, seed: int
+) -> None:
+    count = parts * multiple + seed % multiple
+    data = make_dataset({"x": np.arange(count)}, np.arange(count) % 3)
+    first, second = data.split_shuffled(held_out, multiple, seed)
+    rows = np.concatenate([first.inputs["x"], second.inputs["x"]])
+    assert len(set(rows.tolist())) == len(rows) > count - multiple
+    for part in (first, second):
+        assert part.count >= multiple
+        assert part.count % multiple == 0
+        np.testing.assert_array_equal(part.labels, part.inputs["x"] % 3)
+        assert (np.diff(part.inputs["x"]) > 0).all()
+    assert second.digest == data.split_shuffled(held_out, multiple, seed)[1].digest
+
+
+def test_a_shuffled_split_has_every_class_in_proportion() -> None:
+    """Sorted data, whose last fifth has a single class."""
+    labels = np.repeat([0, 1, 2], [100, 50, 20])
+    fitted, held = make_dataset({"x": np.arange(170)}, labels).split_shuffled(0.2)
+    assert held.labels is not None
+    np.testing.assert_allclose(np.bincount(held.labels), [20, 10, 4], atol=1)
+    assert fitted.count == 136
+    other = make_dataset({"x": np.arange(170)}, labels).split_shuffled(0.2, seed=1)[1]
+    assert other.digest != held.digest
+
+
+def test_classes_are_labels_of_one_number_per_sample() -> None:
+    assert make_dataset({"x": X}, np.arange(4)).classes is not None
+    for labels in (None, np.ones(4, np.float32), np.ones((4, 2), int), np.array(list("abcd"))):
+        assert make_dataset({"x": X}, labels).classes is None
+
+
+def test_labels_of_any_kind_have_one_row_per_sample() -> None:
+    for labels in (np.ones((4, 3, 5), np.float32), np.array(list("abcd")), np.eye(4, dtype=bool)):
+        np.testing.assert_array_equal(check_dataset({"x": X, "labels": labels}, SIGNATURE).labels, labels)
 
 
 def test_a_split_follows_the_share() -> None:

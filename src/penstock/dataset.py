@@ -36,6 +36,12 @@ class Dataset(msgspec.Struct, frozen=True):
     digest: str
 
     @property
+    def classes(self) -> Array | None:
+        """The labels if they are one class number per sample."""
+        labels = self.labels
+        return labels if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu" else None
+
+    @property
     def count(self) -> int:
         """Number of samples."""
         return len(next(iter(self.inputs.values())))
@@ -52,6 +58,19 @@ class Dataset(msgspec.Struct, frozen=True):
         self._check_splits(parts, multiple)
         cut = multiple * min(max(1, round(parts * (1 - held_out))), parts - 1)
         return self._part(0, cut), self._part(cut, self.count)
+
+    def split_shuffled(self, held_out: float, multiple: int = 1, seed: int = 0) -> tuple[Dataset, Dataset]:
+        """Like ``split``, for a random fraction ``held_out`` with nearly the same share of every class; samples keep their order."""
+        blocks = self.count // multiple
+        self._check_splits(blocks, multiple)
+        order = np.random.default_rng(seed).permutation(self.count)
+        if (classes := self.classes) is not None:
+            order = order[np.argsort(classes[order], kind="stable")]
+        size = multiple * min(max(1, round(blocks * held_out)), blocks - 1)
+        is_held = np.zeros(self.count, bool)
+        is_held[order[((np.arange(size) + 0.5) * self.count / size).astype(np.intp)]] = True
+        rest = np.flatnonzero(~is_held)
+        return self.pick(rest[: len(rest) - len(rest) % multiple]), self.pick(np.flatnonzero(is_held))
 
     def split_evenly(self, period: int, multiple: int = 1) -> tuple[Dataset, Dataset]:
         """Split off every ``period``-th block of ``multiple`` samples. Returns the remaining samples, then those that were split off.
@@ -143,14 +162,16 @@ def make_dataset(inputs: dict[str, Array], labels: Array | None) -> Dataset:
 
 
 def _check_labels(labels: Array) -> Array:
-    """One class number per sample; a second axis of length 1 is dropped."""
+    """Labels with one row per sample, of numbers or text; a second axis of length 1 is dropped."""
     flat = labels.reshape(-1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if flat.ndim != 1 or flat.dtype.kind not in "iu":
+    if flat.ndim == 0 or flat.dtype.kind not in "iufbSU":
         raise InvalidData(
-            f"labels must be one integer class per sample, but have shape {list(labels.shape)} and type {labels.dtype}",
-            "omit labels if the model has no classes",
+            f"labels must be numbers or text, one row per sample, but have shape {list(labels.shape)} and type {labels.dtype}",
+            "omit labels if there are none",
         )
-    if flat.min(initial=0) < 0:
+    if flat.dtype.kind == "f" and _not_finite(flat).any():
+        raise InvalidData("labels contain NaN or infinity", "remove these samples, or replace the values")
+    if flat.ndim == 1 and flat.dtype.kind == "i" and flat.min(initial=0) < 0:
         raise InvalidData(f"labels must not be negative, but one is {flat.min()}", "number the classes from 0")
     return flat
 

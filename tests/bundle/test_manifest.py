@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundles import manifest_for
+from evidences import accuracy, evidence, record
 from penstock.bundle.manifest import SCHEMA_VERSION, DeclaredStep, check_paths, check_version, decode, encode
 from penstock.errors import IntegrityError, InvalidArgument, InvalidConfig, Unsupported
 
@@ -82,7 +83,7 @@ def test_a_pipeline_is_a_checked_graph_over_named_tensors() -> None:
         DeclaredStep("halve", "scale", {"in": "x"}, {"out": "half"}),
     )
     manifest = decode(encode(msgspec.structs.replace(_MANIFEST, pipeline=steps)))
-    assert (manifest.pipeline, manifest.schema_version) == (steps, SCHEMA_VERSION)
+    assert (manifest.pipeline, manifest.schema_version) == (steps, 3)
     assert [step.name for step in manifest.pipeline_graph().steps] == ["halve", "model"]
     circle = msgspec.structs.replace(manifest, pipeline=(*steps, DeclaredStep("s", "t", {"a": "b"}, {"c": "b"})))
     with pytest.raises(InvalidConfig, match="wait for one another"):
@@ -106,3 +107,11 @@ def test_accepted_paths_stay_apart_and_inside(paths: list[str]) -> None:
         assert all(place != root and place.is_relative_to(root) for place in places)
         assert len({str(place).casefold() for place in places}) == len(paths)
         assert not any(one != other and one.is_relative_to(other) for one in places for other in places)
+
+
+def test_a_metric_that_older_versions_do_not_know_needs_a_newer_schema() -> None:
+    for metric, version in (("top-1", 1), ("fidelity", 1), ("cosine", 4)):
+        found = evidence(record("int8", 0.5, accuracy=accuracy(metric=metric)))
+        manifest = decode(encode(msgspec.structs.replace(_MANIFEST, evidence=found)))
+        assert manifest.schema_version == version
+        assert manifest.evidence == found

@@ -15,6 +15,7 @@ from penstock.cli.main import _EXIT_CODES, COMMANDS, make_app
 from penstock.config import write_text
 from penstock.offline.build import Recipe
 from penstock.offline.judge.contract import Contract
+from penstock.offline.judge.metric_table import METRICS
 from penstock.offline.optimize.passes import default_passes
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.status import HTTP
@@ -67,6 +68,15 @@ def test_every_option_of_every_command(command: str) -> None:
 )
 def test_every_field(page: str, struct: type[msgspec.Struct]) -> None:
     assert {field.name for field in msgspec.structs.fields(struct)} <= set(rows(page))
+
+
+def test_every_metric() -> None:
+    shown = {
+        name
+        for cell in rows("concepts/accuracy-metrics.md", "The metrics")
+        for name in re.findall(r"[a-z][\w:-]+", cell)
+    }
+    assert shown - {"--metric", "metric", "module:function"} == set(METRICS)
 
 
 def test_every_field_of_a_model_configuration() -> None:

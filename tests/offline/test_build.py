@@ -37,6 +37,7 @@ from penstock.testing import assert_tensors_close
 
 QUICK = Recipe(engines=("onnxruntime",), threads=(1,), methods=(), careful=False, budget_s=0.2)
 INT8 = Recipe(engines=("onnxruntime",), threads=(1,), methods=(RangeMethod.MIN_MAX, RangeMethod.MSE), budget_s=0.3)
+AGREEMENT = msgspec.structs.replace(QUICK, contract=Contract(metric="agreement"))
 RNG = np.random.default_rng
 
 
@@ -119,7 +120,7 @@ def test_int8_is_chosen_only_with_proof(int8_build: BuildResult) -> None:
         assert chosen.speedup.low > 1
     for record in int8_build.evidence.candidates:
         assert record.accuracy is not None
-        assert record.accuracy.metric == "agreement"
+        assert record.accuracy.metric == "fidelity"
         assert record.accuracy.samples == 40
 
 
@@ -146,7 +147,10 @@ def test_without_evaluation_a_fifth_is_held_out(model: Path, tmp_path: Path) -> 
 
 def test_the_same_samples_for_both_are_noted(model: Path, tmp_path: Path) -> None:
     result = build(model, tmp_path / "out.bundle", samples(), samples(), QUICK)
-    assert any("used the same samples" in note for note in result.evidence.notes)
+    assert any(
+        "40 of 40 evaluation rows are also calibration or training rows (rows 0, 1, " in note
+        for note in result.evidence.notes
+    )
 
 
 def test_a_model_without_anything_to_quantise_is_built_in_fp32(tmp_path: Path) -> None:
@@ -246,7 +250,10 @@ def test_bad_data_is_refused_before_any_work(model: Path, tmp_path: Path) -> Non
     refuse("no array for input", evaluate={"image": samples()["x"]})
     refuse("contains NaN", evaluate={"x": np.full_like(samples()["x"], np.nan)})
     refuse("is FP32, but the data is float64", calibrate={"x": samples()["x"].astype(float)}, evaluate=samples())
-    refuse("labels must be one integer class", evaluate={**samples(), "labels": np.ones(40)})
+    refuse("no output suits the labels", evaluate={**samples(), "labels": np.ones(40)})
+    refuse("differ in number of samples", evaluate={**samples(), "labels": np.ones(39, int)})
+    refuse("all 40 labels are the same", evaluate={**samples(), "labels": np.ones(40, int)})
+    refuse("no better than chance", evaluate={**samples(200), "labels": RNG(0).integers(0, 4, 200)})
     refuse("cannot be split", calibrate=samples(1))
     refuse("cannot read", evaluate=model)
     assert stages == []
@@ -398,8 +405,8 @@ def test_a_folder_without_leave_to_write(model: Path) -> None:
 def test_few_samples_are_warned_of_before_the_work(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    result = build(model, tmp_path / "out.bundle", evaluate=tmp_path / "data.npz", recipe=QUICK)
-    note = "40 evaluation samples cannot prove a loss within 1.00%, so losses are estimates: give at least 368"
+    result = build(model, tmp_path / "out.bundle", evaluate=tmp_path / "data.npz", recipe=AGREEMENT)
+    note = "40 evaluation samples cannot prove a loss within 1.00%, so losses are estimates: give at least 299"
     assert any(note in one for one in result.evidence.notes)
     assert note in caplog.text
 

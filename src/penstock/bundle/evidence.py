@@ -14,20 +14,42 @@ Status = Literal["baseline", "chosen", "outrun", "rejected", "failed"]
 class Accuracy(msgspec.Struct, frozen=True):
     """A candidate's accuracy. It is compared with the original model's sample by sample, on the same evaluation data."""
 
-    metric: Literal["top-1", "agreement", "fidelity"]
-    """``top-1``: proportion of correct labels. ``agreement``: proportion of samples with the original's arg-max. ``fidelity``: 1 -
-    mean relative error of the outputs.
+    metric: str
+    """Name of the metric; ``penstock build --help`` lists them. ``agreement``: proportion of samples with the original's class.
+    ``fidelity``: 1 - mean difference from the original's outputs, relative to their spread.
     """
     value: float
     loss: Interval
-    """The original's value minus the candidate's, with the 95 % interval of the paired difference."""
+    """How much worse the candidate is than the original, with its 95 % interval. It is a difference of the values or, for errors
+    without a scale, such as mae, a fraction of the original's value."""
     relative_error: float
     """Norm of the difference from the original's output, divided by the norm of that output; for the worst output."""
     samples: int
+    bound: float | None = None
+    """The loss is at most this with 95 % confidence; None in bundles of older versions."""
+    lost: int = 0
+    won: int = 0
+    """Samples that only the original, or only the candidate, gets right; 0 if samples are not right or wrong."""
+    looks: int = 1
+    """Number of candidates for which the intervals and bounds hold together."""
     unjudged_output: str = ""
-    """The output without labels that has the largest error; empty if there is none, or if the metric is fidelity."""
+    """The output that differs most from the original's, apart from those whose loss measures the difference; empty if none."""
     unjudged_error: float = 0.0
-    """Relative error of ``unjudged_output``."""
+    """The share of changed classes in ``unjudged_output``, or its error relative to the spread of the original's output."""
+    broken: str = ""
+    """Where outputs are NaN or infinite; empty if nowhere. Then the other figures mean nothing."""
+    is_share: bool = True
+    """True if ``value`` is shown in per cent."""
+
+    @property
+    def shown(self) -> str:
+        """``value`` for people."""
+        return f"{self.value:.2%}" if self.is_share else f"{self.value:.4g}"
+
+    @property
+    def level(self) -> float:
+        """A figure of which 1 is best: ``value`` if it is a share, otherwise 1 less the loss."""
+        return self.value if self.is_share else 1 - self.loss.value
 
 
 class CandidateRecord(msgspec.Struct, frozen=True):
@@ -104,6 +126,18 @@ class Evidence(msgspec.Struct, frozen=True):
     """Digests of the calibration and evaluation data."""
     notes: tuple[str, ...] = ()
     """Remarks on the measurements."""
+    metric: str = ""
+    """The contract's metric; empty in bundles of older versions."""
+    metric_outputs: tuple[str, ...] = ()
+    """The outputs that the metric judges."""
+    metric_reason: str = ""
+    """The reason for the metric."""
+    max_output_error: float = 0.1
+    """Maximum deviation of an output from the original's."""
+    prove_accuracy: bool = False
+    """True if the maximum loss had to hold with 95 % confidence."""
+    seen_rows: int = 0
+    """Number of evaluation rows that are also calibration or training rows."""
 
     @property
     def optimized(self) -> CandidateRecord | None:
@@ -112,6 +146,21 @@ class Evidence(msgspec.Struct, frozen=True):
         same = [one for one in self.candidates if (one.engine, one.threads) == (before.engine, before.threads)]
         exact = (one for one in same if one.precision == "fp32" and not one.compression)
         return next((one for one in exact if one.latency_ms is not None), None)
+
+    @property
+    def limit(self) -> float:
+        """The maximum loss by the metric."""
+        return self.max_output_error if self.metric == "fidelity" else self.max_accuracy_loss
+
+    @property
+    def contract(self) -> str:
+        """The contract on accuracy and the reason for its metric, in words."""
+        proof = " with 95 % confidence" if self.prove_accuracy else ""
+        if not self.metric:
+            return f"at most {self.max_accuracy_loss:.2%} loss of accuracy{proof}"
+        judged = ", ".join(f"'{name}'" for name in self.metric_outputs)
+        others = f", and {self.max_output_error:.0%} difference from the original" if self.metric != "fidelity" else ""
+        return f"at most {self.limit:.2%} loss of {self.metric}{proof} in {judged} ({self.metric_reason}){others}"
 
     def candidate(self, name: str) -> CandidateRecord:
         """The record called ``name``; KeyError if there is none."""

@@ -28,11 +28,12 @@ from penstock.tensor import Signature
 MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.sha256"
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """The newest version that can be read. It increases when older versions of Penstock would misread a new manifest. Version 2 added
-coded variants; version 3 added formats other than ONNX, models of several files, and pipelines.
+coded variants; version 3 added formats other than ONNX, models of several files, and pipelines; version 4 added metrics.
 """
-_PLAIN, _CODED = 1, 2
+_PLAIN, _CODED, _FORMATS = 1, 2, 3
+_OLD_METRICS = {"top-1", "agreement", "fidelity"}
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -227,6 +228,16 @@ def decode(data: bytes) -> Manifest:
 
 
 def _needed_version(manifest: Manifest) -> int:
-    if manifest.pipeline or any(one.beside or one.format is not Format.ONNX for one in manifest.variants):
+    if not _metrics(manifest.evidence) <= _OLD_METRICS:
         return SCHEMA_VERSION
+    if manifest.pipeline or any(one.beside or one.format is not Format.ONNX for one in manifest.variants):
+        return _FORMATS
     return _CODED if any(variant.coding for variant in manifest.variants) else _PLAIN
+
+
+def _metrics(evidence: Evidence | None) -> set[str]:
+    if evidence is None:
+        return set()
+    found = [record.accuracy for record in (evidence.baseline, *evidence.candidates)]
+    found += [attempt.accuracy for attempt in evidence.attempts]
+    return {accuracy.metric for accuracy in found if accuracy is not None}

@@ -35,6 +35,10 @@ def build(
     max_accuracy_loss: options.MaxAccuracyLoss = "1%",
     p99: options.P99 = None,
     prove_accuracy: options.ProveAccuracy = False,
+    metric: options.Metric = "",
+    metric_output: options.MetricOutput = "",
+    max_output_error: options.MaxOutputError = "10%",
+    trust_labels: options.TrustLabels = False,
     objective: Annotated[
         Literal["latency", "throughput"],
         typer.Option(help="Optimise calls of a single row (latency) or of 16 rows (throughput)."),
@@ -59,7 +63,7 @@ def build(
 ) -> None:
     """Build a bundle: optimise, quantise, measure and choose under a contract.
 
-    The arrays in the npz files are named after the model's inputs, one row per sample; `labels` contains class numbers. Without
+    The arrays in the npz files are named after the model's inputs, one row per sample; `labels` contains the right answers. Without
     --calibrate, INT8 is not tried. Without --evaluate, a fifth of the calibration data is held out.
 
     [bold]Examples[/bold]
@@ -69,7 +73,15 @@ def build(
       penstock build model.onnx --evaluate test.npz --max-accuracy-loss 0.5% --p99 5ms -o digits.bundle --report report.html
     """
     recipe = Recipe(
-        contract=Contract(parse_share(max_accuracy_loss), parse_milliseconds(p99) if p99 else None, prove_accuracy),
+        contract=Contract(
+            parse_share(max_accuracy_loss),
+            parse_milliseconds(p99) if p99 else None,
+            prove_accuracy,
+            max_output_error=parse_share(max_output_error),
+            metric=metric,
+            output=metric_output,
+            trust_labels=trust_labels,
+        ),
         name=name,
         version=model_version,
         engines=tuple(engine or ()),
@@ -134,7 +146,11 @@ def summary(result: BuildResult) -> dict[str, Any]:
         "speedup_interval": msgspec.to_builtins(chosen.speedup),
         "accuracy_loss": accuracy.loss.value if accuracy else 0.0,
         "accuracy_loss_interval": msgspec.to_builtins(accuracy.loss) if accuracy else None,
+        "accuracy_loss_bound": accuracy.bound if accuracy else None,
         "metric": accuracy.metric if accuracy else None,
+        "metric_outputs": list(result.evidence.metric_outputs),
+        "metric_reason": result.evidence.metric_reason,
+        "seen_rows": result.evidence.seen_rows,
         "candidates": [msgspec.to_builtins(record) for record in result.evidence.candidates],
         "attempts": [msgspec.to_builtins(attempt) for attempt in result.evidence.attempts],
         "conditions": msgspec.to_builtins(result.evidence.conditions),

@@ -32,6 +32,10 @@ def compress(
     evaluate: options.Evaluate = None,
     max_accuracy_loss: options.MaxAccuracyLoss = "1%",
     prove_accuracy: options.ProveAccuracy = False,
+    metric: options.Metric = "",
+    metric_output: options.MetricOutput = "",
+    max_output_error: options.MaxOutputError = "10%",
+    trust_labels: options.TrustLabels = False,
     target: Annotated[
         Literal["latency", "size"], typer.Option(help="Minimise the latency of single rows, or the size of the bundle.")
     ] = "latency",
@@ -39,8 +43,8 @@ def compress(
     budget: Annotated[
         str,
         typer.Option(
-            help="Time in which new steps may start. A running step then gets extra time: half the budget, or 30s if that is "
-            "longer. Quantising before the plan and choosing after it are not included."
+            help="Time for the search. The command takes longer: no step starts after this time, but a running one may use half as "
+            "much again (at least 30s), and quantising before and measuring after are extra."
         ),
     ] = "10m",
     epochs: Annotated[float, typer.Option(help="Passes over the data in each training.")] = 10,
@@ -70,7 +74,15 @@ def compress(
     budget_s = parse_seconds(budget)
     folder = resume or output.with_name(f"{output.name}.plan")
     recipe = Recipe(
-        contract=Contract(parse_share(max_accuracy_loss), parse_milliseconds(p99) if p99 else None, prove_accuracy),
+        contract=Contract(
+            parse_share(max_accuracy_loss),
+            parse_milliseconds(p99) if p99 else None,
+            prove_accuracy,
+            max_output_error=parse_share(max_output_error),
+            metric=metric,
+            output=metric_output,
+            trust_labels=trust_labels,
+        ),
         name=name,
         threads=parse_counts(threads) if threads else (),
         objective="size" if target == "size" else "latency",

@@ -110,7 +110,7 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
         return
     p99 = f", p99 within {evidence.p99_ms:g} ms" if evidence.p99_ms else ""
     rows = f"; timed on calls of {evidence.rows_per_call} rows" if evidence.rows_per_call > 1 else ""
-    console.print(f"contract: at most {evidence.max_accuracy_loss:.2%} loss of accuracy{p99}{rows}")
+    console.print(f"contract: {escape(evidence.contract)}{p99}{rows}")
     console.print(_optimization(evidence))
     console.print(_verdict(evidence))
     console.print(_candidates(evidence, everything))
@@ -151,7 +151,7 @@ def _verdict(evidence: Evidence) -> str:
     if chosen.accuracy is not None:
         metric, loss = chosen.accuracy.metric, chosen.accuracy.loss
         parts.append(
-            f"{metric} {chosen.accuracy.value:.2%}, loss {loss.value:+.2%} (95 %: {loss.low:+.2%} … {loss.high:+.2%}; "
+            f"{metric} {chosen.accuracy.shown}, loss {loss.value:+.2%} (95 %: {loss.low:+.2%} … {loss.high:+.2%}; "
             f"{chosen.accuracy.samples} samples)"
         )
     return f"chosen: {escape(chosen.name)}: " + "; ".join(parts)
@@ -182,7 +182,7 @@ def _cells(record: CandidateRecord) -> list[str]:
         f"{record.latency_ms:.3f}" if record.latency_ms is not None else "–",
         f"{record.p99_ms:.3f}" if record.p99_ms is not None else "–",
         f"{speed.value:.2f}x" if speed else "",
-        f"{accuracy.value:.2%}" if accuracy else "–",
+        accuracy.shown if accuracy else "–",
         f"{accuracy.loss.value:+.2%}" if accuracy else "",
         _kib(record.disk_bytes),
         escape(f"{record.status}: {record.reason}"),

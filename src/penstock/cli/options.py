@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from penstock.offline.judge.metric_table import METRICS
+
 Model = Annotated[Path, typer.Argument(help="The trained model, an ONNX file.", show_default=False)]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Path of the bundle.", show_default=False)]
 Evaluate = Annotated[
@@ -14,6 +16,23 @@ Evaluate = Annotated[
     typer.Option(help="npz file with samples to measure accuracy on; an array named `labels` is used if present."),
 ]
 MaxAccuracyLoss = Annotated[str, typer.Option(help="Maximum loss of accuracy against the original, e.g. 1%.")]
+MaxOutputError = Annotated[
+    str,
+    typer.Option(
+        help="Maximum difference of every output from the original's: share of changed classes, or relative error. Decides alone "
+        "where no metric of accuracy applies."
+    ),
+]
+Metric = Annotated[
+    str,
+    typer.Option(
+        help=f"Metric of accuracy: {', '.join(METRICS)}; or your own module:function. Default: what suits the outputs and labels."
+    ),
+]
+MetricOutput = Annotated[str, typer.Option(help="Output that the metric judges; default: the first that fits.")]
+TrustLabels = Annotated[
+    bool, typer.Option("--trust-labels", help="Accept labels on which the original is no better than chance.")
+]
 ProveAccuracy = Annotated[
     bool, typer.Option("--prove-accuracy", help="Require the maximum loss to hold with 95% confidence.")
 ]

@@ -36,8 +36,9 @@ from penstock.offline.compress.planner.plan_store import check_plan
 from penstock.offline.compress.ptq.drift import about
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.versions import Version, integer_versions
-from penstock.offline.judge.contract import Contract
-from penstock.offline.judge.judge import ORIGINAL
+from penstock.offline.judge.contract import Contract, is_faster
+from penstock.offline.judge.judge import ORIGINAL, Judge
+from penstock.offline.judge.overlap import overlap_notes
 from penstock.offline.judge.sample_size import unproved
 from penstock.offline.model_store import keep_models
 from penstock.offline.optimize.base import OptimizeReport
@@ -133,7 +134,7 @@ def build(
     """Build ``model`` into a bundle at ``output``.
 
     ``calibrate`` and ``evaluate`` are npz files or mappings of arrays named after the model's inputs, one row per sample; an array
-    named ``labels`` has class numbers. Without ``calibrate``, INT8 is not tried. Without ``evaluate``, a fifth of ``calibrate`` is
+    named ``labels`` has the right answers. Without ``calibrate``, INT8 is not tried. Without ``evaluate``, a fifth of ``calibrate`` is
     held out for evaluation. Raises InvalidModel, InvalidData, InvalidConfig, ContractUnmet, AlreadyExists, ResourceExhausted.
     """
     with keep_models(usable_memory() // _KEPT_SHARE or _KEPT_BYTES):
@@ -155,14 +156,19 @@ def _build(
     given = model if isinstance(model, Artifact) else Artifact.from_file(model)
     original, source = self_contained(given), SourceModel(given.digest, given.format, given.name)
     signature = _signature(original)
-    calibration, evaluation = _data(calibrate, evaluate, signature)
+    seed = recipe.compression.seed if recipe.compression else 0
+    calibration, evaluation = _data(calibrate, evaluate, signature, seed)
     _check_plan(original, calibration, options, recipe)
+    with _blaming(evaluate if evaluate is not None else calibrate):
+        # Labels and metric that do not fit are refused before long work.
+        Judge(original, evaluation, min(threads), contract=recipe.contract)
 
     on_progress("optimize", 0, 1)
     sample = evaluation.rows(0, signature.smallest_batch)
     fp32, optimization = optimize(original, [sample])
     on_progress("optimize", 1, 1)
-    warnings = about(fp32, calibration, evaluation, recipe.contract.max_accuracy_loss, signature.smallest_batch)
+    seen, overlap = overlap_notes(evaluation, calibration)
+    warnings = (*about(fp32, calibration, evaluation, signature.smallest_batch), *overlap)
     for warning in warnings:
         _log.warning("%s", warning)
     with _blaming(calibrate):
@@ -179,9 +185,7 @@ def _build(
         tuned = tuner.run(machine.cores)
 
     on_progress("pack", 0, 1)
-    if calibration is not None and calibration.digest == evaluation.digest:
-        notes = (*notes, "calibration and evaluation used the same samples, so INT8 may lose more accuracy on others")
-    notes = (*notes, *warnings, *planned.notes, *_disappointed(planned, tuned), *_caveats(recipe, tuned))
+    notes = (*notes, *warnings, *tuned.notes, *planned.notes, *_disappointed(planned, tuned), *_caveats(recipe, tuned))
     data = {"evaluate": evaluation.digest, **({"calibrate": calibration.digest} if calibration else {})}
     variants, files = _variants(tuned.chosen, fp32)
     manifest = Manifest(
@@ -192,7 +196,7 @@ def _build(
         machine=machine,
         files=file_entries(files),
         provenance=tuned.chosen.artifact.provenance,
-        evidence=_evidence(recipe, tuned, planned, optimization, data, notes),
+        evidence=_evidence(recipe, tuned, planned, optimization, data, notes, seen),
         version=recipe.version,
         source=source,
         tools={"penstock": __version__, **{name: version(name) for name in _PACKAGES if find_spec(name)}},
@@ -267,7 +271,9 @@ def _signature(original: Artifact) -> Signature:
     return signature
 
 
-def _data(calibrate: Data | None, evaluate: Data | None, signature: Signature) -> tuple[Dataset | None, Dataset]:
+def _data(
+    calibrate: Data | None, evaluate: Data | None, signature: Signature, seed: int
+) -> tuple[Dataset | None, Dataset]:
     calibration = _dataset(calibrate, signature) if calibrate is not None else None
     if evaluate is not None:
         return calibration, _dataset(evaluate, signature)
@@ -275,7 +281,7 @@ def _data(calibrate: Data | None, evaluate: Data | None, signature: Signature) -
         raise InvalidData(
             "there is no data to judge accuracy on", "give --evaluate FILE.npz, and --calibrate FILE.npz for INT8"
         )
-    return calibration.split(_HELD_OUT, signature.smallest_batch)
+    return calibration.split_shuffled(_HELD_OUT, signature.smallest_batch, seed)
 
 
 def _dataset(data: Data, signature: Signature) -> Dataset:
@@ -294,7 +300,12 @@ def _caveats(recipe: Recipe, tuned: TuneResult) -> list[str]:
             f"no candidate on {', '.join(recipe.engines)} was provably faster, so the original is served on {chosen.engine}"
         )
     if chosen.accuracy is not None and (chosen.precision != "fp32" or chosen.compression):
-        found += unproved(chosen.accuracy, recipe.contract.max_accuracy_loss)
+        found += unproved(chosen.accuracy, recipe.contract.limit(chosen.accuracy.metric))
+    if chosen.precision != "fp32" and chosen.speedup is not None and not is_faster(chosen.speedup):
+        found.append(
+            f"{chosen.precision.upper()} was chosen for its size: on this machine it has {chosen.speedup.value:.2f}x the original's "
+            f"speed (95 %: {chosen.speedup.low:.2f} … {chosen.speedup.high:.2f})"
+        )
     if chosen.calls < _FEW_CALLS:
         found.append(f"the p99 is the maximum of only {chosen.calls} calls; a larger --budget allows more calls")
     widest = max((r for r in records if r.name.startswith(ORIGINAL)), key=lambda record: record.threads)
@@ -313,6 +324,7 @@ def _evidence(
     optimization: OptimizeReport,
     data: dict[str, str],
     notes: tuple[str, ...],
+    seen_rows: int,
 ) -> Evidence:
     return Evidence(
         max_accuracy_loss=recipe.contract.max_accuracy_loss,
@@ -327,6 +339,12 @@ def _evidence(
         data=data,
         notes=notes,
         attempts=planned.attempts,
+        metric=tuned.choice.metric.name,
+        metric_outputs=tuned.choice.outputs,
+        metric_reason=tuned.choice.reason,
+        max_output_error=recipe.contract.max_output_error,
+        prove_accuracy=recipe.contract.prove_accuracy,
+        seen_rows=seen_rows,
     )
 
 

@@ -172,7 +172,7 @@ def pareto(records: Sequence[CandidateRecord]) -> list[CandidateRecord]:
 def pareto_chart(evidence: Evidence) -> str:
     """All candidates by latency (logarithmic) and accuracy, with the Pareto front and the minimum accuracy."""
     records = _measured((evidence.baseline, *evidence.candidates))
-    floor = _value(evidence.baseline) - evidence.max_accuracy_loss
+    floor = _value(evidence.baseline) - evidence.limit
     metric = evidence.baseline.accuracy.metric if evidence.baseline.accuracy else "accuracy"
     x_scale = Scale("p50 latency of one call, ms", "{:.4g}", log=True)
     y = _Axis([floor, *(_value(record) for record in records)], _UP, Scale(metric, "{:.2%}"))
@@ -202,19 +202,19 @@ def attempts_chart(attempts: Sequence[Attempt], original_bytes: int) -> str:
     if not measured:
         return ""
     first = measured[0][1]
-    original = first.value + first.loss.value
+    original = first.level + first.loss.value
     sizes = [(attempt.stored_bytes or attempt.size_bytes) / 1024 for attempt, _ in measured]
     title = "KiB coded" if any(attempt.stored_bytes for attempt, _ in measured) else "KiB"
-    y = _Axis([original, *(found.value for _, found in measured)], _UP, Scale(f"{first.metric}, held out", "{:.2%}"))
+    y = _Axis([original, *(found.level for _, found in measured)], _UP, Scale(f"{first.metric}, held out", "{:.2%}"))
     x = _Axis([original_bytes / 1024, *sizes], _across(y), Scale(title, "{:,.4g}", log=True))
     places = {"original": (x(original_bytes / 1024), y(original))}
     lines, marks = [], [_mark("original", places["original"], "original", is_kept=True)]
     for (attempt, found), size in zip(measured, sizes, strict=True):
         path = attempt.name if attempt.parent == "original" else f"{attempt.parent}+{attempt.name}"
-        places[path] = (x(size), y(found.value))
+        places[path] = (x(size), y(found.level))
         (left, top), (right, bottom) = places.get(attempt.parent, places["original"]), places[path]
         lines.append(f'<line class="step" x1="{left:.1f}" y1="{top:.1f}" x2="{right:.1f}" y2="{bottom:.1f}"/>')
-        tip = f"{path}: {x.form.format(size)} KiB, {found.value:.2%} — {attempt.outcome}: {attempt.reason}"
+        tip = f"{path}: {x.form.format(size)} KiB, {found.shown} — {attempt.outcome}: {attempt.reason}"
         marks.append(_mark(tip, places[path], attempt.name, is_kept=attempt.outcome == "kept"))
     return _svg([*_frame(x, y), *lines, *marks], "Accuracy by size of every model that the plan made")
 
@@ -328,4 +328,4 @@ def _measured(records: Sequence[CandidateRecord]) -> list[CandidateRecord]:
 
 
 def _value(record: CandidateRecord) -> float:
-    return record.accuracy.value if record.accuracy else 0.0
+    return record.accuracy.level if record.accuracy else 0.0

@@ -81,7 +81,7 @@ def _verdict(manifest: Manifest, evidence: Evidence) -> str:
     cards = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
     p99 = f", p99 of one call within {evidence.p99_ms:g} ms" if evidence.p99_ms else ""
     return (
-        f"<dl>{cards}</dl><p>Contract: at most {evidence.max_accuracy_loss:.2%} loss of accuracy{p99}. "
+        f"<dl>{cards}</dl><p>Contract: {escape(evidence.contract)}{p99}. "
         f"Timed on calls of {evidence.rows_per_call} row(s). Intervals are 95 %.</p>"
     )
 
@@ -150,7 +150,7 @@ def _row(record: CandidateRecord) -> str:
         f"{record.p99_ms:.4g}" if record.p99_ms is not None else "–",
         f"{speed.value:.2f}x" if speed else "",
         f"{speed.low:.2f}–{speed.high:.2f}" if speed else "",
-        f"{accuracy.value:.2%}" if accuracy else "–",
+        accuracy.shown if accuracy else "–",
         f"{accuracy.loss.value:+.2%}" if accuracy else "",
         f"{accuracy.relative_error:.2g}" if accuracy else "",
         f"{record.disk_bytes / 1024:.4g}",

@@ -36,7 +36,7 @@ def test_models_and_data_in_memory() -> None:
     outcome = penstock.compress.prune(models.linear(3, 2), None, {"x": x}, sparsity=0.5, budget_s=0.05)
     assert outcome.model.provenance[-1].facts["sparsity"] == 0.5
     assert outcome.comparison is not None
-    assert outcome.comparison.accuracy.metric == "agreement"
+    assert outcome.comparison.accuracy.metric == "fidelity"
     assert outcome.summary()["made"]["digest"] == outcome.model.digest
 
 

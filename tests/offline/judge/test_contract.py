@@ -66,7 +66,7 @@ def test_latency_binds() -> None:
 
 def test_accuracy_binds() -> None:
     error = unmet(Contract(0.01), [record("a", 0.5, 0.97), record("b", 0.4, 0.95)])
-    assert "accuracy: the most accurate candidate loses 2.00%, but at most 1.00% is allowed" in error.message
+    assert "accuracy: the most accurate candidate loses 2.00% top-1, 1.00% are allowed" in error.message
     assert error.hint == "--max-accuracy-loss 2.2% would suffice (a)"
 
 
@@ -115,3 +115,36 @@ def test_following_either_hint_meets_the_contract(records: list[CandidateRecord]
         assert meets(Contract(parse_share(share), p99))
     for time in re.findall(r"--p99 (\S+) would", hint):
         assert meets(Contract(loss, parse_milliseconds(time)))
+
+
+def test_the_hint_for_an_output_that_differs_names_its_option() -> None:
+    far = record("int8", 0.4, accuracy=accuracy(0.99, 0.0, unjudged_output="boxes", unjudged_error=0.2))
+    error = unmet(Contract(0.01), [far])
+    assert "output 'boxes' differs by 20.0% from the original's, 10% are allowed" in error.message
+    assert error.hint == "--max-output-error 22% would suffice (int8)"
+    assert Contract(0.01, max_output_error=0.22).accuracy_objection(far.accuracy) == ""  # type: ignore[arg-type]
+
+
+def test_nothing_suffices_for_broken_answers() -> None:
+    error = unmet(Contract(0.01), [record("int8", 0.4, accuracy=accuracy(broken="output 'y' is NaN"))])
+    assert "output 'y' is NaN" in error.message
+    assert error.hint == ""
+
+
+def test_fidelity_has_its_own_limit() -> None:
+    contract = Contract(0.5, max_output_error=0.1)
+    assert (contract.limit("fidelity"), contract.limit("top-1")) == (0.1, 0.5)
+    assert contract.accuracy_objection(accuracy(0.8, 0.2, metric="fidelity")).startswith("loses 20.00% fidelity")
+
+
+def test_proof_is_by_the_one_sided_bound_and_says_how_many_samples_it_takes() -> None:
+    proven = accuracy(0.99, 0.0, spread=0.0125, bound=0.0099)
+    assert Contract(0.01, prove_accuracy=True).accuracy_objection(proven) == ""
+    doubtful = accuracy(0.99, 0.0, spread=0.0125, bound=0.0101, samples=290)
+    assert "about 299 samples would prove it" in Contract(0.01, prove_accuracy=True).accuracy_objection(doubtful)
+
+
+@pytest.mark.parametrize("error", [-0.1, float("nan")])
+def test_an_impossible_output_error_is_refused(error: float) -> None:
+    with pytest.raises(InvalidConfig, match="output error allowed"):
+        Contract(max_output_error=error)

@@ -254,6 +254,20 @@ def test_what_lost_on_size_says_by_how_much() -> None:
     assert small.reason == f"100 bytes, {MODEL.size_bytes / 100:.2f}x smaller than the original"
 
 
+def test_a_small_candidate_that_is_not_faster_says_so() -> None:
+    small = sized("small", 100, 1.5)
+    small.candidate = msgspec.structs.replace(small.candidate, precision="int8")
+    explain_sizes(small, originals(), [small])
+    assert "but not provably faster on this machine: 0.67x" in small.reason
+
+
+def test_of_equally_fast_candidates_the_one_of_least_loss_wins() -> None:
+    def close(name: str, loss: float, error: float) -> Trial:
+        return trial(name, 0.5, "int8", accuracy=accuracy(0.99 - loss, loss, relative_error=error))
+
+    assert chosen(close("min-max", 0.004, 0.01), close("entropy", 0.0, 0.08)) == "entropy"
+
+
 def names_of(winner: Trial | None) -> str:
     assert winner is not None
     return winner.candidate.name

@@ -17,8 +17,9 @@ from penstock.offline.compress.method import Made, Method, OnProgress, StepConte
 from penstock.offline.compress.model_files import check_kind, check_place, check_target, naming, read_model_file
 from penstock.offline.compress.options import usages
 from penstock.offline.compress.outcome import Outcome
-from penstock.offline.judge.accuracy import answers, make_reference
-from penstock.offline.judge.judge import Judge
+from penstock.offline.judge.accuracy import answers
+from penstock.offline.judge.contract import Contract
+from penstock.offline.judge.judge import Judge, checked_reference
 from penstock.offline.optimize.model import self_contained
 from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.sessions import loaded
@@ -159,7 +160,7 @@ class Job:
         try:
             outputs = answers(running, data)
             if judged:
-                make_reference(outputs, data.labels)
+                checked_reference(outputs, data.labels, Contract())
         except PenstockError as error:
             cause = f"{error.message}, on samples of '{path}'" if path else error.message
             raise InvalidData(cause, error.hint or "check that the values are valid inputs of the model") from error

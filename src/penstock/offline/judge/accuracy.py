@@ -1,12 +1,12 @@
-"""Accuracy of a candidate relative to the original model, compared sample by sample.
+"""Accuracy of a candidate relative to the original model, compared on the same samples by one metric.
 
-With labels, the metric is top-1. Without labels, it is agreement of the arg-max with the original's if all outputs look like class
-scores ([samples, classes], at least two classes). Otherwise it is fidelity: 1 - mean relative error.
+The candidate is held to the original in two ways. The metric's loss compares both with the truth: labels or, without labels, the
+original's answers. The deviation compares every output with the original's, unless the loss does.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import math
 
 import msgspec
 import numpy as np
@@ -17,101 +17,224 @@ from penstock.dataset import Dataset
 from penstock.engines.base import LoadedModel
 from penstock.errors import InvalidData, PenstockError, Unsupported
 from penstock.measurement import Interval
+from penstock.offline.judge.detect import Choice, choose_metric, has_class_scores
+from penstock.offline.judge.intervals import (
+    bounded_interval,
+    jackknife_interval,
+    loss_bound,
+    loss_interval,
+    mean_bound,
+    tail,
+)
+from penstock.offline.judge.metric import AccuracyMetric
 from penstock.offline.judge.metrics import (
     Outputs,
-    error_interval,
+    deviations,
     matched_pairs,
     mean_interval,
     output_errors,
-    paired_interval,
-    sample_errors,
     share_divergence,
 )
+from penstock.offline.judge.scoring.classes import classes_of, hits, is_float
 from penstock.offline.sessions import loaded
-from penstock.tensor import Array, DataType
+from penstock.tensor import Array
+
+_WORST = 1e6
+_TINY = 1e-9
 
 
 class Reference(msgspec.Struct, frozen=True):
     """The original's outputs on the evaluation data, and the metric that compares other outputs with them."""
 
-    metric: Literal["top-1", "agreement", "fidelity"]
-    output: str
-    """The output that top-1 uses. Agreement, fidelity and relative error use all outputs."""
+    choice: Choice
     answers: Outputs
     labels: Array | None
+    looks: int = 1
+    """Number of candidates whose intervals must hold together."""
+
+    @property
+    def metric(self) -> str:
+        return self.choice.metric.name
+
+    @property
+    def output(self) -> str:
+        """The first output that the metric judges."""
+        return self.choice.outputs[0]
+
+    @property
+    def is_exact(self) -> bool:
+        """True if a bound of the loss is valid for any number of samples; otherwise it is approximate."""
+        return self.choice.metric.span is not None
 
     @property
     def proxy(self) -> str:
         """Name of the measure that ``divergence`` returns."""
-        return "relative error" if self.metric == "fidelity" else "KL divergence"
+        return "KL divergence" if self._scored() else "relative error"
 
     def compare(self, outputs: Outputs) -> Accuracy:
-        """The accuracy of a candidate with these ``outputs`` for the same samples. Raises PenstockError if shapes differ."""
+        """The accuracy of a candidate with these ``outputs`` for the same samples.
+
+        Raises PenstockError if shapes differ, or the metric fails. Outputs with NaN or infinity are not judged but marked as broken.
+        """
         for name, array in self.answers.items():
             if outputs[name].shape != array.shape:
                 raise PenstockError(
                     f"output '{name}' has shape {list(outputs[name].shape)}, the original's {list(array.shape)}"
                 )
-        samples = len(self.answers[self.output])
-        errors = output_errors(self.answers, outputs)
-        error = max(errors.values())
-        if self.metric == "fidelity":
-            loss = error_interval(sample_errors(self.answers, outputs))
-            return Accuracy(self.metric, 1 - loss.value, loss, error, samples)
-        before, after = self.scores(self.answers), self.scores(outputs)
-        # An output with labels may differ from the original's. The contract checks the worst of the other outputs.
-        unjudged = {name: e for name, e in errors.items() if self.labels is None or name != self.output}
-        worst = max(unjudged, key=lambda name: unjudged[name], default="")
-        loss = paired_interval(before, after)
-        return Accuracy(self.metric, float(after.mean()), loss, error, samples, worst, unjudged.get(worst, 0.0))
+        samples, metric = len(self.answers[self.output]), self.choice.metric
+        error = max(output_errors(self.answers, outputs).values())
+        base = Accuracy(metric.name, 0.0, Interval(1.0, 0.0, 1.0), error, samples, looks=self.looks)
+        if broken := not_finite(outputs):
+            return msgspec.structs.replace(base, broken=broken, bound=1.0, is_share=metric.is_share)
+        # A metric whose truth is the original measures the distance itself.
+        judged = self.choice.outputs if self._truth_is_original() else ()
+        far = {name: self._deviation(name, outputs[name]) for name in self.answers if name not in judged}
+        worst = max(far, key=lambda name: far[name], default="")
+        value, loss, bound, lost, won = self._loss(outputs)
+        return msgspec.structs.replace(
+            base,
+            value=value,
+            loss=loss,
+            bound=bound,
+            lost=lost,
+            won=won,
+            unjudged_output=worst,
+            unjudged_error=far.get(worst, 0.0),
+            is_share=metric.is_share,
+        )
+
+    def value(self, outputs: Outputs, labels: Array | None = None) -> float:
+        """The metric of ``outputs``, for ``labels`` other than the reference's if given. Raises PenstockError if the metric fails."""
+        rows = self._rows(outputs, np.arange(len(self.answers[self.output])), labels)
+        return float(np.mean(rows))
 
     def scores(self, outputs: Outputs) -> Array:
-        """A score for each sample: True if the class is right; for fidelity, 1 - relative error."""
-        if self.metric == "fidelity":
-            return np.asarray(1 - sample_errors(self.answers, outputs))
-        if self.labels is not None:
-            return _hits(outputs[self.output], self.labels)
-        hits = [_hits(outputs[name], array.argmax(axis=1)) for name, array in self.answers.items()]
-        return np.asarray(np.logical_and.reduce(hits))
+        """A score for each sample, whose mean is the metric; for metrics that are no means, 1 less the deviation."""
+        if not_finite({name: outputs[name] for name in self.choice.outputs}):
+            kept = [np.isfinite(_numbers(outputs[name])).all(axis=1) for name in self.choice.outputs]
+            usable = np.logical_and.reduce(kept)
+            safe = {name: np.where(_spread(usable, array), array, _blank(array)) for name, array in outputs.items()}
+            return np.where(usable, self.scores(safe), 0.0)
+        if self.choice.metric.span is None:
+            return np.asarray(1 - self.divergence_of(outputs).clip(max=1.0))
+        return np.asarray(self._rows(outputs, np.arange(len(self.answers[self.output]))), np.float64)
 
     def divergence(self, outputs: Outputs) -> Array:
         """The distance of ``outputs`` from the original's, per sample, float32. Unlike accuracy, it is continuous.
 
-        The distance is the KL divergence, summed over the judged outputs with class scores. For fidelity, it is the relative error.
+        The distance is the KL divergence, summed over the judged outputs with class scores. Without such, it is the relative error.
         """
-        if self.metric == "fidelity":
-            return np.asarray(sample_errors(self.answers, outputs), np.float32)
-        judged = [self.output] if self.labels is not None else list(self.answers)
-        total = np.sum([share_divergence(self.answers[name], outputs[name]) for name in judged], axis=0)
-        return np.asarray(total.clip(min=0.0).astype(np.float32))
+        if scored := self._scored():
+            total = np.sum([share_divergence(self.answers[name], outputs[name]) for name in scored], axis=0)
+            return np.asarray(total.clip(min=0.0).astype(np.float32))
+        return np.asarray(self.divergence_of(outputs), np.float32)
+
+    def divergence_of(self, outputs: Outputs) -> Array:
+        """The relative error of each sample's worst judged output."""
+        return np.asarray(
+            np.max([deviations(self.answers[name], outputs[name]) for name in self.choice.outputs], axis=0)
+        )
 
     def interval(self, differences: Array) -> Interval:
-        """The mean of differences of ``scores`` with its 95 % interval. For hits, it is the interval of ``paired_interval``."""
-        if self.metric == "fidelity":
+        """The mean of differences of ``scores`` with its approximate 95 % interval, for the search among candidates."""
+        if not self._scored():
             return mean_interval(differences)
         differences = differences.astype(np.float64)
         return matched_pairs(len(differences), float(differences.sum()), float(differences @ differences))
 
     def original(self) -> Accuracy:
         """The original's own accuracy; its loss is 0 by definition."""
-        return msgspec.structs.replace(self.compare(self.answers), loss=Interval(0.0, 0.0, 0.0))
+        return msgspec.structs.replace(self.compare(self.answers), loss=Interval(0.0, 0.0, 0.0), bound=0.0)
+
+    def _loss(self, outputs: Outputs) -> tuple[float, Interval, float, int, int]:
+        """Value, loss with interval, upper bound, and the numbers of samples lost and won."""
+        metric, samples = self.choice.metric, len(self.answers[self.output])
+        every = np.arange(samples)
+        if metric.span is None:
+            return (*self._composite(outputs, every), 0, 0)
+        before, after = (np.asarray(self._rows(one, every)) for one in (self.answers, outputs))
+        lost = before - after
+        value = float(after.mean())
+        if metric.span == (0.0, 1.0) and np.isin(lost, (-1, 0, 1)).all() and np.isin(after, (0, 1)).all():
+            down, up = int((lost > 0).sum()), int((lost < 0).sum())
+            loss = loss_interval(samples, down, up, self.looks)
+            return value, loss, loss_bound(samples, down, up, tail(self.looks)), down, up
+        # Without labels, the original's own score is the highest possible.
+        width = metric.span[1] - metric.span[0]
+        least = 0.0 if self._truth_is_original() else -width
+        lost = lost.clip(least, width)
+        loss = bounded_interval(lost, self.looks, least, width)
+        return value, loss, mean_bound(lost, tail(self.looks), width), 0, 0
+
+    def _composite(self, outputs: Outputs, every: Array) -> tuple[float, Interval, float]:
+        metric = self.choice.metric
+        sign = 1.0 if metric.higher else -1.0
+
+        def loss(rows: Array) -> float:
+            try:
+                before, after = (float(np.mean(self._rows(one, rows))) for one in (self.answers, outputs))
+            except InvalidData:
+                if len(rows) == len(every):
+                    raise
+                return whole  # A group without which the metric is undefined tells nothing.
+            difference = sign * (before - after)
+            return _bounded(difference / max(abs(before), _TINY) if metric.relative else difference)
+
+        whole = 0.0
+        whole = loss(every)
+        interval = jackknife_interval(loss, len(every), self.looks)
+        return self.value(outputs), interval, interval.high
+
+    def _rows(self, outputs: Outputs, rows: Array, labels: Array | None = None) -> Array:
+        """The scores of the samples ``rows``, or one number. Of several judged outputs, each sample counts by its worst."""
+        labels = self.labels if labels is None else labels
+        found = []
+        for name in self.choice.outputs:
+            truth = labels
+            if self._truth_is_original() and self.choice.metric.truth is not None:
+                truth = self.choice.metric.truth(self.answers[name])
+            found.append(_called(self.choice.metric, outputs[name][rows], None if truth is None else truth[rows]))
+        return np.asarray(np.min(np.stack(found), axis=0))
+
+    def _truth_is_original(self) -> bool:
+        metric = self.choice.metric
+        return metric.truth is not None and (self.labels is None or not metric.labels)
+
+    def _scored(self) -> list[str]:
+        """The judged outputs with scores of classes."""
+        is_classes = self.choice.metric.kind == "classes"
+        names = [name for name in self.choice.outputs if is_classes or has_class_scores(name, self.answers[name], {})]
+        return [
+            name
+            for name in names
+            if is_float(self.answers[name]) and self.answers[name].ndim == 2 and self.answers[name].shape[1] >= 2
+        ]
+
+    def _deviation(self, name: str, output: Array) -> float:
+        """The share of changed classes or text, or the relative error."""
+        want = self.answers[name]
+        kind = self.choice.metric.kind if name in self.choice.outputs else "other"
+        if kind == "classes" or has_class_scores(name, want, self.answers):
+            return 1 - float(hits(output, classes_of(want)).mean())
+        return min(_WORST, float(np.sqrt((deviations(want, output) ** 2).mean())))
 
 
-def make_reference(answers: Outputs, labels: Array | None) -> Reference:
-    """Choose the metric from the shape of the original's outputs. Raises InvalidData if labels fit no output."""
-    scores = [name for name, array in answers.items() if array.ndim == 2 and array.shape[1] >= 2 and _is_float(array)]
-    if labels is None:
-        if len(scores) == len(answers):
-            return Reference("agreement", scores[0], answers, None)
-        return Reference("fidelity", next(iter(answers)), answers, None)
-    for name in scores:
-        if labels.max() < answers[name].shape[1]:
-            return Reference("top-1", name, answers, labels)
-    shapes = {name: list(array.shape) for name, array in answers.items()}
-    raise InvalidData(
-        f"labels go up to {labels.max()}, but no output has the shape [samples, classes] with more classes: outputs are {shapes}",
-        "check that labels are class numbers that start at 0, or remove them",
-    )
+def make_reference(
+    answers: Outputs, labels: Array | None, metric: str = "", output: str = "", looks: int = 1
+) -> Reference:
+    """The reference with the metric that ``choose_metric`` finds. Raises its errors."""
+    choice = choose_metric(answers, labels, metric, output)
+    return Reference(choice, answers, labels if choice.metric.labels else None, looks)
+
+
+def not_finite(outputs: Outputs) -> str:
+    """Where ``outputs`` have NaN or infinity, in words; empty if nowhere."""
+    for name, array in outputs.items():
+        if array.dtype.kind not in "OSUiub":
+            bad = np.flatnonzero(~np.isfinite(_numbers(array)).all(axis=1))
+            if len(bad):
+                return f"output '{name}' is NaN or infinite in {len(bad)} of {len(array)} samples, first in sample {bad[0]}"
+    return ""
 
 
 def answers(model: LoadedModel, data: Dataset, batch: int = 64) -> Outputs:
@@ -144,9 +267,43 @@ def answers_of(
         return answers(model, data, batch_size)
 
 
-def _hits(scores: Array, target: Array) -> Array:
-    """For each sample, True if the class with the highest score is ``target``. A sample with NaN is a miss."""
-    return np.asarray((scores.argmax(axis=1) == target) & ~np.isnan(scores).any(axis=1))
+def _called(metric: AccuracyMetric, output: Array, truth: Array | None) -> Array:
+    """The metric's result, checked."""
+    try:
+        found = np.asarray(metric.of(output, truth), np.float64)  # type: ignore[arg-type]
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise InvalidData(
+            f"the metric {metric.name} failed: {type(error).__name__}: {error}",
+            "check that the outputs and the labels are as the function expects",
+        ) from error
+    if found.shape not in ((), (len(output),)):
+        raise InvalidData(
+            f"the metric {metric.name} returned shape {list(found.shape)} for {len(output)} samples",
+            "return one number, or one per sample",
+        )
+    if not np.isfinite(found).all():
+        raise InvalidData(f"the metric {metric.name} is NaN or infinite", "check the function and the labels")
+    return found
+
+
+def _bounded(loss: float) -> float:
+    return max(-_WORST, min(_WORST, loss)) if math.isfinite(loss) else _WORST
+
+
+def _numbers(array: Array) -> Array:
+    if array.dtype.kind in "OSUiub":
+        return np.zeros((len(array), 1))
+    return array.reshape(len(array), -1).astype(np.float64)
+
+
+def _spread(rows: Array, array: Array) -> Array:
+    return rows.reshape(-1, *[1] * (array.ndim - 1))
+
+
+def _blank(array: Array) -> Array:
+    return np.zeros(1, array.dtype)
 
 
 def _one_row(name: str, array: Array, count: int) -> Array:
@@ -156,7 +313,3 @@ def _one_row(name: str, array: Array, count: int) -> Array:
         f"output '{name}' has shape {list(array.shape)} for {count} samples: its first axis is not the number of samples",
         "export the model with a batch axis on every output",
     )
-
-
-def _is_float(array: Array) -> bool:
-    return DataType.from_numpy(array.dtype).is_float

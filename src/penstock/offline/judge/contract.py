@@ -10,13 +10,17 @@ import msgspec
 from penstock.bundle.evidence import Accuracy, CandidateRecord
 from penstock.errors import ContractUnmet, InvalidConfig
 from penstock.measurement import Interval
+from penstock.offline.judge.sample_size import proof_advice
 
 FASTER = 1.01
 """A candidate counts as faster only if the lower bound of its speed-up is above this."""
 
 
+_ROUNDING = 1e-12
+
+
 class Contract(msgspec.Struct, frozen=True):
-    """Requirements for accuracy and latency."""
+    """Requirements for accuracy and latency, and the metric of accuracy."""
 
     max_accuracy_loss: float = 0.01
     """Maximum loss against the original, as a fraction (0.01 is one percentage point of accuracy)."""
@@ -26,7 +30,14 @@ class Contract(msgspec.Struct, frozen=True):
     """Require that the upper bound of the 95 % interval of the loss, not only its estimate, is within ``max_accuracy_loss``."""
 
     max_output_error: float = 0.1
-    """Maximum relative error of an output without labels, if the metric is not fidelity."""
+    """Maximum deviation of every output from the original's: the share of changed classes, or the error relative to the output's
+    spread. It takes the place of ``max_accuracy_loss`` if the metric is fidelity."""
+    metric: str = ""
+    """Name of the metric, or ``module:function``; empty: what suits the model's outputs and the labels."""
+    output: str = ""
+    """The output that the metric judges; empty: the first that fits."""
+    trust_labels: bool = False
+    """Accept labels on which the original is no better than chance."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_accuracy_loss <= 1:
@@ -34,27 +45,48 @@ class Contract(msgspec.Struct, frozen=True):
                 f"the accuracy loss allowed must be between 0 % and 100 %, not {self.max_accuracy_loss:.1%}",
                 "give a fraction, e.g. 1% or 0.01",
             )
+        if not self.max_output_error >= 0:
+            raise InvalidConfig(
+                f"the output error allowed must be at least 0 %, not {self.max_output_error:.1%}",
+                "give a fraction, e.g. 10% or 0.1",
+            )
         if self.p99_ms is not None and not (self.p99_ms > 0 and math.isfinite(self.p99_ms)):
             raise InvalidConfig(
                 f"the p99 latency must be a positive time, not {self.p99_ms} ms", "omit it to set no limit"
             )
 
+    def limit(self, metric: str) -> float:
+        """The maximum loss by ``metric``."""
+        return self.max_output_error if metric == "fidelity" else self.max_accuracy_loss
+
     def accuracy_objection(self, accuracy: Accuracy) -> str:
         """The reason why ``accuracy`` is not good enough; empty if it is."""
-        loss = accuracy.loss
-        bound = loss.high if self.prove_accuracy else loss.value
-        if bound <= self.max_accuracy_loss + 1e-12:
-            if accuracy.unjudged_error <= self.max_output_error:
-                return ""
-            return (
-                f"output '{accuracy.unjudged_output}' is off by {accuracy.unjudged_error:.0%} of the original's, "
-                f"{self.max_output_error:.0%} are allowed where no label judges"
-            )
+        return accuracy.broken or self._loss_objection(accuracy) or self._deviation_objection(accuracy)
+
+    def _loss_objection(self, accuracy: Accuracy) -> str:
+        loss, limit = accuracy.loss, self.limit(accuracy.metric)
+        bound = self.bound(accuracy)
+        if bound <= limit + _ROUNDING:
+            return ""
         what = "may lose up to" if self.prove_accuracy else "loses"
+        advice = proof_advice(accuracy, limit) if self.prove_accuracy and loss.value <= limit else ""
         return (
-            f"{what} {bound:.2%} {accuracy.metric}, {self.max_accuracy_loss:.2%} are allowed "
-            f"(95 % interval {loss.low:+.2%} … {loss.high:+.2%}, {accuracy.samples} samples)"
+            f"{what} {bound:.2%} {accuracy.metric}, {limit:.2%} are allowed "
+            f"(95 % interval {loss.low:+.2%} … {loss.high:+.2%}, {accuracy.samples} samples{advice})"
         )
+
+    def _deviation_objection(self, accuracy: Accuracy) -> str:
+        if accuracy.unjudged_error <= self.max_output_error + _ROUNDING:
+            return ""
+        return (
+            f"output '{accuracy.unjudged_output}' differs by {accuracy.unjudged_error:.1%} from the original's, "
+            f"{self.max_output_error:.0%} are allowed"
+        )
+
+    def bound(self, accuracy: Accuracy) -> float:
+        """The loss that counts: its upper bound with ``prove_accuracy``, otherwise the estimate."""
+        proven = accuracy.loss.high if accuracy.bound is None else accuracy.bound
+        return proven if self.prove_accuracy else accuracy.loss.value
 
     def latency_objection(self, p99_ms: float) -> str:
         """The reason why a p99 of ``p99_ms`` misses the contract; empty if it meets it."""
@@ -81,11 +113,8 @@ def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnm
     if accurate:
         nearest = min(accurate, key=_p99)
         ways.append(f"--p99 {_round_up(_p99(nearest)):g}ms would suffice ({nearest.name})")
-    if quick:
-        kindest = min(quick, key=lambda record: _bound(contract, record))
-        ways.append(
-            f"--max-accuracy-loss {min(100.0, _round_up(100 * _bound(contract, kindest))):g}% would suffice ({kindest.name})"
-        )
+    if kindest := min(quick, key=lambda record: _least(contract, record), default=None):
+        ways += _concessions(contract, kindest)
     if unproven:
         binding = (
             f"latency: only {unproven[0].name} is within the limit, perhaps by chance, since it is not provably faster"
@@ -94,8 +123,8 @@ def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnm
         quickest = min(_p99(record) for record in measured)
         binding = f"latency: the lowest p99 is {quickest:.3g} ms, but at most {contract.p99_ms:g} ms is allowed"
     elif quick and not accurate:
-        least = min(_bound(contract, record) for record in measured)
-        binding = f"accuracy: the most accurate candidate loses {least:.2%}, but at most {contract.max_accuracy_loss:.2%} is allowed"
+        best = min(measured, key=lambda record: _least(contract, record))
+        binding = f"accuracy: the most accurate candidate {contract.accuracy_objection(_accuracy(best))}"
     elif accurate:
         binding = "accuracy and latency: the accurate candidates are too slow, and the fast ones are too inaccurate"
     else:
@@ -113,9 +142,27 @@ def _p99(record: CandidateRecord) -> float:
     return record.p99_ms
 
 
-def _bound(contract: Contract, record: CandidateRecord) -> float:
-    loss = _accuracy(record).loss
-    return loss.high if contract.prove_accuracy else loss.value
+def _least(contract: Contract, record: CandidateRecord) -> tuple[bool, float, float]:
+    """The order of candidates by accuracy: broken ones last, then by loss, then by deviation."""
+    accuracy = _accuracy(record)
+    return bool(accuracy.broken), contract.bound(accuracy), accuracy.unjudged_error
+
+
+def _concessions(contract: Contract, record: CandidateRecord) -> list[str]:
+    """The limits that ``record`` would need, as one option of the command line; empty if it is broken."""
+    accuracy = _accuracy(record)
+    loss = _percent(contract.bound(accuracy))
+    error = _percent(accuracy.unjudged_error)
+    needed = []
+    if contract.bound(accuracy) > contract.limit(accuracy.metric):
+        needed.append(f"--max-{'output-error' if accuracy.metric == 'fidelity' else 'accuracy-loss'} {loss}")
+    if accuracy.unjudged_error > contract.max_output_error:
+        needed.append(f"--max-output-error {error}")
+    return [] if accuracy.broken or not needed else [f"{' '.join(needed)} would suffice ({record.name})"]
+
+
+def _percent(value: float) -> str:
+    return f"{min(100.0, _round_up(100 * value)):g}%"
 
 
 def _round_up(value: float) -> float:

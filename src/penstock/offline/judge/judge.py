@@ -15,9 +15,11 @@ from penstock.artifact import Artifact
 from penstock.bundle.evidence import Accuracy
 from penstock.dataset import Dataset
 from penstock.engines.base import LoadedModel
-from penstock.errors import InvalidData
+from penstock.errors import InvalidConfig, InvalidData
 from penstock.measurement import Interval
-from penstock.offline.judge.accuracy import Reference, answers, make_reference
+from penstock.offline.judge.accuracy import Reference, answers, make_reference, not_finite
+from penstock.offline.judge.chance import check_labels
+from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.metrics import Outputs
 from penstock.offline.judge.race import race
 from penstock.offline.sessions import call_rows, loaded, signature_of
@@ -62,9 +64,22 @@ class Comparison(msgspec.Struct, frozen=True):
 class Judge:
     """Judges candidates against ``original`` on ``data``. All models run in ``engine`` with ``threads`` threads."""
 
-    def __init__(self, original: Artifact, data: Dataset, threads: int = 1, *, engine: str = "onnxruntime") -> None:
-        """Raises InvalidModel or EngineUnavailable if the original does not load; InvalidData if there are no samples, or if the
-        labels fit no output; Unsupported if the outputs cannot be compared sample by sample.
+    def __init__(
+        self,
+        original: Artifact,
+        data: Dataset,
+        threads: int = 1,
+        *,
+        engine: str = "onnxruntime",
+        contract: Contract = Contract(),  # noqa: B008 - immutable
+        looks: int = 1,
+    ) -> None:
+        """``contract`` names the metric. Intervals hold together for ``looks`` candidates.
+
+        Raises InvalidModel or EngineUnavailable if the original does not load; InvalidData if there are no samples, its outputs are
+        not finite, or the labels fit no output or fit no better than chance; InvalidArgument if the contract's metric or output does
+        not exist; InvalidConfig if it requires a proof that the metric does not allow; Unsupported if the outputs cannot be compared
+        sample by sample.
         """
         if data.count == 0:
             raise InvalidData("there are no samples to judge on", "give samples that are not used for training")
@@ -72,7 +87,7 @@ class Judge:
         self._engine = engine
         with loaded(original, threads, engine=engine) as model:
             self.signature = model.signature
-            self.reference: Reference = make_reference(answers(model, data), data.labels)
+            self.reference = checked_reference(answers(model, data), data.labels, contract, looks)
         self.baseline = self._judgement(self.reference.answers)
         """The original compared with itself; its loss is 0."""
 
@@ -119,10 +134,30 @@ class Judge:
         return Judgement(accuracy, reference.scores(outputs).astype(np.float32), reference.divergence(outputs))
 
 
+def checked_reference(found: Outputs, labels: Array | None, contract: Contract, looks: int = 1) -> Reference:
+    """The reference with the original's outputs ``found``. Raises the errors of ``Judge`` about data, labels and metric."""
+    if broken := not_finite(found):
+        raise InvalidData(f"the original's {broken}", "remove these samples, or repair the model")
+    reference = make_reference(found, labels, contract.metric, contract.output, looks)
+    if contract.prove_accuracy and not reference.is_exact:
+        raise InvalidConfig(
+            f"a loss of {reference.metric} cannot be proven: its intervals are approximate",
+            "use a metric that is a mean over rows: top-1, top-5, agreement, fidelity or cosine; or do not require a proof",
+        )
+    if reference.labels is not None and not contract.trust_labels:
+        check_labels(
+            reference.metric,
+            lambda shuffled: reference.value(found, shuffled),
+            reference.labels,
+            reference.choice.metric.higher,
+        )
+    reference.original()  # A metric that fails does so before long work.
+    return reference
+
+
 def hold_out(artifact: Artifact, data: Dataset, share: float = 0.2) -> tuple[Dataset, Dataset]:
-    """Split off the last fraction ``share`` of ``data``, in multiples of the batch size of ``artifact``. Returns the first part, then
-    the part that was split off.
+    """Hold out a random ``share`` of ``data``, in multiples of the batch size of ``artifact``: the rest, and that part.
 
     Raises InvalidData if there are too few samples.
     """
-    return data.split(share, signature_of(artifact).smallest_batch)
+    return data.split_shuffled(share, signature_of(artifact).smallest_batch)

@@ -21,18 +21,16 @@ _NEGLIGIBLE = 1e-6
 """Smaller elements count as zero."""
 _WORST = 1e6
 """Upper limit of a relative error."""
+_LEAST_SPREAD = 1e-4
+"""Least spread of rows, relative to their norm, so that rounding in a constant output is not an error."""
 _LEAST_SHARE = 1e-12
 """Lower limit of a probability, so that the divergence of one sample is at most 28."""
 
 
-def paired_interval(before: Array, after: Array) -> Interval:
-    """Mean of ``before - after`` (booleans per sample) with the interval of ``matched_pairs``."""
-    lost, won = float((before & ~after).sum()), float((~before & after).sum())
-    return matched_pairs(len(before), lost - won, lost + won)
-
-
 def matched_pairs(count: int, total: float, squares: float) -> Interval:
     """The 95 % interval for ``count`` independent differences with this total and sum of squares.
+
+    It is approximate, for the search among candidates; ``intervals.py`` has the bounds that decide about the contract.
 
     1. It is the adjusted Wald interval for matched pairs of Agresti and Min (2005), with half a lost and half a won sample added.
     2. If no pair differs, that interval is too narrow. The exact bound of Clopper and Pearson (1934) for the rate of pairs that
@@ -52,13 +50,6 @@ def mean_interval(values: Array) -> Interval:
     spread = _Z95 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else _WORST
     mean, spread = float(values.mean()), min(spread, _WORST)
     return Interval(mean, mean - spread, mean + spread)
-
-
-def error_interval(values: Array) -> Interval:
-    """The mean of non-negative ``values`` with its normal 95 % interval, which has zero width for a single value."""
-    mean = float(values.mean())
-    spread = _Z95 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0
-    return Interval(mean, max(0.0, mean - spread), mean + spread)
 
 
 def sample_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> Array:
@@ -81,6 +72,23 @@ def output_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) 
         difference, norm = _squares(want, outputs[name])
         errors[name] = min(float(np.sqrt(difference.sum() / norm.sum())), _WORST)
     return errors
+
+
+def deviations(reference: Array, output: Array) -> Array:
+    """The difference of each row from the reference's, relative to the spread of the reference's rows; text and integers: the
+    proportion of unequal elements.
+
+    The spread of a number or a row of numbers per sample is about the mean row: a large offset does not hide an error. The spread of
+    other tensors is their root mean square norm. NaN and infinity differ by at least the spread.
+    """
+    if reference.dtype.kind in "OSUiub":
+        return np.asarray((reference != output).reshape(len(reference), -1).mean(axis=1), np.float64)
+    difference, norm = _squares(reference, output)
+    spread = norm.mean()
+    if reference.ndim <= 2 and len(reference) > 1:
+        rows = np.where(np.isfinite(reference), reference, 0).reshape(len(reference), -1).astype(np.float64)
+        spread = max(((rows - rows.mean(axis=0)) ** 2).sum() / (len(rows) - 1), _LEAST_SPREAD**2 * spread)
+    return np.asarray(np.sqrt(difference / spread))
 
 
 def share_divergence(reference: Array, outputs: Array) -> Array:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from penstock.bundle.evidence import Accuracy
 from penstock.errors import InvalidArgument
-from penstock.offline.judge.metrics import matched_pairs
+from penstock.offline.judge.intervals import proves_loss, tail
+
+RATES = ("top-1", "top-5", "agreement")
+"""Metrics that count samples as right or wrong."""
 
 _REACHABLE = 20
 """A note suggests at most this many times the samples; a loss close to the bound would need an arbitrarily large number."""
+_MOST = 1 << 22
 
 
-def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02) -> int | None:
-    """The number of samples that proves a loss within ``max_loss`` at 95 % confidence, by the upper bound of ``paired_interval``.
+def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02, looks: int = 1) -> int | None:
+    """The number of samples that proves a loss within ``max_loss`` at 95 % confidence, by the test of ``proves_loss``.
 
     ``loss`` is the true loss. ``changed`` is the fraction of samples that only one of the two models gets right; it is at least as
-    large as the loss. All arguments are fractions. None if no number of samples suffices, because the loss is not below
-    ``max_loss``.
+    large as the loss. ``looks`` candidates are judged on the same samples. None if the loss is not below ``max_loss``, or so close
+    that more than four million samples would be needed.
     """
     if not 0 < max_loss <= 1 or not -1 <= loss <= 1 or not 0 <= changed <= 1:
         raise InvalidArgument(
@@ -27,31 +31,35 @@ def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02) ->
     changed = max(changed, abs(loss))
 
     def proves(count: int) -> bool:
-        return matched_pairs(count, count * loss, count * changed).high <= max_loss
+        lost, won = round(count * (changed + loss) / 2), round(count * (changed - loss) / 2)
+        return proves_loss(count, lost, won, max_loss, tail(looks))
 
     few, enough = 0, 1
     while not proves(enough):
         few, enough = enough, 2 * enough
+        if enough > _MOST:
+            return None
     while enough - few > 1:
         middle = (few + enough) // 2
         few, enough = (few, middle) if proves(middle) else (middle, enough)
     return enough
 
 
-def too_few(samples: int, metric: str, max_loss: float, what: str) -> tuple[str, ...]:
-    """A note if ``samples`` samples of the kind ``what`` cannot prove a loss within ``max_loss``, whatever the result. It states a
-    sufficient number.
+def too_few(samples: int, metric: str, max_loss: float, what: str, looks: int = 1) -> tuple[str, ...]:
+    """A note if no result on ``samples`` samples of the kind ``what`` can prove a loss within ``max_loss``, with a sufficient
+    number.
 
-    No note for fidelity, which does not count hits, or for a maximum loss of 0, which no number of samples can prove.
+    No note for metrics that do not count hits, or for a maximum loss of 0, which no number of samples can prove.
     """
-    if metric == "fidelity" or max_loss <= 0:
+    if metric not in RATES or max_loss <= 0:
         return ()
-    likely, least = samples_needed(max_loss), samples_needed(max_loss, changed=0.0)
-    if likely is None or least is None or samples >= least:
+    if proves_loss(samples, 0, 0, max_loss, tail(looks)):
         return ()
+    likely, least = (samples_needed(max_loss, changed=changed, looks=looks) for changed in (0.02, 0.0))
+    together = f" for {looks} candidates" if looks > 1 else ""
     note = (
-        f"{samples} {what} samples cannot prove a loss within {max_loss:.2%}, so losses are estimates: give at least {least}, "
-        f"which suffice if no answer changes, or {likely}, which suffice if 2 % of the answers change"
+        f"{samples} {what} samples cannot prove a loss within {max_loss:.2%}{together}, so losses are estimates: give at least "
+        f"{least}, which suffice if no answer changes, or {likely}, which suffice if 2 % of the answers change"
     )
     return (note,)
 
@@ -59,13 +67,22 @@ def too_few(samples: int, metric: str, max_loss: float, what: str) -> tuple[str,
 def unproved(accuracy: Accuracy, max_loss: float) -> tuple[str, ...]:
     """A note if ``accuracy`` is within ``max_loss`` but this is not proven. It states the number of samples that would prove it."""
     loss = accuracy.loss
-    if accuracy.metric == "fidelity" or max_loss <= 0 or loss.high <= max_loss or loss.value > max_loss:
+    bound = loss.high if accuracy.bound is None else accuracy.bound
+    if max_loss <= 0 or bound <= max_loss or loss.value > max_loss:
         return ()
-    enough = samples_needed(max_loss, max(0.0, loss.value))
-    is_reachable = enough is not None and enough <= _REACHABLE * accuracy.samples
-    advice = f"; about {enough} samples would prove it if the estimate is correct" if is_reachable else ""
     note = (
         f"a loss within {max_loss:.2%} is an estimate from {accuracy.samples} samples and not proven: with 95 % confidence the "
-        f"loss is at most {loss.high:.2%}{advice}"
+        f"loss is at most {bound:.2%}{proof_advice(accuracy, max_loss)}"
     )
     return (note,)
+
+
+def proof_advice(accuracy: Accuracy, max_loss: float) -> str:
+    """The number of samples that would prove the loss if their answers change at the same rate; empty if it is not known."""
+    if accuracy.metric not in RATES or max_loss <= 0:
+        return ""
+    changed = (accuracy.lost + accuracy.won) / accuracy.samples
+    enough = samples_needed(max_loss, max(0.0, accuracy.loss.value), changed, accuracy.looks)
+    if enough is None or enough > max(1000, _REACHABLE * accuracy.samples):
+        return ""
+    return f"; about {enough} samples would prove it if the estimate is correct"

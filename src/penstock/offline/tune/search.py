@@ -19,7 +19,8 @@ FINALISTS = 4
 """Number of candidates that are measured again, for longer, in addition to the best exact candidates."""
 
 CLOSE_CALL = 1.05
-"""Among candidates within this ratio of the lowest cost, the one with the fewest threads wins, then the most accurate one."""
+"""Among candidates within this ratio of the lowest cost, the one with the fewest threads wins, then that of the least loss, then that
+of the least error."""
 
 CLOSE_SIZE = 1.01
 """Among candidates within this ratio of the smallest size, the fastest one wins."""
@@ -98,7 +99,7 @@ def choose(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract, 
     if field:
         least = min(trial.cost for trial in field)
         close = [trial for trial in field if trial.cost <= CLOSE_CALL * least]  # 3
-        return min(close, key=lambda trial: (trial.candidate.threads, _error(trial), trial.p50_ms))
+        return min(close, key=lambda trial: (trial.candidate.threads, *_harm(trial), trial.p50_ms))
     return min((trial for trial in alive if trial.candidate.exact), key=lambda trial: trial.p50_ms, default=None)  # 4
 
 
@@ -120,6 +121,8 @@ def explain_sizes(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]
         )
     winner.status = "chosen"
     winner.reason = f"{least:,d} bytes, {_disk_bytes(bases[0]) / least:.2f}x smaller than the original"
+    if not winner.candidate.exact and winner.speedup is not None and not is_faster(winner.speedup):
+        winner.reason += f", but not provably faster on this machine: {_times(winner.speedup)}"
 
 
 def explain(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]) -> None:
@@ -184,8 +187,9 @@ def _quickest_exact(trials: Sequence[Trial], threads: int) -> Trial | None:
     return min(same, key=lambda trial: trial.p50_ms, default=None)
 
 
-def _error(trial: Trial) -> float:
-    return trial.accuracy.relative_error if trial.accuracy else 0.0
+def _harm(trial: Trial) -> tuple[float, float]:
+    """The loss, then the error of the outputs."""
+    return (max(0.0, trial.accuracy.loss.value), trial.accuracy.relative_error) if trial.accuracy else (0.0, 0.0)
 
 
 def _disk_bytes(trial: Trial) -> int:

@@ -13,6 +13,7 @@ arithmetic must also beat the best exact candidate in this way.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -25,9 +26,12 @@ from penstock.engines.registry import get_engine
 from penstock.errors import ContractUnmet, PenstockError
 from penstock.measurement import Conditions, Interval, LatencyPoint
 from penstock.offline.compress.method import OnProgress
+from penstock.offline.judge.accuracy import Reference
 from penstock.offline.judge.contract import Contract, unmet
+from penstock.offline.judge.detect import Choice
 from penstock.offline.judge.judge import Judge
 from penstock.offline.judge.race import race_loaded
+from penstock.offline.judge.sample_size import too_few
 from penstock.offline.sessions import session
 from penstock.offline.tune.search import (
     FINALISTS,
@@ -43,6 +47,8 @@ from penstock.offline.tune.space import Candidate
 from penstock.perf.measure import ConditionsWatch, repeat_rows, speedup
 from penstock.perf.profile import knee, profile
 from penstock.rows.proof import unproven
+
+_log = logging.getLogger(__name__)
 
 _SCREEN_SHARE, _CONFIRM_SHARE, _PROFILE_SHARE = 0.4, 0.35, 0.25
 _SCREEN_PRECISION, _PRECISION = 0.03, 0.01
@@ -76,6 +82,10 @@ class TuneResult(msgspec.Struct, frozen=True):
     max_batch: int
     rows_per_call: int
     conditions: Conditions
+    choice: Choice
+    """The metric of accuracy, and the reason for it."""
+    notes: tuple[str, ...] = ()
+    """Remarks on the data."""
 
 
 class Tuner:
@@ -97,12 +107,18 @@ class Tuner:
         self._limits = limits
         self._on_progress = on_progress
         self._known: dict[tuple[str, str, str], Accuracy] = {}
+        self._notes: tuple[str, ...] = ()
 
     def run(self, cores: int) -> TuneResult:
         """Measure and choose. Raises ContractUnmet if no candidate meets the contract, PenstockError if the original fails."""
         watch = ConditionsWatch(cores)
         bases, contract, smallest = list(self._bases.values()), self._contract, self._limits.smallest
-        judge = Judge(bases[0].candidate.artifact, self._data, bases[0].candidate.threads)
+        looks = max(1, len({trial.candidate.numerics for trial in self._trials}))
+        first = bases[0].candidate
+        judge = Judge(first.artifact, self._data, first.threads, contract=contract, looks=looks)
+        self._notes = too_few(self._data.count, judge.metric, contract.max_accuracy_loss, "evaluation", looks)
+        for note in self._notes:
+            _log.warning("%s", note)
         with ExitStack() as stack:
             for base in bases:
                 base.model, base.accuracy = _load(base, stack), judge.baseline.accuracy
@@ -116,7 +132,7 @@ class Tuner:
             if choice is None:
                 raise self._unmet(last)
             (explain_sizes if smallest else explain)(choice, bases, self._trials)
-            return self._result(choice, watch)
+            return self._result(choice, judge.reference, watch)
 
     def _unmet(self, last: Sequence[Trial]) -> ContractUnmet:
         # The other trials have no confirmed p99, so the message cannot suggest them.
@@ -127,7 +143,7 @@ class Tuner:
         error.candidates = tuple(msgspec.to_builtins(one) for one in tried)
         return error
 
-    def _result(self, winner: Trial, watch: ConditionsWatch) -> TuneResult:
+    def _result(self, winner: Trial, reference: Reference, watch: ConditionsWatch) -> TuneResult:
         self._profile(winner)
         contract, base = self._contract, self._bases[winner.candidate.threads]
         others = [trial for trial in (*self._bases.values(), *self._trials) if trial is not base]
@@ -141,6 +157,8 @@ class Tuner:
             max_batch=knee(winner.latency, contract.p99_ms).batch if is_merged else 1,
             rows_per_call=self._limits.rows,
             conditions=watch.finish(),
+            choice=reference.choice,
+            notes=self._notes,
         )
 
     def _promising(self, threads: int) -> list[Trial]:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +9,7 @@ from penstock.measurement import Interval
 from penstock.offline.compress.planner.budget import Spending
 from penstock.offline.compress.table import Kind
 from penstock.offline.judge.contract import Contract
-from penstock.offline.judge.metrics import paired_interval
+from penstock.offline.judge.intervals import loss_bound, loss_interval, tail
 from penstock.offline.judge.sample_size import samples_needed
 
 KINDS: tuple[Kind, ...] = ("structure", "sparsity", "precision", "sharing")
@@ -55,8 +55,19 @@ def test_proof_is_demanded_where_there_are_samples_for_it() -> None:
     assert needed is not None
     few, enough = (Spending(contract, 10, count).allowance("precision") for count in (needed - 1, needed))
     assert (few.prove_accuracy, enough.prove_accuracy) == (False, True)
-    interval = paired_interval(np.ones(needed, bool), np.ones(needed, bool))
-    assert not enough.accuracy_objection(Accuracy("top-1", 1.0, interval, 0.0, needed))
+    bound = loss_bound(needed, 0, 0, tail())
+    assert not enough.accuracy_objection(Accuracy("top-1", 1.0, loss_interval(needed, 0, 0), 0.0, needed, bound))
+
+
+def test_fidelity_has_an_allowance_of_the_output_error() -> None:
+    spending = Spending(Contract(max_output_error=0.1), 10)
+    allowed = [spending.allowance(kind).max_output_error for kind in KINDS]
+    assert allowed == sorted(allowed)
+    assert (allowed[0], allowed[-1]) == (pytest.approx(0.06), 0.1)
+    assert (
+        spending.account(Accuracy("fidelity", 0.96, Interval(0.04, 0, 1), 0.1, 50))
+        == "4.00% spent of 10.00%, 6.00% left"
+    )
 
 
 def test_the_account_tells_what_is_spent_and_left() -> None:

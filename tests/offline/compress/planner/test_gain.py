@@ -33,7 +33,7 @@ def test_the_original_loses_nothing_and_gains_nothing(monkeypatch: pytest.Monkey
     judge = Judge(model, make_dataset({"x": x}, None))
     found = measure(judge, model, model, "size")
     assert found.accuracy.loss.value == 0
-    assert found.accuracy.metric == "agreement"
+    assert found.accuracy.metric == "fidelity"
     assert found.stored_bytes == len(encode(model.data))
     assert found.speedup.low <= found.speedup.value <= found.speedup.high
     with pytest.raises(PenstockError, match="shape"):

@@ -33,7 +33,7 @@ from penstock.offline.judge.contract import Contract
 from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array
 
-SIZE = PlanOptions(contract=Contract(0.2), target="size", budget_s=100, epochs=1)
+SIZE = PlanOptions(contract=Contract(0.2, metric="agreement"), target="size", budget_s=100, epochs=1)
 Make = Callable[[Artifact, StepContext], Artifact]
 
 
@@ -179,7 +179,7 @@ def test_out_of_time(original: Artifact, data: Dataset, tmp_path: Path) -> None:
     ]
     assert found.attempts[1].reason == "out of time: 60% of the budget of 100 s is used up"
     assert "1 step(s) of the plan were not tried, because the budget was used up" in found.notes[-1]
-    more = PlanOptions(contract=Contract(0.2), target="size", budget_s=1000, epochs=1)
+    more = PlanOptions(contract=Contract(0.2, metric="agreement"), target="size", budget_s=1000, epochs=1)
     again = plan(original, data, more, route=route, clock=clock, folder=tmp_path)
     assert [name for _, name, outcome in told(again) if outcome == "kept"] == ["slow", "better", "best", "better"]
     assert not any("the budget was used up" in note for note in again.notes)
@@ -225,7 +225,7 @@ def test_a_step_told_to_end_is_used_now_and_finished_later(original: Artifact, d
     route = (Stage((step("patient", patient),), "first"),)
     first = plan(original, data, SIZE, route=route, clock=clock, folder=tmp_path)
     assert told(first) == [("original", "patient", "kept")]
-    more = PlanOptions(contract=Contract(0.2), target="size", budget_s=1000, epochs=1)
+    more = PlanOptions(contract=Contract(0.2, metric="agreement"), target="size", budget_s=1000, epochs=1)
     second = plan(original, data, more, route=route, clock=clock, folder=tmp_path)
     sizes = [found.versions[0].stored_bytes for found in (first, second)]
     assert sizes[1] < sizes[0]
@@ -280,7 +280,7 @@ def test_an_interrupted_plan_decides_as_one_that_was_not(original: Artifact, dat
 def test_a_folder_is_of_one_plan(original: Artifact, data: Dataset, tmp_path: Path) -> None:
     route = (Stage((GOOD,), "first"),)
     plan(original, data, SIZE, route=route, folder=tmp_path)
-    other = PlanOptions(contract=Contract(0.1), target="size", budget_s=100, epochs=1)
+    other = PlanOptions(contract=Contract(0.1, metric="agreement"), target="size", budget_s=100, epochs=1)
     fewer = make_dataset({"x": data.inputs["x"][:80]}, None)
     for arguments, told in (
         ((networks.mlp(32), data, SIZE), "another model; another optimised model"),
@@ -306,10 +306,10 @@ def test_data_that_cannot_be_split(original: Artifact) -> None:
 
 
 def test_few_samples_are_noted(original: Artifact, data: Dataset) -> None:
-    found = plan(original, data, PlanOptions(target="size"), route=())
+    found = plan(original, data, PlanOptions(Contract(metric="agreement"), "size"), route=())
     assert "40 samples held out" in found.notes[0]
     assert (
-        "40 held-out samples cannot prove a loss within 1.00%, so losses are estimates: give at least 368"
+        "40 held-out samples cannot prove a loss within 1.00%, so losses are estimates: give at least 299"
         in found.notes[1]
     )
 

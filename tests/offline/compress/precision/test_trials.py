@@ -8,6 +8,7 @@ from penstock.dataset import make_dataset
 from penstock.engines.registry import get_engine
 from penstock.offline.compress.precision.trials import Trials
 from penstock.offline.judge.accuracy import answers
+from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import Judge
 
 
@@ -37,7 +38,7 @@ def test_all_groups_float_is_the_original() -> None:
 def test_labels_are_used() -> None:
     known = culprits.trials()
     data = make_dataset(known.judge.data.inputs, np.zeros(known.judge.data.count, np.int64))
-    trials = Trials(known.mixed, Judge(known.mixed.artifact, data))
+    trials = Trials(known.mixed, Judge(known.mixed.artifact, data, contract=Contract(trust_labels=True)))
     assert trials.judge.metric == "top-1"
     assert trials.judge.reference.proxy == "KL divergence"
     assert trials.judge.baseline.accuracy.value < 0.9

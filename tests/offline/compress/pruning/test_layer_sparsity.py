@@ -22,14 +22,19 @@ from penstock.offline.compress.pruning.layer_sparsity import (
     measure_layers,
 )
 from penstock.offline.compress.pruning.magnitude import PruneOptions, prune
+from penstock.offline.judge.accuracy import answers
+from penstock.offline.sessions import loaded
 
 _values = st.lists(st.floats(-1, 1), min_size=1, max_size=12)
 GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def _data(labels: bool = False) -> Dataset:
-    rng = np.random.default_rng(0)
-    return make_dataset({"x": rng.normal(size=(60, 16)).astype(np.float32)}, rng.integers(0, 4, 60) if labels else None)
+    data = make_dataset({"x": np.random.default_rng(0).normal(size=(60, 16)).astype(np.float32)}, None)
+    if not labels:
+        return data
+    with loaded(mlp()) as model:
+        return make_dataset(data.inputs, answers(model, data)["y"] + np.float32(0.01))
 
 
 def _curve(name: str, size: int, losses: list[float]) -> LayerCurve:
@@ -92,7 +97,7 @@ def test_curves_of_a_model(labels: bool) -> None:
     found = measure_layers(
         mlp(), _data(labels), grid=(0.5, 0.9), on_progress=lambda done, total: calls.append((done, total))
     )
-    assert found.metric == ("top-1" if labels else "agreement")
+    assert found.metric == ("r2" if labels else "fidelity")
     assert [curve.weight for curve in found.curves] == ["w0", "w2", "w4"]
     assert [curve.size for curve in found.curves] == [16 * 64, 64 * 64, 64 * 4]
     for curve in found.curves:

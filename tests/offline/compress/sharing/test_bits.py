@@ -28,7 +28,7 @@ def test_each_layer_gets_the_fewest_bits_that_hold() -> None:
         for bits in range(2, 7):
             shared = engine.load(share(mlp(), only(name, bits)), {})
             found = judge.compare(answers(shared, DATA))
-            holds[bits] = found.relative_error <= 0.05 and found.loss.value <= 0.02
+            holds[bits] = found.relative_error <= 0.05
         assert chosen.bits[name] == min(bits for bits, held in holds.items() if held)
 
 

@@ -32,17 +32,23 @@ class Spending(msgspec.Struct, frozen=True):
         only if there are enough samples to prove it at least for a model whose outputs do not change.
         """
         asked = self.contract
-        loss = _SHARES.get(kind, 1.0) * asked.max_accuracy_loss
+        share = _SHARES.get(kind, 1.0)
+        loss = share * asked.max_accuracy_loss
         provable = True
         if loss > 0 and self.samples:
             loss = min(1.0, max(loss, 1 / self.samples))
             enough = samples_needed(loss, changed=0.0)
             provable = enough is not None and enough <= self.samples
-        return msgspec.structs.replace(asked, max_accuracy_loss=loss, prove_accuracy=asked.prove_accuracy and provable)
+        return msgspec.structs.replace(
+            asked,
+            max_accuracy_loss=loss,
+            max_output_error=share * asked.max_output_error,
+            prove_accuracy=asked.prove_accuracy and provable,
+        )
 
     def account(self, accuracy: Accuracy) -> str:
         """A sentence with the used and the remaining part of the allowed loss."""
-        allowed, loss = self.contract.max_accuracy_loss, accuracy.loss.value
+        allowed, loss = self.contract.limit(accuracy.metric), accuracy.loss.value
         spent = max(0.0, loss)
         account = f"{spent:.2%} spent of {allowed:.2%}"
         if spent > allowed and self.samples:

@@ -50,7 +50,7 @@ from penstock.offline.compress.training.memory import check_training
 from penstock.offline.compress.versions import Version
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import ORIGINAL, Judge
-from penstock.offline.judge.sample_size import too_few
+from penstock.offline.judge.sample_size import RATES, too_few
 from penstock.offline.sessions import signature_of
 from penstock.resources import machine_facts
 from penstock.version import __version__
@@ -141,8 +141,8 @@ class _Search:
         self._options, self._store, self._on_progress, self._clock = options, store, on_progress, clock
         self._started = clock.now()
         fitted, held = data.split_evenly(_HELD_OUT, signature_of(original).smallest_batch)
-        self._judge = Judge(original, held, options.threads)
-        samples = 0 if self._judge.metric == "fidelity" else held.count
+        self._judge = Judge(original, held, options.threads, contract=options.contract)
+        samples = held.count if self._judge.metric in RATES else 0
         self._spending = Spending(options.contract, options.budget_s, samples)
         machine = machine_facts()
         scheme = integer_scheme(machine)

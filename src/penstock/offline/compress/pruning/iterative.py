@@ -90,7 +90,7 @@ def prune_iteratively(
     options.goal.rule.masks(prunable_weights(load_model(artifact), options.goal))
     if held_out is None:
         data, held_out = hold_out(artifact, data)
-    judge = Judge(artifact, held_out, options.retrain.threads)
+    judge = Judge(artifact, held_out, options.retrain.threads, contract=options.contract)
     decides = data.digest, msgspec.to_builtins(options)
     levels = Rounds(PruningLevel, "level", judge, options.contract, lambda level: level.sparsity, folder, *decides)
     teacher = Teacher(artifact, data)

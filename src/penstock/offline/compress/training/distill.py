@@ -30,7 +30,7 @@ from penstock.offline.compress.training.parity import check_parity
 from penstock.offline.compress.training.teacher import Teacher
 from penstock.offline.compress.training.torch import Tensor, functional, torch
 from penstock.offline.compress.training.trainable import TrainableModel
-from penstock.offline.judge.accuracy import make_reference
+from penstock.offline.judge.detect import scored_output
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.names import varying_outputs
 from penstock.offline.sessions import signature_of
@@ -82,7 +82,7 @@ class DistillationLoss:
                 "give a model with a float output",
             )
         self.teacher, self.temperature = teacher, options.temperature
-        self.labelled = "" if labels is None else make_reference(answers, labels).output
+        self.labelled = "" if labels is None else scored_output(answers, labels)
         self.labels = None if labels is None else torch.tensor(labels.astype(np.int64))
         share = options.teacher_share
         self.share = (0.7 if labels is not None else 1.0) if share is None else share
@@ -154,7 +154,7 @@ def distill(
     check_signatures(signature_of(student), signature_of(teacher))
     model = TrainableModel(student)
     report = _distill(model, data, teacher, options, hooks)
-    facts = {**report.facts(), "teacher": teacher.digest, "samples": data.count, "labels": data.labels is not None}
+    facts = {**report.facts(), "teacher": teacher.digest, "samples": data.count, "labels": data.classes is not None}
     return model.to_artifact("distill", msgspec.to_builtins(options), facts)
 
 
@@ -164,7 +164,7 @@ def _distill(
     options.check()
     if isinstance(teacher, Artifact):
         teacher = Teacher(teacher, data, also=sorted(set(options.hints.values())), live="augment" in hooks)
-    loss = DistillationLoss(model.artifact, teacher, data.labels, options)
+    loss = DistillationLoss(model.artifact, teacher, data.classes, options)
     hints = Hints(model, data, teacher, options.hints, options.fit.seed)
     if all(node.op_type != "QuantizeLinear" for node in read_proto(model.artifact).graph.node):
         check_parity(TrainableModel(model.artifact), data, tolerance=_PARITY)

@@ -133,6 +133,6 @@ def _output_steps(model: TrainableModel) -> dict[str, float]:
 def _loss(artifact: Artifact, data: Dataset, teacher: Teacher, rows: Array, options: FitOptions) -> float:
     """The loss of ``artifact`` in ONNX Runtime on ``rows``."""
     inputs = {name: array[rows] for name, array in data.inputs.items()}
-    loss = DistillationLoss(artifact, teacher, data.labels, DistillOptions(fit=options))
+    loss = DistillationLoss(artifact, teacher, data.classes, DistillOptions(fit=options))
     tensors = {**inputs, **answers_of(artifact, Dataset(inputs, None, ""))}
     return float(loss({name: torch.tensor(array) for name, array in tensors.items()}, torch.from_numpy(rows)))

@@ -88,8 +88,8 @@ def shrink(
     options.check()
     if held_out is None:
         data, held_out = hold_out(artifact, data)
-    judge = Judge(artifact, held_out, options.threads)
-    # A run that requires a lower speed-up has the same first rounds as a run that requires a higher one.
+    judge = Judge(artifact, held_out, options.threads, contract=options.contract)
+    # A run to a lower speed-up has the same first rounds as a run to a higher one.
     decides = data.digest, msgspec.to_builtins(msgspec.structs.replace(options, speedup=0.0))
     rounds = Rounds(Round, "round", judge, options.contract, lambda entry: entry.speedup, folder, *decides)
     shrinker = _Shrinker(artifact, data, options)

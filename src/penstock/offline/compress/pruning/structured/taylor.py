@@ -11,7 +11,7 @@ from penstock.offline.compress.pruning.structured.importance import Scores, gath
 from penstock.offline.compress.taps import Progress, no_progress
 from penstock.offline.compress.training.torch import Tensor, functional, torch
 from penstock.offline.compress.training.trainable import TrainableModel, to_tensors
-from penstock.offline.judge.accuracy import Reference, make_reference
+from penstock.offline.judge.detect import scored_output
 from penstock.offline.optimize.model import to_bytes
 from penstock.tensor import Array
 
@@ -31,15 +31,15 @@ def by_taylor(
     slots = [slot for slot in structure.slots if slot.role == "reads" and slot.value.name in model.weights]
     weights = [model.weights[slot.value.name or ""] for slot in slots]
     size = model.fixed_rows or batch_size
-    reference: Reference | None = None
+    scored = ""
     sums: list[Array] = [np.zeros(len(slot.labels)) for slot in slots]
     for start in range(0, data.count, size):
         outputs = model(to_tensors(data.rows(start, start + size), model))
-        if reference is None:
-            reference = make_reference({name: value.detach().numpy() for name, value in outputs.items()}, data.labels)
-        labels = None if data.labels is None else torch.from_numpy(data.labels[start : start + size].astype(np.int64))
+        if start == 0:
+            scored = _scored({name: value.detach().numpy() for name, value in outputs.items()}, data.classes)
+        labels = None if data.classes is None else torch.from_numpy(data.classes[start : start + size].astype(np.int64))
         model.zero_grad()
-        _loss(outputs, labels, reference).backward()
+        _loss(outputs, labels, scored).backward()
         for number, (slot, weight) in enumerate(zip(slots, weights, strict=True)):
             if weight.grad is not None:
                 others = [axis for axis in range(weight.ndim) if axis != slot.axis]
@@ -48,9 +48,17 @@ def by_taylor(
     return gather(structure, list(zip(slots, sums, strict=True)))
 
 
-def _loss(outputs: dict[str, Tensor], labels: Tensor | None, reference: Reference) -> Tensor:
-    if reference.metric == "fidelity":
+def _scored(outputs: dict[str, Array], labels: Array | None) -> str:
+    """The output whose rows count as class scores; empty if they are not. This estimates importance, and judges nothing."""
+    if labels is not None:
+        return scored_output(outputs, labels)
+    are_rows = all(array.ndim == 2 and array.shape[1] >= 2 and array.dtype.kind == "f" for array in outputs.values())
+    return next(iter(outputs)) if are_rows else ""
+
+
+def _loss(outputs: dict[str, Tensor], labels: Tensor | None, scored: str) -> Tensor:
+    if not scored:
         floats = [value for value in outputs.values() if value.is_floating_point()]
         return torch.stack([value.square().mean() / 2 for value in floats]).sum()
-    scores = outputs[reference.output]
+    scores = outputs[scored]
     return functional.cross_entropy(scores, scores.detach().argmax(dim=1) if labels is None else labels)

@@ -1,0 +1,40 @@
+"""Checks of the labels against the original: a model that is no better than chance on them means wrong labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from penstock.errors import InvalidData
+from penstock.tensor import Array
+
+_SHUFFLES = 39
+"""With this number, wrong labels pass in at most one of twenty cases."""
+_FEWEST = 20
+"""Fewer samples cannot tell right labels from wrong ones."""
+_TRUST = "check that row i of the labels belongs to row i of the inputs; --trust-labels accepts them as they are"
+
+
+def check_labels(name: str, value: Callable[[Array], float], labels: Array, higher: bool, seed: int = 0) -> None:
+    """Raise InvalidData if the original's ``value`` by the metric ``name`` is no better for ``labels`` than for shuffled labels.
+
+    The labels pass a permutation test at 5 %. They are not tested if there are fewer than 20.
+    """
+    if len(labels) >= 2 and (labels == labels[:1]).all():
+        raise InvalidData(
+            f"all {len(labels)} labels are the same, so they cannot show whether answers are right",
+            "give samples of at least two classes; --trust-labels accepts them as they are",
+        )
+    if len(labels) < _FEWEST:
+        return
+    rng = np.random.default_rng(seed)
+    own = value(labels)
+    shuffled = [value(labels[rng.permutation(len(labels))]) for _ in range(_SHUFFLES)]
+    as_good = sum(one >= own if higher else one <= own for one in shuffled)
+    if as_good + 1 > (_SHUFFLES + 1) / 20:
+        raise InvalidData(
+            f"the original is no better than chance on the labels: its {name} is {own:.4g}, and {float(np.median(shuffled)):.4g} "
+            "on shuffled labels",
+            _TRUST,
+        )

@@ -1,0 +1,137 @@
+"""The choice of the metric when the user names none, from the shapes and values of outputs and labels.
+
+Only answers that are certainly classes are judged by the highest score: an embedding or a regression has a highest element as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+from penstock.errors import InvalidArgument, InvalidData
+from penstock.offline.judge.metric import AccuracyMetric
+from penstock.offline.judge.metric_table import METRICS, metric_named
+from penstock.offline.judge.scoring.classes import is_float, is_ids
+from penstock.tensor import Array
+
+_SCORES = re.compile(r"logit|prob|softmax|class|score|categor", re.IGNORECASE)
+_BOXES = re.compile(r"box|mask|anchor|detection", re.IGNORECASE)
+_EMBEDDING = 64
+"""Least number of columns of an output that is taken for an embedding although its rows have no unit norm."""
+_CENTRED = 0.5
+"""Maximum part of the mean row in the mean square of an embedding."""
+_LABEL_METRICS = ("top-1", "average-precision", "iou", "r2", "wer", "map")
+"""Metrics for labels, in the order in which they are tried."""
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """A metric, the outputs that it judges, and the reason for the choice."""
+
+    metric: AccuracyMetric
+    outputs: tuple[str, ...]
+    reason: str
+
+
+def choose_metric(answers: Mapping[str, Array], labels: Array | None, name: str = "", output: str = "") -> Choice:
+    """The metric ``name`` for ``output``; where they are empty, what suits the answers of the original.
+
+    Raises InvalidArgument for an unknown metric or output, InvalidData if labels fit no output.
+    """
+    if output and output not in answers:
+        raise InvalidArgument(f"the model has no output '{output}'", f"its outputs are {', '.join(answers)}")
+    found = {output: answers[output]} if output else dict(answers)
+    if name:
+        return _named(metric_named(name), found, labels)
+    return _from_answers(found, answers) if labels is None else _from_labels(found, labels)
+
+
+def has_class_scores(name: str, array: Array, names: Mapping[str, Array]) -> bool:
+    """True if the rows of an output are certainly scores [samples, classes]: they are probabilities, or the name says so."""
+    if not is_float(array) or array.ndim != 2 or array.shape[1] < 2:
+        return False
+    is_named = bool(_SCORES.search(name)) and not any(_BOXES.search(other) for other in names)
+    return is_named or are_shares(array)
+
+
+def scored_output(answers: Mapping[str, Array], labels: Array) -> str:
+    """The first output with scores [samples, classes] for all class numbers in ``labels``. Raises InvalidData if there is none."""
+    for name, array in answers.items():
+        if is_float(array) and array.ndim == 2 and array.shape[1] > max(1, labels.max(initial=0)):
+            return name
+    raise _misfit(answers, labels)
+
+
+def are_shares(array: Array) -> bool:
+    """True if every row consists of probabilities whose sum is 1."""
+    rows = array.astype(np.float64)
+    return bool((rows >= 0).all() and np.allclose(rows.sum(axis=1), 1, atol=1e-3))
+
+
+def _named(metric: AccuracyMetric, answers: Mapping[str, Array], labels: Array | None) -> Choice:
+    if metric.labels and metric.truth is None and labels is None and metric.name in METRICS:
+        raise InvalidData(
+            f"the metric {metric.name} needs labels", f"add an array 'labels' to the evaluation data: {metric.shapes}"
+        )
+    given = labels if metric.labels else None
+    fitting = [name for name, array in answers.items() if metric.fits(array, given)]
+    if not fitting:
+        raise InvalidData(
+            f"the metric {metric.name} fits no output: {_shapes(answers, given)}", f"it takes {metric.shapes}"
+        )
+    chosen = tuple(fitting) if metric.name in ("fidelity", "agreement") else (fitting[0],)
+    return Choice(metric, chosen, "as asked for")
+
+
+def _from_labels(answers: Mapping[str, Array], labels: Array) -> Choice:
+    for metric in map(METRICS.__getitem__, _LABEL_METRICS):
+        if metric.name == "r2" and is_ids(labels) and labels.max(initial=0) <= 1:
+            continue
+        for name, array in answers.items():
+            if metric.fits(array, labels):
+                return Choice(metric, (name,), f"there are labels, {list(labels.shape)} of type {labels.dtype}")
+    raise _misfit(answers, labels)
+
+
+def _from_answers(found: Mapping[str, Array], answers: Mapping[str, Array]) -> Choice:
+    classes = [name for name, array in found.items() if has_class_scores(name, array, answers)]
+    classes += [name for name, array in found.items() if is_ids(array) and array.size == len(array)]
+    if classes:
+        return Choice(METRICS["agreement"], tuple(classes), f"no labels; {_quoted(classes)} has classes")
+    if not any(is_float(array) for array in found.values()):
+        return Choice(METRICS["agreement"], tuple(found), "no labels; the outputs are integers or text")
+    for name, array in found.items():
+        if is_float(array) and array.ndim == 2 and array.shape[1] >= 2 and _is_embedding(array):
+            return Choice(METRICS["cosine"], (name,), f"no labels; '{name}' looks like an embedding")
+    return Choice(
+        METRICS["fidelity"], tuple(found), "no labels; for a classifier add labels or name the metric agreement"
+    )
+
+
+def _misfit(answers: Mapping[str, Array], labels: Array) -> InvalidData:
+    limit = f"labels go up to {labels.max()}, but " if is_ids(labels) else ""
+    return InvalidData(
+        f"{limit}no output suits the labels: {_shapes(answers, labels)}",
+        "check that class numbers start at 0; or name a metric; or remove the labels",
+    )
+
+
+def _is_embedding(array: Array) -> bool:
+    rows = array.astype(np.float64)
+    squares = (rows**2).sum(axis=1)
+    if np.allclose(squares, 1, atol=1e-3):
+        return True
+    return array.shape[1] >= _EMBEDDING and float((rows.mean(axis=0) ** 2).sum()) < _CENTRED * float(squares.mean())
+
+
+def _shapes(answers: Mapping[str, Array], labels: Array | None) -> str:
+    shapes = {name: list(array.shape) for name, array in answers.items()}
+    return f"outputs are {shapes}" + (
+        f", labels are {list(labels.shape)} of {labels.dtype}" if labels is not None else ""
+    )
+
+
+def _quoted(names: list[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)

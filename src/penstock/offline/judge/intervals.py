@@ -1,0 +1,202 @@
+"""Confidence bounds that are exact for the number of samples, and an approximate one for metrics that are no means.
+
+::
+
+    rate of hits          test of paired counts                             exact
+    mean of bounded rows  bets against the mean                             valid for any distribution
+    other metrics         jackknife over groups of rows                     approximate
+
+"Exact" and "valid" mean that the bound is wrong with at most the given probability, whatever the number of samples. Samples must be
+independent. ``tail`` is the probability that a one-sided bound is wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from statistics import NormalDist
+
+import numpy as np
+
+from penstock.measurement import Interval
+from penstock.tensor import Array
+
+CONFIDENCE = 0.95
+_NUISANCE = 0.002
+"""Part of the tail for an unknown rate of wins outside its own interval (R. Berger, D. Boos, *JASA* 89, 1994)."""
+_RATES = 33
+"""Number of rates of wins at which the test is evaluated."""
+_SPREADS = 6.5
+"""Counts further from their mean, in standard deviations plus as many counts, are left out; their probability is below 1e-8."""
+_MAX_CELLS = 1 << 18
+"""Above this number of tables, the two rates are bounded one by one, which needs more samples but little memory."""
+_TOLERANCE = 1e-5
+_EDGE = 1e-12
+"""Least probability of an outcome, so that its logarithm is finite."""
+_BETS = 2.0 ** -np.arange(0, 16)
+"""Fractions of the largest possible bet."""
+GROUPS = 20
+"""Groups of rows in the jackknife."""
+
+
+def tail(looks: int = 1) -> float:
+    """The probability that a one-sided bound may be wrong if ``looks`` bounds must hold together (Bonferroni)."""
+    return (1 - CONFIDENCE) / looks
+
+
+def rate_bound(count: int, samples: int, probability: float) -> float:
+    """The upper bound of a rate of which ``count`` of ``samples`` were seen (C. Clopper, E. Pearson, *Biometrika* 26, 1934)."""
+    if count >= samples:
+        return 1.0
+    logs = _log_factorials(samples)[[samples]] - _log_factorials(samples)[: count + 1]
+    logs = logs - _log_factorials(samples)[samples - np.arange(count + 1)]
+    hits = np.arange(count + 1)
+
+    def is_likely(rate: float) -> bool:
+        return float(np.exp(logs + hits * math.log(rate) + (samples - hits) * math.log1p(-rate)).sum()) > probability
+
+    return _bisect(is_likely, count / samples, 1.0, 1e-9)
+
+
+def loss_interval(samples: int, lost: int, won: int, looks: int = 1) -> Interval:
+    """The mean loss with its two-sided interval, if ``lost`` and ``won`` samples changed from right to wrong and back."""
+    half = tail(looks) / 2
+    return Interval((lost - won) / samples, -loss_bound(samples, won, lost, half), loss_bound(samples, lost, won, half))
+
+
+@functools.lru_cache(1 << 14)
+def loss_bound(samples: int, lost: int, won: int, probability: float) -> float:
+    """The upper bound of a loss, the rate of ``lost`` minus the rate of ``won`` among ``samples`` paired samples.
+
+    Above ``_MAX_CELLS`` tables, it is the difference of the two rates' bounds, which is wider.
+    """
+    wide = rate_bound(lost, samples, probability / 2) - 1 + rate_bound(samples - won, samples, probability / 2)
+    if _is_large(samples, lost, won):
+        return wide
+    high = wide if proves_loss(samples, lost, won, wide, probability) else 1.0
+    return _bisect(
+        lambda loss: not proves_loss(samples, lost, won, loss, probability),
+        (lost - won) / samples,
+        high,
+        _TOLERANCE,
+    )
+
+
+def proves_loss(samples: int, lost: int, won: int, limit: float, probability: float) -> bool:
+    """True if a loss of ``limit`` or more would give a result as good as this with at most ``probability``.
+
+    The results are ordered by the score statistic of T. Tango (*Statistics in Medicine* 17, 1998). Its probability is exact, and the
+    largest over all rates of wins that ``won`` does not exclude.
+    """
+    if (lost - won) / samples >= limit or limit >= 1:
+        return limit >= 1 and lost < samples
+    if _is_large(samples, lost, won):
+        return loss_bound(samples, lost, won, probability) <= limit
+    ignored = _NUISANCE * probability
+    top = (1 - limit) / 2 - _EDGE
+    most = min(rate_bound(won, samples, ignored / 2), top)
+    least = min(1 - rate_bound(samples - won, samples, ignored / 2), most)
+    rates = np.linspace(max(least, -limit), most, _RATES).clip(max(0.0, -limit) + _EDGE, top)
+    b = np.arange(_last(samples, rates[-1] + limit) + 1)[:, None]
+    c = np.arange(_last(samples, rates[-1]) + 1)[None, :]
+    seen = _score(samples, np.array(lost), np.array(won), limit)
+    rows, columns = np.nonzero((_score(samples, b, c, limit) <= seen + 1e-9) & (b + c <= samples))
+    logs = _log_factorials(samples)
+    ways = logs[samples] - logs[rows] - logs[columns] - logs[samples - rows - columns]
+    counts = np.stack([rows, columns, samples - rows - columns]).astype(np.float64)
+    chances = np.log(np.stack([rates + limit, rates, 1 - 2 * rates - limit], axis=1))
+    return float(np.exp(chances @ counts + ways).sum(axis=1).max()) + ignored <= probability
+
+
+def mean_bound(values: Array, probability: float, most: float = 1.0) -> float:
+    """The upper bound of the mean of independent ``values`` that are at most ``most``.
+
+    It is the least mean against which no mixture of bets wins enough (I. Waudby-Smith, A. Ramdas, *JRSS B* 86, 2024): if the mean
+    is ``m``, the expected wealth of ``prod(1 + bet * (m - value))`` is 1 and seldom reaches ``1 / probability`` (Markov).
+    """
+    values = values.astype(np.float64)
+
+    def is_likely(mean: float) -> bool:
+        stakes = _BETS / (most - mean)
+        with np.errstate(divide="ignore"):
+            wealth = np.log((1 + stakes[:, None] * (mean - values)).clip(min=0)).sum(axis=1)
+        return float(np.logaddexp.reduce(wealth)) - math.log(len(_BETS)) < -math.log(probability)
+
+    return _bisect(is_likely, float(values.mean()), most, _TOLERANCE)
+
+
+def bounded_interval(values: Array, looks: int = 1, least: float = -1.0, most: float = 1.0) -> Interval:
+    """The mean of ``values`` between ``least`` and ``most``, with its two-sided interval by ``mean_bound``."""
+    half = tail(looks) / 2
+    return Interval(float(values.mean()), -mean_bound(-values, half, -least), mean_bound(values, half, most))
+
+
+def jackknife_interval(
+    statistic: Callable[[Array], float], samples: int, looks: int = 1, scale: float = 1.0
+) -> Interval:
+    """``statistic`` of all rows with an approximate two-sided interval, from groups of rows that are left out in turn.
+
+    ``statistic`` takes row numbers. The interval is never narrower than if one unseen kind of row could change it by ``scale``: for
+    a single row it is plus or minus nearly ``scale``.
+    """
+    value, groups = statistic(np.arange(samples)), min(GROUPS, samples)
+    half = tail(looks) / 2
+    spread = 0.0
+    if groups > 1:
+        number = np.arange(samples) % groups
+        parts = np.array([statistic(np.flatnonzero(number != one)) for one in range(groups)])
+        spread = _student(1 - half, groups - 1) * math.sqrt(
+            (groups - 1) / groups * float(((parts - parts.mean()) ** 2).sum())
+        )
+    unseen = scale * (1 - half ** (1 / samples))
+    spread = max(spread, unseen)
+    return Interval(value, value - spread, value + spread)
+
+
+def _score(samples: int, lost: Array, won: Array, limit: float) -> Array:
+    """Tango's statistic: the excess of the loss over ``limit`` in its standard errors, at the likeliest rates with that loss."""
+    a, c = 2.0 * samples, -won * limit * (1 - limit)
+    b = -lost - won + (2.0 * samples - lost + won) * limit
+    rate = (np.sqrt((b * b - 4 * a * c).clip(min=0)) - b) / (2 * a)
+    variance = samples * (2 * rate + limit * (1 - limit))
+    return np.asarray((lost - won - samples * limit) / np.sqrt(variance.clip(min=1e-300)))
+
+
+def _last(samples: int, rate: float) -> int:
+    mean = samples * rate
+    return int(min(samples, math.ceil(mean + _SPREADS * math.sqrt(mean) + _SPREADS)))
+
+
+def _is_large(samples: int, lost: int, won: int) -> bool:
+    lost, won = (_last(samples, rate_bound(count, samples, 1e-4)) for count in (max(lost, won), won))
+    return lost * won > _MAX_CELLS
+
+
+@functools.lru_cache(4)
+def _log_factorials(samples: int) -> Array:
+    return np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, samples + 1)))])
+
+
+def _bisect(is_below: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
+    """The least value, rounded up, at which ``is_below`` is no longer true; ``high`` if it always is."""
+    while high - low > tolerance:
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return high
+
+
+def _student(probability: float, freedom: int) -> float:
+    """The quantile of Student's distribution; exact for 1 and 2 degrees of freedom, otherwise by Hill's expansion."""
+    if freedom == 1:
+        return math.tan(math.pi * (probability - 0.5))
+    if freedom == 2:
+        return (2 * probability - 1) * math.sqrt(2 / (1 - (2 * probability - 1) ** 2))
+    z, n = NormalDist().inv_cdf(probability), float(freedom)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return sum(term / n**power for power, term in enumerate(terms))

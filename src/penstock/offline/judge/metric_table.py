@@ -1,0 +1,53 @@
+"""All metrics by name, and the user's own functions as metrics."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import InvalidArgument, PenstockError
+from penstock.offline.judge.metric import AccuracyMetric
+from penstock.offline.judge.scoring import boxes, classes, embeddings, numbers, texts
+
+METRICS: dict[str, AccuracyMetric] = {
+    metric.name: metric for module in (classes, numbers, embeddings, texts, boxes) for metric in module.METRICS
+}
+"""Every metric by its name."""
+
+
+def metric_named(name: str) -> AccuracyMetric:
+    """The metric called ``name``, or the function ``module:function``. Raises InvalidArgument.
+
+    A function takes the output to judge and the labels, or None without labels, both as arrays with one row per sample. It returns one
+    score per row or a number; higher is better, and a loss is a difference.
+    """
+    if name in METRICS:
+        return METRICS[name]
+    module, _, function = name.partition(":")
+    if not module or not function:
+        raise InvalidArgument(
+            f"there is no metric '{name}'", f"use one of: {', '.join(METRICS)}; or your own function, module:function"
+        )
+    return AccuracyMetric(name, _found(module, function), "any", lambda *_: True, kind="other")
+
+
+def _found(module: str, function: str) -> Callable[..., Any]:
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except PenstockError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the user's module
+        raise InvalidArgument(
+            f"cannot load the metric '{module}:{function}': {type(error).__name__}: {error}",
+            "give a module that Python can import from here, and a function in it",
+        ) from None
+    finally:
+        sys.path.remove(here)
+    if not callable(found):
+        raise InvalidArgument(f"the metric '{module}:{function}' is not a function", "name a function of the module")
+    return found  # type: ignore[no-any-return]

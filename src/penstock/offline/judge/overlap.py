@@ -1,0 +1,50 @@
+"""Evaluation rows that are also calibration or training rows, and copies among the evaluation rows."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from penstock.dataset import Dataset
+from penstock.tensor import Array
+
+_SHOWN = 10
+
+
+def seen_rows(judged: Dataset, fitted: Dataset) -> Array:
+    """The numbers of the rows of ``judged`` whose inputs are also those of a row of ``fitted``."""
+    known = set(_digests(fitted))
+    return np.flatnonzero([digest in known for digest in _digests(judged)])
+
+
+def copies(data: Dataset) -> int:
+    """The number of rows that are copies of an earlier row."""
+    return data.count - len(set(_digests(data)))
+
+
+def overlap_notes(judged: Dataset, fitted: Dataset | None) -> tuple[int, tuple[str, ...]]:
+    """The number of rows of ``judged`` that are also in ``fitted``, and notes on them and on copies."""
+    notes: list[str] = []
+    rows = seen_rows(judged, fitted) if fitted is not None else np.zeros(0, np.intp)
+    if len(rows):
+        shown = ", ".join(map(str, rows[:_SHOWN])) + (", …" if len(rows) > _SHOWN else "")
+        notes.append(
+            f"{len(rows)} of {judged.count} evaluation rows are also calibration or training rows (rows {shown}), so the loss may be "
+            "larger on others: remove them from one of the two"
+        )
+    if again := copies(judged):
+        notes.append(
+            f"{again} of {judged.count} evaluation rows are copies of others, so the intervals of the loss are too narrow: remove them"
+        )
+    return len(rows), tuple(notes)
+
+
+def _digests(data: Dataset) -> list[bytes]:
+    arrays = [data.inputs[name] for name in sorted(data.inputs)]
+    return [hashlib.blake2b(b"".join(map(_bytes, row)), digest_size=16).digest() for row in zip(*arrays, strict=True)]
+
+
+def _bytes(value: object) -> bytes:
+    array = np.asarray(value)
+    return repr(array.tolist()).encode() if array.dtype.hasobject or array.dtype.kind in "US" else array.tobytes()

@@ -1,0 +1,1 @@
+"""The metrics, by the kind of answer that they judge."""

@@ -1,0 +1,111 @@
+"""Metrics of text and tokens: perplexity, word and character error rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.errors import InvalidData
+from penstock.offline.judge.metric import AccuracyMetric
+from penstock.offline.judge.scoring.classes import is_float, is_ids
+from penstock.tensor import Array
+
+_MAX_LOG = 700.0
+
+
+def perplexity(output: Array, truth: Array) -> float:
+    """The exponential of the mean negative log-likelihood of the labels.
+
+    Output: scores of tokens before softmax [samples, positions, tokens], or [samples, tokens]. Labels: the next token of each position
+    [samples, positions]; negative labels are skipped.
+    """
+    scores = output.reshape(-1, output.shape[-1]).astype(np.float64)
+    tokens = truth.reshape(-1)
+    scores, tokens = scores[tokens >= 0], tokens[tokens >= 0]
+    if not len(tokens):
+        raise InvalidData("no position has a label", "give tokens of at least 0")
+    top = scores.max(axis=1)
+    totals = top + np.log(np.exp(scores - top[:, None]).sum(axis=1))
+    loss = float((totals - scores[np.arange(len(tokens)), tokens]).mean())
+    return math.exp(min(loss, _MAX_LOG))
+
+
+def wer(output: Array, truth: Array) -> float:
+    """The word error rate: words to insert, delete or replace, divided by the words of the truth. For token numbers, the token error
+    rate.
+
+    Output: text [samples], or token numbers [samples, positions], where negative numbers are padding. Labels, or the original's
+    output: the same kind.
+    """
+    return _error_rate(output, truth, str.split)
+
+
+def cer(output: Array, truth: Array) -> float:
+    """The character error rate: like ``wer``, for characters."""
+    return _error_rate(output, truth, list)
+
+
+def distance(a: Sequence[object], b: Sequence[object]) -> int:
+    """The least number of insertions, deletions and replacements that turn ``a`` into ``b`` (V. Levenshtein, 1966)."""
+    row = list(range(len(b) + 1))
+    for i, one in enumerate(a, 1):
+        corner, row[0] = row[0], i
+        for j, other in enumerate(b, 1):
+            corner, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, corner + (one != other))
+    return row[-1]
+
+
+def _error_rate(output: Array, truth: Array, split: object) -> float:
+    got, want = (_sequences(array, split) for array in (output, truth))
+    length = sum(map(len, want))
+    return sum(map(distance, got, want)) / max(1, length)
+
+
+def _sequences(array: Array, split: object) -> list[list[object]]:
+    if is_ids(array):
+        return [[int(token) for token in row if token >= 0] for row in array.reshape(len(array), -1)]
+    assert callable(split)
+    texts = (one[0] for one in array.reshape(len(array), -1).tolist())
+    return [list(split(one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one))) for one in texts]
+
+
+def _predicts(output: Array, labels: Array | None) -> bool:
+    return (
+        labels is not None
+        and is_float(output)
+        and output.ndim >= 2
+        and is_ids(labels)
+        and labels.size * output.shape[-1] == output.size
+        and bool(labels.max(initial=0) < output.shape[-1])
+    )
+
+
+def _writes(output: Array, labels: Array | None) -> bool:
+    for array in (output, *(() if labels is None else (labels,))):
+        is_text = array.dtype.kind in "OSU" and array.size == len(array)
+        if not is_text and not is_ids(array):
+            return False
+    return labels is None or (is_ids(labels) == is_ids(output))
+
+
+def _itself(output: Array) -> Array:
+    return output
+
+
+_TEXT = "text [samples] or token numbers [samples, positions]; labels: the same"
+
+METRICS = (
+    AccuracyMetric(
+        "perplexity",
+        perplexity,
+        "scores before softmax [samples, positions, tokens]; labels: tokens [samples, positions]",
+        _predicts,
+        higher=False,
+        relative=True,
+        kind="numbers",
+    ),
+    AccuracyMetric("wer", wer, _TEXT, _writes, truth=_itself, higher=False, kind="text"),
+    AccuracyMetric("cer", cer, _TEXT, _writes, truth=_itself, higher=False, kind="text"),
+)

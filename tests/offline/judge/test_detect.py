@@ -1,0 +1,99 @@
+"""What judges when nobody says so."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import special
+
+from penstock.errors import InvalidArgument, InvalidData
+from penstock.offline.judge.detect import choose_metric, has_class_scores, scored_output
+
+RNG = np.random.default_rng
+LOGITS = RNG(0).normal(size=(40, 5)).astype(np.float32)
+WIDE = RNG(0).normal(size=(40, 96)).astype(np.float32)
+PROBABILITIES = special.softmax(LOGITS, axis=1)
+CLASSES = np.arange(40) % 5
+UNIT = LOGITS / np.linalg.norm(LOGITS, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("answers", "metric", "judged"),
+    [
+        ({"y": PROBABILITIES}, "agreement", ("y",)),
+        ({"logits": LOGITS}, "agreement", ("logits",)),
+        ({"label": CLASSES, "probabilities": PROBABILITIES}, "agreement", ("probabilities", "label")),
+        ({"hidden": WIDE[:, :, None], "logits": LOGITS}, "agreement", ("logits",)),
+        ({"mask": np.ones((40, 3, 3), np.int64)}, "agreement", ("mask",)),
+        ({"text": np.array(["a"] * 40, object)}, "agreement", ("text",)),
+        ({"y": LOGITS}, "fidelity", ("y",)),
+        ({"y": LOGITS[:, :2] + 100}, "fidelity", ("y",)),
+        ({"landmarks": WIDE + 100}, "fidelity", ("landmarks",)),
+        ({"y": LOGITS[:, 0]}, "fidelity", ("y",)),
+        ({"boxes": WIDE[:, :, None], "scores": LOGITS}, "fidelity", ("boxes", "scores")),
+        ({"embedding": UNIT}, "cosine", ("embedding",)),
+        ({"last": WIDE}, "cosine", ("last",)),
+    ],
+)
+def test_without_labels_only_certain_classes_are_judged_by_the_highest_score(
+    answers: dict, metric: str, judged: tuple[str, ...]
+) -> None:
+    choice = choose_metric(answers, None)
+    assert (choice.metric.name, choice.outputs) == (metric, judged)
+    assert choice.reason
+
+
+@pytest.mark.parametrize(
+    ("answers", "labels", "metric"),
+    [
+        ({"y": LOGITS}, CLASSES, "top-1"),
+        ({"y": CLASSES}, CLASSES, "top-1"),
+        ({"y": LOGITS[:, :1]}, CLASSES % 2, "top-1"),
+        ({"y": LOGITS}, (LOGITS > 0).astype(int), "average-precision"),
+        ({"y": LOGITS[:, 0]}, LOGITS[:, 0], "r2"),
+        ({"y": LOGITS[:, :1]}, CLASSES * 7, "r2"),
+        ({"y": LOGITS}, LOGITS, "r2"),
+        ({"y": np.zeros((40, 5, 4, 4), np.float32)}, np.ones((40, 4, 4), int), "top-1"),
+        ({"y": np.array(["a b"] * 40, object)}, np.array(["a b"] * 40), "top-1"),
+    ],
+)
+def test_labels_choose_the_metric(answers: dict, labels: np.ndarray, metric: str) -> None:
+    assert choose_metric(answers, labels).metric.name == metric
+
+
+def test_the_output_with_enough_classes_is_judged() -> None:
+    answers = {"two": LOGITS[:, :2], "scores": LOGITS}
+    assert choose_metric(answers, CLASSES).outputs == ("scores",)
+    assert scored_output(answers, CLASSES) == "scores"
+
+
+def test_labels_that_fit_no_output_are_refused() -> None:
+    with pytest.raises(InvalidData, match=r"labels go up to 7, but no output suits the labels.*\{'y': \[40, 5\]\}"):
+        choose_metric({"y": LOGITS}, CLASSES + 3)
+    with pytest.raises(InvalidData, match="labels go up to 7"):
+        scored_output({"y": LOGITS}, CLASSES + 3)
+    with pytest.raises(InvalidData, match="no output suits the labels"):
+        choose_metric({"y": LOGITS}, LOGITS[:, :3])
+
+
+def test_a_named_metric_that_does_not_fit_is_refused_with_what_it_takes() -> None:
+    with pytest.raises(InvalidData, match=r"the metric map fits no output.*labels are \[40\]") as error:
+        choose_metric({"y": LOGITS}, CLASSES, "map")
+    assert "boxes [samples, boxes, 6]" in (error.value.hint or "")
+    with pytest.raises(InvalidData, match="the metric auc needs labels"):
+        choose_metric({"y": LOGITS}, None, "auc")
+
+
+def test_an_output_is_named() -> None:
+    answers = {"a": LOGITS, "b": LOGITS}
+    assert choose_metric(answers, CLASSES, "top-1", "b").outputs == ("b",)
+    assert choose_metric(answers, None, "", "b").outputs == ("b",)
+    with pytest.raises(InvalidArgument, match="no output 'c'"):
+        choose_metric(answers, None, "", "c")
+
+
+def test_names_and_sums_tell_class_scores() -> None:
+    assert has_class_scores("class_logits", LOGITS, {})
+    assert has_class_scores("y", PROBABILITIES, {})
+    assert not has_class_scores("y", LOGITS, {})
+    assert not has_class_scores("logits", LOGITS[:, :1], {})

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.dataset import Dataset, make_dataset
+from penstock.offline.judge.overlap import copies, overlap_notes, seen_rows
+
+X = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
+
+
+def data(rows: object, words: bool = False) -> Dataset:
+    inputs = {"x": X[rows]}  # type: ignore[index]
+    return make_dataset(
+        {**inputs, "w": np.array([f"{row}" for row in np.arange(30)[rows]], object)} if words else inputs, None
+    )  # type: ignore[index]
+
+
+def test_rows_of_the_other_set_are_found_wherever_they_are() -> None:
+    for words in (False, True):
+        fitted, judged = data(np.arange(20), words), data([25, 3, 28, 19, 20], words)
+        assert seen_rows(judged, fitted).tolist() == [1, 3]
+
+
+def test_all_inputs_must_be_equal() -> None:
+    fitted = make_dataset({"a": X, "b": X}, None)
+    judged = make_dataset({"a": X, "b": X[::-1]}, None)
+    assert len(seen_rows(judged, fitted)) == 0
+
+
+def test_seen_rows_are_named_and_counted() -> None:
+    count, (note,) = overlap_notes(data(np.arange(5, 30)), data(np.arange(20)))
+    assert count == 15
+    assert (
+        "15 of 25 evaluation rows are also calibration or training rows (rows 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …)" in note
+    )
+    assert overlap_notes(data(np.arange(10)), data(np.arange(10, 20))) == (0, ())
+    assert overlap_notes(data(np.arange(10)), None) == (0, ())
+
+
+def test_copies_are_counted() -> None:
+    judged = data([0, 1, 1, 2, 0, 0])
+    assert copies(judged) == 3
+    assert "3 of 6 evaluation rows are copies" in overlap_notes(judged, None)[1][0]
