@@ -79,7 +79,9 @@ def integer_versions(
     plain: dict[str, tuple[QdqPlacement, Artifact]] = {}
     for placement in QdqPlacement:
         # For a plain chain of layers, both placements give the same model.
-        model = _attempt(f"min-max-{placement.value}", functools.partial(make, placement, RangeMethod.MIN_MAX), failures)
+        model = _attempt(
+            f"min-max-{placement.value}", functools.partial(make, placement, RangeMethod.MIN_MAX), failures
+        )
         if model is not None:
             plain.setdefault(model.digest, (placement, model))
     ways = [(*known, method) for known in plain.values() for method in (*methods, *([None] if careful else []))]

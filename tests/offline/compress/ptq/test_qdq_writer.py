@@ -89,9 +89,7 @@ def test_tensors_may_have_any_names(names: list[str], placement: QdqPlacement) -
 
 @settings(max_examples=40, deadline=None)
 @given(linear_graphs.chains(), st.sampled_from(QdqPlacement))
-def test_a_shared_weight_is_rounded_for_each_layout(
-    models: tuple[Artifact, Artifact], placement: QdqPlacement
-) -> None:
+def test_a_shared_weight_is_rounded_for_each_layout(models: tuple[Artifact, Artifact], placement: QdqPlacement) -> None:
     odd, _ = models
     graph = graph_of(int8(odd, linear_graphs.ROWS, placement))
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
@@ -111,9 +109,7 @@ def test_a_shared_weight_is_rounded_for_each_layout(
 
 @pytest.mark.parametrize("activation", ["Relu", "Clip"])
 @pytest.mark.parametrize("placement", QdqPlacement)
-def test_the_result_of_a_convolution_that_is_an_output_is_not_clipped(
-    activation: str, placement: QdqPlacement
-) -> None:
+def test_the_result_of_a_convolution_that_is_an_output_is_not_clipped(activation: str, placement: QdqPlacement) -> None:
     n = Network()
     inner = n.op("Conv", "x", n.normal(4, 3, 3, 3), n.weight(np.full(4, -2, np.float32)), name="inner", pads=[1] * 4)
     bounds = [n.weight(np.float32(0)), n.weight(np.float32(3))] if activation == "Clip" else []
@@ -176,9 +172,7 @@ def test_a_normalisation_of_single_operators_loses_no_more_in_the_wide_placement
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**16), st.floats(1e-6, 1e3), st.floats(1e-9, 1e9), st.integers(0, 1))
-def test_the_scale_of_a_channel_holds_its_weights_and_its_bias(
-    seed: int, step: float, size: float, axis: int
-) -> None:
+def test_the_scale_of_a_channel_holds_its_weights_and_its_bias(seed: int, step: float, size: float, axis: int) -> None:
     rng = np.random.default_rng(seed)
     weight = rng.normal(0, rng.choice([0.0, 1e-12, 1.0], 4)[:, None], (4, 6)).astype(np.float32)
     bias = (size * rng.normal(0, 1, 4)).astype(np.float32)
@@ -188,7 +182,7 @@ def test_the_scale_of_a_channel_holds_its_weights_and_its_bias(
     largest = np.abs(weight).max(axis=1)
     assert (np.round(largest / scales) <= 127).all()
     products = scales.astype(np.float64) * step
-    assert (np.abs(bias) / products <= 2**31).all()
+    assert (np.abs(bias) / products <= 2**30 * (1 + 1e-6)).all()
     # Where all weights are zero, the bias is as exact as FP32.
     zero = largest == 0
     np.testing.assert_allclose(np.round(bias / products)[zero] * products[zero], bias[zero], rtol=1e-6)

@@ -21,7 +21,6 @@ _SHARING_OPS = frozenset(
 """Operators whose results have the scale and zero point of their first input."""
 
 
-
 class Rounding:
     """The tensors that are rounded when ``nodes``, in order, become integer."""
 

@@ -102,7 +102,9 @@ def agreement(
     of samples with all outputs ``within_one_step``, and the ``largest`` difference.
     """
     varying = varying_outputs(read_proto(model.artifact).graph)
-    theirs = {name: array for name, array in answers_of(artifact, data, as_written=as_written).items() if name in varying}
+    theirs = {
+        name: array for name, array in answers_of(artifact, data, as_written=as_written).items() if name in varying
+    }
     batches = TrainingBatches(model, data)
     with torch.no_grad():
         pieces = [batches.forward(batches.inputs(rows)) for rows in batches.pieces(np.arange(data.count), 64)]

@@ -17,6 +17,7 @@ from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import Overridden, loaded
 from penstock.tensor import Array
 
+
 class RangeProbe:
     """``quantised``, made by ``quantize``, with the scales and zero points of its activations as optional inputs.
 
