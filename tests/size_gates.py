@@ -14,14 +14,14 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
-    "": 1_962,
+    "": 2_001,
     "bundle": 1_791,
     "cli": 2_138,
     "engines": 1_859,
     "offline": 605,
-    "offline/compress": 13_759,
+    "offline/compress": 14_096,
     "offline/judge": 655,
-    "offline/optimize": 1_569,
+    "offline/optimize": 1_685,
     "offline/tune": 551,
     "online": 56,
     "online/cache": 838,

@@ -15,10 +15,10 @@ from penstock.bundle.manifest import Manifest, Variant
 from penstock.bundle.open import open_model
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import engines_for, get_engine, is_available
-from penstock.errors import InvalidArgument, Unsupported
+from penstock.errors import InvalidArgument, Unsupported, quoted
 from penstock.resources import machine_facts
 from penstock.rows.proof import unproven
-from penstock.tensor import Array, Signature, quoted
+from penstock.tensor import Array, Signature
 
 _MAX_BATCH = 32
 """Rows per call of a model file, if its rows are proven to be independent."""

@@ -122,7 +122,7 @@ class _Writer:
     def _add_activation(self, tensor: str, range: Range) -> _Rounded:
         scale, zero = self._scheme.parameters(np.array(range.low), np.array(range.high))
         rounded = np.float32(scale)
-        names = self._add(rounded, f"{tensor}_scale"), self._add(self._zero(zero), f"{tensor}_zero_point")
+        names = self._add(np.asarray(rounded), f"{tensor}_scale"), self._add(self._zero(zero), f"{tensor}_zero_point")
         return _Rounded(*names, rounded)
 
     def _zero(self, zero: Array) -> Array:
@@ -180,7 +180,7 @@ class _Writer:
         return numpy_helper.to_array(self._model.weights[name])
 
     def _add(self, array: Array, name: str) -> str:
-        tensor = numpy_helper.from_array(np.asarray(array), self._fresh(name))
+        tensor = numpy_helper.from_array(array, self._fresh(name))
         self._constants.append(tensor)
         return str(tensor.name)
 
@@ -200,4 +200,4 @@ def weight_scales(weight: Array, axis: int, limit: int, bias: Array | None, step
     magnitudes = np.zeros(len(scales)) if bias is None else np.abs(bias.astype(np.float64)) / step
     scales = np.where(scales > 0, np.maximum(scales, magnitudes / _BIAS_LIMIT), magnitudes / _BIAS_STEPS)
     rounded = scales.astype(np.float32)
-    return np.where(rounded < np.finfo(np.float32).tiny, np.float32(1), rounded)
+    return np.asarray(np.where(rounded < np.finfo(np.float32).tiny, np.float32(1), rounded))
