@@ -166,8 +166,8 @@ def test_a_normalisation_of_single_operators_loses_no_more_in_the_wide_placement
     rows = np.geomspace(0.1, 3, 6)[:, None] * np.random.default_rng(3).standard_normal((64, 6, 16))
     x = rows.astype(np.float32)
     linear, wide = (errors(int8(layer_norm(), x, place), layer_norm(), x)["y"] for place in QdqPlacement)
-    assert linear < 0.15
-    assert wide < 1.5 * linear
+    assert linear < 0.1
+    assert wide < 2.5 * linear  # the sum before it is rounded too
 
 
 @settings(max_examples=100, deadline=None)

@@ -177,7 +177,7 @@ class _Writer:
         return self._dequantised[key]
 
     def _array(self, name: str) -> Array:
-        return numpy_helper.to_array(self._model.weights[name])
+        return np.asarray(numpy_helper.to_array(self._model.weights[name]))
 
     def _add(self, array: Array, name: str) -> str:
         tensor = numpy_helper.from_array(array, self._fresh(name))
