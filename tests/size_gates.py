@@ -19,7 +19,7 @@ ROOM_LINES = {
     "cli": 2_138,
     "engines": 1_859,
     "offline": 605,
-    "offline/compress": 14_096,
+    "offline/compress": 14_103,
     "offline/judge": 655,
     "offline/optimize": 1_685,
     "offline/tune": 551,
