@@ -19,7 +19,7 @@ ROOM_LINES = {
     "cli": 2_188,
     "engines": 1_866,
     "offline": 736,
-    "offline/compress": 14_492,
+    "offline/compress": 14_500,
     "offline/judge": 2_038,
     "offline/optimize": 1_950,
     "offline/tune": 575,

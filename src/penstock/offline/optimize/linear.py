@@ -1,7 +1,7 @@
 """Linear layers: what Conv, ConvTranspose, Gemm and MatMul compute from their weight, bias and attributes.
 
-Passes, quantiser, pruner, factorisation and trainer read it here. These operators compute ``y = W x + b`` for each output channel.
-A following ``s y + t`` per channel folds into the weights: ``W' = s W``, ``b' = s b + t`` (Jacob et al., "Quantization and Training
+Passes, quantiser, pruner, factorisation and trainer read it here. The operators compute ``y = W x + b`` for each output channel. A
+following ``s y + t`` per channel folds into the weights: ``W' = s W``, ``b' = s b + t`` (Jacob et al., "Quantization and Training
 of Neural Networks for Efficient Integer-Arithmetic-Only Inference", 2018, §3.2).
 """
 

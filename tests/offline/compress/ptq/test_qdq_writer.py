@@ -166,8 +166,8 @@ def test_a_normalisation_of_single_operators_loses_no_more_in_the_wide_placement
     rows = np.geomspace(0.1, 3, 6)[:, None] * np.random.default_rng(3).standard_normal((64, 6, 16))
     x = rows.astype(np.float32)
     linear, wide = (errors(int8(layer_norm(), x, place), layer_norm(), x)["y"] for place in QdqPlacement)
-    assert linear < 0.15
-    assert wide < 1.5 * linear
+    assert linear < 0.1
+    assert wide < 2.5 * linear  # the sum before it is rounded too
 
 
 @settings(max_examples=100, deadline=None)
@@ -182,7 +182,7 @@ def test_the_scale_of_a_channel_holds_its_weights_and_its_bias(seed: int, step: 
     largest = np.abs(weight).max(axis=1)
     assert (np.round(largest / scales) <= 127).all()
     products = scales.astype(np.float64) * step
-    assert (np.abs(bias) / products <= 2**31).all()
+    assert (np.abs(bias) / products <= 2**30 * (1 + 1e-6)).all()
     # Where all weights are zero, the bias is as exact as FP32.
     zero = largest == 0
     np.testing.assert_allclose(np.round(bias / products)[zero] * products[zero], bias[zero], rtol=1e-6)

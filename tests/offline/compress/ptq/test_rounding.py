@@ -48,7 +48,7 @@ def test_operators_that_move_values_share_the_scale_of_their_input(value: float 
     pads = [n.weight(np.array([0, 0, 1, 1, 0, 0, 1, 1]))] + ([] if value is None else [n.weight(np.float32(value))])
     pooled = n.op("MaxPool", first, kernel_shape=[2, 2])
     padded = n.op("Pad", pooled, *pads)
-    n.conv(padded, 4, 4)
-    found = rounding(n.artifact({"x": ["N", 3, 8, 8]}, {n.nodes[-1].output[0]: None}), QdqPlacement.WIDE)
+    y = n.conv(padded, 4, 4)
+    found = rounding(n.artifact({"x": ["N", 3, 8, 8]}, {y: ["N", 4, 9, 9]}), QdqPlacement.WIDE)
     assert found.sources[pooled] == first
     assert found.sources[padded] == (first if shares else padded)

@@ -6,8 +6,8 @@ Four rules hold in every placement:
 2. The operators between the last matrix product and a Softmax (scaling, masks) stay in float, and that product's result is never
    clipped: a mask of -10000 would take the whole range, and the order of the largest scores decides the result.
 3. Outputs of the model are never clipped. Outputs of Softmax and Sigmoid have the range 0 to 1 by definition.
-4. An operator other than a product becomes integer only on a path of such operators from a product to a product. Elsewhere it would
-   save nothing, and rounding could ruin it: the variance in a LayerNormalization made of single operators is one example.
+4. An operator other than a product becomes integer only if a path of such operators leads to it from a product, and not between
+   the square and the root of a variance, where small values decide. So LayerNormalization made of single operators stays float.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ _OPSET = 13
 _SCORE_OPS = frozenset(
     {"Add", "Sub", "Mul", "Div", "Where", "Reshape", "Transpose", "Identity", "Squeeze", "Unsqueeze"}
 )
+_ROOTS = frozenset({"Sqrt", "Reciprocal", "Log"})
+"""Operators whose results depend most on the smallest values of their input."""
+_VARIANCE_OPS = frozenset({"Add", "Mul", "ReduceMean", "ReduceSum", "AveragePool", "GlobalAveragePool"})
 _FIXED = {"Softmax": Range(0.0, 1.0), "Sigmoid": Range(0.0, 1.0), "Tanh": Range(-1.0, 1.0)}
 
 
@@ -123,7 +126,7 @@ class FloatModel:
                 f"no node of the model is called {sorted(unknown)}", "a name has the form OPERATOR_NUMBER, e.g. Conv_3"
             )
         chosen: dict[str, onnx.NodeProto] = {}
-        excluded = self._scores()[0]
+        excluded = self._scores()[0] | self._variances()
         for node in self.nodes:
             if node.domain in ("", "ai.onnx") and node.name not in excluded and self._fits(node, placement, chosen):
                 chosen[node.name] = node
@@ -149,10 +152,14 @@ class FloatModel:
         return {node.output[0]: _FIXED[node.op_type] for node in self.nodes if node.op_type in _FIXED}
 
     def _connected(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
-        """The products among ``nodes``, their activation functions, and what is on a path from a product to a product (rule 4)."""
-        after, before = (self._reached(nodes, forward) for forward in (True, False))
-        ends = LINEAR_OPS | ACTIVATIONS
-        return self._with_producers(node for node in nodes if node.op_type in ends or node.name in after & before)
+        """The products among ``nodes``, and the others that a path of ``nodes`` connects with a product before them (rule 4)."""
+        computed = set[str]()
+        found: list[onnx.NodeProto] = []
+        for node in nodes:
+            if node.op_type in LINEAR_OPS or not computed.isdisjoint(node.input):
+                found.append(node)
+                computed.update(filter(None, node.output))
+        return self._with_producers(found)
 
     def _with_producers(self, nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
         """``nodes``, in order, without activation functions whose producer is not among them."""
@@ -161,18 +168,6 @@ class FloatModel:
             if node.op_type not in ACTIVATIONS or self.producers[node.input[0]].name in found:
                 found[node.name] = node
         return list(found.values())
-
-    @staticmethod
-    def _reached(nodes: list[onnx.NodeProto], forward: bool) -> set[str]:
-        """Names of the nodes that a path of ``nodes`` connects with a product before them, or after them."""
-        tensors, found = set[str](), set[str]()
-        for node in nodes if forward else reversed(nodes):
-            start, end = (node.input, node.output) if forward else (node.output, node.input)
-            if not tensors.isdisjoint(start):
-                found.add(node.name)
-            if node.op_type in LINEAR_OPS or node.name in found:
-                tensors.update(filter(None, end))
-        return found
 
     def _scores(self) -> tuple[set[str], set[str]]:
         """The names of the nodes and tensors from the last linear operators before a Softmax to that Softmax."""
@@ -189,6 +184,18 @@ class FloatModel:
                 nodes.add(producer.name)
                 waiting += [name for name in producer.input if self.is_float(name)]
         return nodes, tensors
+
+    def _variances(self) -> set[str]:
+        """Names of the nodes between a square and its root."""
+        nodes: set[str] = set()
+        waiting = [node.input[0] for node in self.nodes if node.op_type in _ROOTS]
+        while waiting:
+            producer = self.producers.get(waiting.pop())
+            if producer is not None and producer.op_type in _VARIANCE_OPS and producer.name not in nodes:
+                nodes.add(producer.name)
+                is_square = producer.op_type == "Mul" and producer.input[0] == producer.input[1]
+                waiting += [] if is_square else producer.input
+        return nodes
 
     def _fits(self, node: onnx.NodeProto, placement: QdqPlacement, chosen: dict[str, onnx.NodeProto]) -> bool:
         if not node.input or not (self.is_float(node.input[0]) and self.is_float(node.output[0])):

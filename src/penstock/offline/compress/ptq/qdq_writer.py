@@ -29,7 +29,8 @@ from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.optimize.names import FreshNames, reads
 from penstock.tensor import Array
 
-_BIAS_LIMIT = 2**31 - 1
+_BIAS_LIMIT = 2**30
+"""Largest magnitude of an integer bias. The sum of the products needs the other half of INT32."""
 _BIAS_STEPS = 2**23
 """Steps up to the bias of a channel whose weights are all zero; as many as FP32 has."""
 
@@ -121,7 +122,7 @@ class _Writer:
     def _add_activation(self, tensor: str, range: Range) -> _Rounded:
         scale, zero = self._scheme.parameters(np.array(range.low), np.array(range.high))
         rounded = np.float32(scale)
-        names = self._add(rounded, f"{tensor}_scale"), self._add(self._zero(zero), f"{tensor}_zero_point")
+        names = self._add(np.asarray(rounded), f"{tensor}_scale"), self._add(self._zero(zero), f"{tensor}_zero_point")
         return _Rounded(*names, rounded)
 
     def _zero(self, zero: Array) -> Array:
@@ -176,10 +177,10 @@ class _Writer:
         return self._dequantised[key]
 
     def _array(self, name: str) -> Array:
-        return numpy_helper.to_array(self._model.weights[name])
+        return np.asarray(numpy_helper.to_array(self._model.weights[name]))
 
     def _add(self, array: Array, name: str) -> str:
-        tensor = numpy_helper.from_array(np.asarray(array), self._fresh(name))
+        tensor = numpy_helper.from_array(array, self._fresh(name))
         self._constants.append(tensor)
         return str(tensor.name)
 
@@ -192,11 +193,11 @@ def weight_scales(weight: Array, axis: int, limit: int, bias: Array | None, step
     """The FP32 scale of each output channel of ``weight``: its largest magnitude over ``limit``.
 
     The scale of a bias is the product of the channel's scale and ``step``, the scale of the input. So a scale is larger if the bias
-    would exceed INT32. Where all weights are zero, any scale is exact, and the bias decides.
+    would exceed its limit. Where all weights are zero, any scale is exact, and the bias decides.
     """
     channels = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1).astype(np.float64)
     scales = np.abs(channels).max(axis=1, initial=0.0) / limit
     magnitudes = np.zeros(len(scales)) if bias is None else np.abs(bias.astype(np.float64)) / step
-    scales = np.where(scales > 0, np.maximum(scales, magnitudes / (_BIAS_LIMIT - 1)), magnitudes / _BIAS_STEPS)
+    scales = np.where(scales > 0, np.maximum(scales, magnitudes / _BIAS_LIMIT), magnitudes / _BIAS_STEPS)
     rounded = scales.astype(np.float32)
-    return np.where(rounded < np.finfo(np.float32).tiny, np.float32(1), rounded)
+    return np.asarray(np.where(rounded < np.finfo(np.float32).tiny, np.float32(1), rounded))
