@@ -26,7 +26,7 @@ import onnx
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.errors import InvalidModel, PenstockError, WrongResult
-from penstock.offline.apart import apart
+from penstock.offline.apart import ENDED, apart
 from penstock.offline.compress.perturb import perturbed
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.samples import LabelledInputs, free_sizes, generate, generate_sizes, sizes_of
@@ -66,13 +66,25 @@ def check_explained(original: Artifact, made: Artifact, data: Dataset | None = N
     ``data`` are rows on which the method was fitted; without them, values are generated.
     """
     with ExitStack() as stack:
-        before = _Runner(original, stack, as_written=True)
-        check = _Check(original, made, stack)
+        before, check = _Runner(original, stack, as_written=True), None
         for sample in _samples(before.model.signature, data, dimension_names(read_proto(original))):
             want = _run(before, sample)
-            if want is not None:  # otherwise the original does not take this size
-                check.compare(sample, want)
-        return list(check.found.values())
+            if want is None:
+                continue  # the original does not take this size
+            if check is None:
+                _check_survives(made, sample)
+                check = _Check(original, made, stack)
+            check.compare(sample, want)
+        return list(check.found.values()) if check else []
+
+
+def _check_survives(made: Artifact, sample: LabelledInputs) -> None:
+    """Raise WrongResult if ``made`` ends its process."""
+    try:
+        apart.forward(made, sample, as_written=False)
+    except PenstockError as error:
+        if ENDED in error.message:
+            raise WrongResult(f"the compressed model cannot be used: {error.message}", _FIX) from error
 
 
 class _Check:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import networks
@@ -106,3 +107,16 @@ def test_relative_error_counts_against_the_largest() -> None:
     assert relative_error(np.float32([np.nan, -10.0, np.nan, np.inf]), want) == np.inf
     assert relative_error(want[:2], want) == np.inf
     assert relative_error(np.float32([0.5]), np.float32([0.0])) == 0.5
+
+
+def test_an_output_that_is_a_weight_is_compared_too() -> None:
+    n = Network()
+    n.op("Relu", "x", name="y")
+    n.op("Expand", n.normal(3, 4), n.op("Shape", "x"), name="z")
+    artifact = n.artifact({"x": [3, 4]}, {"y": [3, 4], "z": [3, 4]})
+    assert parity(TrainableModel(artifact, trained=["w0"]), _data(3, 4)) == 0
+    n = Network()
+    n.op("Relu", "x", name="y")
+    n.weights.append(onnx.numpy_helper.from_array(np.ones(4, np.float32), "z"))
+    artifact = n.artifact({"x": ["N", 4]}, {"y": ["N", 4], "z": [4]})
+    assert parity(TrainableModel(artifact, trained=["z"]), _data(3, 4)) == 0
