@@ -33,10 +33,11 @@ def perturbed(
     model: onnx.ModelProto, original: onnx.ModelProto, draw: int, *, widened: bool = False
 ) -> onnx.ModelProto | None:
     """A copy of ``model`` with other values of its rounded numbers, which follow from ``draw``; None if it has no such numbers."""
-    known = {_identity(tensor) for tensor in original.graph.initializer}
+    constants = (one.t for node in original.graph.node if node.op_type == "Constant" for one in node.attribute)
+    known = {_content(tensor) for tensor in (*original.graph.initializer, *constants)}
     made = onnx.ModelProto()
     made.CopyFrom(model)
-    tensors = {tensor.name: tensor for tensor in made.graph.initializer if _identity(tensor) not in known}
+    tensors = {tensor.name: tensor for tensor in made.graph.initializer if _content(tensor) not in known}
     weights, packed, scales = _roles(made.graph, tensors)
     rng, factors = np.random.default_rng([20_112, draw]), _FAR_WIDENED if widened else _WIDENED
     changed = False
@@ -91,5 +92,5 @@ def _steps(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     return np.asarray(np.where(moved, rng.choice([-1, 1], count), 0).reshape(shape))
 
 
-def _identity(tensor: onnx.TensorProto) -> tuple[str, bytes]:
-    return tensor.name, tensor.SerializeToString(deterministic=True)
+def _content(tensor: onnx.TensorProto) -> tuple[int, tuple[int, ...], bytes]:
+    return tensor.data_type, tuple(tensor.dims), numpy_helper.to_array(tensor).tobytes() if tensor.data_type else b""

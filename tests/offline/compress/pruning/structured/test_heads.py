@@ -138,3 +138,13 @@ def test_the_shape_of_a_tensor_of_unknown_rank_freezes_nothing() -> None:
         y = Cast<to = 1>(size)
     }"""
     assert Structure(Artifact.from_bytes(onnx.parser.parse_model(body).SerializeToString())).groups == ()
+
+
+def test_channels_that_are_positions_in_a_table_are_not_cut() -> None:
+    n = Network()
+    scores = n.op("MatMul", "x", n.normal(3, 4))
+    places = n.op("Clip", n.op("Cast", scores, to=7), n.weight(np.array(0)), n.weight(np.array(2)))
+    n.op("Gather", n.normal(3, 2), places, name="y")
+    (group, *_) = Structure(n.artifact({"x": [2, 3]}, {"y": [2, 4, 2]})).groups
+    assert len(group.frozen) == 4
+    assert "looks up its values" in group.reason
