@@ -14,14 +14,14 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
-    "": 1_962,
+    "": 1_967,
     "bundle": 1_791,
     "cli": 2_138,
     "engines": 1_859,
-    "offline": 605,
-    "offline/compress": 13_759,
+    "offline": 721,
+    "offline/compress": 14_141,
     "offline/judge": 655,
-    "offline/optimize": 1_569,
+    "offline/optimize": 1_830,
     "offline/tune": 551,
     "online": 56,
     "online/cache": 838,

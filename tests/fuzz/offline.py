@@ -93,3 +93,7 @@ def agree(original: Artifact, made: Artifact, model: RandomModel, tolerance: flo
 def answers(artifact: Artifact, inputs: dict[str, Array]) -> dict[str, Array]:
     with loaded(artifact, as_written=True) as running:
         return running.forward(inputs)
+
+
+def operators(artifact: Artifact) -> set[str]:
+    return {node.op_type for node in onnx.load_model_from_string(artifact.data).graph.node}
