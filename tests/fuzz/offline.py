@@ -30,6 +30,7 @@ LOOSE = 8e-2
 class ModelTarget(Target):
     """A part of the offline half that is given a random model. What ``check`` raises, apart from a refusal, is a finding."""
 
+    growth_factor = 32  # the libraries import modules and keep memory on demand
     slice_runs = 40
     slice_seed = 7
 
