@@ -89,6 +89,14 @@ class RandomModel(RandomGraph):
             array = numpy_helper.to_array(known)
         return super().weight(array, array.dtype.type)
 
+    def axis(self, shape: tuple[int, ...]) -> int:
+        """Before opset 11, axes are not negative."""
+        axis = super().axis(shape)
+        return axis % len(shape) if self.opset < 11 else axis
+
+    def last(self, shape: tuple[int, ...]) -> int:
+        return len(shape) - 1 if self.opset < 11 else -1
+
     def fan(self, *shape: int, fan_in: int = 1) -> str:
         return self.weight(self._rng.standard_normal(shape) * fan_in**-0.5)
 
@@ -255,9 +263,9 @@ def _conv(g: Any, x: str, s: tuple[int, ...]) -> str:
 
 def _layer_norm(g: Any, x: str, s: tuple[int, ...]) -> str:
     """LayerNormalization as exporters decompose it."""
-    centred = g.op("Sub", x, g.reduce("Mean", x, -1, 1))
+    centred = g.op("Sub", x, g.reduce("Mean", x, g.last(s), 1))
     power = g.op("Pow", centred, g.weight(2.0)) if g.random.random() < 0.5 else g.op("Mul", centred, centred)
-    root = g.op("Sqrt", g.op("Add", g.reduce("Mean", power, -1, 1), g.weight(1e-3)))
+    root = g.op("Sqrt", g.op("Add", g.reduce("Mean", power, g.last(s), 1), g.weight(1e-3)))
     return str(g.op("Add", g.op("Mul", g.op("Div", centred, root), g.normal(s[-1])), g.normal(s[-1])))
 
 
@@ -265,7 +273,7 @@ def _attention(g: Any, x: str, s: tuple[int, ...]) -> str:
     q, k, v = (g.op("MatMul", x, g.fan(s[-1], s[-1], fan_in=s[-1])) for _ in "qkv")
     order = [*range(len(s) - 2), len(s) - 1, len(s) - 2]
     scores = g.op("Mul", g.op("MatMul", q, g.op("Transpose", k, perm=order)), g.weight(s[-1] ** -0.5))
-    return str(g.op("MatMul", g.op("Softmax", scores, axis=-1), v))
+    return str(g.op("MatMul", g.op("Softmax", scores, axis=g.last(s)), v))
 
 
 def _both(g: Any, x: str, s: tuple[int, ...]) -> str:

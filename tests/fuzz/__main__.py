@@ -62,7 +62,7 @@ def _explore(name: str, given: argparse.Namespace, corpus: Corpus) -> None:
             campaign.watch = LastMessage(given.last).writer()
         report = campaign.run(seconds=given.seconds, corpus=corpus)
     print(report, flush=True)
-    report.check()
+    report.check(target.growth_factor)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ LOOSE = 8e-2
 class ModelTarget(Target):
     """A part of the offline half that is given a random model. What ``check`` raises, apart from a refusal, is a finding."""
 
+    growth_factor = 32  # the libraries import modules and keep memory on demand
     slice_runs = 40
     slice_seed = 7
 
@@ -93,3 +94,7 @@ def agree(original: Artifact, made: Artifact, model: RandomModel, tolerance: flo
 def answers(artifact: Artifact, inputs: dict[str, Array]) -> dict[str, Array]:
     with loaded(artifact, as_written=True) as running:
         return running.forward(inputs)
+
+
+def operators(artifact: Artifact) -> set[str]:
+    return {node.op_type for node in onnx.load_model_from_string(artifact.data).graph.node}

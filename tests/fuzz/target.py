@@ -25,6 +25,8 @@ class Target(ABC):
     """Valid messages, in parts."""
     tokens: Sequence[bytes] = ()
     """Words that mean something to it."""
+    growth_factor = 1
+    """How many times the usual memory a campaign may leave behind."""
     slice_runs = 300
     """Messages in a slice of every test run."""
     slice_seed: int | None = None

@@ -1,7 +1,8 @@
-"""Run models in a child process, for inputs of sizes on which a kernel may end its process.
+"""Run models in a child process, because ONNX Runtime may end its process.
 
-Some kernels of ONNX Runtime divide integers by the number of elements of an axis: empty inputs end the process with SIGFPE, which no
-exception handler can catch. The child is started on first use, serves all calls, is replaced when it dies, and ends with its parent.
+Some kernels divide integers by the number of elements of an axis: empty inputs end the process with SIGFPE, which no exception handler
+can catch. Some rewrites abort on graphs that they do not expect. The child is started on first use, serves all calls, is replaced when
+it dies, and ends with its parent.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _KEPT_BYTES = 1 << 30
 _MAX_BYTES = 256 << 20
 """Maximum size of a model that the child runs: it holds copies of its own."""
 _PATIENCE_S = 60.0
+ENDED = "the model ended its process"
+"""How the message begins if a model does not survive."""
 
 
 class Apart:
@@ -34,15 +37,15 @@ class Apart:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def forward(self, artifact: Artifact, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs of ``artifact`` on ``inputs``, computed as written and on one thread.
+    def forward(self, artifact: Artifact, inputs: Mapping[str, Array], *, as_written: bool = True) -> dict[str, Array]:
+        """The outputs of ``artifact`` on ``inputs``, computed on one thread. ``as_written`` as in ``loaded``.
 
         Raises PenstockError if the model fails, ends its process, runs longer than a minute, or has more than 256 MiB.
         """
         if artifact.size_bytes > _MAX_BYTES:
             raise PenstockError("the model is too large to be loaded twice")
         with self._lock:
-            found = self._ask((artifact, dict(inputs)))
+            found = self._ask((artifact, dict(inputs), as_written))
         if isinstance(found, str):
             raise PenstockError(found)
         return found
@@ -52,7 +55,7 @@ class Apart:
         with self._lock:
             self._end()
 
-    def _ask(self, question: tuple[Artifact, dict[str, Array]]) -> dict[str, Array] | str:
+    def _ask(self, question: tuple[Artifact, dict[str, Array], bool]) -> dict[str, Array] | str:
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -65,7 +68,7 @@ class Apart:
             found: dict[str, Array] | str = pickle.load(process.stdout)  # noqa: S301 - from our own child
         except (EOFError, OSError, pickle.UnpicklingError):
             self._end()
-            return f"the model ended its process with status {process.returncode}"
+            return f"{ENDED} with status {process.returncode}"
         return found
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -94,16 +97,16 @@ def serve(questions: IO[bytes], answers: IO[bytes]) -> None:
     with keep_models(_KEPT_BYTES):
         while True:
             try:
-                artifact, inputs = pickle.load(questions)  # noqa: S301 - from our own parent
+                question = pickle.load(questions)  # noqa: S301 - from our own parent
             except EOFError:
                 return
-            pickle.dump(_answer(artifact, inputs), answers, pickle.HIGHEST_PROTOCOL)
+            pickle.dump(_answer(*question), answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
 
 
-def _answer(artifact: Artifact, inputs: dict[str, Array]) -> Any:
+def _answer(artifact: Artifact, inputs: dict[str, Array], as_written: bool) -> Any:
     try:
-        with loaded(artifact, as_written=True) as model:
+        with loaded(artifact, as_written=as_written) as model:
             return model.forward(inputs)
     except PenstockError as error:
         return error.message

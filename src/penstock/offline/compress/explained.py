@@ -6,9 +6,9 @@ there are none, on generated values. The bound of the error of each output is:
 1. A quantised model: ``_FACTOR`` times the change of the output when the model's rounded numbers are perturbed by as much as rounding
    has changed them (``perturb.py``). To first order, this change has the distribution of the error, so that a larger error means that
    the model does not compute the original's function. At sizes that the data do not have, this includes the effect of ranges.
-2. Another model that no training has changed: ``_SIZE_FACTOR`` times the error at the data's own sizes, so that a method that is
-   right at one size only is found. There is no bound if that is more than 100 %, as after pruning many weights.
-3. A trained model has no bound.
+2. Another model: ``_SIZE_FACTOR`` times the error at the data's own sizes, at least half, so that a method that is right at one
+   size only is found.
+3. A model whose weights were trained, pruned or shared has no bound: any weights are possible, and the graph is the same.
 
 All models must run wherever the original runs, with outputs of the same types and shapes, and with NaN and infinities only where the
 original has them. The accuracy on real data is the contract's matter, not that of this check.
@@ -26,7 +26,7 @@ import onnx
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.errors import InvalidModel, PenstockError, WrongResult
-from penstock.offline.apart import apart
+from penstock.offline.apart import ENDED, apart
 from penstock.offline.compress.perturb import perturbed
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.samples import LabelledInputs, free_sizes, generate, generate_sizes, sizes_of
@@ -36,17 +36,18 @@ from penstock.tensor import Array, DataType, Signature
 
 _FACTOR = 4.0
 """On random models without defects (``tests/fuzz/targets/offline``) the error is at most 1.7 times the change, half the time 0.6."""
-_SIZE_FACTOR = 10.0
+_SIZE_FACTOR, _SIZE_FLOOR = 10.0, 0.5
 _FLOOR = 2e-3
 """The least bound of a relative error: differences in the order of sums, and numbers that are not perturbed."""
 _DRAWS = 2
 _NEGLIGIBLE = 1e-2
 """Outputs below this fraction of the output's usual magnitude count as this large; without perturbation, below all of it."""
 _ROWS = 16
-_TRAINED = frozenset(
+_UNBOUNDED = frozenset(
     {"qat", "distill", "recover", "retrain", "tune-centroids", "prune_iteratively", "shrink", "refresh_norms"}
+    | {"prune", "prune_n_m", "share"}
 )
-"""Steps of the provenance that train, or that end with training."""
+"""Steps of the provenance that train, or end with training, or change nothing but weights."""
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -66,21 +67,33 @@ def check_explained(original: Artifact, made: Artifact, data: Dataset | None = N
     ``data`` are rows on which the method was fitted; without them, values are generated.
     """
     with ExitStack() as stack:
-        before = _Runner(original, stack, as_written=True)
-        check = _Check(original, made, stack)
+        before, check = _Runner(original, stack, as_written=True), None
         for sample in _samples(before.model.signature, data, dimension_names(read_proto(original))):
             want = _run(before, sample)
-            if want is not None:  # otherwise the original does not take this size
-                check.compare(sample, want)
-        return list(check.found.values())
+            if want is None:
+                continue  # the original does not take this size
+            if check is None:
+                _check_survives(made, sample)
+                check = _Check(original, made, stack)
+            check.compare(sample, want)
+        return list(check.found.values()) if check else []
+
+
+def _check_survives(made: Artifact, sample: LabelledInputs) -> None:
+    """Raise WrongResult if ``made`` ends its process."""
+    try:
+        apart.forward(made, sample, as_written=False)
+    except PenstockError as error:
+        if ENDED in error.message:
+            raise WrongResult(f"the compressed model cannot be used: {error.message}", _FIX) from error
 
 
 class _Check:
     def __init__(self, original: Artifact, made: Artifact, stack: ExitStack) -> None:
         self.found: dict[str, Difference] = {}
-        self._is_trained = any(step.name in _TRAINED for step in made.provenance[len(original.provenance) :])
+        self._is_unbounded = any(step.name in _UNBOUNDED for step in made.provenance[len(original.provenance) :])
         try:
-            draws = [] if self._is_trained else _perturbations(original, made)
+            draws = [] if self._is_unbounded else _perturbations(original, made)
             self._made = _Runner(made, stack)
             # Integer kernels take a bias's scale for the product of the other two, so that only the form as written is perturbed.
             self._written, *self._others = (_Runner(model, stack, as_written=True) for model in (made, *draws))
@@ -115,7 +128,7 @@ class _Check:
         for name, error in errors.items():
             least = _NEGLIGIBLE**2 * self._magnitudes[name]
             changes = [distance(got[name], other[name], least) for other in others]
-            if self._is_trained:
+            if self._is_unbounded:
                 bound = float("inf") if np.isfinite(error) else 0.0
             elif self._others:
                 bound = _FACTOR * max((one for one in changes if np.isfinite(one)), default=0.0) + _FLOOR
@@ -126,8 +139,7 @@ class _Check:
 
 def _size_bound(error: float) -> float:
     """The bound at other sizes of an error at the data's own."""
-    bound = _SIZE_FACTOR * error + _FLOOR
-    return bound if bound < 1 else float("inf") if np.isfinite(error) else 0.0
+    return max(_SIZE_FACTOR * error, _SIZE_FLOOR) if np.isfinite(error) else 0.0
 
 
 def distance(want: Array, got: Array, least: float = 0.0) -> float:

@@ -3,7 +3,7 @@
 Rounding to a step ``s`` acts like noise of the standard deviation ``s / sqrt(12)`` (Widrow and Kollár, "Quantization Noise", 2008,
 chapter 5). Therefore:
 
-1. Each weight of 16 bits or less moves by one step, up or down, with the probability 1/12, which has the same variance.
+1. One in twelve weights of 16 bits or less moves by one step, up or down, which has the same variance.
 2. The range of each activation becomes wider by up to a quarter, so that all its values round differently. If clipping matters,
    this changes the outputs too. ``widened`` perturbs ranges more: four times as wide.
 
@@ -12,6 +12,7 @@ Numbers that the original model has too stay the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import ml_dtypes
@@ -21,7 +22,7 @@ from onnx import numpy_helper
 
 from penstock.tensor import Array
 
-_MOVED = 1 / 12
+_MOVED, _LEAST_MOVED = 1 / 12, 3
 _WIDENED, _FAR_WIDENED = (1.1, 1.25), (3.5, 4.0)
 _ROUNDED = {"DequantizeLinear": (0,), "MatMulInteger": (0, 1), "MatMulNBits": (1,), "Cast": (0,)}
 """The inputs of operators that, if constant, are rounded weights."""
@@ -32,10 +33,11 @@ def perturbed(
     model: onnx.ModelProto, original: onnx.ModelProto, draw: int, *, widened: bool = False
 ) -> onnx.ModelProto | None:
     """A copy of ``model`` with other values of its rounded numbers, which follow from ``draw``; None if it has no such numbers."""
-    known = {_identity(tensor) for tensor in original.graph.initializer}
+    constants = (one.t for node in original.graph.node if node.op_type == "Constant" for one in node.attribute)
+    known = {_content(tensor) for tensor in (*original.graph.initializer, *constants)}
     made = onnx.ModelProto()
     made.CopyFrom(model)
-    tensors = {tensor.name: tensor for tensor in made.graph.initializer if _identity(tensor) not in known}
+    tensors = {tensor.name: tensor for tensor in made.graph.initializer if _content(tensor) not in known}
     weights, packed, scales = _roles(made.graph, tensors)
     rng, factors = np.random.default_rng([20_112, draw]), _FAR_WIDENED if widened else _WIDENED
     changed = False
@@ -68,10 +70,9 @@ def _roles(graph: onnx.GraphProto, tensors: Collection[str]) -> tuple[set[str], 
 
 
 def _moved(array: Array, rng: np.random.Generator, *, is_packed: bool) -> Array | None:
-    steps = rng.choice([-1, 0, 1], array.shape, p=[_MOVED / 2, 1 - _MOVED, _MOVED / 2])
+    steps = _steps(array.shape, rng)
     if is_packed:
-        more = rng.choice([-1, 0, 1], array.shape, p=[_MOVED / 2, 1 - _MOVED, _MOVED / 2])
-        first, second = (array & 15).astype(np.int16) + steps, (array >> 4).astype(np.int16) + more
+        first, second = (array & 15).astype(np.int16) + steps, (array >> 4).astype(np.int16) + _steps(array.shape, rng)
         return np.asarray(first.clip(0, 15) | (second.clip(0, 15) << 4)).astype(np.uint8)
     if array.dtype in _HALVES:
         # Neighbouring numbers of one sign are neighbouring integers.
@@ -84,5 +85,12 @@ def _moved(array: Array, rng: np.random.Generator, *, is_packed: bool) -> Array 
     return np.asarray((array.astype(np.int64) + steps).clip(limits.min, limits.max)).astype(array.dtype)
 
 
-def _identity(tensor: onnx.TensorProto) -> tuple[str, bytes]:
-    return tensor.name, tensor.SerializeToString(deterministic=True)
+def _steps(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Which elements move, and in which direction. Of a small tensor, at least three elements move."""
+    count = math.prod(shape)
+    moved = rng.permutation(count) < max(_LEAST_MOVED, count * _MOVED)
+    return np.asarray(np.where(moved, rng.choice([-1, 1], count), 0).reshape(shape))
+
+
+def _content(tensor: onnx.TensorProto) -> tuple[int, tuple[int, ...], bytes]:
+    return tensor.data_type, tuple(tensor.dims), numpy_helper.to_array(tensor).tobytes() if tensor.data_type else b""

@@ -92,6 +92,18 @@ def test_a_model_without_free_batches_has_no_mates() -> None:
     assert batch_dependence(networks.cnn(8, batch=2), make_dataset({"x": networks.images(4)}, None)) == 0
 
 
+def test_outputs_without_an_axis_for_samples_do_not_count() -> None:
+    n = networks.Network()
+    product = n.op("MatMul", "x", n.normal(16, 8, fan_in=16))
+    n.op("Relu", product, name="y")
+    n.op("Cast", n.op("Transpose", n.op("NonZero", n.op("Relu", product))), to=1, name="places")
+    n.op("Reshape", product, n.weight(np.array([-1])), name="flat")
+    artifact = n.artifact({"x": ["N", 16]}, {"y": ["N", 8], "places": ["M", 2], "flat": ["P"]})
+    facts = quantize_dynamic(artifact, DATA, ALL).provenance[-1].facts
+    assert facts["products"] == 1
+    assert facts["batch_dependence"] > 0
+
+
 def test_size_and_provenance() -> None:
     artifact = networks.mlp(256)
     quantised = quantize_dynamic(artifact, DATA)

@@ -3,12 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
-from hypothesis import given, settings
 
 import networks
 from benchmarks.models import GraphBuilder
-from linear_graphs import ROWS, chains
 from networks import Network, images
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset, make_dataset
@@ -110,7 +109,14 @@ def test_relative_error_counts_against_the_largest() -> None:
     assert relative_error(np.float32([0.5]), np.float32([0.0])) == 0.5
 
 
-@settings(max_examples=30, deadline=None)
-@given(chains())
-def test_every_form_of_a_product_is_computed(graphs: tuple[Artifact, Artifact]) -> None:
-    assert parity(TrainableModel(graphs[0]), make_dataset({"x": ROWS}, None)) < 1e-5
+def test_an_output_that_is_a_weight_is_compared_too() -> None:
+    n = Network()
+    n.op("Relu", "x", name="y")
+    n.op("Expand", n.normal(3, 4), n.op("Shape", "x"), name="z")
+    artifact = n.artifact({"x": [3, 4]}, {"y": [3, 4], "z": [3, 4]})
+    assert parity(TrainableModel(artifact, trained=["w0"]), _data(3, 4)) == 0
+    n = Network()
+    n.op("Relu", "x", name="y")
+    n.weights.append(onnx.numpy_helper.from_array(np.ones(4, np.float32), "z"))
+    artifact = n.artifact({"x": ["N", 4]}, {"y": ["N", 4], "z": [4]})
+    assert parity(TrainableModel(artifact, trained=["z"]), _data(3, 4)) == 0

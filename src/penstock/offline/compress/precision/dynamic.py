@@ -69,7 +69,7 @@ def is_batch_invariant(artifact: Artifact, data: Dataset) -> bool:
 def batch_dependence(artifact: Artifact, data: Dataset) -> float:
     """Largest relative error between the outputs for a sample alone and in a batch of 8 samples, evenly spaced in ``data``.
 
-    The result is 0 for a model with a fixed batch size, infinite if shapes differ. Outputs without an axis for samples do not count.
+    The result is 0 for a model with a fixed batch size. Outputs without an axis for samples do not count.
     """
     with loaded(artifact) as model:
         if not model.signature.batchable:
@@ -77,11 +77,10 @@ def batch_dependence(artifact: Artifact, data: Dataset) -> float:
         batch = data.pick_evenly(_ROWS)
         together = model.forward(batch.inputs)
         alone = [model.forward(batch.rows(row, row + 1)) for row in range(_ROWS)]
-    rows = {name: array for name, array in together.items() if array.size and len(np.atleast_1d(array)) == _ROWS}
-    separate = {name: np.concatenate([np.atleast_1d(answer[name]) for answer in alone]) for name in rows}
-    if any(separate[name].shape != array.shape for name, array in rows.items()):
-        return float("inf")
-    return float(sample_errors(separate, rows).max()) if rows else 0.0
+    separate = {name: np.concatenate([np.atleast_1d(answer[name]) for answer in alone]) for name in together}
+    like = {name: array for name, array in together.items() if array.shape == separate[name].shape}
+    rows = {name: array for name, array in like.items() if array.size and len(array) == _ROWS}
+    return float(sample_errors(rows, separate).max()) if rows else 0.0
 
 
 def _integer_product(model: ProductModel, product: Product, rounding: ir.Node, levels: int) -> list[ir.Node]:

@@ -160,3 +160,17 @@ def test_a_cut_that_makes_no_sense_is_refused() -> None:
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(InvalidModel):
         Structure(Artifact.from_bytes(b"no model"))
+
+
+@pytest.mark.parametrize("how", ["Pad", "Resize"])
+def test_a_layer_that_reads_channels_of_another_number_is_left_alone(how: str) -> None:
+    n = Network()
+    x = n.op("MatMul", n.op("MatMul", "x", n.normal(3, 5)), n.normal(5, 6))
+    if how == "Pad":
+        longer = n.op("Pad", x, n.weight(np.array([0, 0, 0, 0, 0, 1])))
+    else:
+        longer = n.op("Resize", x, "", "", n.weight(np.array([2, 4, 7])), mode="nearest")
+    n.op("MatMul", longer, n.normal(7, 2), name="y")
+    artifact = n.artifact({"x": [2, 4, 3]}, {"y": [2, 4, 2]})
+    structure = _check(artifact, (2, 4, 3), 0)
+    assert [len(group.frozen) for group in structure.groups] == [0, 6, 2]

@@ -123,3 +123,28 @@ def test_an_embedding_is_a_layer_of_its_own() -> None:
     n.op("MatMul", embedded, n.normal(6, 5), name="y")
     first, _ = Structure(n.artifact({"x": [2, 3]}, {"y": [2, 3, 5]})).groups
     assert (first.name, first.units, first.cuttable) == ("first", 6, True)
+
+
+def test_the_shape_of_a_tensor_of_unknown_rank_freezes_nothing() -> None:
+    body = """<ir_version: 8, opset_import: ["": 17]> g (float[2,3] x) => (float[1] y)
+        <int64 turns = {2}, bool always = {1}, int64[1] second = {1}> {
+        state, all = Loop(turns, always, x) <body = b (int64 i, bool go, float[] s) => (bool on, float[] t, float[] u) {
+            on = Identity(go)
+            t = Transpose(s)
+            u = Tanh(t)
+        }>
+        shape = Shape(all)
+        size = Gather(shape, second)
+        y = Cast<to = 1>(size)
+    }"""
+    assert Structure(Artifact.from_bytes(onnx.parser.parse_model(body).SerializeToString())).groups == ()
+
+
+def test_channels_that_are_positions_in_a_table_are_not_cut() -> None:
+    n = Network()
+    scores = n.op("MatMul", "x", n.normal(3, 4))
+    places = n.op("Clip", n.op("Cast", scores, to=7), n.weight(np.array(0)), n.weight(np.array(2)))
+    n.op("Gather", n.normal(3, 2), places, name="y")
+    (group, *_) = Structure(n.artifact({"x": [2, 3]}, {"y": [2, 4, 2]})).groups
+    assert len(group.frozen) == 4
+    assert "looks up its values" in group.reason

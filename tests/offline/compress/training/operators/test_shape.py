@@ -74,6 +74,7 @@ def test_size() -> None:
         ([3], [0], [2], [-2]),
         ([2], [-(2**63)], [1], [-1]),
         ([2], [1], [1], None),
+        ([-9], [-(2**62)], [2], [-1]),
     ],
 )
 def test_slice(starts: list[int], ends: list[int], axes: list[int] | None, steps: list[int] | None) -> None:

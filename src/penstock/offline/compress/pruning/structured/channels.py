@@ -206,8 +206,8 @@ def softmax(coupling: Coupling, node: ir.Node) -> None:
 
 
 def resize(coupling: Coupling, node: ir.Node) -> None:
-    """An axis with labels must have scale 1, or its current size as the size; the size is rewritten."""
-    x = coupling.read(node.inputs[0])
+    """Axes with labels need scale 1, or their current size, which is rewritten."""
+    x = list(coupling.read(node.inputs[0]))
     scales, sizes = (graph.constant(graph.input_of(node, index)) for index in (2, 3))
     listed = graph.ints_attribute(node, "axes")
     axes = list(range(len(x))) if listed is None else [axis % len(x) for axis in listed]
@@ -224,7 +224,8 @@ def resize(coupling: Coupling, node: ir.Node) -> None:
             set_entry(coupling, node, 3, position, labels)
         elif given is sizes or float(given[position]) != 1:
             coupling.freeze(labels, f"{describe(node)} resizes it")
-    coupling.axes[node.outputs[0]] = list(x)
+            x[axis] = None  # of another length
+    coupling.axes[node.outputs[0]] = x
 
 
 def pad(coupling: Coupling, node: ir.Node) -> None:
@@ -232,10 +233,12 @@ def pad(coupling: Coupling, node: ir.Node) -> None:
     pads = weights_of(node, 1)
     if graph.input_of(node, 3) is not None or pads.size != 2 * len(x):
         raise Unsupported(f"{describe(node)} lists the axes to pad")
-    for axis, labels in enumerate(x):
-        if pads[axis] or pads[len(x) + axis]:
+    padded = [bool(pads[axis] or pads[len(x) + axis]) for axis in range(len(x))]
+    for labels, is_padded in zip(x, padded, strict=True):
+        if is_padded:
             coupling.freeze(labels, f"{describe(node)} pads it")
-    coupling.axes[node.outputs[0]] = list(x)
+    # A padded axis has another length.
+    coupling.axes[node.outputs[0]] = [None if changed else one for one, changed in zip(x, padded, strict=True)]
 
 
 def set_entry(coupling: Coupling, node: ir.Node, index: int, position: int, labels: Labels) -> None:

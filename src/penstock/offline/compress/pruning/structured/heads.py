@@ -309,6 +309,8 @@ def gather(coupling: Coupling, node: ir.Node) -> None:
     data, indices = node.inputs
     if data is None or data.shape is None or indices is None or indices.shape is None:
         raise Unsupported(f"the shapes around {describe(node)} are not known")
+    for labels in coupling.read(indices):
+        coupling.freeze(labels, f"{describe(node)} looks up its values")
     x = list(coupling.read(data))
     axis = graph.int_attribute(node, "axis", 0) % max(1, len(x))
     picked: Axes = [None] * indices.shape.rank()

@@ -78,10 +78,12 @@ def slice_(
     chosen = list(range(len(first))) if chosen is None else chosen
     stride = [1] * len(first) if steps is None else ints(steps)
     for axis, start, end, step in zip(chosen, first, last, stride, strict=True):
-        bounds = slice(start, end, step).indices(x.shape[axis])
+        size = x.shape[axis]
         if step > 0:
-            x = x[(slice(None),) * (axis % x.ndim) + (slice(*bounds),)]
+            x = x[(slice(None),) * (axis % x.ndim) + (slice(*slice(start, end, step).indices(size)),)]
         else:
+            # Unlike in Python, a start before the first position is the first position.
+            bounds = slice(max(start, -size), end, step).indices(size)
             x = x.index_select(axis, torch.tensor(list(range(*bounds)), dtype=torch.int64))
     return x
 
