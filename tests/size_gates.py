@@ -20,7 +20,7 @@ ROOM_LINES = {
     "engines": 1_859,
     "offline": 627,
     "offline/compress": 13_765,
-    "offline/judge": 2_055,
+    "offline/judge": 2_059,
     "offline/optimize": 1_569,
     "offline/tune": 573,
     "online": 56,
