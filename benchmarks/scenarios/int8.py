@@ -119,5 +119,8 @@ class _Samples(CalibrationDataReader):  # type: ignore[misc]
 def _recipe(quick: bool) -> Recipe:
     # How the ranges are found decides about accuracy, not about speed: one way is enough.
     return Recipe(
-        Contract(max_accuracy_loss=1.0), threads=(1,), methods=(RangeMethod.MIN_MAX,), budget_s=4.0 if quick else 60.0
+        Contract(1.0, max_output_error=float("inf")),
+        threads=(1,),
+        methods=(RangeMethod.MIN_MAX,),
+        budget_s=4.0 if quick else 60.0,
     )

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from evidences import evidence, record
+from evidences import accuracy, evidence, record
 from penstock.bundle.evidence import Evidence
 
 
@@ -36,3 +36,21 @@ def test_the_optimised_graph_is_the_exact_one_on_the_originals_engine_and_thread
 def test_round_trip() -> None:
     found = evidence(record("int8", 0.5), record("broken", None), notes=("a note",), data={"evaluate": "0" * 64})
     assert msgspec.json.decode(msgspec.json.encode(found), type=Evidence) == found
+
+
+def test_the_contract_in_words() -> None:
+    old = evidence()
+    assert old.contract == "at most 1.00% loss of accuracy"
+    named = msgspec.structs.replace(old, metric="top-1", metric_outputs=("y",), metric_reason="there are labels")
+    assert (
+        named.contract == "at most 1.00% loss of top-1 in 'y' (there are labels), and 10% difference from the original"
+    )
+    fidelity = msgspec.structs.replace(named, metric="fidelity", prove_accuracy=True)
+    assert fidelity.contract.startswith("at most 10.00% loss of fidelity with 95 % confidence in 'y'")
+    assert (named.limit, fidelity.limit) == (0.01, 0.1)
+
+
+def test_accuracy_is_shown_by_its_kind() -> None:
+    share, error = accuracy(0.9), accuracy(3.25, 0.02, metric="mae", is_share=False)
+    assert (share.shown, error.shown) == ("90.00%", "3.25")
+    assert (share.level, error.level) == (0.9, 0.98)

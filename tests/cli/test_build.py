@@ -89,6 +89,19 @@ def test_options_reach_the_recipe(penstock, folder: Path) -> None:
     assert (manifest.evidence.max_accuracy_loss, manifest.evidence.rows_per_call) == (0.02, 16)
 
 
+def test_the_metric_is_in_the_bundle_and_told_with_its_reason(penstock, folder: Path) -> None:
+    (folder / "own_metric_of_build.py").write_text("def score(output, labels):\n    return (output > 0).mean(axis=1)\n")
+    for options, metric in (((), "fidelity"), (("--metric", "own_metric_of_build:score"), "own_metric_of_build:score")):
+        np.savez(folder / "plain.npz", x=np.load(folder / "data.npz")["x"])
+        data = ("--evaluate", "plain.npz", "--max-output-error", "20%", "--metric-output", "y")
+        done = penstock("build", "linear.onnx", *data, *QUICK, *options, "-o", "out.bundle")
+        assert done.code == 0
+        evidence = open_bundle(folder / "out.bundle").manifest.evidence
+        assert evidence is not None
+        assert (evidence.metric, evidence.metric_outputs, evidence.max_output_error) == (metric, ("y",), 0.2)
+        assert f"loss of {metric} in 'y' ({evidence.metric_reason}" in " ".join(done.out.split())
+
+
 @pytest.mark.parametrize(
     ("options", "code", "cause"),
     [
@@ -100,6 +113,11 @@ def test_options_reach_the_recipe(penstock, folder: Path) -> None:
         (("--engine", "magic"), 2, "unknown engine 'magic'"),
         (("--evaluate", "none.npz"), 3, "no data file 'none.npz'"),
         (("--evaluate", "linear.onnx"), 2, "cannot read 'linear.onnx'"),
+        (("--metric", "accuracy"), 2, "there is no metric 'accuracy'"),
+        (("--metric", "no_such:thing"), 2, "cannot load the metric 'no_such:thing': ModuleNotFoundError"),
+        (("--metric", "map"), 2, "the metric map fits no output"),
+        (("--metric-output", "z"), 2, "the model has no output 'z'"),
+        (("--max-output-error", "a lot"), 2, "'a lot' is not a fraction"),
         (("-o", "notes.txt"), 8, "'notes.txt' exists and is not a bundle"),
         (("--p99", "1us", "--budget", "10ms"), 4, "no candidate meets the contract; latency: the lowest p99"),
     ],

@@ -153,6 +153,27 @@ def test_the_same_samples_for_both_are_noted(model: Path, tmp_path: Path) -> Non
     )
 
 
+def test_labels_that_were_only_trusted_are_noted(model: Path, tmp_path: Path) -> None:
+    recipe = msgspec.structs.replace(QUICK, contract=Contract(trust_labels=True))
+    data = {**samples(), "labels": np.ones(40, int)}
+    result = build(model, tmp_path / "out.bundle", evaluate=data, recipe=recipe)
+    assert result.evidence.metric == "top-1"
+    assert any("the labels were accepted as they are" in note for note in result.evidence.notes)
+
+
+def test_the_original_with_answers_that_are_no_numbers_is_refused(tmp_path: Path) -> None:
+    node = helper.make_node("Log", ["x"], ["y"])
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 2]) for name in "xy"]
+    graph = helper.make_graph([node], "log", values[:1], values[1:])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = np.ones((9, 2), np.float32)
+    x[4, 1] = -1
+    with pytest.raises(
+        InvalidData, match="the original's output 'y' is NaN or infinite in 1 of 9 samples, first in sample 4"
+    ):
+        build(Artifact.from_bytes(proto.SerializeToString()), tmp_path / "o.bundle", evaluate={"x": x}, recipe=QUICK)
+
+
 def test_a_model_without_anything_to_quantise_is_built_in_fp32(tmp_path: Path) -> None:
     data = {"x": np.ones((4, 2), np.float32)}
     recipe = Recipe(engines=("onnxruntime",), threads=(1,), methods=(RangeMethod.MSE,), budget_s=0.1)

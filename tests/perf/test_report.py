@@ -129,6 +129,7 @@ def test_the_contract_and_the_conditions_are_said() -> None:
     text = Page(render(manifest(p99_ms=5.0, rows_per_call=16, conditions=busy))).text
     assert "p99 of one call within 5 ms" in text
     assert "calls of 16 row(s)" in text
+    assert "Contract: at most 1.00% loss of accuracy, p99" in text
     assert "The machine was busy" in text
 
 

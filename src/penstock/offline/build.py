@@ -306,6 +306,10 @@ def _caveats(recipe: Recipe, tuned: TuneResult) -> list[str]:
             f"{chosen.precision.upper()} was chosen for its size: on this machine it has {chosen.speedup.value:.2f}x the original's "
             f"speed (95 %: {chosen.speedup.low:.2f} … {chosen.speedup.high:.2f})"
         )
+    if recipe.contract.trust_labels:
+        found.append(
+            "the labels were accepted as they are: whether the original is better than chance on them is unknown"
+        )
     if chosen.calls < _FEW_CALLS:
         found.append(f"the p99 is the maximum of only {chosen.calls} calls; a larger --budget allows more calls")
     widest = max((r for r in records if r.name.startswith(ORIGINAL)), key=lambda record: record.threads)

@@ -158,6 +158,18 @@ def test_labels_do_not_excuse_other_answers_than_the_originals() -> None:
     assert "output 'scores' differs by" in Contract(0.03).accuracy_objection(found)
 
 
+def test_boxes_and_text_are_held_to_the_original_by_their_own_metric() -> None:
+    """Two boxes in another order, or one changed word in each of many sentences, are no other answer."""
+    boxes = np.float32([[[0, 0, 10, 10, 0.9, 0], [20, 20, 40, 40, 0.8, 1]]]).repeat(30, axis=0)
+    found = make_reference({"y": boxes}, boxes[..., [0, 1, 2, 3, 5]], "map").compare({"y": boxes[:, ::-1]})
+    assert (found.value, found.unjudged_error) == (1.0, 0.0)
+    words = np.array([" ".join(f"w{number}" for number in range(20))] * 30, object)
+    other = np.array([text.replace("w3", "w5") for text in words], object)
+    found = make_reference({"y": words}, words.astype(str), "wer").compare({"y": other})
+    assert (found.loss.value, found.unjudged_error) == (0.05, 0.05)
+    assert Contract(0.06).accuracy_objection(found) == ""
+
+
 def test_a_named_metric_judges_a_named_output() -> None:
     outputs = {"a": RNG(0).normal(size=(50, 3)).astype(np.float32), "b": RNG(1).normal(size=(50, 3)).astype(np.float32)}
     labels = outputs["b"] + 0.1

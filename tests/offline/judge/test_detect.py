@@ -97,3 +97,11 @@ def test_names_and_sums_tell_class_scores() -> None:
     assert has_class_scores("y", PROBABILITIES, {})
     assert not has_class_scores("y", LOGITS, {})
     assert not has_class_scores("logits", LOGITS[:, :1], {})
+
+
+def test_agreement_is_of_class_outputs_only() -> None:
+    hidden = WIDE[:, :, None].repeat(2, axis=2)
+    assert choose_metric({"hidden": hidden, "logits": LOGITS}, None, "agreement").outputs == ("logits",)
+    assert choose_metric({"y": LOGITS, "label": CLASSES}, None, "agreement").outputs == ("label",)
+    assert choose_metric({"y": LOGITS, "z": LOGITS}, None, "agreement").outputs == ("y",)
+    assert choose_metric({"y": LOGITS, "z": LOGITS}, None, "fidelity").outputs == ("y", "z")

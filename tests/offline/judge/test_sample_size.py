@@ -34,7 +34,7 @@ def test_samples_needed_in_plain_figures() -> None:
     # Nothing changes: 0.99 to the power of 299 is just below 5 %.
     assert samples_needed(0.01, changed=0.0) == 299
     assert 600 < samples_needed(0.01) < 800  # type: ignore[operator]
-    assert samples_needed(0.01, changed=0.0, looks=12) == 652
+    assert samples_needed(0.01, changed=0.0, looks=12) == 546
     assert samples_needed(0.01, loss=0.01) is None
     with pytest.raises(InvalidArgument, match="allowed loss 0.0, .* is not a fraction"):
         samples_needed(0.0)

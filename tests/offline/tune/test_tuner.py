@@ -93,7 +93,24 @@ def test_a_candidate_that_answers_nan_is_rejected_with_figures_that_json_can_hol
     result = tune(classifier(), candidate("nan", classifier(factor=float("nan")), "int8"))
     (record,) = result.records
     assert record.status == "rejected"
+    assert record.reason == "output 'y' is NaN or infinite in 40 of 40 samples, first in sample 0"
     assert msgspec.json.decode(msgspec.json.encode(record), type=type(record)) == record
+
+
+def test_intervals_hold_together_for_all_models_that_are_judged() -> None:
+    tried = [candidate(f"int8-{number}", classifier(1 + number / 10), "int8") for number in range(1, 4)]
+    result = tune(classifier(), *tried, candidate("int8-1-again", classifier(1.1), "int8"))
+    looks = {record.accuracy.looks for record in result.records if record.accuracy}
+    assert looks == {3}
+    assert (result.choice.metric.name, result.choice.outputs) == ("top-1", ("y",))
+
+
+def test_too_few_samples_for_a_proof_are_noted() -> None:
+    result = tune(classifier(), candidate("same", classifier()), contract=Contract(prove_accuracy=True))
+    assert "40 evaluation samples cannot prove a loss within 1.00%" in result.notes[0]
+    (same,) = result.records
+    assert same.status == "rejected"
+    assert "about 299 samples would prove it" in same.reason
 
 
 def test_the_slower_int8_is_never_chosen() -> None:

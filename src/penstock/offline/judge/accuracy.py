@@ -144,7 +144,17 @@ class Reference(msgspec.Struct, frozen=True):
 
     def original(self) -> Accuracy:
         """The original's own accuracy; its loss is 0 by definition."""
-        return msgspec.structs.replace(self.compare(self.answers), loss=Interval(0.0, 0.0, 0.0), bound=0.0)
+        samples, value = len(self.answers[self.output]), self.value(self.answers)
+        return Accuracy(
+            self.metric,
+            value,
+            Interval(0.0, 0.0, 0.0),
+            0.0,
+            samples,
+            bound=0.0,
+            looks=self.looks,
+            is_share=self.choice.metric.is_share,
+        )
 
     def _loss(self, outputs: Outputs) -> tuple[float, Interval, float, int, int]:
         """Value, loss with interval, upper bound, and the numbers of samples lost and won."""
@@ -211,9 +221,12 @@ class Reference(msgspec.Struct, frozen=True):
         ]
 
     def _deviation(self, name: str, output: Array) -> float:
-        """The share of changed classes or text, or the relative error."""
-        want = self.answers[name]
-        kind = self.choice.metric.kind if name in self.choice.outputs else "other"
+        """The share of changed classes, the metric with the original's answers as truth, or the relative error."""
+        want, metric = self.answers[name], self.choice.metric
+        if name in self.choice.outputs and metric.kind == "other" and metric.truth is not None:
+            same = float(np.mean(_called(metric, output, metric.truth(want))))
+            return 1 - same if metric.higher else same
+        kind = metric.kind if name in self.choice.outputs else "numbers"
         if kind == "classes" or has_class_scores(name, want, self.answers):
             return 1 - float(hits(output, classes_of(want)).mean())
         return min(_WORST, float(np.sqrt((deviations(want, output) ** 2).mean())))

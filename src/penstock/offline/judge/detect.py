@@ -81,8 +81,12 @@ def _named(metric: AccuracyMetric, answers: Mapping[str, Array], labels: Array |
         raise InvalidData(
             f"the metric {metric.name} fits no output: {_shapes(answers, given)}", f"it takes {metric.shapes}"
         )
-    chosen = tuple(fitting) if metric.name in ("fidelity", "agreement") else (fitting[0],)
-    return Choice(metric, chosen, "as asked for")
+    chosen = fitting if metric.name == "fidelity" else fitting[:1]
+    if metric.name == "agreement":
+        chosen = [
+            name for name in fitting if not is_float(answers[name]) or has_class_scores(name, answers[name], answers)
+        ] or chosen
+    return Choice(metric, tuple(chosen), "as asked for")
 
 
 def _from_labels(answers: Mapping[str, Array], labels: Array) -> Choice:

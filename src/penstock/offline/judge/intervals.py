@@ -29,7 +29,7 @@ _RATES = 33
 """Number of rates of wins at which the test is evaluated."""
 _SPREADS = 6.5
 """Counts further from their mean, in standard deviations plus as many counts, are left out; their probability is below 1e-8."""
-_MAX_CELLS = 1 << 18
+_MAX_CELLS = 1 << 19
 """Above this number of tables, the two rates are bounded one by one, which needs more samples but little memory."""
 _TOLERANCE = 1e-5
 _EDGE = 1e-12
@@ -86,8 +86,8 @@ def loss_bound(samples: int, lost: int, won: int, probability: float) -> float:
 def proves_loss(samples: int, lost: int, won: int, limit: float, probability: float) -> bool:
     """True if a loss of ``limit`` or more would give a result as good as this with at most ``probability``.
 
-    The results are ordered by the score statistic of T. Tango (*Statistics in Medicine* 17, 1998). Its probability is exact, and the
-    largest over all rates of wins that ``won`` does not exclude.
+    The results are ordered by their likelihood ratio. The probability is exact, and the largest over all rates of wins that ``won``
+    does not exclude.
     """
     if (lost - won) / samples >= limit or limit >= 1:
         return limit >= 1 and lost < samples
@@ -155,12 +155,16 @@ def jackknife_interval(
 
 
 def _score(samples: int, lost: Array, won: Array, limit: float) -> Array:
-    """Tango's statistic: the excess of the loss over ``limit`` in its standard errors, at the likeliest rates with that loss."""
+    """The signed root of the likelihood ratio: how much likelier the counts are under their own rates than with a loss of ``limit``.
+
+    The likeliest rates with that loss are those of T. Tango (*Statistics in Medicine* 17, 1998).
+    """
     a, c = 2.0 * samples, -won * limit * (1 - limit)
     b = -lost - won + (2.0 * samples - lost + won) * limit
-    rate = (np.sqrt((b * b - 4 * a * c).clip(min=0)) - b) / (2 * a)
-    variance = samples * (2 * rate + limit * (1 - limit))
-    return np.asarray((lost - won - samples * limit) / np.sqrt(variance.clip(min=1e-300)))
+    rate = ((np.sqrt((b * b - 4 * a * c).clip(min=0)) - b) / (2 * a)).clip(max(0.0, -limit), (1 - limit) / 2)
+    parts = (lost, rate + limit), (won, rate), (samples - lost - won, 1 - 2 * rate - limit)
+    ratio = sum(np.where(k > 0, k * np.log(np.maximum(k, 1) / samples / np.maximum(p, _EDGE)), 0.0) for k, p in parts)
+    return np.asarray(np.sign(lost - won - samples * limit) * np.sqrt(2 * np.maximum(ratio, 0)))
 
 
 def _last(samples: int, rate: float) -> int:

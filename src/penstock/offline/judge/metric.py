@@ -37,10 +37,16 @@ class AccuracyMetric(msgspec.Struct, frozen=True):
     """True if a loss is a fraction of the original's value; otherwise it is a difference."""
     span: tuple[float, float] | None = None
     """The range of a row's score; None for a single number or an unlimited range, whose intervals are approximate."""
-    kind: Literal["classes", "numbers", "text", "other"] = "other"
-    """How far an output is from the original's: the share of changed classes or text, or the relative error."""
+    kind: Literal["classes", "numbers", "other"] = "other"
+    """How far an output is from the original's: the share of changed classes, the relative error, or the metric with the original's
+    answers as truth."""
 
     @property
     def is_share(self) -> bool:
         """True if values are shown in per cent."""
         return self.higher and self.span == (0.0, 1.0)
+
+
+def itself(output: Array) -> Array:
+    """The truth of metrics that compare numbers or text with the original's."""
+    return output

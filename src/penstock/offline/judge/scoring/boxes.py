@@ -16,7 +16,8 @@ def mean_average_precision(output: Array, truth: Array) -> float:
     """The mean over classes, and over overlaps of 0.5 to 0.95, of the area under the precision-recall curve (the AP of COCO, with all
     points of the curve instead of 101).
 
-    Output: boxes [samples, boxes, 6] with left, top, right, bottom, score, class. Labels: boxes [samples, boxes, 5] without score.
+    Output: boxes [samples, boxes, 6] with left, top, right, bottom, score, class. Labels, or the original's
+    boxes: [samples, boxes, 5] without score.
     Boxes with a negative class are padding.
     """
     classes = np.unique(truth[..., 4][truth[..., 4] >= 0])
@@ -88,7 +89,14 @@ def _matches(found: Array, wanted: Array) -> Array:
 
 
 def _has_boxes(output: Array, labels: Array | None) -> bool:
-    return labels is not None and output.ndim == labels.ndim == 3 and output.shape[2] == 6 and labels.shape[2] == 5
+    if not is_float(output) or output.ndim != 3 or output.shape[2] != 6:
+        return False
+    return labels is None or (labels.dtype.kind in "iuf" and labels.ndim == 3 and labels.shape[2] == 5)
+
+
+def _without_scores(output: Array) -> Array:
+    """The boxes as labels."""
+    return np.asarray(output[..., [0, 1, 2, 3, 5]])
 
 
 def _has_segments(output: Array, labels: Array | None) -> bool:
@@ -106,7 +114,7 @@ METRICS = (
         mean_average_precision,
         "boxes [samples, boxes, 6]: left, top, right, bottom, score, class; labels: [samples, boxes, 5], without score",
         _has_boxes,
-        kind="numbers",
+        truth=_without_scores,
     ),
     AccuracyMetric(
         "iou",

@@ -191,6 +191,6 @@ METRICS = (
         kind="classes",
     ),
     AccuracyMetric("f1", f1, _CLASSES, _is_classified, kind="classes"),
-    AccuracyMetric("auc", auc, _SCORES, _is_ranked, kind="numbers"),
-    AccuracyMetric("average-precision", average_precision, _SCORES, _is_ranked, kind="numbers"),
+    AccuracyMetric("auc", auc, _SCORES, _is_ranked, kind="classes"),
+    AccuracyMetric("average-precision", average_precision, _SCORES, _is_ranked, kind="classes"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.offline.judge.metric import AccuracyMetric
+from penstock.offline.judge.metric import AccuracyMetric, itself
 from penstock.offline.judge.scoring.numbers import same_size
 from penstock.tensor import Array
 
@@ -50,13 +50,9 @@ def _embeds(output: Array, labels: Array | None) -> bool:
     return same_size(output, labels) and output.ndim >= 2 and output.size >= 2 * len(output)
 
 
-def _itself(output: Array) -> Array:
-    return output
-
-
 _SHAPES = "embeddings [samples, …]; labels: embeddings of the same shape"
 
 METRICS = (
-    AccuracyMetric("cosine", cosine, _SHAPES, _embeds, truth=_itself, span=(-1.0, 1.0), kind="numbers"),
-    AccuracyMetric("rank", rank, _SHAPES, _embeds, truth=_itself, kind="numbers"),
+    AccuracyMetric("cosine", cosine, _SHAPES, _embeds, truth=itself, span=(-1.0, 1.0), kind="numbers"),
+    AccuracyMetric("rank", rank, _SHAPES, _embeds, truth=itself, kind="numbers"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.errors import InvalidData
-from penstock.offline.judge.metric import AccuracyMetric
+from penstock.offline.judge.metric import AccuracyMetric, itself
 from penstock.offline.judge.metrics import deviations
 from penstock.offline.judge.scoring.classes import is_float, is_ids
 from penstock.tensor import Array
@@ -79,10 +79,6 @@ def _labelled(output: Array, labels: Array | None) -> bool:
     return labels is not None and same_size(output, labels)
 
 
-def _itself(output: Array) -> Array:
-    return output
-
-
 _SAME = "numbers [samples, …]; labels: numbers of the same shape"
 
 METRICS = (
@@ -91,13 +87,13 @@ METRICS = (
         fidelity,
         "any; no labels",
         lambda *_: True,
-        truth=_itself,
+        truth=itself,
         labels=False,
         span=(0.0, 1.0),
         kind="numbers",
     ),
     AccuracyMetric("mae", mae, _SAME, _labelled, higher=False, relative=True, kind="numbers"),
     AccuracyMetric("rmse", rmse, _SAME, _labelled, higher=False, relative=True, kind="numbers"),
-    AccuracyMetric("r2", r2, _SAME, same_size, truth=_itself, kind="numbers"),
-    AccuracyMetric("correlation", correlation, _SAME, same_size, truth=_itself, kind="numbers"),
+    AccuracyMetric("r2", r2, _SAME, same_size, truth=itself, kind="numbers"),
+    AccuracyMetric("correlation", correlation, _SAME, same_size, truth=itself, kind="numbers"),
 )

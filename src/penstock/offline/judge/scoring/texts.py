@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.errors import InvalidData
-from penstock.offline.judge.metric import AccuracyMetric
+from penstock.offline.judge.metric import AccuracyMetric, itself
 from penstock.offline.judge.scoring.classes import is_float, is_ids
 from penstock.tensor import Array
 
@@ -90,10 +90,6 @@ def _writes(output: Array, labels: Array | None) -> bool:
     return labels is None or (is_ids(labels) == is_ids(output))
 
 
-def _itself(output: Array) -> Array:
-    return output
-
-
 _TEXT = "text [samples] or token numbers [samples, positions]; labels: the same"
 
 METRICS = (
@@ -106,6 +102,6 @@ METRICS = (
         relative=True,
         kind="numbers",
     ),
-    AccuracyMetric("wer", wer, _TEXT, _writes, truth=_itself, higher=False, kind="text"),
-    AccuracyMetric("cer", cer, _TEXT, _writes, truth=_itself, higher=False, kind="text"),
+    AccuracyMetric("wer", wer, _TEXT, _writes, truth=itself, higher=False, kind="other"),
+    AccuracyMetric("cer", cer, _TEXT, _writes, truth=itself, higher=False, kind="other"),
 )
