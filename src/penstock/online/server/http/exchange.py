@@ -197,6 +197,13 @@ class Exchange(msgspec.Struct, eq=False):
             self.reserved_bytes = size
         self.passage.park(size)
 
+    async def hold_outputs(self, size: int) -> None:
+        """Wait until there is memory for outputs of ``size`` bytes. Raises Cancelled."""
+        held = size if self.passage is None else self.passage.size + size
+        await self._hold(held)
+        if self.passage is not None:
+            self.passage.park(held)
+
     def await_more(self, size: int) -> None:
         """Reserve ``size`` bytes of responses that are waiting to be sent, until the model's next response."""
         if self.passage is not None:
