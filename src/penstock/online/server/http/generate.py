@@ -24,7 +24,6 @@ from penstock.online.server.http.codec import large_json
 from penstock.online.server.http.codec.encoder import encode_error, in_one_step, is_light, weight
 from penstock.online.server.http.codec.json_tensor import from_json, to_json
 from penstock.online.server.http.exchange import Exchange, as_error
-from penstock.online.server.http.inference import submit
 from penstock.online.server.http.routes import Resource, Route
 from penstock.online.server.offload import Steps
 from penstock.request import MAX_PARAMETERS, InferRequest, InferResponse, Outcome, check_bytes_elements
@@ -64,7 +63,7 @@ class Generation:
         def start(request: InferRequest, is_late: bool) -> None:
             exchange.introduce(request)
             exchange.await_model(request.inputs)
-            submit(self._dataplane, exchange, find() if is_late else handle, request, done, decoupled=True)
+            exchange.submit(self._dataplane, find() if is_late else handle, request, done, decoupled=True)
 
         handle = find()
         exchange.decode(partial(read_request, handle), start)

@@ -7,7 +7,6 @@ from functools import partial
 
 from penstock.errors import PenstockError
 from penstock.online.repository.handle import Handle
-from penstock.online.server.access.gate import SMALL_BYTES
 from penstock.online.server.answer_form import AnswerForm
 from penstock.online.server.classification import classify_in_steps, classify_outputs
 from penstock.online.server.dataplane import DataPlane
@@ -17,7 +16,7 @@ from penstock.online.server.http.codec.encoder import Encoded, HttpAnswerEncoder
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.routes import Resource, Route
 from penstock.online.server.offload import INLINE_BYTES, Steps
-from penstock.request import Done, InferRequest, InferResponse, Outcome
+from penstock.request import InferRequest, InferResponse, Outcome
 from penstock.tensor import Array, Buffer
 
 Write = Callable[[Mapping[str, Array]], bytes]
@@ -69,7 +68,7 @@ class HttpInference:
         # ``partial`` costs less than a closure, which has a cell for each variable, or a bound method.
         done = partial(HttpInference.answer, self, exchange, handle)
         if handle.row_bytes:
-            submit(self._dataplane, exchange, handle, request, done)
+            exchange.submit(self._dataplane, handle, request, done)
         else:
             exchange.pending = self._dataplane.infer(handle, request, done)
 
@@ -106,30 +105,6 @@ class HttpInference:
         return (yield from self._encode.in_steps(response, form))
 
 
-def submit(
-    dataplane: DataPlane,
-    exchange: Exchange,
-    handle: Handle,
-    request: InferRequest,
-    done: Done,
-    decoupled: bool = False,
-) -> None:
-    """Pass ``request`` to the data plane, once there is memory for its outputs if they are large for its inputs."""
-
-    async def submit_later(size: int) -> None:
-        try:
-            await exchange.hold_outputs(size)
-            exchange.pending = dataplane.infer(handle, request, done, decoupled)
-        finally:
-            handle.release()
-
-    if handle.row_bytes and (size := handle.amplified_bytes(request)) > SMALL_BYTES:
-        handle.hold()
-        exchange.later(submit_later(size))
-    else:
-        exchange.pending = dataplane.infer(handle, request, done, decoupled)
-
-
 def ask(
     dataplane: DataPlane,
     exchange: Exchange,
@@ -147,7 +122,7 @@ def ask(
         request = InferRequest(handle.name, dict(inputs), handle.version)
         exchange.introduce(request)
         exchange.await_model(request.inputs)
-        submit(dataplane, exchange, handle, request, partial(_finish, exchange, write))
+        exchange.submit(dataplane, handle, request, partial(_finish, exchange, write))
 
     first = find()
     exchange.decode(partial(read, first), start)

@@ -27,8 +27,8 @@ from penstock.online.server.http.answer import (
 from penstock.online.server.http.body_gate import BodyGate
 from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.exchange import Exchange
-from penstock.online.server.http.outgoing import SMALL_BYTES, Outgoing
 from penstock.online.server.network.connections import LAST_REQUEST_S, ServerConnection, end_sending, has_left
+from penstock.online.server.network.outgoing import SMALL_BYTES, Outgoing
 from penstock.online.server.network.turns import BYTES_A_UNIT, UNIT_S
 from penstock.online.server.network.unread import Unread
 from penstock.tensor import Buffer

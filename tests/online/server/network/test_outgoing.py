@@ -3,16 +3,21 @@
 import asyncio
 import re
 import socket
+import ssl
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from http_servers import LOOPS, Client, GatedServer, infer, post
 from penstock.online.server.access.gate import LIMIT_BYTES, Passage
-from penstock.online.server.http.outgoing import SMALL_BYTES, Outgoing
+from penstock.online.server.config import ServerConfig
+from penstock.online.server.network.outgoing import SMALL_BYTES, Outgoing
+from penstock.online.server.network.tls import make_context
 from penstock.online.server.network.turns import BYTES_A_UNIT, TURN_UNITS, Turns
 from penstock.online.server.network.unread import STALE_S
 from penstock.tensor import DataType, Signature, TensorSpec
@@ -316,6 +321,21 @@ def test_a_response_is_complete_although_no_other_one_follows(loop: str, is_drai
             client.socket.shutdown(socket.SHUT_WR)
         assert client.read_final().body.endswith(CONTENT)
         assert client.is_closed
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_large_responses_over_tls(loop: str, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate = tmp_path / "server.pem"
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(certificate)
+    tls = make_context(ServerConfig(tls_certificate=str(certificate)))
+    trusting = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
+    with GatedServer(loop, {"wide": wide(SIZE // 4)}, tls=tls) as server, Client(server.address, trusting) as client:
+        client.send(ASK * 2 + infer(1))
+        assert client.read().body.endswith(CONTENT)
+        assert client.read().body.endswith(CONTENT)
+        assert client.read().data == [2, 0]
+        assert client.ask(infer(2)).data == [4, 0]
 
 
 @pytest.mark.parametrize("path", ["/v2/models/wide/infer", "/v2/models/wide/generate", "/v1/models/wide:predict"])

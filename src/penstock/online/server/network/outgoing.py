@@ -1,4 +1,4 @@
-"""The responses of one HTTP/1.1 connection on their way to its transport.
+"""The responses of one connection on their way to its transport.
 
 Large responses are written in slices, in turns with the other connections. A socket accepts megabytes at once, and copying them for
 many clients in one iteration would block the event loop.
