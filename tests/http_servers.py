@@ -32,6 +32,7 @@ from penstock.online.server.http.resources import make_resources
 from penstock.online.server.metrics_page import MetricsPage
 from penstock.online.server.network.connections import Connections
 from penstock.online.server.network.listener import Endpoint, Listener
+from penstock.online.server.network.unread import UnreadTotal
 from penstock.online.server.processes.group import ProcessGroup
 from penstock.online.server.shared_memory.registry import SharedMemory
 from penstock.telemetry.logging import LogSettings
@@ -162,7 +163,10 @@ class GatedServer:
         access = self._access or Access(None, self.clock)
         resources = make_resources(self.dataplane, control, access, self._config)
         table = AccessTable(access, self._config.http_restricted_api, rules=self._rules)
-        self.context = HttpContext(resources, table, self._config, self.connections, self.budget, self._web)
+        self.unread = UnreadTotal(self._config.max_unread_bytes, self.clock)
+        self.context = HttpContext(
+            resources, table, self._config, self.connections, self.budget, self._web, self.unread
+        )
         http = functools.partial(Http1Connection, self.context)
         self.address = await self.listener.listen(
             Endpoint(host=self._config.host, port=self._config.http_port, http=http, tls=self._tls)

@@ -82,8 +82,8 @@ class Endpoints:
         unread = UnreadTotal(config.max_unread_bytes, clock, budget.on_fall)
 
         def http(port: str) -> Factory | None:
-            context = HttpContext(resources, tables[port], config, connections, budget, web[port])
-            context.spare = HttpContext(resources, spare_tables[port], config, spare, budget, web[port])
+            context = HttpContext(resources, tables[port], config, connections, budget, web[port], unread)
+            context.spare = HttpContext(resources, spare_tables[port], config, spare, budget, web[port], unread)
             return partial(http_connection.Http1Connection, context) if config.allow_http else None
 
         def http2(port: str) -> Factory | None:
@@ -95,7 +95,7 @@ class Endpoints:
 
         self._protocols = {port: (http(port), http2(port)) for port in tables}
         of_metrics = WebAccess.of(config, config.host_of("metrics"))
-        metrics = HttpContext(metrics_resources(control), tables[""], config, for_metrics, budget, of_metrics)
+        metrics = HttpContext(metrics_resources(control), tables[""], config, for_metrics, budget, of_metrics, unread)
         self._metrics = partial(http_connection.Http1Connection, metrics)
 
     @staticmethod

@@ -67,3 +67,21 @@ def test_turns_are_taken_within_the_windows_of_all() -> None:
                 window = 50_000
                 peer.send(h2.window_update(0, window))
         assert {data.count(bytes(FLOOD_BYTES - 4)) for data in received.values()} == {3}
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_reading_messages_is_progress_and_reading_pings_is_not(loop: str) -> None:
+    with GrpcServer(loop) as server:
+        peer = server.connect(initial_window_size=10)
+        peer.send(peer.request(1, b"1", FLOOD))
+        assert len(next(peer.frames(h2.DATA)).payload) == 10
+        outbox = next(iter(server.connections._open))._outbox
+        seen = set()
+        for _ in range(5):
+            peer.send(h2.ping(bytes(8)))
+            next(peer.frames(h2.PING))
+            seen.add(server.call(outbox.read))
+        assert len(seen) == 1
+        peer.send(h2.window_update(1, 1000))
+        assert len(next(peer.frames(h2.DATA)).payload) == 1000
+        server.until(lambda: outbox.read() > max(seen))

@@ -47,6 +47,9 @@ class Transport(asyncio.Transport):
     def writelines(self, parts: Any) -> None:
         self.written += b"".join(parts)
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
     def get_write_buffer_size(self) -> int:
         return 0
 

@@ -10,7 +10,8 @@ class Client:
     """A connection that records its end."""
 
     def __init__(self, total: UnreadTotal) -> None:
-        self.unread = Unread(total, self.evict)
+        self.has_arrived = 0
+        self.unread = Unread(total, self.evict, lambda: self.has_arrived)
         self.is_evicted = False
 
     def evict(self) -> None:
@@ -107,3 +108,36 @@ def test_memory_is_returned_once_most_answers_are_read() -> None:
     clients[0].answer(MIB)
     clients[0].read(MIB)
     assert len(falls) == 1
+
+
+def test_a_client_that_reads_a_part_of_a_response_does_not_give_way() -> None:
+    clock = ManualClock()
+    total = UnreadTotal(10 * MIB, clock)
+    reading, idle = Client(total), Client(total)
+    assert reading.answer(5 * MIB)
+    assert idle.answer(5 * MIB)
+    for _ in range(5):
+        clock.advance(STALE_S)
+        reading.has_arrived += 1
+        assert Client(total).answer(5 * MIB)
+        assert not reading.is_evicted
+    assert idle.is_evicted
+    clock.advance(STALE_S)
+    assert Client(total).answer(5 * MIB)
+    assert reading.is_evicted
+
+
+def test_the_more_memory_is_used_the_sooner_clients_give_way() -> None:
+    clock = ManualClock()
+    total = UnreadTotal(10 * MIB, clock)
+    clients = [Client(total) for _ in range(8)]
+    for client in clients[:2]:
+        client.answer(10 * MIB)
+    clock.advance(STALE_S / 4 - 0.01)
+    for client in clients[2:]:
+        client.answer(10 * MIB)
+    assert not any(client.is_evicted for client in clients)
+    clock.advance(0.01)
+    clients[-1].unread.settle()
+    assert [client.is_evicted for client in clients[:3]] == [True, True, False]
+    assert total.count == 60 * MIB

@@ -101,7 +101,7 @@ class H2Connection(ServerConnection):
     def __init__(self, shared: H2Context) -> None:
         self._shared = shared
         self._turns = shared.connections.turns
-        unread = Unread(shared.unread, self._evict)
+        unread = Unread(shared.unread, self._evict, self._read)
         self._session = H2Session(shared.methods, shared.config, shared.clock, shared.budget, shared.web, unread, self)
         self._reader = FrameReader(self._session, MAX_FRAME, shared.max_control_frame)
         self._outbox = self._session.outbox
@@ -338,6 +338,9 @@ class H2Connection(ServerConnection):
             self._is_queued = True
             self._turns.add(self)
         return used
+
+    def _read(self) -> int:
+        return self._outbox.read()
 
     def _evict(self) -> None:
         self._fail_unless_discarding(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from penstock.online.server.h2.headers import OK_TRAILERS, RESPONSE, TABLE_SIZE_ZERO
 from penstock.online.server.h2.stream import H2Stream
+from penstock.online.server.network.connections import unacknowledged
 from penstock.online.server.network.unread import Unread
 from penstock.protocol.h2_frames import (
     DATA,
@@ -55,6 +56,7 @@ class Outbox:
 
     __slots__ = (
         "_bytes",
+        "_data_end",
         "_frames",
         "_most_credit",
         "_on_sent",
@@ -79,6 +81,7 @@ class Outbox:
         self._unread = unread
         self._frames: list[Buffer] = []
         self._bytes = 0
+        self._data_end = 0  # the position in all bytes written after the last message, or part of one, that had to wait
         self._ready: deque[H2Stream] = deque()
         self._starved: OrderedDict[int, H2Stream] = OrderedDict()  # streams that wait for the connection's window
         self._stalled: dict[int, H2Stream] = {}  # streams that wait for their own windows
@@ -102,6 +105,13 @@ class Outbox:
     def open(self, transport: asyncio.Transport) -> None:
         """Start writing to ``transport``."""
         self._transport = transport
+
+    def read(self) -> int:
+        """A number that increases while the client reads messages. Reading other frames does not count."""
+        transport = self._transport
+        if transport is None:
+            return 0
+        return min(self._data_end, self.written - transport.get_write_buffer_size() - unacknowledged(transport))
 
     def control(self, frame: bytes) -> None:
         """Send ``frame``, which is not subject to flow control."""
@@ -298,6 +308,7 @@ class Outbox:
                 self._frames += stream.take(size)
                 self._bytes += HEADER.size
             self._bytes += size
+            self._data_end = self.written + self._bytes
             self.window -= size
             stream.credit -= size
             turn -= size

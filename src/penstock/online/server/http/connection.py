@@ -461,8 +461,9 @@ class Http1Connection(Responder):
         if transport is None:
             return
         self._look_for_client()
+        self._count_unread()
         config = self.context.config
-        unwritten = transport.get_write_buffer_size()
+        unwritten = self._outgoing.unsent
         reading = bool(self._receiving or self._overhead_bytes)
         seen = (self._messages, reading, self._discarding, unwritten)
         if seen != self._seen or (self._pending and not unwritten and not reading):

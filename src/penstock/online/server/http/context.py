@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
+from penstock.clock import SystemClock
 from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.access.table import AccessTable
 from penstock.online.server.access.web import WebAccess
@@ -13,6 +14,7 @@ from penstock.online.server.config import ServerConfig
 from penstock.online.server.http.head import KnownHeads, RequestHead
 from penstock.online.server.http.routes import Resource, Routes
 from penstock.online.server.network.connections import Connections
+from penstock.online.server.network.unread import UnreadTotal
 
 FREE_BYTES = 16 << 10
 """Bodies up to this size do not count against the budget."""
@@ -34,6 +36,7 @@ class HttpContext:
         connections: Connections,
         budget: ByteBudget,
         web: WebAccess | None = None,
+        unread: UnreadTotal | None = None,
     ) -> None:
         """``budget`` limits the total size of all bodies. Without ``web``, requests may have any name in ``Host``."""
         self.spare: HttpContext | None = None
@@ -42,6 +45,7 @@ class HttpContext:
         self.connections = connections
         self.budget = budget
         self.web = web or WebAccess()
+        self.unread = unread or UnreadTotal(config.max_unread_bytes, SystemClock())
         self.keys = access.http_headers
         """Headers that unlock restricted parts of the API, in lower case."""
         self.routes = Routes(resources, access.of_path)

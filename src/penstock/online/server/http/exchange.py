@@ -12,10 +12,12 @@ import msgspec
 import orjson
 
 from penstock.errors import Cancelled, Code, InvalidArgument, PenstockError, bounded
+from penstock.online.repository.handle import Handle
 from penstock.online.scheduler.base import Cancellable
 from penstock.online.server import status
 from penstock.online.server.access.gate import SMALL_BYTES, Passage
 from penstock.online.server.answer_form import TEXT, AnswerForm
+from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http import compression
 from penstock.online.server.http.answer import JSON, Answer
 from penstock.online.server.http.codec.encoder import encode_error
@@ -24,7 +26,7 @@ from penstock.online.server.http.head import RequestHead
 from penstock.online.server.http.routes import Route
 from penstock.online.server.network.turns import CONTROL_UNITS
 from penstock.online.server.offload import INLINE_BYTES, Steps, beside, finish, in_steps, run
-from penstock.request import InferRequest
+from penstock.request import Done, InferRequest
 from penstock.tensor import Array, Buffer
 
 _log = logging.getLogger(__name__)
@@ -196,6 +198,28 @@ class Exchange(msgspec.Struct, eq=False):
             self.sink.context.give_back(self.reserved_bytes - size)
             self.reserved_bytes = size
         self.passage.park(size)
+
+    def submit(
+        self, dataplane: DataPlane, handle: Handle, request: InferRequest, done: Done, decoupled: bool = False
+    ) -> None:
+        """Pass ``request`` to the data plane, once there is memory for its outputs if they are large for its inputs."""
+        if handle.row_bytes and (size := handle.amplified_bytes(request)) > SMALL_BYTES:
+            handle.hold()
+            self.later(self._submit_later(dataplane, handle, request, done, decoupled, size))
+        else:
+            self.pending = dataplane.infer(handle, request, done, decoupled)
+
+    async def _submit_later(
+        self, dataplane: DataPlane, handle: Handle, request: InferRequest, done: Done, decoupled: bool, size: int
+    ) -> None:
+        try:
+            held = size if self.passage is None else self.passage.size + size
+            await self._hold(held)
+            assert self.passage is not None
+            self.passage.park(held)
+            self.pending = dataplane.infer(handle, request, done, decoupled)
+        finally:
+            handle.release()
 
     def await_more(self, size: int) -> None:
         """Reserve ``size`` bytes of responses that are waiting to be sent, until the model's next response."""

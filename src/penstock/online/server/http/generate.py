@@ -63,7 +63,7 @@ class Generation:
         def start(request: InferRequest, is_late: bool) -> None:
             exchange.introduce(request)
             exchange.await_model(request.inputs)
-            exchange.pending = self._dataplane.infer(find() if is_late else handle, request, done, decoupled=True)
+            exchange.submit(self._dataplane, find() if is_late else handle, request, done, decoupled=True)
 
         handle = find()
         exchange.decode(partial(read_request, handle), start)

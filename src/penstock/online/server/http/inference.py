@@ -67,7 +67,10 @@ class HttpInference:
             exchange.await_model(request.inputs)
         # ``partial`` costs less than a closure, which has a cell for each variable, or a bound method.
         done = partial(HttpInference.answer, self, exchange, handle)
-        exchange.pending = self._dataplane.infer(handle, request, done)
+        if handle.row_bytes:
+            exchange.submit(self._dataplane, handle, request, done)
+        else:
+            exchange.pending = self._dataplane.infer(handle, request, done)
 
     def answer(self, exchange: Exchange, handle: Handle, outcome: Outcome) -> None:
         """Answer with ``outcome``, which came from ``handle``."""
@@ -119,7 +122,7 @@ def ask(
         request = InferRequest(handle.name, dict(inputs), handle.version)
         exchange.introduce(request)
         exchange.await_model(request.inputs)
-        exchange.pending = dataplane.infer(handle, request, partial(_finish, exchange, write))
+        exchange.submit(dataplane, handle, request, partial(_finish, exchange, write))
 
     first = find()
     exchange.decode(partial(read, first), start)

@@ -28,11 +28,12 @@ from penstock.online.server.http.body_gate import BodyGate
 from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.network.connections import LAST_REQUEST_S, ServerConnection, end_sending, has_left
+from penstock.online.server.network.outgoing import SMALL_BYTES, Outgoing
 from penstock.online.server.network.turns import BYTES_A_UNIT, UNIT_S
+from penstock.online.server.network.unread import Unread
 from penstock.tensor import Buffer
 
 _PROBE_S = 0.05
-_SMALL_BYTES = 64 << 10
 _UNREAD_FACTOR = 4
 
 
@@ -47,11 +48,14 @@ class Responder(ServerConnection):
         "_gate",
         "_held",
         "_is_half_closed",
+        "_is_last_written",
         "_is_queued",
+        "_outgoing",
         "_pending",
         "_receiving",
         "_transport",
         "_unparsed",
+        "_unread",
         "_until",
         "_waiting",
         "_window",
@@ -65,7 +69,10 @@ class Responder(ServerConnection):
         self._pending: deque[Exchange] = deque()
         self._backlog: deque[Exchange] = deque()
         self._flushing = False
-        self._write_paused = False
+        self._outgoing = Outgoing(context.connections.turns, self._all_written)
+        self._unread = Unread(context.unread, self._evict, self._outgoing.read)
+        self._is_last_written = False  # the connection closes once everything is written
+        self._write_paused = False  # responses wait, in ``_outgoing`` or in the transport
         self._window = 1  # requests that may be in flight; 1 until the first response shows how large responses are
         self._waiting = 0  # bytes of complete responses that wait for earlier ones
         self._held = 0  # bytes of responses reserved in the server's budget
@@ -83,14 +90,15 @@ class Responder(ServerConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports do not inherit from asyncio's.
         self._transport = cast(asyncio.Transport, transport)
+        self._outgoing.open(self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         # Batches that are already running continue; their responses are dropped.
         self._transport = None
         self._ending = True
         self._unparsed = b""
-        self.context.give_back(self._held)
-        self._held = 0
+        self._drop_unread()
+        self._unread.close()
         for exchange in self._backlog:
             self._give_back(exchange)
         self._backlog.clear()
@@ -104,7 +112,7 @@ class Responder(ServerConnection):
         self._ending = True
         self._discarding = False
         if not (self._pending or self._backlog):
-            return False
+            return self._outgoing.is_busy
         self._is_half_closed = True
         self._probe()
         asyncio.get_running_loop().call_later(_PROBE_S, self._probe)
@@ -133,16 +141,30 @@ class Responder(ServerConnection):
             return
         first = self._pending[0]
         if not (first.head.http_1_0 or first.is_streaming or self._flushing):
-            self._transport.write(CONTINUE)
+            self._outgoing.write((CONTINUE,))
 
     def pause_writing(self) -> None:
         self._write_paused = True
+        self._outgoing.pause()
         self._steer_reading()
 
     def resume_writing(self) -> None:
+        self._outgoing.resume()
+        self._count_unread()
+
+    def _all_written(self) -> None:
         self._write_paused = False
         self._count_unread()
-        self._continue()
+        if self._is_last_written or self._is_over:
+            self._close()
+        else:
+            self._continue()
+
+    @property
+    def _is_over(self) -> bool:
+        """True if all requests are answered, and no further one is accepted."""
+        is_done = not (self._pending or self._backlog or ((self._receiving or self._unparsed) and not self._ending))
+        return is_done and (self._ending or self.context.connections.draining)
 
     # Requests
 
@@ -269,14 +291,18 @@ class Responder(ServerConnection):
             and not self._flushing
             and not self._write_paused
             and type(answer) is bytes
-            and len(answer) <= _SMALL_BYTES
+            and len(answer) <= SMALL_BYTES
         ):
             # Fast path for the common case, equivalent to ``_settle``.
             self._pending.popleft()
             transport.write(answer)
             return
+        size = _size(answer)
+        if size > SMALL_BYTES and not self._reserve(size):
+            exchange.fail(self.context.budget.refusal())
+            return
         # The next responses are probably as large as this one.
-        self._window = max(1, min(self._window, self.context.config.max_unsent_bytes // max(1, _size(answer))))
+        self._window = max(1, min(self._window, self.context.config.max_unsent_bytes // max(1, size)))
         self._settle(exchange, answer)
 
     def begin_stream(self, exchange: Exchange, headers: bytes) -> None:
@@ -291,7 +317,7 @@ class Responder(ServerConnection):
         if self._transport is None:
             return
         self._count_unread()
-        unsent = self._transport.get_write_buffer_size() + (_size(exchange.answer) if exchange.answer else 0)
+        unsent = self._outgoing.unsent + (_size(exchange.answer) if exchange.answer else 0)
         if unsent > self.context.config.max_unsent_bytes:
             self._transport.abort()
             exchange.cancel()
@@ -313,7 +339,7 @@ class Responder(ServerConnection):
         if self._transport is None:
             return
         if self._pending[0] is exchange and not self._flushing:
-            self._transport.write(data)
+            self._hand_over((data,))
         else:
             self._wait(exchange, data)
 
@@ -365,26 +391,47 @@ class Responder(ServerConnection):
         self._continue()
 
     def _write(self, parts: Sequence[Buffer], last: Exchange) -> None:
-        transport = self._transport
-        if transport is None:
+        if self._transport is None:
             return
-        if sum(map(len, parts)) <= _SMALL_BYTES:
-            transport.write(b"".join(parts))
-        else:
-            transport.writelines(parts)
+        self._hand_over(parts)
         if last.is_streaming:
             return
         self._count_unread()
-        is_done = not (self._pending or self._backlog or ((self._receiving or self._unparsed) and not self._ending))
-        if not last.keep_alive or (is_done and (self._ending or self.context.connections.draining)):
-            self._close(transport)
+        if not last.keep_alive or self._is_over:
+            self._is_last_written = True
+            if not self._outgoing.is_busy:
+                self._close()
+
+    def _hand_over(self, parts: Sequence[Buffer]) -> None:
+        self._outgoing.write(parts)
+        if self._outgoing.is_busy and not self._write_paused:
+            self._write_paused = True
+            self._steer_reading()
+
+    def _reserve(self, size: int) -> bool:
+        """Reserve memory for a response that the client may leave unread. Returns False if there is none."""
+        self.context.unread.has_room(size, self._unread)
+        if not self.context.budget.take(size):
+            return False
+        self._held += size
+        return True
+
+    def _drop_unread(self) -> None:
+        self._outgoing.close()
+        self.context.give_back(self._held)
+        self._held = self._unread.count = 0
+
+    def _evict(self) -> None:
+        """Disconnect a client that reads nothing while others need the memory of its responses."""
+        self._drop_unread()
+        self.abort()
 
     def _count_unread(self) -> None:
         """Reserve the size of unread responses in the server's budget; disconnect a client that leaves too much unread."""
         if self._transport is None:
             return
-        unread = self._waiting + self._transport.get_write_buffer_size()
-        size = unread if unread > _SMALL_BYTES else 0
+        unread = self._waiting + self._outgoing.kept
+        size = unread if unread > SMALL_BYTES else 0
         limit = _UNREAD_FACTOR * self.context.config.max_unsent_bytes
         if size <= self._held:
             self.context.give_back(self._held - size)
@@ -392,9 +439,15 @@ class Responder(ServerConnection):
             size = self._held
             self._transport.abort()
         self._held = size
+        if size or self._unread.count:
+            self._unread.count = size
+            self._unread.settle()
 
-    def _close(self, transport: asyncio.Transport) -> None:
+    def _close(self) -> None:
         """Close after the last response. If the client may still be sending, close after a delay, so that the response arrives."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
         if not (self._discarding or self.context.connections.draining):
             transport.close()
             return
@@ -413,7 +466,8 @@ class Responder(ServerConnection):
         self.make_room()
 
     def make_room(self) -> bool:
-        if self._transport is None or self._pending or self._backlog or self._receiving or self._unparsed:
+        is_busy = self._pending or self._backlog or self._receiving or self._unparsed or self._outgoing.is_busy
+        if self._transport is None or is_busy:
             return False
         self._transport.close()
         return True

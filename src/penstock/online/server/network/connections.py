@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket
+import sys
+import termios
 from abc import ABC, abstractmethod
 from collections import Counter
 from contextlib import suppress
@@ -74,6 +77,15 @@ def end_sending(transport: asyncio.Transport) -> bool:
         # The client has disconnected. Unlike uvloop, asyncio notices only here.
         transport.abort()
     return True
+
+
+def unacknowledged(transport: asyncio.Transport) -> int:
+    """Bytes that the operating system has accepted from ``transport``, and that have not arrived at the client; 0 if unknown."""
+    try:
+        count = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    except (OSError, AttributeError):
+        return 0
+    return int.from_bytes(count, sys.byteorder)
 
 
 class Connections:

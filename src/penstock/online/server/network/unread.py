@@ -9,7 +9,9 @@ from penstock.clock import Clock
 from penstock.online.server.access.admission import LARGE_BYTES
 
 STALE_S = 1.0
-"""Seconds without reading after which a client may be disconnected when others need the memory."""
+"""Seconds without reading after which a client may be disconnected when others need the memory. They decrease as more memory is used
+than the limit, to a quarter."""
+_HASTE = 4
 FLOOR_BYTES = 1 << 20
 """A connection may always leave this number of bytes unread, or one response of any size."""
 
@@ -26,14 +28,20 @@ class UnreadTotal:
         self.count = 0
         """Unread bytes, as of each connection's last ``settle``."""
         self.waiting: OrderedDict[Unread, float] = OrderedDict()
-        """Connections with unread responses, each with the time when it last read. The first one has not read for the longest time."""
+        """Connections with unread responses, each with the time when it was last seen to read, the longest time first."""
 
     def has_room(self, size: int, keep: Unread) -> bool:
         """True if there is room for ``size`` bytes. To make room, disconnects stale clients other than ``keep``."""
-        while self.count + size > self.limit:
+        while (wanted := self.count + size) > self.limit:
             stalest = next(iter(self.waiting), None)
-            if stalest is None or stalest is keep or self.clock.now() - self.waiting[stalest] < STALE_S:
+            now = self.clock.now()
+            patience = STALE_S * max(self.limit / wanted, 1 / _HASTE)
+            if stalest is None or stalest is keep or now - self.waiting[stalest] < patience:
                 return False
+            if stalest.has_progressed():
+                self.waiting[stalest] = now
+                self.waiting.move_to_end(stalest)
+                continue
             del self.waiting[stalest]
             stalest.evict()
             stalest.settle()
@@ -52,18 +60,25 @@ def _gone() -> None:
     pass
 
 
+def _unknown() -> int:
+    return 0
+
+
 class Unread:
     """The unread responses of one connection."""
 
-    __slots__ = ("_total", "count", "evict", "has_read", "reported")
+    __slots__ = ("_read", "_seen", "_total", "count", "evict", "has_read", "reported")
 
-    def __init__(self, total: UnreadTotal, evict: Callable[[], None]) -> None:
-        """``evict`` disconnects the client and removes all of its responses."""
+    def __init__(self, total: UnreadTotal, evict: Callable[[], None], read: Callable[[], int] = _unknown) -> None:
+        """``evict`` disconnects the client and removes all of its responses. ``read`` returns a number that increases while the client
+        reads, even in the middle of a response."""
         self.count = 0
         """Unread bytes. Callers may increase it directly, without ``add``, up to ``FLOOR_BYTES``."""
         self.has_read = False
         """True if the client has read a response since the last ``settle``."""
         self.evict = evict
+        self._read = read
+        self._seen = 0
         self._total = total
         self.reported = 0
         """The count at the last call of ``settle``. While both counts are 0, ``settle`` need not be called."""
@@ -84,7 +99,12 @@ class Unread:
     def close(self) -> None:
         """The connection is closed, and all answers are dropped."""
         self.settle()
-        self.evict = _gone
+        self.evict, self._read = _gone, _unknown
+
+    def has_progressed(self) -> bool:
+        """True if the client has read since the last call."""
+        before, self._seen = self._seen, self._read()
+        return self._seen != before
 
     def settle(self) -> None:
         """Report the count to the total. Call this once all data that could be sent is sent."""
@@ -95,7 +115,7 @@ class Unread:
             if not count:
                 total.waiting.pop(self, None)
             else:
-                if self.has_read or self not in total.waiting:
+                if self.has_progressed() or self.has_read or self not in total.waiting:
                     total.waiting[self] = total.clock.now()
                     total.waiting.move_to_end(self)
                 total.has_room(0, self)
