@@ -119,10 +119,13 @@ class GatedServer:
     def ended(self, model: FakeStreamingModel) -> Iterator[None]:
         """Afterwards wait until every stream of ``model`` has ended."""
         yield
+        self.until(lambda: bool(model.calls) and model.closed == len(model.calls))
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until ``condition`` holds on the server's event loop."""
         deadline = time.monotonic() + PATIENCE_S
-        while not (model.calls and model.closed == len(model.calls)):
+        while not self.call(condition):
             assert time.monotonic() < deadline
-            self.call(lambda: None)
 
     def pass_time(self, seconds: float) -> None:
         """Look at the connections, let ``seconds`` pass, look again."""

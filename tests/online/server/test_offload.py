@@ -1,7 +1,9 @@
 """Work in steps: each step announces its memory in advance, and several jobs take turns."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -47,6 +49,22 @@ def test_every_step_is_charged_before_it_runs_and_none_after_a_refusal() -> None
     with pytest.raises(Unavailable):
         asyncio.run(in_steps(count("a", 5, log), charge))
     assert log == ["10", "a", "20", "a", "30"]
+
+
+def test_every_step_runs_in_a_turn_and_none_after_a_refusal() -> None:
+    log: list[str] = []
+
+    @asynccontextmanager
+    async def turn() -> AsyncIterator[None]:
+        log.append("begin")
+        if len(log) > 5:
+            raise Unavailable("gone")
+        yield
+        log.append("end")
+
+    with pytest.raises(Unavailable):
+        asyncio.run(in_steps(count("a", 5, log), free, turn))
+    assert log == ["begin", "a", "end", "begin", "a", "end", "begin"]
 
 
 def test_short_work_passes_long_work() -> None:

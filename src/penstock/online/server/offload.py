@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TypeVar
 
 _Result = TypeVar("_Result")
@@ -23,16 +24,21 @@ async def run(work: Callable[[], _Result]) -> _Result:
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
-async def in_steps(steps: Steps[_Result], charge: Callable[[int], Awaitable[None]]) -> _Result:
+async def in_steps(
+    steps: Steps[_Result],
+    charge: Callable[[int], Awaitable[None]],
+    turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+) -> _Result:
     """The result of ``steps``, each of which runs on another thread.
 
     Each step queues separately for a thread, so that short work overtakes long work. Before each step, ``charge`` is called on the
-    event loop with the bytes that the work may then hold. An exception from ``charge`` ends the work.
+    event loop with the bytes that the work may then hold. The step runs within ``turn``. An exception from either ends the work.
     """
     size, result = _advance(steps)
     while result is None:
         await charge(size)
-        size, result = await asyncio.get_running_loop().run_in_executor(None, _advance, steps)
+        async with turn():
+            size, result = await asyncio.get_running_loop().run_in_executor(None, _advance, steps)
     return result[0]
 
 

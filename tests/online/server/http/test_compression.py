@@ -4,7 +4,7 @@ from contextlib import suppress
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from offloaded import announced
@@ -39,15 +39,23 @@ def test_incompressible_bodies_of_many_slices() -> None:
 
 def test_it_goes_in_steps_that_are_announced() -> None:
     body = bytes(5_000_000)
-    for steps, expected in (
-        (inflate(gzip.compress(body), b"gzip", len(body)), body),
-        (compress([body, bytes(7)], b"gzip"), None),
+    for steps, expected, beside in (
+        (inflate(gzip.compress(body), b"gzip", len(body)), body, 0),
+        (compress([body, bytes(7)], b"gzip"), None, 272 << 10),
     ):
         sizes, found = announced(steps)
         assert len(sizes) >= len(body) // STEP_BYTES
-        assert all(0 <= after - before <= STEP_BYTES for before, after in pairwise([0, *sizes]))
+        assert all(0 <= after - before <= STEP_BYTES for before, after in pairwise([beside, *sizes]))
         assert len(found) <= sizes[-1]
         assert found == expected or gzip.decompress(found) == body + bytes(7)
+
+
+@given(st.lists(st.integers(0, 100_000), max_size=12))
+def test_small_content_is_compressed_in_one_step_that_holds_no_more_than_it(lengths: list[int]) -> None:
+    assume(sum(lengths) <= STEP_BYTES)
+    sizes, found = announced(compress([bytes(length) for length in lengths], b"gzip"))
+    assert sizes == [sum(lengths)]
+    assert gzip.decompress(found) == bytes(sum(lengths))
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

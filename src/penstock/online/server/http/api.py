@@ -17,7 +17,6 @@ from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
 from penstock.online.server.http.exchange import Exchange, later
 from penstock.online.server.http.routes import Handler, Resource, Route
-from penstock.online.server.network.turns import CONTROL_UNITS
 from penstock.online.server.offload import run
 from penstock.online.server.shared_memory.registry import NO_CUDA
 from penstock.telemetry.exposition import CONTENT_TYPE
@@ -200,7 +199,7 @@ def metrics_handler(control: ControlPlane) -> Handler:
     """Returns a handler that answers with the metrics page."""
 
     async def write(exchange: Exchange) -> None:
-        await exchange.sink.context.connections.turns.wait(CONTROL_UNITS)
+        await exchange.begin_control()
         exchange.reply(200, b"Content-Type: %b\r\n" % CONTENT_TYPE.encode(), await control.metrics_page())
 
     def metrics(exchange: Exchange, route: Route) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from penstock.online.server import inflating
 from penstock.online.server.offload import STEP_BYTES, Steps
@@ -11,6 +11,8 @@ from penstock.tensor import Buffer
 
 _WINDOW = {b"gzip": inflating.GZIP, b"x-gzip": inflating.GZIP, b"deflate": inflating.ZLIB}
 _LEVEL = 1
+_PACKER_BYTES = 272 << 10
+"""Memory of a compressor."""
 
 ENCODINGS = b"gzip, deflate"
 """The supported encodings, as a header value. ``deflate`` is the zlib format, as HTTP defines it."""
@@ -31,14 +33,29 @@ def inflate_small(body: Buffer, encoding: bytes) -> bytes | None:
     return inflating.inflate_small(body, _WINDOW[encoding])
 
 
-def compress(parts: Iterable[Buffer], encoding: bytes) -> Steps[bytes]:
+def headers(encoding: bytes) -> bytes:
+    """The header lines of a response with ``encoding``; empty for identity."""
+    return b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % encoding if encoding else b""
+
+
+def compress(parts: Sequence[Buffer], encoding: bytes) -> Steps[bytes]:
     """Join and compress ``parts`` at the fastest level, since higher levels hardly make floats smaller."""
-    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[encoding])
+    size = sum(map(len, parts))
+    # The compressor of content that takes one step exists only during the step.
+    beside = _PACKER_BYTES if size > STEP_BYTES else 0
     packed = bytearray()
+    room = min(size, STEP_BYTES)
+    yield beside + room
+    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[encoding])
     for part in parts:
-        for start in range(0, len(part), STEP_BYTES):
-            yield len(packed) + STEP_BYTES
-            packed += packer.compress(memoryview(part)[start : start + STEP_BYTES])
+        rest = memoryview(part)
+        while rest:
+            if not room:
+                room = STEP_BYTES
+                yield beside + len(packed) + room
+            piece, rest = rest[:room], rest[room:]
+            packed += packer.compress(piece)
+            room -= len(piece)
     return bytes(packed + packer.flush())
 
 

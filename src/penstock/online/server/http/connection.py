@@ -70,10 +70,12 @@ class Http1Connection(Responder):
         "_since",
         "_text",
         "_url",
+        "lane",
     )
 
     def __init__(self, context: HttpContext) -> None:
         super().__init__(context)
+        self.lane = asyncio.Lock()
         self._parser = httptools.HttpRequestParser(self)
         self._progressed = False  # the bytes received last belonged to a body or completed a request
         self._messages = 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -24,7 +26,7 @@ from penstock.online.server.http.codec.encoder import encode_error
 from penstock.online.server.http.context import HttpContext
 from penstock.online.server.http.head import RequestHead
 from penstock.online.server.http.routes import Route
-from penstock.online.server.network.turns import CONTROL_UNITS
+from penstock.online.server.network.turns import CONTROL_UNITS, STEP_UNITS
 from penstock.online.server.offload import INLINE_BYTES, Steps, beside, finish, in_steps, run
 from penstock.request import Done, InferRequest
 from penstock.tensor import Array, Buffer
@@ -45,6 +47,9 @@ class AnswerSink(Protocol):
     """The part of a connection that an exchange uses: it sends the response, whole or as a stream."""
 
     context: HttpContext
+    lane: asyncio.Lock
+    """Held while one of the requests awaits its turn or runs a step on another thread, so that a connection with hundreds of requests
+    delays others no more than a connection with one. The holder must not wait for other requests: they may need it first."""
 
     def answered(
         self, exchange: Exchange, status: int, headers: bytes, body: bytes, tensors: Sequence[Buffer] = ()
@@ -235,16 +240,31 @@ class Exchange(msgspec.Struct, eq=False):
             self.passage.note(held)
         return await self._in_steps(steps, lambda size: self._hold(held + size))
 
+    async def begin_control(self) -> None:
+        """Wait for the turn of a control-plane request."""
+        async with self.sink.lane:
+            await self.sink.context.connections.turns.wait(CONTROL_UNITS)
+
     async def _in_steps(self, steps: Steps[_Result], charge: Callable[[int], Awaitable[None]]) -> _Result:
-        result = await in_steps(steps, charge)
+        result = await in_steps(steps, charge, self._turn)
+        self._check_client()
+        return result
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """The request's turn for one step. Raises Cancelled."""
+        async with self.sink.lane:
+            self._check_client()
+            self.sink.context.connections.turns.spend(STEP_UNITS)
+            yield
+
+    def _check_client(self) -> None:
         if self.is_gone:
             raise Cancelled("the client has disconnected")
-        return result
 
     async def _hold(self, size: int) -> None:
         """Wait until the request may hold ``size`` bytes. Raises Cancelled."""
-        if self.is_gone:
-            raise Cancelled("the client has disconnected")
+        self._check_client()
         if size > SMALL_BYTES:
             if self.passage is None:
                 self.passage = Passage(self.sink.context.budget.gate)
@@ -287,7 +307,7 @@ class Exchange(msgspec.Struct, eq=False):
         if size < _MIN_COMPRESSED:
             self.sink.answered(self, status, headers, body, tensors)
             return
-        headers += b"Content-Encoding: %b\r\nVary: Accept-Encoding\r\n" % encoding
+        headers += compression.headers(encoding)
 
         async def compress() -> None:
             compressed = await self._in_steps(
@@ -376,7 +396,7 @@ def later(content: Callable[[Any, Exchange, Route], Awaitable[Any]]) -> Callable
     """Turn a coroutine method into a handler that answers with the method's result as JSON; None means an empty response."""
 
     async def answer(self: Any, exchange: Exchange, route: Route) -> None:
-        await exchange.sink.context.connections.turns.wait(CONTROL_UNITS)
+        await exchange.begin_control()
         result = await content(self, exchange, route)
         if result is None:
             exchange.reply_empty()

@@ -9,6 +9,7 @@ from penstock.online.server.access.auth import Access
 from penstock.online.server.config import Dialect, ServerConfig
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
+from penstock.online.server.http import compression
 from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.api import Api, metrics_handler
 from penstock.online.server.http.dialects.tensorflow_serving import TensorFlowServing
@@ -18,18 +19,21 @@ from penstock.online.server.http.generate import Generation
 from penstock.online.server.http.inference import HttpInference
 from penstock.online.server.http.openapi import document
 from penstock.online.server.http.routes import Handler, Resource, Route
+from penstock.online.server.offload import finish
 
 
 def make_resources(dataplane: DataPlane, control: ControlPlane, access: Access, config: ServerConfig) -> list[Resource]:
     """The Open Inference Protocol, the dialects that ``config`` enables, and their OpenAPI description."""
 
     @functools.cache
-    def describe() -> bytes:
-        return document(resources)
+    def describe(encoding: bytes) -> bytes:
+        text = document(resources)
+        return finish(compression.compress([text], encoding)) if encoding else text
 
     def openapi(exchange: Exchange, route: Route) -> None:
         """This OpenAPI description."""
-        exchange.reply(200, JSON, describe())
+        encoding = exchange.head.accepted
+        exchange.sink.answered(exchange, 200, JSON + compression.headers(encoding), describe(encoding))
 
     rest = TensorFlowServing(dataplane, control, access, metrics_handler(control) if config.allow_metrics else None)
     dialects: dict[Dialect, list[Resource]] = {

@@ -18,8 +18,8 @@ BYTES_A_UNIT = 1 << 12
 """Bytes that take about as long to receive as one frame takes to process."""
 CONTROL_UNITS = 256
 """Units of a control-plane request; this allows one per event-loop iteration."""
-BEGIN_UNITS = 2
-"""Units for the start of a stream or of a deadline, in addition to the frame that starts the call."""
+STEP_UNITS = 32
+"""Units to start a step on another thread, and to receive its result."""
 LOSS_UNITS = 2
 """Units for the end of a call whose connection is lost, including the notification of its service."""
 
@@ -55,7 +55,7 @@ class Turns:
         self.left = TURN_UNITS
         """Units left for newly received data. Negative if a step used too many; later iterations have fewer units then."""
         self._waiting: deque[TurnTaker] = deque()
-        self._requests: deque[_Waiter] = deque()  # separate from connections, since one connection may have hundreds
+        self._requests: deque[_Waiter] = deque()  # separate from connections, whose turns are longer
         self._skipped = 0  # iterations without a turn for a request
         self._is_scheduled = False
         self._pause = pause
