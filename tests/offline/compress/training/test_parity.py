@@ -109,6 +109,12 @@ def test_relative_error_counts_against_the_largest() -> None:
     assert relative_error(np.float32([0.5]), np.float32([0.0])) == 0.5
 
 
+@settings(max_examples=30, deadline=None)
+@given(chains())
+def test_every_form_of_a_product_is_computed(graphs: tuple[Artifact, Artifact]) -> None:
+    assert parity(TrainableModel(graphs[0]), make_dataset({"x": ROWS}, None)) < 1e-5
+
+
 def test_an_output_that_is_a_weight_is_compared_too() -> None:
     n = Network()
     n.op("Relu", "x", name="y")

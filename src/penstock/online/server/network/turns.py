@@ -18,6 +18,8 @@ BYTES_A_UNIT = 1 << 12
 """Bytes that take about as long to receive as one frame takes to process."""
 CONTROL_UNITS = 256
 """Units of a control-plane request; this allows one per event-loop iteration."""
+BEGIN_UNITS = 2
+"""Units for the start of a stream or of a deadline, in addition to the frame that starts the call."""
 STEP_UNITS = 32
 """Units to start a step on another thread, and to receive its result."""
 LOSS_UNITS = 2
