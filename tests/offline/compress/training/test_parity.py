@@ -5,9 +5,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given, settings
 
 import networks
 from benchmarks.models import GraphBuilder
+from linear_graphs import ROWS, chains
 from networks import Network, images
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset, make_dataset
