@@ -26,7 +26,7 @@ import onnx
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.errors import InvalidModel, PenstockError, WrongResult
-from penstock.offline.apart import ENDED, apart
+from penstock.offline.apart import ENDED, apart, is_light
 from penstock.offline.compress.perturb import perturbed
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.samples import LabelledInputs, free_sizes, generate, generate_sizes, sizes_of
@@ -69,11 +69,12 @@ def check_explained(original: Artifact, made: Artifact, data: Dataset | None = N
     with ExitStack() as stack:
         before, check = _Runner(original, stack, as_written=True), None
         for sample in _samples(before.model.signature, data, dimension_names(read_proto(original))):
-            want = _run(before, sample)
+            want = _run(before, sample) if is_light(original) or not sample.is_odd else None
             if want is None:
                 continue  # the original does not take this size
             if check is None:
-                _check_survives(made, sample)
+                if is_light(original):
+                    _check_survives(made, sample)
                 check = _Check(original, made, stack)
             check.compare(sample, want)
         return list(check.found.values()) if check else []
