@@ -19,7 +19,7 @@ ROOM_LINES = {
     "cli": 2_138,
     "engines": 1_859,
     "offline": 723,
-    "offline/compress": 14_142,
+    "offline/compress": 14_144,
     "offline/judge": 655,
     "offline/optimize": 1_830,
     "offline/tune": 551,
