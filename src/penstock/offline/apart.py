@@ -24,7 +24,6 @@ from penstock.tensor import Array
 
 _KEPT_BYTES = 1 << 30
 _MAX_BYTES = 256 << 20
-"""Maximum size of a model that the child runs: it holds copies of its own."""
 _PATIENCE_S = 60.0
 ENDED = "the model ended its process"
 """How the message begins if a model does not survive."""
@@ -40,10 +39,8 @@ class Apart:
     def forward(self, artifact: Artifact, inputs: Mapping[str, Array], *, as_written: bool = True) -> dict[str, Array]:
         """The outputs of ``artifact`` on ``inputs``, computed on one thread. ``as_written`` as in ``loaded``.
 
-        Raises PenstockError if the model fails, ends its process, runs longer than a minute, or has more than 256 MiB.
+        Raises PenstockError if the model fails, ends its process, or runs longer than a minute.
         """
-        if artifact.size_bytes > _MAX_BYTES:
-            raise PenstockError("the model is too large to be loaded twice")
         with self._lock:
             found = self._ask((artifact, dict(inputs), as_written))
         if isinstance(found, str):
@@ -90,6 +87,11 @@ class Apart:
 
 apart = Apart()
 atexit.register(apart.close)
+
+
+def is_light(artifact: Artifact) -> bool:
+    """True if the model is small enough to be run in the child too, which loads it again."""
+    return artifact.size_bytes <= _MAX_BYTES
 
 
 def serve(questions: IO[bytes], answers: IO[bytes]) -> None:

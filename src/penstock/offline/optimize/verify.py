@@ -16,7 +16,7 @@ import onnx_ir as ir
 from penstock.artifact import Artifact
 from penstock.engines.base import LoadedModel
 from penstock.errors import PenstockError
-from penstock.offline.apart import apart
+from penstock.offline.apart import apart, is_light
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.samples import LabelledInputs, free_sizes, generate, generate_sizes, sizes_of
 from penstock.offline.sessions import loaded
@@ -106,7 +106,7 @@ class Verifier:
         for size in free_sizes(model.signature):
             generated = [self._answer(model, sample) for sample in generate(model.signature, size)]
             if any(generated):
-                for sample in generate_sizes(model.signature, size, names):
+                for sample in generate_sizes(model.signature, size, names) if is_light(self._original) else ():
                     self._answer(model, sample)
                 break
 

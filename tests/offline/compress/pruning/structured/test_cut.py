@@ -174,3 +174,11 @@ def test_a_layer_that_reads_channels_of_another_number_is_left_alone(how: str) -
     artifact = n.artifact({"x": [2, 4, 3]}, {"y": [2, 4, 2]})
     structure = _check(artifact, (2, 4, 3), 0)
     assert [len(group.frozen) for group in structure.groups] == [0, 6, 2]
+
+
+def test_channels_over_which_an_instance_normalisation_runs_stay() -> None:
+    n = Network()
+    x = n.op("MatMul", "x", n.normal(3, 6))
+    n.op("MatMul", n.op("InstanceNormalization", x, n.normal(4), n.normal(4)), n.normal(6, 2), name="y")
+    structure = _check(n.artifact({"x": [2, 4, 3]}, {"y": [2, 4, 2]}), (2, 4, 3), 0)
+    assert len(structure.groups[0].frozen) == 6

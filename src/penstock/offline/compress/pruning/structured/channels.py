@@ -146,6 +146,8 @@ def channel_norm(coupling: Coupling, node: ir.Node) -> None:
     if x[1] is not None:
         for index in range(1, len(node.inputs)):
             coupling.slots.append(ChannelSlot(node, index, 0, x[1]))
+    for labels in x[2:] if node.op_type == "InstanceNormalization" else ():
+        coupling.blur(labels, f"{describe(node)} normalises over it")
     coupling.axes[node.outputs[0]] = list(x)
 
 
