@@ -23,7 +23,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Buffer = bytes | bytearray | memoryview
 
 _LENGTH = struct.Struct("<I")
-_MAX_RANK = 64
+MAX_RANK = 64
+"""Limit on the dimensions of a tensor, which is numpy's."""
 _MAX_ELEMENTS = 2**48
 
 
@@ -176,8 +177,8 @@ class Signature(msgspec.Struct, frozen=True):
 
 def element_count(shape: Sequence[int]) -> int:
     """Number of elements of ``shape``. Raises InvalidArgument for a shape that no array can have."""
-    if len(shape) > _MAX_RANK:
-        raise InvalidArgument(f"a shape of {len(shape)} dimensions exceeds the limit of {_MAX_RANK} dimensions")
+    if len(shape) > MAX_RANK:
+        raise InvalidArgument(f"a shape of {len(shape)} dimensions exceeds the limit of {MAX_RANK} dimensions")
     if any(dim < 0 for dim in shape):
         raise InvalidArgument(f"shape {list(shape)} has a negative dimension", "every dimension must be >= 0")
     # An empty tensor takes no memory, but numpy rejects dimensions beyond the address space.

@@ -8,7 +8,7 @@ import pytest
 
 from ensembles import Gate
 from handles import make_handle
-from penstock.request import InferRequest
+from penstock.request import InferRequest, InferResponse, Outcome
 from penstock.tensor import DataType, Signature, TensorSpec
 from penstock.testing import FakeModel
 
@@ -40,6 +40,28 @@ def test_unloading_while_an_instance_leaves_unloads_each_model_once() -> None:
         assert unloaded == dict.fromkeys(models, 1)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_unloading_answers_requests_that_wait_for_others(is_held: bool) -> None:
+    async def main() -> list[Outcome]:
+        handle = make_handle(FakeModel(), settings={"dynamic_batching": {"max_queue_delay_microseconds": 10**12}})
+        handle.start()
+        outcomes: list[Outcome] = []
+        if is_held:
+            handle.hold()
+
+        def done(outcome: Outcome) -> None:
+            outcomes.append(outcome)
+            if is_held:
+                handle.release()
+
+        handle.scheduler.submit(InferRequest("m", {"x": np.ones((1, 2), np.float32)}), 1, None, done)
+        await asyncio.wait_for(handle.unload(), 20)
+        return outcomes
+
+    (outcome,) = asyncio.run(main())
+    assert isinstance(outcome, InferResponse)
 
 
 def test_a_newcomer_may_be_the_one_that_leaves() -> None:

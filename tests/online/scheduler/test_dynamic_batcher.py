@@ -453,6 +453,14 @@ def test_with_a_delay_an_instance_waits_and_leaves_with_what_has_come() -> None:
     assert [len(call["x"]) for call in model.calls] == [4, 2]
 
 
+def test_once_hurried_requests_do_not_wait_for_the_delay() -> None:
+    bench = Bench(BatchingConfig(batchable=True, max_batch=4, max_queue_delay_microseconds=10_000_000))
+    for hurry in (bench.batcher.hurry, lambda: None):
+        bench.submit()
+        hurry()
+        assert bench.take().reason is Reason.IDLE
+
+
 def test_stopping_does_not_wait_for_the_delay() -> None:
     bench = Bench(BatchingConfig(batchable=True, max_batch=4, max_queue_delay_microseconds=10_000_000))
     bench.submit()

@@ -174,6 +174,8 @@ class Handle:
         """Answer the submitted requests, end the instances, and unload the models."""
         if self.cache is not None:
             self.cache.forget()
+        # First, since the holder may be an ensemble whose request waits in the queue.
+        self.scheduler.hurry()
         while self._holders:
             self._released.clear()
             await self._released.wait()

@@ -43,6 +43,10 @@ class Scheduler(Protocol):
         """
         ...
 
+    def hurry(self) -> None:
+        """From now on, let no request wait for others to join its batch."""
+        ...
+
     async def drain(self) -> None:
         """Wait until every request has ended."""
         ...

@@ -202,14 +202,20 @@ class DynamicBatcher:
         """Return when every submitted request has been answered."""
         await self._answers.drain()
 
+    def hurry(self) -> None:
+        """See ``Scheduler``."""
+        self._flush()
+        with self._lock:
+            self._rules = Rules.of(msgspec.structs.replace(self.config, max_queue_delay_microseconds=0))
+            while self._idle:
+                self._wake()
+
     def stop(self) -> None:
         """Refuse further requests; instances end when the queue is empty."""
         self._flush()
         with self._lock:
             self._stopped = True
-            self._rules = Rules.of(msgspec.structs.replace(self.config, max_queue_delay_microseconds=0))
-            while self._idle:
-                self._wake()
+        self.hurry()
 
     def _admit(self, pending: Pending, done: Done) -> None:
         """Set the request's level, timeout, deadline and position in the queue. Raises Unavailable and DeadlineExceeded."""

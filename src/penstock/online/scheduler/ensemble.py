@@ -172,6 +172,9 @@ class EnsembleScheduler(Generic[_Part]):
         if isinstance(pending, _Passing) and pending.run is not None:
             pending.run.cancel()
 
+    def hurry(self) -> None:
+        """No effect: the requests wait in the queues of the ensemble's models."""
+
     async def drain(self) -> None:
         """Wait until every request has ended."""
         await self._answers.drain()

@@ -1,8 +1,12 @@
-"""HTTP and gRPC statuses of the canonical error codes."""
+"""The errors that clients receive, and the HTTP and gRPC statuses of the canonical error codes."""
 
 from __future__ import annotations
 
-from penstock.errors import Code
+import logging
+
+from penstock.errors import Code, PenstockError
+
+_log = logging.getLogger(__name__)
 
 _STATUSES = {
     Code.INVALID_ARGUMENT: (400, 3),
@@ -22,3 +26,15 @@ _STATUSES = {
 
 HTTP = {code: http for code, (http, _) in _STATUSES.items()}
 GRPC = {code: grpc for code, (_, grpc) in _STATUSES.items()}
+
+
+def as_error(error: Exception) -> PenstockError:
+    """The error to show to the client: ``error`` itself, or, after logging it, an internal error.
+
+    It has no traceback, because the frames of a traceback would keep the received data in memory as long as the error.
+    """
+    if isinstance(error, PenstockError):
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        return error
+    _log.error("a request failed", exc_info=error)
+    return PenstockError("internal error")

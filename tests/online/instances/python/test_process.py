@@ -124,6 +124,16 @@ def test_a_traceback_is_logged_and_not_told(processes: Processes, caplog: pytest
     assert 'model.py", line 8, in execute' in caplog.text
 
 
+def test_a_long_traceback_is_logged_without_its_middle(processes: Processes, caplog: pytest.LogCaptureFixture) -> None:
+    failure(
+        processes.load("def execute(self, requests):\n    raise ValueError('x' * 100_000 + 'the end')"), [request(1)]
+    )
+    (message,) = [message for message in caplog.messages if "Traceback" in message]
+    assert 'model.py", line 8, in execute' in message
+    assert message.endswith("xxthe end")
+    assert len(message) <= 8192
+
+
 COUNTS = """
 def initialize(self, args):
     self.threads = []

@@ -49,6 +49,16 @@ def test_raw_tensors_come_out_as_they_went_in(given_arrays: list[np.ndarray], id
         assert (request.model_name, request.id, form) == ("m", identity, TEXT)
 
 
+def test_tensors_have_up_to_64_dimensions() -> None:
+    for made in (raw_request, typed_request):
+        array = np.ones((1,) * 64, np.float32)
+        assert_same(decode(made([array])), [array])
+        message = made([array])
+        message.inputs[0].shape.append(1)
+        with pytest.raises(InvalidArgument, match="a shape of 65 dimensions exceeds the limit of 64 dimensions"):
+            decode(message)
+
+
 @given(st.lists(tensors(list(TYPED)), max_size=3))
 def test_typed_contents_come_out_as_they_went_in(given_arrays: list[np.ndarray]) -> None:
     assert_same(decode(typed_request(given_arrays)), given_arrays)

@@ -11,12 +11,13 @@ from pathlib import Path
 from types import ModuleType
 
 from penstock.artifact import Artifact
-from penstock.errors import InvalidModel, PenstockError
+from penstock.errors import InvalidModel, PenstockError, bounded
 from penstock.online.instances.python.host import here
 
 MODULE = "model"
 _MAX_CHARS = 500
 """Length limit of an error message."""
+_TRACEBACK_BYTES = 8 << 10
 
 
 def import_model(artifact: Artifact) -> ModuleType:
@@ -54,8 +55,9 @@ def model_errors(file: str, doing: str) -> Iterator[None]:
 
 
 def log(error: BaseException) -> None:
-    """Write the traceback of ``error`` to the server's log."""
-    here.host.say(logging.ERROR, "".join(traceback.format_exception(error)).rstrip())
+    """Write the traceback of ``error`` to the server's log. If it is long, its middle is left out."""
+    text = "".join(traceback.format_exception(error)).rstrip()
+    here.host.say(logging.ERROR, bounded(text, _TRACEBACK_BYTES))
 
 
 def reason(error: BaseException) -> str:

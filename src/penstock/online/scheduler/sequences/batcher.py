@@ -111,6 +111,11 @@ class SequenceBatcher:
             step.timer = self._loop.call_later(left_s, partial(self._give_up, step, Unavailable(*_TOO_LATE)))
         return step
 
+    def hurry(self) -> None:
+        """See ``Scheduler``."""
+        for batcher in self.batchers:
+            batcher.hurry()
+
     async def drain(self) -> None:
         """Wait until all sequences have ended. A sequence ends when it has no requests left; new sequences are refused."""
         self._is_ending = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -20,10 +19,9 @@ from penstock.online.server.grpc.call import GrpcCall
 from penstock.online.server.grpc.decoder import INLINE_BYTES, GrpcRequestDecoder
 from penstock.online.server.grpc.encoder import GrpcAnswerEncoder
 from penstock.online.server.offload import run
+from penstock.online.server.status import as_error
 from penstock.request import Done, InferRequest, InferResponse, Outcome
 from penstock.tensor import Buffer
-
-_log = logging.getLogger(__name__)
 
 
 class Inference:
@@ -191,18 +189,6 @@ def _finish(call: GrpcCall, form: AnswerForm, answer: list[Buffer] | PenstockErr
     else:
         call.send(*answer)
         call.finish()
-
-
-def as_error(error: Exception) -> PenstockError:
-    """The error to show to the client: ``error`` itself, or, after logging it, an internal error.
-
-    It has no traceback, whose frames would keep the request in memory.
-    """
-    if isinstance(error, PenstockError):
-        error.__traceback__ = error.__context__ = error.__cause__ = None
-        return error
-    _log.error("a request or its response could not be converted", exc_info=error)
-    return PenstockError("internal error")
 
 
 def stopping() -> Unavailable:

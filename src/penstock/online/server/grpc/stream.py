@@ -18,8 +18,9 @@ from penstock.online.server.dataplane import EMPTY_FINAL
 from penstock.online.server.grpc.call import GrpcCall
 from penstock.online.server.grpc.decoder import request_id
 from penstock.online.server.grpc.encoder import streamed, streamed_error
-from penstock.online.server.grpc.inference import Inference, as_error
+from penstock.online.server.grpc.inference import Inference
 from penstock.online.server.offload import run
+from penstock.online.server.status import as_error
 from penstock.request import InferRequest, Outcome
 from penstock.tensor import Buffer
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -31,7 +30,6 @@ from penstock.online.server.offload import INLINE_BYTES, Steps, beside, finish, 
 from penstock.request import Done, InferRequest
 from penstock.tensor import Array, Buffer
 
-_log = logging.getLogger(__name__)
 _Body = TypeVar("_Body")
 _Result = TypeVar("_Result")
 
@@ -103,7 +101,7 @@ class Exchange(msgspec.Struct, eq=False):
             try:
                 self.client = head.route.guard(head.credential, head.keys, head.route.model)
             except Exception as error:  # noqa: BLE001 - a bug must not affect the other requests
-                self.refusal = as_error(error)
+                self.refusal = status.as_error(error)
         return self.refusal is None
 
     def run(self) -> None:
@@ -347,7 +345,7 @@ class Exchange(msgspec.Struct, eq=False):
 
     def fail_unexpected(self, error: Exception) -> None:
         """Answer with ``error``. An error that is not a PenstockError is logged and reported as an internal error."""
-        self.fail(as_error(error))
+        self.fail(status.as_error(error))
 
     def introduce(self, request: InferRequest) -> None:
         """Set the client and the trace context of ``request``."""
@@ -378,18 +376,6 @@ def _decompressed(
 ) -> Steps[_Result]:
     whole = yield from compression.inflate(body, encoding, limit)
     return (yield from beside(len(whole), read(whole)))
-
-
-def as_error(error: Exception) -> PenstockError:
-    """The error to show to the client: ``error`` itself, or, after logging it, an internal error.
-
-    It has no traceback, because the frames of a traceback would keep the received data in memory as long as the error.
-    """
-    if isinstance(error, PenstockError):
-        error.__traceback__ = error.__context__ = error.__cause__ = None
-        return error
-    _log.error("request failed", exc_info=error)
-    return PenstockError("internal error")
 
 
 def later(content: Callable[[Any, Exchange, Route], Awaitable[Any]]) -> Callable[[Any, Exchange, Route], None]:

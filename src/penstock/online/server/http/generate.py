@@ -23,9 +23,10 @@ from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.codec import large_json
 from penstock.online.server.http.codec.encoder import encode_error, in_one_step, is_light, weight
 from penstock.online.server.http.codec.json_tensor import from_json, to_json
-from penstock.online.server.http.exchange import Exchange, as_error
+from penstock.online.server.http.exchange import Exchange
 from penstock.online.server.http.routes import Resource, Route
 from penstock.online.server.offload import Steps
+from penstock.online.server.status import as_error
 from penstock.request import MAX_PARAMETERS, InferRequest, InferResponse, Outcome, check_bytes_elements
 from penstock.tensor import Array, Buffer, DataType, TensorSpec
 

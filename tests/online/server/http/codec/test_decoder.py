@@ -64,6 +64,18 @@ def test_binary_requests_come_out_as_they_went_in(given_arrays: list[np.ndarray]
             assert bytes(to_wire(got)) == tails[n]
 
 
+@pytest.mark.parametrize("rank", [33, 64])
+def test_tensors_have_up_to_64_dimensions(rank: int) -> None:
+    shape = [1] * (rank - 1) + [2]
+    nested = np.array([1.5, 2]).reshape(shape).tolist()
+    for body, tail in (
+        (tensor(shape=shape), None),
+        (tensor(shape=shape, data=nested), None),
+        (raw(8, shape=shape), bytes(8)),
+    ):
+        assert decode(body, tail).inputs["x"].shape == tuple(shape)
+
+
 def test_binary_arrays_are_views_of_the_body() -> None:
     text = json.dumps(raw(8)).encode()
     body = text + bytes(8)
@@ -87,7 +99,7 @@ def test_binary_arrays_are_views_of_the_body() -> None:
         (tensor("BF16"), "BF16 has no JSON form"),
         (tensor(shape=[-1]), "Expected `int` >= 0"),
         (tensor(shape=[1.5]), "Expected `int`"),
-        (tensor(shape=[2] * 40), "length <= 32"),
+        (tensor(shape=[1] * 65), "length <= 64"),
         (tensor(shape=[1, 1 << 40]), "needs 1099511627776 elements, but 'data' has 2"),
         (tensor(shape=[1 << 40, 1 << 40, 1 << 40]), "elements, but 'data' has 2"),
         (tensor(shape=[0, 1 << 62, 4], data=[]), "is too large"),

@@ -26,9 +26,8 @@ from penstock.online.server.request_layout import (
     whole_number,
 )
 from penstock.request import MAX_PARAMETERS, check_bytes_elements
-from penstock.tensor import Array, Buffer
+from penstock.tensor import MAX_RANK, Array, Buffer
 
-_MAX_RANK = 32
 _MAX_TENSORS = 4096
 
 Parameters = Annotated[dict[str, bool | int | float | str], msgspec.Meta(max_length=MAX_PARAMETERS)]
@@ -38,7 +37,7 @@ class WireInput(msgspec.Struct, gc=False):
     """An input in JSON."""
 
     name: str
-    shape: Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=_MAX_RANK)]
+    shape: Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=MAX_RANK)]
     datatype: str
     data: list[Any] | msgspec.UnsetType = msgspec.UNSET
     parameters: Parameters = {}

@@ -20,7 +20,7 @@ import numpy as np
 from penstock.errors import InvalidArgument
 from penstock.online.server.offload import Steps
 from penstock.request import check_bytes_elements
-from penstock.tensor import Array, Buffer
+from penstock.tensor import MAX_RANK, Array, Buffer
 
 Decode = Callable[[bytes], Any]
 """Decodes a complete JSON text. The caller handles its exceptions."""
@@ -29,7 +29,6 @@ LARGE_BYTES = 64 << 10
 """Texts up to this size are decoded in one call, which takes about a millisecond."""
 _MAX_MARKS = 1 << 17
 """Maximum number of values outside of long lists; one call decodes them, in about 40 milliseconds at most."""
-_MAX_RANK = 32
 _LONG = 256
 _SCAN_BYTES = 256 << 10
 _PIECE_BYTES = 16 << 10
@@ -224,8 +223,8 @@ def _pieces(text: memoryview, start: int, stop: int) -> Iterator[tuple[bytes, in
 def _shape(skeleton: bytes) -> list[int]:
     """The shape of evenly nested, non-empty lists; ``skeleton`` consists of their brackets and commas."""
     depth = len(skeleton) - len(skeleton.lstrip(b"["))
-    if not 0 < depth <= _MAX_RANK:
-        raise InvalidArgument(f"a long list in the body is nested deeper than {_MAX_RANK} lists")
+    if not 0 < depth <= MAX_RANK:
+        raise InvalidArgument(f"a long list in the body is nested deeper than {MAX_RANK} lists")
     shape: list[int] = []
     inner, expected = 0, b""
     for level in range(1, depth + 1):
