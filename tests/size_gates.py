@@ -28,7 +28,7 @@ ROOM_LINES = {
     "online/instances": 3_141,
     "online/repository": 4_979,
     "online/scheduler": 2_668,
-    "online/server": 14_727,
+    "online/server": 15_035,
     "perf": 2_428,
     "pipeline": 440,
     "protocol": 400,

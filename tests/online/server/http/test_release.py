@@ -19,9 +19,11 @@ from penstock.online.server.body_buffer import BodyBuffer
 from penstock.online.server.http.body import BodyReceiver
 from penstock.online.server.http.connection import Http1Connection
 from penstock.online.server.http.exchange import Exchange
+from penstock.online.server.network.outgoing import Outgoing
+from penstock.online.server.network.unread import Unread
 from penstock.online.server.shared_memory.lease import Lease
 
-KINDS = (Http1Connection, Exchange, BodyReceiver, BodyBuffer, Passage, Lease, asyncio.Task)
+KINDS = (Http1Connection, Outgoing, Unread, Exchange, BodyReceiver, BodyBuffer, Passage, Lease, asyncio.Task)
 CHUNKED = "Transfer-Encoding: chunked\r\n"
 
 
@@ -43,6 +45,13 @@ def failed(server: GatedServer, client: Client) -> None:
 def unread(server: GatedServer, client: Client) -> None:
     client.send(get("/v2") * 2000)
     client.read()
+
+
+def deaf(server: GatedServer, client: Client) -> None:
+    """A large response that the client does not read."""
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.send(infer(1, id="x" * 12_000_000))
+    until(server, lambda: bool(server.unread.waiting))
 
 
 def headless(server: GatedServer, client: Client) -> None:
@@ -88,7 +97,7 @@ def leased(server: GatedServer, client: Client) -> None:
     assert server.entered.acquire(timeout=PATIENCE_S)
 
 
-ENDINGS = [answered, failed, unread, headless, unfinished, chunked, gated, inflating, pending, leased]
+ENDINGS = [answered, failed, unread, deaf, headless, unfinished, chunked, gated, inflating, pending, leased]
 
 
 @pytest.fixture(params=sorted(LOOPS), scope="module")

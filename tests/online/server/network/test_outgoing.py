@@ -21,7 +21,7 @@ from penstock.online.server.network.tls import make_context
 from penstock.online.server.network.turns import BYTES_A_UNIT, TURN_UNITS, Turns
 from penstock.online.server.network.unread import STALE_S
 from penstock.tensor import DataType, Signature, TensorSpec
-from penstock.testing import FakeModel
+from penstock.testing import FakeModel, FakeStreamingModel
 
 MIB = 1 << 20
 
@@ -353,3 +353,13 @@ def test_large_outputs_are_computed_once_there_is_memory(path: str) -> None:
         server.call(first.leave)
         assert client.read().status == 200
         assert server.call(lambda: (server.budget.gate.used, server.budget.used)) == (0, 0)
+
+
+def test_a_stream_does_not_wait_for_memory() -> None:
+    """Its responses are small, and it may last for hours."""
+    many = FakeStreamingModel(wide(MIB).signature, lambda inputs: iter([{"y": inputs["x"]}] * 2))
+    with GatedServer(also={"many": many}) as server:
+        first = Passage(server.budget.gate)
+        server.call(lambda: first.note(LIMIT_BYTES))
+        answer = server.connect().ask(post(b'{"x":1.5}', path="/v2/models/many/generate_stream"))
+        assert answer.body.count(b"1.5") == 2
