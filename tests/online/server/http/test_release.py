@@ -47,13 +47,6 @@ def unread(server: GatedServer, client: Client) -> None:
     client.read()
 
 
-def deaf(server: GatedServer, client: Client) -> None:
-    """A large response that the client does not read."""
-    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    client.send(infer(1, id="x" * 12_000_000))
-    until(server, lambda: bool(server.unread.waiting))
-
-
 def headless(server: GatedServer, client: Client) -> None:
     answered(server, client)
     client.send(infer(1)[:60])
@@ -97,7 +90,7 @@ def leased(server: GatedServer, client: Client) -> None:
     assert server.entered.acquire(timeout=PATIENCE_S)
 
 
-ENDINGS = [answered, failed, unread, deaf, headless, unfinished, chunked, gated, inflating, pending, leased]
+ENDINGS = [answered, failed, unread, headless, unfinished, chunked, gated, inflating, pending, leased]
 
 
 @pytest.fixture(params=sorted(LOOPS), scope="module")

@@ -4,6 +4,7 @@ import asyncio
 import re
 import socket
 import ssl
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from http_servers import LOOPS, Client, GatedServer, infer, post
+from garbage import uncollected
+from http_servers import LOOPS, PATIENCE_S, Client, GatedServer, infer, post
 from penstock.online.server.access.gate import LIMIT_BYTES, Passage
 from penstock.online.server.config import ServerConfig
+from penstock.online.server.http.connection import Http1Connection
 from penstock.online.server.network.outgoing import SMALL_BYTES, Outgoing
 from penstock.online.server.network.tls import make_context
 from penstock.online.server.network.turns import BYTES_A_UNIT, TURN_UNITS, Turns
-from penstock.online.server.network.unread import STALE_S
+from penstock.online.server.network.unread import STALE_S, Unread
 from penstock.tensor import DataType, Signature, TensorSpec
 from penstock.testing import FakeModel, FakeStreamingModel
 
@@ -336,6 +339,26 @@ def test_large_responses_over_tls(loop: str, tmp_path: Path) -> None:
         assert client.read().body.endswith(CONTENT)
         assert client.read().data == [2, 0]
         assert client.ask(infer(2)).data == [4, 0]
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_a_closed_connection_leaves_nothing(loop: str) -> None:
+    with (
+        GatedServer(loop, {"wide": wide(SIZE // 4)}) as server,
+        uncollected(Http1Connection, Outgoing, Unread) as alive,
+    ):
+        client = deaf(server)
+        wait(server, 1, 1)
+        client.close()
+        wait(server, 0, 0)
+        with server.connect() as other:  # the model's thread keeps its last batch until the next one
+            other.ask(ASK.replace(b"1.5", b"2.5"))
+        wait(server, 0, 0)
+        end = time.monotonic() + PATIENCE_S
+        while max(alive().values(), default=0) > 1:
+            assert time.monotonic() < end, alive()
+            server.call(lambda: None)
+        assert server.call(lambda: (server.unread.count, server.budget.used)) == (0, 0)
 
 
 @pytest.mark.parametrize("path", ["/v2/models/wide/infer", "/v2/models/wide/generate", "/v1/models/wide:predict"])
