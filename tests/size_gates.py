@@ -28,7 +28,7 @@ ROOM_LINES = {
     "online/instances": 3_143,
     "online/repository": 4_981,
     "online/scheduler": 2_686,
-    "online/server": 15_073,
+    "online/server": 15_074,
     "perf": 2_428,
     "pipeline": 440,
     "protocol": 400,

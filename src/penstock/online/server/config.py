@@ -133,8 +133,9 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """Maximum bytes of responses to one request that a client leaves unread. Beyond it, the request is cancelled, and a gRPC call
     ends with RESOURCE_EXHAUSTED."""
     max_unread_bytes: _Count = 64 << 20
-    """Maximum bytes of responses, over all gRPC connections, that clients leave unread. Beyond it, clients that have read nothing for
-    a second are disconnected, and further responses of more than 1 MiB per connection end with RESOURCE_EXHAUSTED."""
+    """Maximum bytes of responses, over all connections, that clients leave unread. Beyond it, clients that have read nothing for a
+    second are disconnected, sooner if much more is unread, and further gRPC responses of more than 1 MiB per connection end with
+    RESOURCE_EXHAUSTED."""
     max_streams: _Count = 1024
     """Maximum open gRPC calls per connection, which the server announces to clients; further calls are refused."""
     request_timeout_s: _Seconds = 60.0

@@ -19,9 +19,11 @@ from penstock.online.server.body_buffer import BodyBuffer
 from penstock.online.server.http.body import BodyReceiver
 from penstock.online.server.http.connection import Http1Connection
 from penstock.online.server.http.exchange import Exchange
+from penstock.online.server.network.outgoing import Outgoing
+from penstock.online.server.network.unread import Unread
 from penstock.online.server.shared_memory.lease import Lease
 
-KINDS = (Http1Connection, Exchange, BodyReceiver, BodyBuffer, Passage, Lease, asyncio.Task)
+KINDS = (Http1Connection, Outgoing, Unread, Exchange, BodyReceiver, BodyBuffer, Passage, Lease, asyncio.Task)
 CHUNKED = "Transfer-Encoding: chunked\r\n"
 
 

@@ -4,6 +4,7 @@ import asyncio
 import re
 import socket
 import ssl
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,17 @@ import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from http_servers import LOOPS, Client, GatedServer, infer, post
+from garbage import uncollected
+from http_servers import LOOPS, PATIENCE_S, Client, GatedServer, infer, post
 from penstock.online.server.access.gate import LIMIT_BYTES, Passage
 from penstock.online.server.config import ServerConfig
+from penstock.online.server.http.connection import Http1Connection
 from penstock.online.server.network.outgoing import SMALL_BYTES, Outgoing
 from penstock.online.server.network.tls import make_context
 from penstock.online.server.network.turns import BYTES_A_UNIT, TURN_UNITS, Turns
-from penstock.online.server.network.unread import STALE_S
+from penstock.online.server.network.unread import STALE_S, Unread
 from penstock.tensor import DataType, Signature, TensorSpec
-from penstock.testing import FakeModel
+from penstock.testing import FakeModel, FakeStreamingModel
 
 MIB = 1 << 20
 
@@ -294,13 +297,13 @@ def test_a_response_without_memory_is_refused_not_cut(loop: str) -> None:
 @pytest.mark.parametrize("loop", sorted(LOOPS))
 @pytest.mark.parametrize("ends", ["Connection: close\r\n", ""])
 def test_pipelined_large_responses_are_complete(loop: str, ends: str) -> None:
-    with GatedServer(loop, {"wide": wide(SIZE // 4)}) as server:
-        client = server.connect()
+    with GatedServer(loop, {"wide": wide(MIB)}) as server:
+        client, part = server.connect(), CONTENT[: 4 * MIB]
         client.send(ASK + infer(1) + ASK * 2 + infer(2, ends))
-        assert client.read().body.endswith(CONTENT)
+        assert client.read().body.endswith(part)
         assert client.read().data == [2, 0]
-        assert client.read().body.endswith(CONTENT)
-        assert client.read().body.endswith(CONTENT)
+        assert client.read().body.endswith(part)
+        assert client.read().body.endswith(part)
         assert client.read().data == [4, 0]
         assert not ends or client.is_closed
         assert server.call(lambda: (server.unread.count, server.budget.used)) == (0, 0)
@@ -338,6 +341,26 @@ def test_large_responses_over_tls(loop: str, tmp_path: Path) -> None:
         assert client.ask(infer(2)).data == [4, 0]
 
 
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_a_closed_connection_leaves_nothing(loop: str) -> None:
+    with (
+        GatedServer(loop, {"wide": wide(SIZE // 4)}) as server,
+        uncollected(Http1Connection, Outgoing, Unread) as alive,
+    ):
+        client = deaf(server)
+        wait(server, 1, 1)
+        client.close()
+        wait(server, 0, 0)
+        with server.connect() as other:  # the model's thread keeps its last batch until the next one
+            other.ask(ASK.replace(b"1.5", b"2.5"))
+        wait(server, 0, 0)
+        end = time.monotonic() + PATIENCE_S
+        while max(alive().values(), default=0) > 1:
+            assert time.monotonic() < end, alive()
+            server.call(lambda: None)
+        assert server.call(lambda: (server.unread.count, server.budget.used)) == (0, 0)
+
+
 @pytest.mark.parametrize("path", ["/v2/models/wide/infer", "/v2/models/wide/generate", "/v1/models/wide:predict"])
 def test_large_outputs_are_computed_once_there_is_memory(path: str) -> None:
     model = wide(MIB)
@@ -353,3 +376,13 @@ def test_large_outputs_are_computed_once_there_is_memory(path: str) -> None:
         server.call(first.leave)
         assert client.read().status == 200
         assert server.call(lambda: (server.budget.gate.used, server.budget.used)) == (0, 0)
+
+
+def test_a_stream_does_not_wait_for_memory() -> None:
+    """Its responses are small, and it may last for hours."""
+    many = FakeStreamingModel(wide(MIB).signature, lambda inputs: iter([{"y": inputs["x"]}] * 2))
+    with GatedServer(also={"many": many}) as server:
+        first = Passage(server.budget.gate)
+        server.call(lambda: first.note(LIMIT_BYTES))
+        answer = server.connect().ask(post(b'{"x":1.5}', path="/v2/models/many/generate_stream"))
+        assert answer.body.count(b"1.5") == 2

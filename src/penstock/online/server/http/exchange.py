@@ -206,7 +206,7 @@ class Exchange(msgspec.Struct, eq=False):
         self, dataplane: DataPlane, handle: Handle, request: InferRequest, done: Done, decoupled: bool = False
     ) -> None:
         """Pass ``request`` to the data plane, once there is memory for its outputs if they are large for its inputs."""
-        if handle.row_bytes and (size := handle.amplified_bytes(request)) > SMALL_BYTES:
+        if not handle.decoupled and (size := handle.amplified_bytes(request)) > SMALL_BYTES:
             handle.hold()
             self.later(self._submit_later(dataplane, handle, request, done, decoupled, size))
         else:
