@@ -17,7 +17,7 @@ ROOM_LINES = {
     "": 2_035,
     "bundle": 1_857,
     "cli": 2_188,
-    "engines": 1_866,
+    "engines": 1_867,
     "offline": 745,
     "offline/compress": 14_529,
     "offline/judge": 2_061,

@@ -40,7 +40,7 @@ def option_name(setting: Setting) -> str:
 
 
 def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter ``given`` of ``command``, which has the type ServerSettings, by one option for each of its fields."""
+    """Replace ``command``'s parameter ``given: ServerSettings`` with one option per field of ServerSettings."""
     flags = [(panel, setting) for panel, setting in grouped_settings() if setting.is_flag]
     own = [each for each in inspect.signature(command, eval_str=True).parameters.values() if each.name != "given"]
     options = [

@@ -73,7 +73,8 @@ class OnnxRuntimeOptions(msgspec.Struct, frozen=True):
     inter_op_threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Threads across operators, for models with parallel branches; 0 means sequential execution."""
     graph_level: Literal["disabled", "basic", "extended", "all"] = "all"
-    """Level of ONNX Runtime's graph rewrites. Only ``all`` includes the blocked layouts, which are faster."""
+    """Level of ONNX Runtime's graph rewrites. Only ``all`` includes layout optimisations (blocked layouts such as NCHWc), which make
+    convolutions faster."""
     arena: bool = True
     """Use a memory arena. This is faster, but the memory of a large batch is released only some seconds later."""
     spinning: bool = True

@@ -48,7 +48,7 @@ class Apart:
         return found
 
     def close(self) -> None:
-        """End the child; another call starts a new one."""
+        """End the child process. The next run of a model starts a new one."""
         with self._lock:
             self._end()
 

@@ -1,7 +1,7 @@
 """Accuracy of a candidate relative to the original model, compared on the same samples by one metric.
 
 The candidate is held to the original in two ways. The metric's loss compares both with the truth: labels or, without labels, the
-original's answers. The deviation compares every output with the original's, unless the loss does.
+original's answers. The deviation compares every output with the original's, unless the loss already does so.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Reference(msgspec.Struct, frozen=True):
     def divergence(self, outputs: Outputs) -> Array:
         """The distance of ``outputs`` from the original's, per sample, float32. Unlike accuracy, it is continuous.
 
-        The distance is the KL divergence, summed over the judged outputs with class scores. Without such, it is the relative error.
+        The distance is the KL divergence, summed over the judged outputs with class scores; the relative error if there are none.
         """
         if scored := self._scored():
             total = np.sum([share_divergence(self.answers[name], outputs[name]) for name in scored], axis=0)

@@ -19,7 +19,7 @@ _TRUST = "check that row i of the labels belongs to row i of the inputs; --trust
 def check_labels(name: str, value: Callable[[Array], float], labels: Array, higher: bool, seed: int = 0) -> None:
     """Raise InvalidData if the original's ``value`` by the metric ``name`` is no better for ``labels`` than for shuffled labels.
 
-    The labels pass a permutation test at 5 %. They are not tested if there are fewer than 20.
+    The labels pass a permutation test at 5 %. Fewer than 20 labels are not tested.
     """
     if len(labels) >= 2 and (labels == labels[:1]).all():
         raise InvalidData(

@@ -31,7 +31,7 @@ class Contract(msgspec.Struct, frozen=True):
 
     max_output_error: float = 0.1
     """Maximum deviation of every output from the original's: the share of changed classes, or the error relative to the output's
-    spread. It takes the place of ``max_accuracy_loss`` if the metric is fidelity."""
+    spread. If the metric is fidelity, this limit replaces ``max_accuracy_loss``."""
     metric: str = ""
     """Name of the metric, or ``module:function``; empty: what suits the model's outputs and the labels."""
     output: str = ""
@@ -101,7 +101,7 @@ def is_faster(speedup: Interval) -> bool:
 
 
 def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnmet:
-    """The error for a contract that none of ``records`` meets. It names the binding requirement and the nearest feasible one."""
+    """The error for a contract that none of ``records`` meets, with the binding requirement and the nearest feasible requirement."""
     measured = [record for record in records if record.accuracy is not None and record.p99_ms is not None]
     if not measured:
         return ContractUnmet("no candidate could be measured", "see the reasons: `penstock build --json` lists them")

@@ -36,7 +36,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def choose_metric(answers: Mapping[str, Array], labels: Array | None, name: str = "", output: str = "") -> Choice:
-    """The metric ``name`` for ``output``; where they are empty, what suits the answers of the original.
+    """The metric ``name`` for ``output``. An empty argument is chosen to suit the original's answers and the labels.
 
     Raises InvalidArgument for an unknown metric or output, InvalidData if labels fit no output.
     """

@@ -30,7 +30,7 @@ _RATES = 33
 _SPREADS = 6.5
 """Counts further from their mean, in standard deviations plus as many counts, are left out; their probability is below 1e-8."""
 _MAX_CELLS = 1 << 19
-"""Above this number of tables, the two rates are bounded one by one, which needs more samples but little memory."""
+"""Above this number of contingency tables, the two rates are bounded separately: a looser bound, which takes little memory."""
 _TOLERANCE = 1e-5
 _EDGE = 1e-12
 """Least probability of an outcome, so that its logarithm is finite."""
@@ -69,7 +69,8 @@ def loss_interval(samples: int, lost: int, won: int, looks: int = 1) -> Interval
 def loss_bound(samples: int, lost: int, won: int, probability: float) -> float:
     """The upper bound of a loss, the rate of ``lost`` minus the rate of ``won`` among ``samples`` paired samples.
 
-    Above ``_MAX_CELLS`` tables, it is the difference of the two rates' bounds, which is wider.
+    If more than ``_MAX_CELLS`` contingency tables would have to be examined, returns a looser bound: the upper bound of the rate lost
+    minus the lower bound of the rate won.
     """
     wide = rate_bound(lost, samples, probability / 2) - 1 + rate_bound(samples - won, samples, probability / 2)
     if _is_large(samples, lost, won):
@@ -112,8 +113,8 @@ def proves_loss(samples: int, lost: int, won: int, limit: float, probability: fl
 def mean_bound(values: Array, probability: float, most: float = 1.0) -> float:
     """The upper bound of the mean of independent ``values`` that are at most ``most``.
 
-    It is the least mean against which no mixture of bets wins enough (I. Waudby-Smith, A. Ramdas, *JRSS B* 86, 2024): if the mean
-    is ``m``, the expected wealth of ``prod(1 + bet * (m - value))`` is 1 and seldom reaches ``1 / probability`` (Markov).
+    The bound is the least mean against which no mixture of bets wins enough (I. Waudby-Smith, A. Ramdas, *JRSS B* 86, 2024): if the
+    mean is ``m``, the expected wealth of ``prod(1 + bet * (m - value))`` is 1 and seldom reaches ``1 / probability`` (Markov).
     """
     values = values.astype(np.float64)
 

@@ -31,7 +31,7 @@ ORIGINAL = "original"
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """The comparison of one candidate's outputs with the original's, which takes a few bytes per sample."""
+    """The comparison of one candidate's outputs with the original's. Takes a few bytes per sample."""
 
     accuracy: Accuracy
     scores: Array
@@ -76,10 +76,10 @@ class Judge:
     ) -> None:
         """``contract`` names the metric. Intervals hold together for ``looks`` candidates.
 
-        Raises InvalidModel or EngineUnavailable if the original does not load; InvalidData if there are no samples, its outputs are
-        not finite, or the labels fit no output or fit no better than chance; InvalidArgument if the contract's metric or output does
-        not exist; InvalidConfig if it requires a proof that the metric does not allow; Unsupported if the outputs cannot be compared
-        sample by sample.
+        Raises InvalidModel or EngineUnavailable if the original does not load; InvalidData if there are no samples, the original's
+        outputs are not finite, or the labels fit no output or fit no better than chance; InvalidArgument if the contract's metric
+        or output does not exist; InvalidConfig if the contract requires a proof that the metric does not allow; Unsupported if the
+        outputs cannot be compared sample by sample.
         """
         if data.count == 0:
             raise InvalidData("there are no samples to judge on", "give samples that are not used for training")
@@ -156,7 +156,7 @@ def checked_reference(found: Outputs, labels: Array | None, contract: Contract, 
 
 
 def hold_out(artifact: Artifact, data: Dataset, share: float = 0.2) -> tuple[Dataset, Dataset]:
-    """Hold out a random ``share`` of ``data``, in multiples of the batch size of ``artifact``: the rest, and that part.
+    """Hold out a random ``share`` of ``data``, in multiples of ``artifact``'s batch size. Returns the remaining and held-out samples.
 
     Raises InvalidData if there are too few samples.
     """

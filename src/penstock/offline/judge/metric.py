@@ -14,7 +14,7 @@ import msgspec
 from penstock.tensor import Array
 
 Function = Callable[[Array, Array], "Array | float"]
-"""Output and truth -> one score per row, or a number."""
+"""Maps outputs and labels to one score per row, or to a single score for all rows."""
 
 
 class AccuracyMetric(msgspec.Struct, frozen=True):

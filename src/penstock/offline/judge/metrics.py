@@ -28,12 +28,11 @@ _LEAST_SHARE = 1e-12
 
 
 def matched_pairs(count: int, total: float, squares: float) -> Interval:
-    """The 95 % interval for ``count`` independent differences with this total and sum of squares.
+    """The 95 % confidence interval of the mean of ``count`` independent paired differences, from their sum ``total`` and sum of
+    squares ``squares``. The interval is approximate, for the search; ``intervals.py`` has the bounds that decide about the contract.
 
-    It is approximate, for the search among candidates; ``intervals.py`` has the bounds that decide about the contract.
-
-    1. It is the adjusted Wald interval for matched pairs of Agresti and Min (2005), with half a lost and half a won sample added.
-    2. If no pair differs, that interval is too narrow. The exact bound of Clopper and Pearson (1934) for the rate of pairs that
+    1. Usually the adjusted Wald interval for matched pairs of Agresti and Min (2005), with half a lost and half a won sample added.
+    2. If no pair differs, the Wald interval is too narrow. The exact bound of Clopper and Pearson (1934) for the rate of pairs that
        differ limits the loss in both directions.
     """
     if not squares:
@@ -66,7 +65,7 @@ def sample_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) 
 
 
 def output_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> dict[str, float]:
-    """Relative error of each output over all samples. It is always finite, as a manifest requires."""
+    """Relative error of each output over all samples. The error is always finite, as a manifest requires."""
     errors = {}
     for name, want in reference.items():
         difference, norm = _squares(want, outputs[name])

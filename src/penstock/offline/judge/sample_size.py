@@ -65,7 +65,7 @@ def too_few(samples: int, metric: str, max_loss: float, what: str, looks: int = 
 
 
 def unproved(accuracy: Accuracy, max_loss: float) -> tuple[str, ...]:
-    """A note if ``accuracy`` is within ``max_loss`` but this is not proven. It states the number of samples that would prove it."""
+    """A note if ``accuracy`` is within ``max_loss`` but not proven to be. The note states how many samples would prove it."""
     loss = accuracy.loss
     bound = loss.high if accuracy.bound is None else accuracy.bound
     if max_loss <= 0 or bound <= max_loss or loss.value > max_loss:
@@ -78,7 +78,7 @@ def unproved(accuracy: Accuracy, max_loss: float) -> tuple[str, ...]:
 
 
 def proof_advice(accuracy: Accuracy, max_loss: float) -> str:
-    """The number of samples that would prove the loss if their answers change at the same rate; empty if it is not known."""
+    """The number of samples that would prove the loss if answers keep changing at the same rate; empty if that number is unknown."""
     if accuracy.metric not in RATES or max_loss <= 0:
         return ""
     changed = (accuracy.lost + accuracy.won) / accuracy.samples

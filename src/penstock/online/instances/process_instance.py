@@ -147,7 +147,7 @@ class ModelProcess:
             self._changed.notify_all()
 
     def hear(self, message: Message) -> None:
-        """Handle a message of the child that is not a reply."""
+        """Handle a message from the child other than a reply."""
 
     def _take_facts(self, loaded: Loaded) -> None:
         self.signature, self.optional_inputs = loaded.signature, loaded.optional_inputs

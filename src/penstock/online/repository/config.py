@@ -1,7 +1,7 @@
 """The typed configuration of a model: the fields of Triton's ``ModelConfig`` that Penstock uses, under Triton's names.
 
-Files and clients write it in Triton's schema. Only ``penstock.online.repository.triton`` reads and writes that schema and checks its
-rules. The same type represents the configuration that a user wrote, and the completed configuration of a loaded model.
+In files and client requests, it is written in Triton's schema. Only ``penstock.online.repository.triton`` reads and writes that schema
+and checks its rules. The same type represents the configuration that a user wrote, and the completed configuration of a loaded model.
 """
 
 from __future__ import annotations

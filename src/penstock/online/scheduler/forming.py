@@ -3,8 +3,8 @@
 The rules of preferred sizes and delay are those of Triton's dynamic batcher (``GetDynamicBatch`` of its ``dynamic_batch_scheduler``),
 applied whenever an instance is free. Requests that cannot be merged with the first one do not end its batch; they form other batches.
 
-Requests that would miss their deadlines in the most productive batch are dropped before they run, not when they are late (the early
-drop of Nexus, Shen et al., SOSP 2019).
+Requests that would miss their deadlines in the batch of highest throughput are dropped before that batch runs, not only once their
+deadlines have passed (the early drop of Nexus, Shen et al., SOSP 2019).
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class LoopLag:
             self._timer.cancel()
 
     def take(self) -> float | None:
-        """The greatest delay in seconds since the last call; None before ``start``."""
+        """The event loop's largest delay, in seconds, measured since the previous ``take``; None before ``start``."""
         worst, self._worst = self._worst, 0.0
         return None if self._timer is None else worst
 

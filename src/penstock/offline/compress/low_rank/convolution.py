@@ -77,7 +77,7 @@ def rank_choices(shape: tuple[int, ...], form: SplitForm) -> list[tuple[int, ...
 
 
 def spatial(weight: Array, inputs: Moments | None) -> Decomposition:
-    """Decompose a weight (outputs, inputs, height, width) into columns and rows of its kernel, for ``spatial_split``.
+    """Factorise a weight [outputs, inputs, height, width] into a height×1 and a 1×width convolution, for ``spatial_split``.
 
     The errors are those of the weights, weighted by the second moments of the input channels.
     """

@@ -69,9 +69,10 @@ def factorize(
 ) -> Artifact:
     """Split Gemm, MatMul and Conv layers of ``artifact`` (FP32) where that saves measured time, within ``max_error``.
 
-    ``accept`` replaces the test of ``max_error``. The result depends on measured times, which the facts contain; with ``rank``, it
-    is deterministic. ``training.distill.recover`` can restore accuracy afterwards. Raises Unsupported if no layer can be split or
-    none becomes faster; InvalidArgument for a ``rank`` that makes no layer cheaper; InvalidData if the data do not fit.
+    ``accept`` replaces the test of ``max_error``. The result depends on measured times, which the provenance step records
+    (``facts``); with a fixed ``rank``, it is deterministic. ``training.distill.recover`` can restore accuracy afterwards. Raises
+    Unsupported if no layer can be split or none becomes faster; InvalidArgument for a ``rank`` that makes no layer cheaper;
+    InvalidData if the data do not fit.
     """
     options.check()
     known = {form.value for form in SplitForm}
@@ -120,7 +121,7 @@ class _Factory:
         return {name: (SplitForm.CHANNEL, (rank,)) for name, limit in limits.items() if 0 < rank < limit}
 
     def choose(self, accept: Accept | None) -> tuple[dict[str, Way], dict[str, Any]]:
-        """The last point on the path of cheapest steps that is accepted, and the facts about it."""
+        """The last accepted point on the path of cheapest steps, and what the provenance step records about it."""
         times, whole_ms = self._times()
         frontiers = {name: rank_choice.frontier(self._choices(name, times[name])) for name in times}
         if all(len(choices) == 1 for choices in frontiers.values()):

@@ -31,9 +31,9 @@ class DistillMethod(TrainingMethod, frozen=True, kw_only=True):
     student: File
     """ONNX file to train, of any architecture."""
     temperature: Positive = 4.0
-    """Weight of the teacher's small probabilities, usually 2 to 8."""
+    """Softmax temperature of the loss; higher values emphasise the teacher's small probabilities. Usually 2 to 8."""
     teacher_share: Annotated[Part | None, Usage(default="70%, without labels 100%")] = None
-    """Weight of the teacher in the loss; the labels get the rest."""
+    """Weight of the teacher in the loss; the labels have the remaining weight."""
 
     @property
     def trains(self) -> bool:

@@ -2,7 +2,8 @@
 
 Only products with constant weights (MatMul, Gemm) become integer. ONNX Runtime has a fused kernel for them, but none for Conv, which
 would become several times slower than FP32. Because the range is computed over the batch, the outputs for a sample depend on the
-other samples in its batch. In a server that merges requests, they depend on other requests. The facts give the size of this effect.
+other samples in its batch. In a server that merges requests, they depend on other requests. ``batch_dependence`` is the size of this
+effect.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class DynamicOptions(msgspec.Struct, frozen=True):
 def quantize_dynamic(artifact: Artifact, data: Dataset, options: DynamicOptions | None = None) -> Artifact:
     """``artifact`` with its large products in INT8. Weights have one scale per output channel.
 
-    The fact ``batch_invariant`` is true if outputs on ``data`` are the same alone and in a batch (``batch_dependence``). Raises
-    Unsupported if there is no product to quantise, and the errors of ``FloatModel``.
+    In the facts of the provenance step, ``batch_invariant`` is true if outputs on ``data`` are the same alone and in a batch.
+    Raises Unsupported if there is no product to quantise, and the errors of ``FloatModel``.
     """
     options = options or DynamicOptions()
     model = ProductModel(artifact, options.least_weights)

@@ -37,8 +37,9 @@ class HalfOptions(msgspec.Struct, frozen=True):
 def halve_weights(artifact: Artifact, options: HalfOptions | None = None) -> Artifact:
     """``artifact`` with its FP32 weights stored in 16 bits; inputs, outputs and arithmetic stay FP32.
 
-    A tensor with a value beyond the type's range, or with a relative error above ``max_weight_error``, stays FP32. The fact ``kept``
-    names it. Raises Unsupported if no tensor can be stored in 16 bits, or if the model's opset has no Cast from the type.
+    A tensor with a value beyond the type's range, or with a relative error above ``max_weight_error``, stays FP32. Such tensors are
+    listed under ``kept`` in the facts of the provenance step. Raises Unsupported if no tensor can be stored in 16 bits, or if the
+    model's opset has no Cast from the type.
     """
     options = options or HalfOptions()
     proto = read_proto(artifact)

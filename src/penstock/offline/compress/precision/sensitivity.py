@@ -90,8 +90,7 @@ def measure_sensitivity(
 ) -> SensitivityReport:
     """Measure every group of ``trials``. Raises the errors of loading and running a version.
 
-    Without latencies, the report is deterministic. Memory: the versions timed together, and a few bytes for each sample and
-    version.
+    Without latencies, the report is deterministic. Memory: the versions timed together, and a few bytes for each sample and version.
     """
     options = options or SensitivityOptions()
     _run(trials, options.alone, on_progress)

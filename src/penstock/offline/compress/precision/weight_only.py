@@ -49,8 +49,8 @@ def quantize_weights(
 ) -> Artifact:
     """``artifact`` with the weights of its large products in blocks of integers. Only ONNX Runtime can run the result.
 
-    The fact ``weight_error`` is the relative error of the weights. With ``data``, the fact ``output_error`` is the relative error
-    of the worst output. Raises Unsupported if no product is large enough, and the errors of ``FloatModel``.
+    The provenance step records ``weight_error``, the relative error of the weights and, with ``data``, ``output_error``, the relative
+    error of the worst output. Raises Unsupported if no product is large enough, and the errors of ``FloatModel``.
     """
     options = options or WeightOnlyOptions()
     model = ProductModel(artifact, options.least_weights)

@@ -78,8 +78,8 @@ def prune_iteratively(
     """Return the sparsest model of the run that meets the contract on ``held_out``, which defaults to the last fifth of ``data``.
 
     Retraining distils from ``artifact`` and uses labels if ``data`` has them. ``folder`` stores every level, so that a later call
-    with the same arguments continues from it. The run ends before the next level when ``is_over()`` is true. The facts contain the
-    sparsity by layer, every level in order, and the accuracy of the original pruned to the same sparsities without retraining.
+    with the same arguments continues from it. The run ends before the next level when ``is_over()`` is true. The provenance step
+    records the sparsity by layer, every level in order, and the accuracy of the original at the same sparsities without retraining.
 
     Raises ContractUnmet, with the levels as candidates, if no level meets the contract; InvalidArgument if ``folder`` holds another
     run; Unsupported for weights that cannot be trained; and the errors of ``magnitude.prune``, ``Judge`` and ``fit``.

@@ -56,7 +56,7 @@ def fastest_placement(
     threads: int = 1,
     budget_s: float = 5.0,
 ) -> list[TimedPlacement]:
-    """Time every placement with each of ``schemes``; the fastest first.
+    """Time every QDQ placement with each of ``schemes``, and return the results, fastest first.
 
     ``budget_s`` is the total time in seconds. Calls are interleaved with calls of the float model. If two placements write the same
     model, only the first is timed. INT8 is faster on this machine if the whole interval of a speed-up is above 1. Raises the errors

@@ -83,7 +83,7 @@ def _observe(artifact: Artifact, links: list[Link], data: Dataset) -> dict[str, 
 
 
 def _smooth(link: Link, seen: _Seen) -> dict[str, object]:
-    """Rescale ``link`` by the best α if that lowers the error enough. Returns the facts of the link."""
+    """Rescale ``link`` by the best α if that lowers the error enough. Returns what the provenance step records."""
     reached, read = np.maximum(-seen.low, seen.high), link.read_ranges()
     scales = np.ones(link.channels)
     before = best = quantized_error(link, *seen, scales)

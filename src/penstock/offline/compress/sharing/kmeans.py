@@ -27,11 +27,11 @@ class Clusters(NamedTuple):
 
 
 def kmeans(values: Array, weights: Array, count: int, *, grid: bool = False) -> Clusters:
-    """At most ``count`` centroids that minimise the weighted squared distance to ``values``: FP64 [n], ascending, distinct, n >= 1.
+    """At most ``count`` centroids that minimise the weighted sum of squared distances from ``values`` to their nearest centroid.
 
-    ``grid`` restricts centroids to integers. If there are more than 2^20 / ``count`` values, they are first grouped into 2^20 /
-    ``count`` bins of equal width. Lloyd's algorithm then improves the optimum of the bins on the values themselves, so the result is
-    not exact.
+    ``values`` must be FP64, not empty, ascending and distinct. ``grid`` restricts centroids to integers. If there are more than
+    2^20 / ``count`` values, they are first grouped into that many bins of equal width. Lloyd's algorithm then improves the optimum of
+    the bins on the values themselves, so the result is not exact.
     """
     if len(values) <= count:
         return Clusters(values.copy(), True)

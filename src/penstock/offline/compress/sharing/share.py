@@ -69,7 +69,7 @@ def share(
 
 
 def share_layer(layer: SharedTensor, bits: int, half: bool) -> tuple[Array, dict[str, Any]]:
-    """The layer's tensor, with at most 2 ** ``bits`` values besides zero and of the same type, and the facts about it."""
+    """The layer's tensor, with at most 2 ** ``bits`` values besides zero and of the same type, and its record for the provenance."""
     array = layer.array
     is_integer = array.dtype.kind in "iu"
     kept = array != layer.zero

@@ -50,9 +50,9 @@ class DistillOptions(Options, frozen=True):
 
     fit: FitOptions = FitOptions(epochs=100)
     temperature: Positive = 4.0
-    """T: weight of the teacher's small probabilities, usually 2 to 8."""
+    """T: softmax temperature of the loss; higher values emphasise the teacher's small probabilities. Usually 2 to 8."""
     teacher_share: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    """Weight of the teacher in the loss; the labels get the rest. By default 0.7; 1 without labels."""
+    """Weight of the teacher in the loss; the labels have the remaining weight. By default 0.7; 1 without labels."""
     hints: dict[str, str] = {}
     """Tensors of the student by name, each with the teacher's tensor to resemble."""
     hint_weight: NotNegative = 1.0

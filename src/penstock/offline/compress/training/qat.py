@@ -55,8 +55,8 @@ def train_quantized(
     """Train the integers and scales of ``quantized`` to reproduce ``teacher``, which defaults to ``original``, its float model.
 
     Graph, types and zero points stay the same. The best parameters on held-out rows are kept. If they are not better on these rows
-    in ONNX Runtime than ``quantized``, the result has the bytes of ``quantized``, and the fact ``kept`` is "start". Raises
-    Unsupported if there are no integer weights, and the errors of ``recover``.
+    in ONNX Runtime than ``quantized``, the result has the bytes of ``quantized``, and ``kept`` is "start" in the provenance step.
+    Raises Unsupported if there are no integer weights, and the errors of ``recover``.
     """
     options = options or QatOptions()
     options.check()

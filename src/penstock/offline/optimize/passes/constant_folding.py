@@ -32,7 +32,7 @@ class ConstantFolding(NodePass):
 
     Left alone:
 
-    4. Operators whose outputs may differ for the same inputs; quantisation of weights, which engines fuse into integer kernels.
+    4. Nondeterministic operators; QuantizeLinear nodes of weights, since engines fuse these into integer kernels.
     5. Nodes with subgraphs, other domains, text, sparse tensors, sequences, and nodes that ONNX Runtime cannot run.
     6. A result larger than both 1 MiB and the sum of its inputs, such as a large ConstantOfShape or Expand, or a result whose size
        shape inference does not find.

@@ -50,7 +50,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
         return any(finding.severity is Severity.ERROR for finding in self.findings)
 
     def diff(self) -> str:
-        """The difference from the file's text to the corrected one; the corrected text itself if there is no file."""
+        """Unified diff from the file's text to the corrected text; without a file, the corrected text itself."""
         if self.mended is None or not self.before:
             return self.mended or ""
         before, after = self.before.splitlines(keepends=True), self.mended.splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""Records the first requests of different shapes that each model answers. They warm up the model when it is next loaded."""
+"""Records each model's first answered request of each combination of input shapes, to warm up the model when it is next loaded."""
 
 from __future__ import annotations
 

@@ -3,10 +3,9 @@
 Rounding follows ONNX Runtime: ``x / scale`` is clamped and rounded half to even, then the zero point is added. Between the two
 operators, a quantised tensor is a float tensor that holds integers, because torch only differentiates floats.
 
-For ``y = dequantize(quantize(x, s), s)``, the composed gradients are those of Esser et al., "Learned Step Size
-Quantization" (2020), eq. 3. The gradient to ``x`` is 1 inside the range and 0 outside. The gradient to ``s`` is
-``round(x/s) - x/s`` inside, and the clamped integer minus the zero point outside. ``scaled_gradient`` applies their
-factor to the gradient of ``s`` (§2.2).
+For ``y = dequantize(quantize(x, s), s)``, the composed gradients are those of Esser et al., "Learned Step Size Quantization" (2020),
+eq. 3. The gradient to ``x`` is 1 inside the range and 0 outside. The gradient to ``s`` is ``round(x/s) - x/s`` inside, and the
+clamped integer minus the zero point outside. ``scaled_gradient`` applies their factor to the gradient of ``s`` (§2.2).
 """
 
 from __future__ import annotations
