@@ -67,6 +67,9 @@ _PATIENCE_S = 30.0
 _ROWS = 32
 _REFUSALS = {("HTTP", 429), ("HTTP", 503), ("gRPC", 8), ("gRPC", 14)}
 """Statuses by which a server refuses a request for lack of room."""
+_REFUSED = ": refused with "
+_MAX_REFUSED = 0.01
+"""Maximum share of operations that may be refused while attacks run."""
 
 
 class Soak:
@@ -132,7 +135,7 @@ class Soak:
 
     def _refused(self, what: str, protocol: str, status: int) -> None:
         is_clear = self._may_refuse and (protocol, status) in _REFUSALS
-        (self.done if is_clear else self.wrong)[f"{what}: refused with {protocol} {status}"] += 1
+        (self.done if is_clear else self.wrong)[f"{what}{_REFUSED}{protocol} {status}"] += 1
 
     def _call(self) -> Callable[[], Awaitable[None]]:
         lanes: list[Lane] = []
@@ -405,6 +408,8 @@ def main() -> int:
     for name, counts in (("wrong answers", soak.wrong), ("lost requests", soak.lost)):
         note = ", ".join(f"{number} {what}" for what, number in counts.most_common(_MOST_KINDS))
         rows.append(claim(name, counts.total(), "", "<=", 0, note=note or f"of {soak.done.total():,} operations"))
+    refused = sum(number for what, number in soak.done.items() if _REFUSED in what)
+    rows.append(claim("refused requests", refused, "", "<=", _MAX_REFUSED * soak.done.total()))
     for row in rows:
         print(f"{row.name}: {shown(row)}, goal {goal(row)}: {'holds' if row.holds else 'MISSED'} ({row.note})")
     print(f"done: {dict(soak.done)}\nwrong: {dict(soak.wrong)}\nlost: {dict(soak.lost)}")

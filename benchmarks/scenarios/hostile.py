@@ -86,8 +86,8 @@ def besiege(name: str, server: Server, other: Server, clients: InnocentsProcess,
     used = server.cpu_seconds()
     attack, outcome = _under_attack(name, server, clients, seconds)
     used = server.cpu_seconds() - used
-    peak = peak_bytes(server) - before
     back_s, left = await_memory(server, before)
+    peak = peak_bytes(server) - before  # after the wait, during which requests may still be processed
     control, _ = _under_attack(name, other, clients, seconds)
     return Siege(quiet, attack, control, outcome, (used, outcome.cpu_s), peak, left, back_s)
 

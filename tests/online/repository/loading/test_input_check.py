@@ -69,6 +69,16 @@ def test_unknown_outputs_are_refused_with_the_requests_id() -> None:
         checked(SIGNATURE, 8)(asked)
 
 
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "n" * 10_000])
+def test_names_and_ids_of_a_client_are_shown_in_one_short_line(name: str) -> None:
+    for asked in (request(**{name: np.zeros(1)}), request(x=None, **{name * 2: np.zeros(1)}), request()):
+        asked.id, asked.outputs = name, (name,)
+        with pytest.raises(InvalidArgument) as caught:
+            checked(SIGNATURE, 8)(asked)
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 500
+
+
 def config() -> ModelConfig:
     inputs = [
         {"name": "x", "data_type": "TYPE_FP32", "dims": [3]},

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from http_servers import LOOPS, PATIENCE_S, Client, GatedServer, get, infer, post
+from penstock.online.server.network.sniffer import PREFACE
 from penstock.testing import double
 
 
@@ -331,6 +332,22 @@ def test_idle_connections_at_the_limit_make_room(loop: str) -> None:
         assert idle[2].is_closed
         server.gate.set()
         assert idle[1].read().data == [4, 0]
+
+
+_PARTS = ["part of a head", "part of a body", "part of a preface", "a preface", "nothing"]
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+@pytest.mark.parametrize("data", [infer(1)[:40], infer(1)[:-1], PREFACE[:10], PREFACE, b""], ids=_PARTS)
+def test_clients_without_a_complete_request_lock_out_no_others(loop: str, data: bytes) -> None:
+    with GatedServer(loop, max_connections=8) as server:
+        known = server.connect()
+        assert known.ask(infer(1)).status == 200
+        strangers = [server.connect() for _ in range(40)]
+        for stranger in strangers:
+            stranger.send(data)
+            assert known.ask(infer(2)).status == 200
+            assert server.connect().ask(infer(3)).data == [6, 0]
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))

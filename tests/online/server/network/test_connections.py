@@ -13,6 +13,8 @@ class Recorded(ServerConnection):
         self.is_idle = is_idle
         self.calls: list[object] = []
 
+    requests = 0
+
     def check_time(self, now: float) -> None:
         self.calls.append(now)
 
@@ -62,6 +64,30 @@ def test_over_the_limit_the_oldest_idle_connection_makes_room() -> None:
     connections.discard(fifth)
     assert connections.add(fifth)
     assert fourth.calls == []
+
+
+def test_strangers_make_room_before_clients_that_have_sent_requests() -> None:
+    connections = Connections(100)
+    clients = [Recorded(connections) for _ in range(50)]
+    for client in clients:
+        client.requests = 1
+        assert connections.add(client)
+    for _ in range(1000):
+        stranger = Recorded(connections)
+        assert connections.add(stranger)
+        for closed in list(connections._evicted):
+            connections.discard(closed)
+    assert not any("room" in client.calls for client in clients)
+    # Without strangers, clients make room that have been idle since they were last examined.
+    for stranger in list(connections._strangers):
+        connections.discard(stranger)
+    others = [Recorded(connections) for _ in range(102)]
+    for other in others:
+        other.requests = 1
+        connections.add(other)
+        clients[0].requests += 1
+    assert "room" not in clients[0].calls
+    assert any("room" in client.calls for client in clients[1:])
 
 
 def test_connections_that_do_not_close_are_bounded() -> None:

@@ -53,6 +53,8 @@ class Plain(ServerConnection):
     def close_if_idle(self) -> None:
         self._transport.close()
 
+    requests = 0
+
     def make_room(self) -> bool:
         return False
 

@@ -24,6 +24,9 @@ class Spoken(ServerConnection):
     def check_time(self, now: float) -> None: ...
     def begin_drain(self) -> None: ...
     def close_if_idle(self) -> None: ...
+
+    requests = 0
+
     def make_room(self) -> bool:
         return False
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from itertools import islice
 from typing import NoReturn
 
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, quoted, shortened
 from penstock.online.repository.config import ModelConfig
 from penstock.request import InferRequest
 from penstock.tensor import Array, DataType, TensorSpec
+
+_LISTED = 8
+"""Maximum names of inputs in a message."""
 
 
 class InputCheck:
@@ -99,7 +103,7 @@ class InputCheck:
 
     def _explain(self, request: InferRequest) -> NoReturn:
         """Raise InvalidArgument with the reason, in Triton's words."""
-        raise InvalidArgument(f"[request id: {request.id or '<id_unknown>'}] {self._reason(request)}")
+        raise InvalidArgument(f"[request id: {shortened(request.id) or '<id_unknown>'}] {self._reason(request)}")
 
     def _reason(self, request: InferRequest) -> str:
         inputs, model = request.inputs, f"model '{self._model_name}'"
@@ -110,11 +114,12 @@ class InputCheck:
                 return f"input '{name}' of {model} must be {spec.datatype.value} {list(spec.shape)}, got {given}"
         for name in inputs:
             if name not in names and name not in self._defaults:
-                return f"unexpected inference input '{name}' for {model}; its inputs are {names}"
+                return f"unexpected inference input {quoted(name)} for {model}; its inputs are {names}"
         missing = [name for name in names if name not in inputs and name not in self._optional]
         if missing or (not inputs and self._max_rows is not None):
+            listed = [shortened(name) for name in islice(inputs, _LISTED)]
             return (
-                f"expected {self._expected()} but got {len(inputs)} inputs for {model}. Got input(s) {list(inputs)}, "
+                f"expected {self._expected()} but got {len(inputs)} inputs for {model}. Got input(s) {listed}, "
                 f"but missing required input(s) {missing}. Please provide all required input(s)."
             )
         specs = [spec for spec in self._signature.inputs if spec.name in inputs]
@@ -150,6 +155,6 @@ class InputCheck:
     def _output_reason(self, request: InferRequest) -> str:
         unknown = next(name for name in request.outputs if name not in self._outputs)
         return (
-            f"unexpected inference output '{unknown}' for model '{self._model_name}'; "
+            f"unexpected inference output {quoted(unknown)} for model '{self._model_name}'; "
             f"its outputs are {self._signature.output_names}"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import TypeVar, cast
 
 from penstock.clock import Clock
@@ -39,6 +40,7 @@ _LINGERING_BYTES = 1 << 16
 sends more, which is not read."""
 _CHECKED_STREAMS = 128
 """Streams per connection whose time limits are checked in one sweep, since a client may have thousands of streams."""
+_EXAMINED_STREAMS = 16
 _PROBE = h2.ping(b"penstock")
 
 
@@ -263,10 +265,19 @@ class H2Connection(ServerConnection):
             self._outbox.control(h2.goaway(self._session.last_id, ErrorCode.NO_ERROR))
             self._session.end()
 
+    @property
+    def requests(self) -> int:
+        """See ``ServerConnection``. Of the open calls, a few are examined."""
+        begun = islice(self._session.streams.values(), _EXAMINED_STREAMS)
+        return self._session.answered + sum(stream.half_closed or stream.delivered > 0 for stream in begun)
+
     def make_room(self) -> bool:
-        if self._transport is None or self._session.streams or self._reader.is_waiting or self._discarding:
+        is_busy = bool(self._session.streams) or self._reader.is_waiting
+        if self._transport is None or self._discarding or (is_busy and self.requests):
             return False
         self.close_if_idle()
+        if is_busy:
+            self.abort()
         return True
 
     def abort(self) -> None:

@@ -50,7 +50,7 @@ class H2Session:
 
     __slots__ = (
         "_allowance", "_budget", "_clock", "_closed", "_head_bytes", "_headers", "_held", "_lone",
-        "_max_message_bytes", "_max_streams", "_occupied", "_owner", "_waiting", "ending", "guard", "last_id",
+        "_max_message_bytes", "_max_streams", "_occupied", "_owner", "_waiting", "answered", "ending", "guard", "last_id",
         "max_unsent_bytes", "outbox", "ready", "streams", "units", "unread",
     )  # fmt: skip
 
@@ -79,7 +79,7 @@ class H2Session:
         self._held: OrderedDict[int, H2Stream] = OrderedDict()  # unary calls that wait until the client reads responses
         self._lone: H2Stream | None = None  # the one call that runs although responses are unread
         self.streams: dict[int, H2Stream] = {}  # the open streams by id
-        self.last_id = 0  # the id of the newest accepted stream
+        self.last_id = self.answered = 0  # the id of the newest accepted stream; the number of calls answered
         self.ending = False  # True if no new streams are accepted
 
     # Frames
@@ -135,8 +135,7 @@ class H2Session:
 
     def on_written(self, stream_id: int, ended: bool, count: int) -> None:
         """Handle content of the last DATA frame that was written to ``place()``."""
-        stream = self.streams.get(stream_id)
-        if stream is not None:
+        if (stream := self.streams.get(stream_id)) is not None:
             stream.written(count)
             self._after(stream, ended)
 
@@ -372,6 +371,7 @@ class H2Session:
 
     def _sent(self, stream: H2Stream) -> None:
         """Clean up after the outbox has sent the last frame of ``stream``."""
+        self.answered += 1
         del self.streams[stream.id]
         self._budget.give(stream.charged)
         self._head_bytes -= stream.head.size

@@ -105,6 +105,10 @@ class Http1Connection(Responder):
             else:
                 self._leave_for(Http1Connection(self.context.spare))
 
+    @property
+    def requests(self) -> int:
+        return self._messages
+
     def _leave_for(self, other: Http1Connection) -> None:
         transport = self._transport
         assert transport is not None

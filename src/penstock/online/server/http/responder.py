@@ -463,11 +463,12 @@ class Responder(ServerConnection):
 
     def close_if_idle(self) -> None:
         """Close the connection unless a request is being received or answered."""
-        self.make_room()
+        if not self._receiving:
+            self.make_room()
 
     def make_room(self) -> bool:
-        is_busy = self._pending or self._backlog or self._receiving or self._unparsed or self._outgoing.is_busy
-        if self._transport is None or is_busy:
+        is_answering = self._pending or self._backlog or self._unparsed or self._outgoing.is_busy
+        if self._transport is None or is_answering or (self._receiving and self.requests):
             return False
         self._transport.close()
         return True

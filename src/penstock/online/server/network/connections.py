@@ -21,7 +21,7 @@ LAST_REQUEST_S = 0.5
 
 _TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8
 _LOOKS = 64
-"""Maximum connections to examine for an idle one when a new connection exceeds the limit."""
+"""Maximum strangers, and maximum other connections, to examine when a new connection exceeds the limit."""
 _SPARE = 64
 """Number of connections over the limit that may query the server's health."""
 _LINGERING = 128
@@ -48,9 +48,16 @@ class ServerConnection(asyncio.Protocol, ABC):
     def close_if_idle(self) -> None:
         """Accept no further requests. Close after the last response, or immediately if no request is in flight."""
 
+    @property
+    @abstractmethod
+    def requests(self) -> int:
+        """The number of complete requests that the client has sent."""
+
     @abstractmethod
     def make_room(self) -> bool:
-        """Close the connection in favour of a new client. Returns False if a request is being received or answered."""
+        """Close the connection in favour of a new client. Returns False if a request is being answered, or if one is being received
+        from a client that has already sent a complete one.
+        """
 
     @abstractmethod
     def abort(self) -> None:
@@ -101,44 +108,69 @@ class Connections:
         """True once the server no longer listens, so that clients should connect elsewhere."""
         self.turns = Turns()
         self._limit = limit
-        self._open: dict[ServerConnection, None] = {}
+        self._strangers: dict[ServerConnection, None] = {}
+        """Connections whose clients had sent no complete request when they were last examined."""
+        self._known: dict[ServerConnection, int] = {}
+        """The other connections, with the number of requests when they were last examined."""
         self._evicted: set[ServerConnection] = set()
         """Connections that were closed to make room, but still exist."""
         self._empty = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._strangers) + len(self._known)
+
+    @property
+    def _open(self) -> list[ServerConnection]:
+        return [*self._known, *self._strangers]
 
     def add(self, connection: ServerConnection) -> bool:
-        """Count ``connection``. If this exceeds the limit, an idle connection is closed, so that idle clients cannot lock out others.
+        """Count ``connection``. If this exceeds the limit, another one is closed, so that clients without requests lock out no others.
 
-        Returns False if no idle connection was found. The new connection must then move to the ``spare`` connections, or refuse
-        its client and close.
+        Returns False if none can be closed. The new connection must then move to the ``spare`` connections, or refuse its client and
+        close.
         """
-        self._open[connection] = None
-        return len(self._open) - len(self._evicted) <= self._limit or self._evict(connection)
+        self._strangers[connection] = None
+        return len(self) - len(self._evicted) <= self._limit or self._evict(connection)
 
     def discard(self, connection: ServerConnection) -> None:
         """Stop counting ``connection``, which is closed."""
-        self._open.pop(connection, None)
+        self._strangers.pop(connection, None)
+        self._known.pop(connection, None)
         self._evicted.discard(connection)
-        if not self._open:
+        if not len(self):
             self._empty.set()
 
     def _evict(self, newest: ServerConnection) -> bool:
-        """Close an idle connection. Busy ones move to the end of the queue, so that the next call examines others."""
+        """Close the oldest stranger; without strangers, an idle connection that was not used since it was last examined.
+
+        Examined connections move to the end of their queue, so that the next call examines others.
+        """
         if len(self._evicted) >= min(_LINGERING, self._limit):
             return False  # the closed connections end more slowly than new ones arrive
-        for connection in list(islice(self._open, _LOOKS)):
+        for connection in list(islice(self._strangers, _LOOKS)):
             if connection is newest:
                 continue
-            del self._open[connection]
-            self._open[connection] = None
-            if connection not in self._evicted and connection.make_room():
-                # The connection may already be gone.
-                self._evicted.update({connection} & self._open.keys())
+            del self._strangers[connection]
+            if connection.requests:
+                self._known[connection] = connection.requests
+                continue
+            self._strangers[connection] = None
+            if self._closes(connection):
+                return True
+        for connection, requests in list(islice(self._known.items(), _LOOKS)):
+            del self._known[connection]
+            self._known[connection] = connection.requests
+            if connection.requests == requests and self._closes(connection):
                 return True
         return False
+
+    def _closes(self, connection: ServerConnection) -> bool:
+        """Close ``connection`` if it makes room."""
+        if connection in self._evicted or not connection.make_room():
+            return False
+        if connection in self._strangers or connection in self._known:  # it may already be gone
+            self._evicted.add(connection)
+        return True
 
     def by_protocol(self) -> dict[str, int]:
         """The number of connections by protocol."""
@@ -146,14 +178,14 @@ class Connections:
 
     def check_time(self, now: float) -> None:
         """Abort connections that exceed a time limit."""
-        for connection in list(self._open):
+        for connection in self._open:
             connection.check_time(now)
         if self.spare is not None:
             self.spare.check_time(now)
 
     def abort(self) -> None:
         """Abort all connections."""
-        for connection in list(self._open):
+        for connection in self._open:
             connection.abort()
         if self.spare is not None:
             self.spare.abort()
@@ -161,10 +193,10 @@ class Connections:
     async def drain(self) -> None:
         """Wait until all connections are closed: each one after its last response, or after a short idle time."""
         self.draining = self.leaving = True
-        for connection in list(self._open):
+        for connection in self._open:
             connection.begin_drain()
         await self._wait_until_empty(LAST_REQUEST_S)
-        for connection in list(self._open):
+        for connection in self._open:
             connection.close_if_idle()
         await self._wait_until_empty(None)
         if self.spare is not None:
@@ -173,7 +205,7 @@ class Connections:
     async def _wait_until_empty(self, timeout_s: float | None) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._open:
+                while len(self):
                     self._empty.clear()
                     await self._empty.wait()
 
@@ -193,5 +225,5 @@ class SpareConnections(Connections):
         oldest = next(connection for connection in self._open if connection not in self._evicted)
         self._evicted.add(oldest)
         oldest.abort()
-        self._evicted &= self._open.keys()  # the connection may already be gone
+        self._evicted.intersection_update(self._open)  # the connection may already be gone
         return True

@@ -69,6 +69,10 @@ class Sniffer(ServerConnection):
         if self._transport is not None:
             self._transport.close()
 
+    @property
+    def requests(self) -> int:
+        return 0
+
     def make_room(self) -> bool:
         """Close: the client has not sent a request yet."""
         self.close_if_idle()
