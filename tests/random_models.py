@@ -242,6 +242,7 @@ def _gemm(g: Any, x: str, s: tuple[int, ...]) -> str:
 def _conv(g: Any, x: str, s: tuple[int, ...]) -> str:
     """A convolution with every attribute; over one axis or two."""
     axes, channels = len(s) - 2, s[1]
+    assert axes, "ONNX has no convolution without axes"
     groups = g.random.choice([1, 1, 1, channels])
     outputs = groups * g.random.choice([1, 2, 4])
     kernel = [g.random.choice([1, 2, 3]) for _ in range(axes)]
