@@ -95,9 +95,10 @@ def test_old_opsets_are_converted() -> None:
 
 
 @pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
-def test_a_converted_model_takes_no_rows_as_the_original_does(operator: str) -> None:
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_converted_model_takes_no_rows_as_the_original_does(operator: str, axis: int) -> None:
     n = networks.Network()
-    n.op(operator, n.conv("x", 3, 4), axis=1, name="y")
+    n.op(operator, n.conv("x", 3, 4), axis=axis, name="y")
     artifact = n.artifact({"x": ["N", 3, 6, 6]}, {"y": ["N", 4, 6, 6]}, opset=11)
     for rows in (0, 1, 3):
         x = np.random.default_rng(0).standard_normal((rows, 3, 6, 6)).astype(np.float32)
