@@ -124,7 +124,7 @@ class RandomModel(RandomGraph):
             graph.node.append(helper.make_node("Identity", [graph.output[0].name], ["same"]))
             graph.output[0].name = "same"
         _drop_unread(graph)
-        _declare_outputs(model)
+        self._declare_outputs(model)
         self.fixed_rows = random.choice([None] * 9 + [1, 2]) if self._takes(model, (1, 2, 3, 7, 16, 30)) else 5
         if self.fixed_rows:
             assert self._takes(model, (self.fixed_rows,)), "the model takes no number of rows"
@@ -132,6 +132,14 @@ class RandomModel(RandomGraph):
         # ONNX Runtime takes some operators with ranks that ONNX forbids.
         onnx.checker.check_model(model, full_check=True)
         return Artifact.from_bytes(model.SerializeToString())
+
+    def _declare_outputs(self, model: onnx.ModelProto) -> None:
+        """Types and ranks of the outputs, without sizes."""
+        for value, output in zip(model.graph.output, session(model.SerializeToString()).get_outputs(), strict=True):
+            # The runtime gives an unknown rank as 0.
+            rank = len(self.shapes.get(value.name, output.shape))
+            dims = [f"{value.name}_{axis}" for axis in range(rank)]
+            value.CopyFrom(helper.make_tensor_value_info(value.name, _TYPES[output.type], dims))
 
     def _takes(self, model: onnx.ModelProto, counts: Sequence[int]) -> bool:
         run, values = session(model.SerializeToString()), self.rows(max(counts))
@@ -158,15 +166,6 @@ def _drop_unread(graph: onnx.GraphProto) -> None:
     del graph.node[:], graph.initializer[:]
     graph.node.extend(nodes)
     graph.initializer.extend(weights)
-
-
-def _declare_outputs(model: onnx.ModelProto) -> None:
-    """Types and ranks of the outputs, without sizes."""
-    run = session(model.SerializeToString())
-    for value, output in zip(model.graph.output, run.get_outputs(), strict=True):
-        number = _TYPES[output.type]
-        dims = [f"{value.name}_{axis}" for axis in range(len(output.shape))]
-        value.CopyFrom(helper.make_tensor_value_info(value.name, number, dims))
 
 
 _TYPES = {"tensor(float)": 1, "tensor(float16)": 10, "tensor(double)": 11, "tensor(bfloat16)": 16}
@@ -205,7 +204,7 @@ def _rename(graph: onnx.GraphProto, random: random.Random) -> None:
     names -= {value.name for value in graph.input} - {"x"}
     chosen = random.sample(sorted(names), min(len(names), len(_ODD_NAMES)))
     new = dict(zip(chosen, random.sample(_ODD_NAMES, len(chosen)), strict=True))
-    for old in [name for name in names if name not in new]:
+    for old in sorted(names - new.keys()):  # in the same order in every process
         base = random.choice(sorted(new.values()) or ["w"])
         if random.random() < 0.3:
             new[old] = f"{base}_{random.choice(['scale', 'zero_point', 'quantized', 'folded1', old])}"
@@ -243,6 +242,7 @@ def _gemm(g: Any, x: str, s: tuple[int, ...]) -> str:
 def _conv(g: Any, x: str, s: tuple[int, ...]) -> str:
     """A convolution with every attribute; over one axis or two."""
     axes, channels = len(s) - 2, s[1]
+    assert axes, "ONNX has no convolution without axes"
     groups = g.random.choice([1, 1, 1, channels])
     outputs = groups * g.random.choice([1, 2, 4])
     kernel = [g.random.choice([1, 2, 3]) for _ in range(axes)]

@@ -36,6 +36,7 @@ def main() -> int:
     names = given.targets or list(TARGETS)
     if given.replay is None and given.seconds is None and given.runs is None:
         return 0 if spread(names, given.minutes, given.seed, os.cpu_count() or 1, given.corpus) else 1
+    sys.path.append(str(Path(__file__).parents[1]))  # as in the tests, whose modules import one another by short names
     warnings.simplefilter("error")  # as in the tests
     logging.getLogger("penstock").addHandler(logging.NullHandler())  # instead of printing warnings
     for name in names:

@@ -27,6 +27,8 @@ class Target(ABC):
     """Words that mean something to it."""
     growth_factor = 1
     """How many times the usual memory a campaign may leave behind."""
+    peak_factor = 1
+    """How many times the usual memory one message may take."""
     slice_runs = 300
     """Messages in a slice of every test run."""
     slice_seed: int | None = None

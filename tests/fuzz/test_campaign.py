@@ -17,17 +17,13 @@ from tests.fuzz.corpus import Corpus
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Target
 
-_PENDING = {"quantizer": "ONNX Runtime's writer confuses Gemm's beta, shared weights, and names such as x_scale"}
-"""Targets with known findings."""
 _MANY = 100_000
 _TODAY = datetime.now(UTC).toordinal()
 """Each day has other messages. A finding names the seed, so that it can be repeated on another day."""
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_slice(name: str, request: pytest.FixtureRequest) -> None:
-    if name in _PENDING:
-        request.applymarker(pytest.mark.xfail(reason=_PENDING[name], strict=False))
+def test_a_slice(name: str) -> None:
     run_slice(name, _TODAY)
 
 

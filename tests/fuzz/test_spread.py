@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.fuzz.campaign import TARGETS
 from tests.fuzz.corpus import Corpus
 from tests.fuzz.spread import LastMessage, _epitaph, spread
 
@@ -28,3 +31,10 @@ def test_the_last_message_of_a_process_that_crashes_is_kept(tmp_path: Path) -> N
     assert "signal 11" in text
     assert "python -m tests.fuzz queue --replay " in text
     assert not _epitaph("queue", 1, tmp_path, tmp_path / "last")
+
+
+def test_each_target_loads_from_the_command_line() -> None:
+    command, folder = [sys.executable, "-m", "tests.fuzz", "--runs", "0"], Path(__file__).parents[2]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    assert run.returncode == 0, run.stderr
+    assert [line.split()[0] for line in run.stdout.splitlines()] == list(TARGETS)

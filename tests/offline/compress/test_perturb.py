@@ -3,7 +3,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from networks import mlp
+from networks import Network, mlp
 from penstock.artifact import Artifact
 from penstock.dataset import make_dataset
 from penstock.offline.compress.perturb import perturbed
@@ -60,3 +60,17 @@ def test_a_model_without_rounded_numbers_cannot_be_perturbed():
 def test_numbers_of_the_original_stay():
     made = proto(METHODS["int8-weights"](mlp()))
     assert perturbed(made, made, 0) is None
+
+
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+def test_weights_that_rounding_has_not_changed_stay(kind):
+    """Moved by one step, they would be no integers any more, and a shape computed from them would be another one."""
+    n = Network()
+    size = n.op("Cast", n.op("Mul", n.op("Cast", n.op("Shape", "x"), to=1), n.weight(np.ones(2, np.float32))), to=7)
+    n.op("Reshape", n.op("MatMul", "x", n.normal(16, 16)), size, name="y")
+    original = n.artifact({"x": ["N", 16]}, {"y": ["N", 16]})
+    made = proto(halve_weights(original, HalfOptions(kind, least_weights=1)))
+    found = perturbed(made, proto(original), 0)
+    assert found is not None
+    before, after = arrays(made), arrays(found)
+    assert [name for name in before if before[name].tobytes() != after[name].tobytes()] == [f"w1_{kind}"]

@@ -13,7 +13,7 @@ Numbers that the original model has too stay the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import ml_dtypes
 import numpy as np
@@ -27,6 +27,7 @@ _WIDENED, _FAR_WIDENED = (1.1, 1.25), (3.5, 4.0)
 _ROUNDED = {"DequantizeLinear": (0,), "MatMulInteger": (0, 1), "MatMulNBits": (1,), "Cast": (0,)}
 """The inputs of operators that, if constant, are rounded weights."""
 _HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+_HALF_TYPES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
 def perturbed(
@@ -37,7 +38,7 @@ def perturbed(
     known = {_content(tensor) for tensor in (*original.graph.initializer, *constants)}
     made = onnx.ModelProto()
     made.CopyFrom(model)
-    tensors = {tensor.name: tensor for tensor in made.graph.initializer if _content(tensor) not in known}
+    tensors = {tensor.name: tensor for tensor in made.graph.initializer if known.isdisjoint(_contents(tensor))}
     weights, packed, scales = _roles(made.graph, tensors)
     rng, factors = np.random.default_rng([20_112, draw]), _FAR_WIDENED if widened else _WIDENED
     changed = False
@@ -90,6 +91,14 @@ def _steps(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     count = math.prod(shape)
     moved = rng.permutation(count) < max(_LEAST_MOVED, count * _MOVED)
     return np.asarray(np.where(moved, rng.choice([-1, 1], count), 0).reshape(shape))
+
+
+def _contents(tensor: onnx.TensorProto) -> Iterator[tuple[int, tuple[int, ...], bytes]]:
+    """The content of ``tensor`` and, if it is narrow, of what it was rounded from if rounding has changed nothing."""
+    yield _content(tensor)
+    if tensor.data_type in _HALF_TYPES:
+        array = numpy_helper.to_array(tensor)
+        yield from (_content(numpy_helper.from_array(array.astype(wide))) for wide in (np.float32, np.float64))
 
 
 def _content(tensor: onnx.TensorProto) -> tuple[int, tuple[int, ...], bytes]:

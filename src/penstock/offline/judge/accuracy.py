@@ -7,6 +7,7 @@ original's answers. The deviation compares every output with the original's, unl
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import numpy as np
@@ -256,13 +257,19 @@ def answers(model: LoadedModel, data: Dataset, batch: int = 64) -> Outputs:
     Raises Unsupported if the outputs have no axis for samples, or differ in shape from one call to the next.
     """
     size = batch if model.signature.batchable else model.signature.smallest_batch
-    parts: dict[str, list[Array]] = {name: [] for name in model.signature.output_names}
-    for start in range(0, data.count, size):
-        rows = data.rows(start, start + size)
-        count = min(size, data.count - start)
-        for name, array in model.forward(rows).items():
+    starts = range(0, data.count, size)
+    counts = [min(size, data.count - start) for start in starts]
+    return joined(counts, (model.forward(data.rows(start, start + size)) for start in starts))
+
+
+def joined(counts: Iterable[int], calls: Iterable[Mapping[str, Array]]) -> Outputs:
+    """The outputs of ``calls`` with ``counts`` samples each, one row per sample. Raises Unsupported like ``answers``."""
+    parts: dict[str, list[Array]] = {}
+    for count, outputs in zip(counts, calls, strict=True):
+        for name, array in outputs.items():
             # A model for one sample may have outputs without an axis for samples.
-            parts[name].append(array if array.shape[:1] == (count,) else _one_row(name, array, count))
+            row = array if array.shape[:1] == (count,) else _one_row(name, array, count)
+            parts.setdefault(name, []).append(row)
     for name, arrays in parts.items():
         if len({array.shape[1:] for array in arrays}) > 1:
             raise Unsupported(

@@ -143,7 +143,7 @@ def replace_by_input(node: ir.Node, source: ir.Value) -> bool:
             return False
         name, output.name = output.name, None
         source.name, source.type = name, output.type or source.type
-        source.shape = output.shape or source.shape
+        source.shape = source.shape if output.shape is None else output.shape  # the shape of a scalar is false
         output.replace_all_uses_with(source, replace_graph_outputs=True)
     else:
         output.replace_all_uses_with(source)

@@ -8,12 +8,11 @@ from onnx import numpy_helper
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidConfig, PenstockError
-from penstock.offline.compress.explained import check_explained
 from penstock.offline.compress.pruning.magnitude import GlobalRule, PruneOptions, prune
 from penstock.offline.compress.pruning.structured.cut import Structure
 from penstock.offline.compress.sharing.share import ShareOptions, share
 from penstock.offline.optimize.model import load_model, to_bytes
-from tests.fuzz.offline import ModelTarget, agree, data_of, optimized
+from tests.fuzz.offline import ModelTarget, agree, check_compressed, data_of, optimized
 from tests.prunable_networks import random_cut, without_what_they_lead_to
 from tests.random_models import RandomModel
 
@@ -27,9 +26,9 @@ class PrunerTarget(ModelTarget):
         kept = random_cut(structure, 0)
         agree(without_what_they_lead_to(structure, kept), Artifact.from_bytes(structure.cut(kept)), model)
         shared = share(start, ShareOptions(conv_bits=2, fc_bits=2))
-        check_explained(artifact, shared, data_of(model, artifact))
+        check_compressed(artifact, shared, data_of(model, artifact))
         pruned = prune(start, PruneOptions(GlobalRule(0.5)))
-        check_explained(artifact, pruned, data_of(model, artifact))
+        check_compressed(artifact, pruned, data_of(model, artifact))
         before, after = (onnx.load_model_from_string(data).graph for data in (to_bytes(load_model(start)), pruned.data))
         assert before.node == after.node
         for one, other in zip(before.initializer, after.initializer, strict=True):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from penstock.artifact import Artifact
-from penstock.offline.compress.explained import check_explained
+from penstock.dataset import Dataset
+from penstock.errors import WrongResult
 from penstock.offline.compress.precision.dynamic import DynamicOptions, quantize_dynamic
 from penstock.offline.compress.precision.half import HalfOptions, halve_weights
 from penstock.offline.compress.precision.weight_only import WeightOnlyOptions, quantize_weights
@@ -16,28 +17,42 @@ from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.resources import machine_facts
-from tests.fuzz.offline import ModelTarget, data_of, optimized
+from tests.fuzz.offline import ModelTarget, check_compressed, data_of, mixes_rows, optimized, with_rows
 from tests.random_models import RandomModel
+
+_ROWS = 5
 
 
 class QuantizerTarget(ModelTarget):
     """See ``Target``."""
 
     def check(self, artifact: Artifact, model: RandomModel) -> None:
-        start, random = optimized(artifact), Random(artifact.digest)
-        data, scheme = data_of(model, artifact), integer_scheme(machine_facts())
-        match random.choice(["int8", "int8", "int8", "recipe", "dynamic", "weights", "half"]):
-            case "int8":
-                placement, method = random.choice(list(QdqPlacement)), random.choice(list(RangeMethod))
-                made = quantize(start, ranges(collect(start, data), method, scheme), scheme, placement)
-            case "recipe":
-                made = quantize_with(PtqRecipe(placement=random.choice(list(QdqPlacement))), start, data, scheme)
-            case "dynamic":
-                made = quantize_dynamic(start, data, DynamicOptions(least_weights=1))
-            case "weights":
-                bits: int = random.choice([4, 8])
-                options = WeightOnlyOptions(bits=bits, block_size=16, least_weights=1)  # type: ignore[arg-type]
-                made = quantize_weights(start, data, options)
-            case _:
-                made = halve_weights(start, HalfOptions(random.choice(["fp16", "bf16"]), least_weights=1))
-        check_explained(artifact, made, data)
+        data = data_of(model, artifact)
+        try:
+            check_compressed(artifact, _quantized(artifact, data, Random(artifact.digest)), data)
+        except WrongResult as error:
+            # At another number of rows, such a model has values beyond the ranges of the data, or takes another branch. A larger
+            # error is then no defect of the method.
+            if model.fixed_rows or "rounding explains" not in error.message or not mixes_rows(artifact, data):
+                raise
+            fixed = with_rows(artifact, _ROWS)
+            check_compressed(fixed, _quantized(fixed, data, Random(artifact.digest)), data)
+
+
+def _quantized(artifact: Artifact, data: Dataset, random: Random) -> Artifact:
+    """``artifact``, quantised by one of the methods."""
+    start, scheme = optimized(artifact), integer_scheme(machine_facts())
+    match random.choice(["int8", "int8", "int8", "recipe", "dynamic", "weights", "half"]):
+        case "int8":
+            placement, method = random.choice(list(QdqPlacement)), random.choice(list(RangeMethod))
+            return quantize(start, ranges(collect(start, data), method, scheme), scheme, placement)
+        case "recipe":
+            return quantize_with(PtqRecipe(placement=random.choice(list(QdqPlacement))), start, data, scheme)
+        case "dynamic":
+            return quantize_dynamic(start, data, DynamicOptions(least_weights=1))
+        case "weights":
+            bits: int = random.choice([4, 8])
+            options = WeightOnlyOptions(bits=bits, block_size=16, least_weights=1)  # type: ignore[arg-type]
+            return quantize_weights(start, data, options)
+        case _:
+            return halve_weights(start, HalfOptions(random.choice(["fp16", "bf16"]), least_weights=1))

@@ -75,6 +75,16 @@ def test_what_fp16_cannot_hold_stays_fp32(value: float) -> None:
         assert halve_weights(artifact, HalfOptions(kind="bf16")).provenance[-1].facts["kept"] == []
 
 
+def test_scalars_stay_fp32_so_that_engines_know_the_parameters_of_operators() -> None:
+    n = networks.Network()
+    x = n.op("Dropout", "x", n.weight(np.float32(0)), n.weight(np.array(True)))
+    n.op("MatMul", n.weight(np.ones((3, 3), np.float32)), x, name="y")
+    artifact = n.artifact({"x": ["N", 3, 4]}, {"y": ["N", 3, 4]})
+    x_value = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+    halved = halve_weights(artifact, HalfOptions("bf16", least_weights=1))
+    np.testing.assert_allclose(run(halved, x_value), run(artifact, x_value), rtol=1e-5)
+
+
 def test_what_fp16_would_flush_to_zero_stays_fp32() -> None:
     n = networks.Network()
     n.op("MatMul", "x", n.weight(np.full((16, 16), 1e-8, np.float32)), name="y")

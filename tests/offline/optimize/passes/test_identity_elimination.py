@@ -1,4 +1,5 @@
 import numpy as np
+import onnx
 import pytest
 
 from penstock.offline.optimize.passes.identity_elimination import IdentityElimination
@@ -117,3 +118,12 @@ def test_leaves_unknown_shapes_alone(parse, apply):
     }"""
     outcome = apply(IdentityElimination(), parse(text, k=np.array([3, -1])))
     assert outcome.status == "unchanged"
+
+
+def test_a_scalar_output_keeps_its_shape(parse, apply):
+    """Whatever computes the output gets the declared shape, which ``onnx.checker`` demands of outputs."""
+    body = "body = g (int64 i, bool k, float s) => (bool l, float o) { l = Identity(k)\n o = Neg(s) }"
+    text = f"agraph (float[3] x) => (float y) {{ a = ReduceSum<keepdims = 0>(x)\n b = Loop<{body}>(n, c, a)\n y = Identity(b) }}"
+    found = apply(IdentityElimination(), parse(text, n=np.array(3), c=np.array(True)))
+    assert found.ops == ["ReduceSum", "Loop"]
+    onnx.checker.check_model(found.artifact.data)

@@ -29,7 +29,7 @@ class HalfOptions(msgspec.Struct, frozen=True):
     kind: Literal["fp16", "bf16"] = "fp16"
     """FP16 has 11 significant bits and values up to 65504. BF16 has 8 significant bits and the range of FP32."""
     least_weights: int = 256
-    """Tensors with fewer elements stay FP32, since the Cast takes more bytes than it saves."""
+    """Tensors with fewer elements, and scalars, stay FP32: their Cast takes more bytes than it saves."""
     max_weight_error: float = 0.01
     """A tensor with a larger relative error stays FP32, since its values are too small for FP16."""
 
@@ -55,7 +55,8 @@ def halve_weights(artifact: Artifact, options: HalfOptions | None = None) -> Art
     kept: list[str] = []
     worst = 0.0
     for tensor in proto.graph.initializer:
-        large = np.prod(tensor.dims) >= options.least_weights
+        # A scalar may be a parameter that ONNX Runtime must know before it folds constants, such as the ratio of a Dropout.
+        large = tensor.dims and np.prod(tensor.dims) >= options.least_weights
         if tensor.data_type != DataType.FP32.onnx or tensor.name in given or not large:
             continue
         stored, error = _stored(numpy_helper.to_array(tensor), _TYPES[options.kind])

@@ -48,6 +48,9 @@ _WIDE_OPS = frozenset(
 _OPSET = 13
 """The first opset whose DequantizeLinear accepts one scale per channel."""
 
+_CONVERTED_OPSET = 14
+"""The opset that older models are converted to: the first one whose Reshape can give an axis no elements."""
+
 _SCORE_OPS = frozenset(
     {"Add", "Sub", "Mul", "Div", "Where", "Reshape", "Transpose", "Identity", "Squeeze", "Unsqueeze"}
 )
@@ -272,12 +275,23 @@ def _at_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
     if version >= _OPSET:
         return proto
     try:
-        return onnx.version_converter.convert_version(proto, _OPSET)
+        converted = onnx.version_converter.convert_version(proto, _CONVERTED_OPSET)
     except Exception as error:  # the converter raises RuntimeError, and other exceptions for some operators
         raise Unsupported(
             f"the model has opset {version}, which is too old for INT8, and cannot be converted",
             f"export it with opset {_OPSET} or later",
         ) from error
+    _allow_empty(converted, proto)
+    return converted
+
+
+def _allow_empty(converted: onnx.ModelProto, proto: onnx.ModelProto) -> None:
+    """Let the Reshapes that the converter has put around a Softmax restore the shapes of empty tensors."""
+    known = {name for node in proto.graph.node for name in node.output}
+    shapes = {node.output[0] for node in converted.graph.node if node.op_type == "Shape"} - known
+    for node in converted.graph.node:
+        if node.op_type == "Reshape" and node.input[1] in shapes:
+            node.attribute.append(onnx.helper.make_attribute("allowzero", 1))
 
 
 def _with_plain_gemms(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -127,3 +127,17 @@ def test_harm_of_scores_is_their_angle_and_of_the_rest_their_error() -> None:
     two = scores[:, :2]
     assert output_harm({"y": two}, {"y": 1.1 * two}) == pytest.approx(0.1, rel=1e-5)
     assert output_harm({"y": scores, "z": two}, {"y": scores, "z": 1.1 * two}) == pytest.approx(0.1, rel=1e-5)
+    for array in (scores, two):
+        assert output_harm({"y": array}, {"y": array[:, 1:]}) == output_harm({"y": array}, {"y": array.ravel()}) == 1
+
+
+def test_outputs_without_an_axis_for_samples_are_rows_of_single_samples() -> None:
+    n = networks.Network()
+    hidden = n.op("Relu", n.gemm("x", 16, 8))
+    n.op("Squeeze", n.gemm(hidden, 8, 4), n.weight(np.array([0])), name="y")
+    artifact = n.artifact({"x": [1, 16]}, {"y": [4]})
+    x = np.random.default_rng(0).standard_normal((200, 16)).astype(np.float32)
+    x[0] *= 40
+    data = make_dataset({"x": x}, None)
+    found = choose_ranges(artifact, collect(artifact, data), data, SCHEME)
+    assert any(choice.measured for choice in found.tensors.values())

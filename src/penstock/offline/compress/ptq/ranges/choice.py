@@ -32,7 +32,7 @@ from penstock.offline.compress.ptq.ranges.suffix import Suffix
 from penstock.offline.compress.ptq.rounding import Rounding
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.taps import Progress, Taps, grouped, no_progress
-from penstock.offline.judge.accuracy import answers_of
+from penstock.offline.judge.accuracy import answers_of, joined
 from penstock.offline.judge.metrics import Outputs, sample_errors
 from penstock.offline.model_store import remembered
 from penstock.offline.sessions import call_rows, loaded, signature_of
@@ -208,8 +208,8 @@ class _Trials:
         found = []
         with loaded(suffix.artifact(self._scheme), self._options.threads) as model:
             for range in tried:
-                outputs = suffix.rounded(model, held.batches(suffix), tensor, range, self._scheme)
-                found.append(output_harm(self._reference, self._reference | outputs))
+                calls = suffix.rounded(model, held.batches(suffix), tensor, range, self._scheme)
+                found.append(output_harm(self._reference, {**self._reference, **joined(held.counts, calls)}))
         self.calls += len(tried)
         return found
 
@@ -234,6 +234,8 @@ class _Held:
 
     def __init__(self, taps: Taps, segments: Mapping[str, Suffix]) -> None:
         self._taps = taps
+        self.counts = [len(next(iter(batch.values()))) for batch in taps.batches]
+        """The number of samples in each batch."""
         self._suffixes = {suffix.tensors[0]: suffix for suffix in segments.values()}
         self._group: list[str] = []
         self._batches: list[dict[str, Array]] = []
@@ -274,8 +276,10 @@ def output_harm(reference: Outputs, outputs: Outputs) -> float:
     """The harm to the outputs: the mean over samples of the worst output's harm; 0 for no change.
 
     For class scores, [samples, three classes or more], the harm is 1 - cosine between the scores minus their means. For any other
-    output, it is the relative error, at most 1.
+    output, it is the relative error, at most 1. Other shapes, as rounding can give a NonZero, are the worst harm.
     """
+    if any(array.shape != outputs[name].shape for name, array in reference.items()):
+        return 1.0
     if any(array.ndim != 2 or array.shape[1] < _FEWEST_CLASSES for array in reference.values()):
         return float(sample_errors(reference, outputs).mean())
     turned = [1 - _cosine(array, outputs[name]) for name, array in reference.items()]

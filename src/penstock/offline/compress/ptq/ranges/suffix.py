@@ -86,8 +86,8 @@ class Suffix:
         tensor: str,
         range: Range,
         scheme: IntegerScheme,
-    ) -> dict[str, Array]:
-        """The outputs with ``tensor`` rounded to ``range``.
+    ) -> Iterator[dict[str, Array]]:
+        """The outputs of each batch with ``tensor`` rounded to ``range``.
 
         ``model`` is ``artifact(scheme)``, loaded. ``batches`` hold the tensors in ``read``.
         """
@@ -102,11 +102,9 @@ class Suffix:
                 np.asarray(name == tensor),
             )
             values |= zip((names.scale, names.zero, names.switch), numbers, strict=True)
-        parts = [
-            model.forward({first: batch[self.tensors[0]], **{name: batch[name] for name in self.beside}, **values})
-            for batch in batches
-        ]
-        return {name: np.concatenate([part[name] for part in parts]) for name in self.outputs}
+        for batch in batches:
+            beside = {name: batch[name] for name in self.beside}
+            yield dict(model.forward({first: batch[self.tensors[0]], **beside, **values}))
 
     def artifact(self, scheme: IntegerScheme) -> Artifact:
         """The model. Its inputs are the first tensor, ``beside``, and a scale, a zero point and a switch for each of ``tensors``."""
