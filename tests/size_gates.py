@@ -21,7 +21,7 @@ ROOM_LINES = {
     "offline": 745,
     "offline/compress": 14_567,
     "offline/judge": 2_068,
-    "offline/optimize": 1_950,
+    "offline/optimize": 1_961,
     "offline/tune": 575,
     "online": 57,
     "online/cache": 840,
