@@ -57,7 +57,7 @@ def infer_request(model: str = "m", **fields: Any) -> bytes:
 def _seeds() -> list[Seed]:
     infer, stream, service = f"/{INFERENCE}/ModelInfer", f"/{INFERENCE}/ModelStreamInfer", f"/{INFERENCE}"
     one, many = infer_request(id="7"), infer_request("repeat")
-    packed = gzip.compress(one)
+    packed = gzip.compress(one, mtime=0)
     whole = h2.frame(h2.HEADERS, 0, 1, block(infer)[:30])
     rest = h2.frame(h2.CONTINUATION, h2.END_HEADERS, 1, block(infer)[30:])
     data = h2.frame(h2.DATA, h2.END_STREAM, 1, message(one))
