@@ -180,15 +180,14 @@ async def blocks_held(burst: Burst) -> float:
         original(batcher)
 
     await burst(640, 64)
-    before = sys.getallocatedblocks()
     DynamicBatcher._flush = flush  # type: ignore[method-assign] # noqa: SLF001
     try:
         await burst(64, 64)
         await burst(1, 1)
     finally:
         DynamicBatcher._flush = original  # type: ignore[method-assign] # noqa: SLF001
-    many, one = counted[0] - before, counted[-1] - before
-    return (many - one) / 63
+    # On a busy machine the first flush may come before all requests have arrived.
+    return (max(counted[:-1]) - counted[-1]) / 63
 
 
 def socket_microseconds(size: int, count: int = 2000) -> tuple[float, float]:
