@@ -6,6 +6,7 @@ import weakref
 import pytest
 
 from penstock.clock import ManualClock
+from penstock.engines import arena as arena_module
 from penstock.engines.arena import TRIM_S, ArenaTrimmer
 
 PATIENCE_S = 60
@@ -83,6 +84,16 @@ def test_a_thread_trims_and_ends() -> None:
     trimmer.close()
     trimmer.note_large()
     assert not trimmed.acquire(blocking=False)
+
+
+def test_a_large_run_after_a_trim_does_not_wait_for_the_later_trims(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed = threading.Semaphore(0)
+    monkeypatch.setattr(arena_module, "TRIM_S", (0.0, 1e6, 2e6))
+    trimmer = ArenaTrimmer(trimmed.release)
+    for _ in range(3):
+        trimmer.note_large()
+        assert trimmed.acquire(timeout=PATIENCE_S)
+    trimmer.close()
 
 
 def test_the_thread_does_not_keep_a_dropped_model() -> None:

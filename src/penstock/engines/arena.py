@@ -39,15 +39,19 @@ class ArenaTrimmer:
         self._lock = threading.Lock()
         self._last = 0.0  # the end of the last large run
         self._trims = 0  # since then
-        self.closed = threading.Event()
-        """Set by ``close``."""
+        self.woken = threading.Event()
+        """Set when ``next_wait`` has to be called earlier than it returned."""
+        self.is_closed = False
         self._is_watched = False
 
     def note_large(self) -> None:
         """Record that a large run has ended. Any thread may call this."""
         with self._lock:
+            is_later = self._trims > 0  # the wait for the next trim is longer than that for the first one
             self._last, self._trims = self._clock.now(), 0
-            if self._is_watched or self.closed.is_set():
+            if self._is_watched or self.is_closed:
+                if is_later:
+                    self.woken.set()
                 return
             self._is_watched = True
         self._start(self)
@@ -66,16 +70,19 @@ class ArenaTrimmer:
 
     def close(self) -> None:
         """Trim no more."""
-        self.closed.set()
+        self.is_closed = True
+        self.woken.set()
 
 
 def _start_thread(trimmer: ArenaTrimmer) -> None:
-    threading.Thread(target=_watch, args=(weakref.ref(trimmer), trimmer.closed), name="arena", daemon=True).start()
+    threading.Thread(target=_watch, args=(weakref.ref(trimmer), trimmer.woken), name="arena", daemon=True).start()
 
 
-def _watch(weak: weakref.ref[ArenaTrimmer], closed: threading.Event) -> None:
+def _watch(weak: weakref.ref[ArenaTrimmer], woken: threading.Event) -> None:
     wait: float | None = 0.0
-    while wait is not None and not closed.wait(wait):
+    while wait is not None:
+        woken.wait(wait)
+        woken.clear()
         trimmer = weak()
-        wait = None if trimmer is None else trimmer.next_wait()
+        wait = None if trimmer is None or trimmer.is_closed else trimmer.next_wait()
         del trimmer
