@@ -35,10 +35,11 @@ class Attackers:
 
     def finish(self, seconds: float) -> Outcome:
         """Wait for the end of an attack that takes ``seconds``. Raises RuntimeError if it failed."""
-        said, _ = self._process.communicate(timeout=seconds + _OVERTIME_S)
-        if self._process.returncode:
+        # The few lines fit into the pipe. ``communicate`` would lose those that ``readline`` has already buffered.
+        if self._process.wait(seconds + _OVERTIME_S):
             raise RuntimeError(f"the attack failed with exit code {self._process.returncode}")
-        return msgspec.json.decode(said.splitlines()[-1], type=Outcome)
+        assert self._process.stdout is not None
+        return msgspec.json.decode(self._process.stdout.read().splitlines()[-1], type=Outcome)
 
 
 @contextmanager

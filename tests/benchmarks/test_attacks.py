@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.attacks.catalog import ATTACKS, EXPENSIVE
-from benchmarks.attacks.process import attacking
+from benchmarks.attacks.process import Attackers, Outcome, attacking
 from benchmarks.attacks.site import Attack, Site, besiege
 from benchmarks.attacks.strikes import Strikes
 from benchmarks.attacks.targets import KEY, make_models, targets
@@ -136,6 +138,15 @@ def test_the_process_ends_by_itself_and_says_what_it_did(server: Server) -> None
         outcome = attackers.finish(0.2)
     assert outcome.counts["HTTP 200"] > 0
     assert "HTTP 200" in str(outcome)
+
+
+def test_the_report_is_read_even_if_it_arrives_with_the_first_line() -> None:
+    lines = 'print(\'attacking\'); print(\'{"cpu_s": 1.5, "counts": {"HTTP 200": 3}}\')'
+    with subprocess.Popen([sys.executable, "-c", lines], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.wait(PATIENCE_S)
+        assert process.stdout.readline() == "attacking\n"
+        assert Attackers(process).finish(0.1) == Outcome(1.5, {"HTTP 200": 3})
 
 
 def test_strikes_take_turns(server: Server) -> None:
