@@ -16,6 +16,7 @@ from conformance.grpc import GrpcConformance
 from h2_servers import (
     BREAK,
     CHAT,
+    DECODE,
     ECHO,
     FAIL,
     FLOOD,
@@ -245,6 +246,19 @@ def test_clients_that_are_gone_without_a_word(server: GrpcServer) -> None:
     server.pass_time(31)
     assert server.cancelled.acquire(timeout=PATIENCE_S)
     assert peer.is_closed
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_a_client_that_leaves_while_nothing_is_read_from_it_is_noticed(loop: str) -> None:
+    with GrpcServer(loop) as server, Peer(server.address) as peer:
+        peer.greet()
+        peer.send(*(peer.request(2 * n + 1, b"x", DECODE) for n in range(100)))
+        assert server.entered.acquire(timeout=PATIENCE_S)
+        server.until(lambda: next(iter(server.connections._open))._session.is_occupied)
+        peer.__exit__()
+        while server.call(lambda: len(server.connections)):
+            server.pass_time(0.1)
+        assert server.cancelled.acquire(timeout=PATIENCE_S)
 
 
 def test_clients_that_read_too_little(server: GrpcServer) -> None:

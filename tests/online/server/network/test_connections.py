@@ -2,7 +2,16 @@
 
 import asyncio
 
-from penstock.online.server.network.connections import Connections, ServerConnection, SpareConnections
+import pytest
+
+from http_servers import LOOPS
+from penstock.online.server.network.connections import (
+    Connections,
+    ServerConnection,
+    SpareConnections,
+    has_left,
+    unacknowledged,
+)
 
 
 class Recorded(ServerConnection):
@@ -150,3 +159,20 @@ def test_spare_connections_are_swept_drained_and_aborted_with_the_others() -> No
         assert one.calls[-1] == "abort"
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_a_closed_transport_has_no_unacknowledged_bytes(loop: str) -> None:
+    async def main() -> None:
+        server = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()
+        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, *address)
+        assert unacknowledged(transport) == 0
+        transport.abort()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (unacknowledged(transport), has_left(transport)) == (0, False)
+        server.close()
+
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        runner.run(main())

@@ -48,6 +48,25 @@ def test_the_work_of_one_iteration_is_bounded(loads: list[int]) -> None:
     on_loop(main)
 
 
+def test_one_that_fails_does_not_hold_up_the_others() -> None:
+    class Failing:
+        def work(self, units: int) -> int:
+            raise ValueError("a bug")
+
+    async def main() -> None:
+        failures: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+        turns, order = Turns(), list[Load]()
+        other = Load(turns, 10, order)
+        turns.add(Failing())
+        turns.add(other)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert (other.left, len(failures)) == (0, 1)
+
+    on_loop(main)
+
+
 def test_they_take_turns() -> None:
     async def main() -> None:
         turns, order = Turns(), list[Load]()

@@ -21,7 +21,13 @@ from penstock.online.server.grpc.call import GrpcMethod
 from penstock.online.server.h2.reader import FrameReader
 from penstock.online.server.h2.session import CONNECTION_WINDOW, MAX_FRAME, STREAM_WINDOW, H2Session
 from penstock.online.server.h2.stream import H2Stream
-from penstock.online.server.network.connections import LAST_REQUEST_S, Connections, ServerConnection, end_sending
+from penstock.online.server.network.connections import (
+    LAST_REQUEST_S,
+    Connections,
+    ServerConnection,
+    end_sending,
+    has_left,
+)
 from penstock.online.server.network.turns import BYTES_A_UNIT, FREE_UNITS, LOSS_UNITS, SLICE_UNITS
 from penstock.online.server.network.unread import Unread, UnreadTotal
 from penstock.protocol import h2_frames as h2
@@ -222,10 +228,15 @@ class H2Connection(ServerConnection):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if self._outbox.paused or self._is_queued or self._session.is_occupied:
+        if self._is_paused:
             transport.pause_reading()
         else:
             transport.resume_reading()
+
+    @property
+    def _is_paused(self) -> bool:
+        """True if nothing is read from the client at present."""
+        return self._outbox.paused or self._is_queued or self._session.is_occupied
 
     def place(self) -> memoryview | None:
         """The memory for the rest of a large DATA frame; None if it must be received through ``data_received``."""
@@ -289,6 +300,9 @@ class H2Connection(ServerConnection):
         """End the connection, or a call, that has made no progress within its time limit; ``now`` is in seconds."""
         transport, session, config = self._transport, self._session, self._shared.config
         if transport is None:
+            return
+        if self._is_paused and has_left(transport) is not False:
+            transport.abort()  # a client that has closed its side gives up its calls
             return
         if not self._unchecked:
             self._unchecked = list(session.streams.values())

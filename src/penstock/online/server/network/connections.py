@@ -90,7 +90,7 @@ def unacknowledged(transport: asyncio.Transport) -> int:
     """Bytes that the operating system has accepted from ``transport``, and that have not arrived at the client; 0 if unknown."""
     try:
         count = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, ValueError):  # ValueError: the transport is closed, so its descriptor is -1
         return 0
     return int.from_bytes(count, sys.byteorder)
 

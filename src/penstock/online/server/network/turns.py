@@ -88,6 +88,18 @@ class Turns:
     def _begin(self) -> None:
         self._is_scheduled = False
         self.left = min(TURN_UNITS, self.left + TURN_UNITS)
+        try:
+            self._distribute()
+        finally:  # a connection that fails must not hold up the others
+            is_behind = bool(self._waiting or self._requests)
+            if is_behind or self.left < TURN_UNITS:
+                self._schedule()
+        if is_behind and self._unpaused >= PAUSE_UNITS:
+            self._unpaused = 0
+            self._pause(PAUSE_S)
+
+    def _distribute(self) -> None:
+        """Give turns to connections, and to one request."""
         count = len(self._waiting)
         share = max(SLICE_UNITS, TURN_UNITS // 2 // max(1, count))
         for _ in range(count):
@@ -98,12 +110,6 @@ class Turns:
             self._unpaused += used
         if self._requests:
             self._begin_request()
-        is_behind = bool(self._waiting or self._requests)
-        if is_behind and self._unpaused >= PAUSE_UNITS:
-            self._unpaused = 0
-            self._pause(PAUSE_S)
-        if is_behind or self.left < TURN_UNITS:
-            self._schedule()
 
     def _begin_request(self) -> None:
         """Give a turn to one request, if connections have left units for it, or have left none for too long."""
