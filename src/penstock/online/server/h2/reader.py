@@ -21,6 +21,7 @@ class FrameReader:
         "_block",
         "_block_ended",
         "_block_stream",
+        "_calls",
         "_data_ended",
         "_data_left",
         "_data_stream",
@@ -39,7 +40,7 @@ class FrameReader:
 
     def __init__(self, session: H2Session, max_frame: int, max_control: int) -> None:
         self._session = session
-        self._guard = session.guard
+        self._guard, self._calls = session.guard, session.calls
         self._max_frame = max_frame
         self._max_control = max_control
         self._rest = b""
@@ -107,7 +108,7 @@ class FrameReader:
         position = self._walk(data, position)
         if position > self._start and not self._unusual:
             self.progress += 1
-        self.is_behind = self._session.units <= 0 and position < len(data)
+        self.is_behind = self._calls.units <= 0 and position < len(data)
         if self.is_behind:
             self._start = position  # avoids a copy, since many turns may follow
         else:
@@ -115,8 +116,8 @@ class FrameReader:
 
     def _walk(self, data: bytes, position: int) -> int:  # noqa: PLR0912 - each call saved here counts
         """Process frames from ``position`` on, of which only DATA frames may be incomplete; returns their end."""
-        session, unpack, end, frames = self._session, h2.HEADER.unpack_from, len(data), 0
-        while end - position >= 9 and session.units > frames:
+        session, calls, unpack, end, frames = self._session, self._calls, h2.HEADER.unpack_from, len(data), 0
+        while end - position >= 9 and calls.units > frames:
             frames += 1
             high, low, kind, flags, stream_id = unpack(data, position)
             stream_id &= h2.MAX_STREAM_ID
@@ -153,7 +154,7 @@ class FrameReader:
                     session.on_control(kind, flags, stream_id, data[start:stop])
             except StreamFault as fault:
                 session.on_fault(fault)
-        session.units -= frames
+        calls.units -= frames
         return position
 
     def _check_order(self, kind: int, flags: int, stream_id: int) -> None:
