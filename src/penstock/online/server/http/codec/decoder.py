@@ -16,7 +16,6 @@ from penstock.online.server.answer_form import BINARY, TEXT, AnswerForm
 from penstock.online.server.http.codec import large_json
 from penstock.online.server.http.codec.json_request import (
     JsonLayout,
-    is_plain,
     plain_inputs,
     read,
     read_in_steps,
@@ -54,8 +53,9 @@ class HttpRequestDecoder:
                 layout = self._layout(body, len(body))
             else:
                 wire = read(body)
-                if is_plain(wire):
-                    return InferRequest(handle.name, plain_inputs(wire.inputs), handle.version, wire.id), TEXT
+                plain = plain_inputs(wire)
+                if plain is not None:
+                    return InferRequest(handle.name, plain, handle.version, wire.id), TEXT
                 layout = understand(wire)
             if layout.raw:
                 raise _unframed()
