@@ -212,7 +212,7 @@ class GrpcRequestDecoder:
             )
         opened = OpenedMessage([], parts, layout)
         spans = [*zip(layout.raw, raw, strict=True)]
-        if not contents and all(_is_view(tensor, end - start) for tensor, (start, end) in spans):
+        if not (contents or layout.typed) and all(_is_view(tensor, end - start) for tensor, (start, end) in spans):
             opened.views = [(tensor.name, tensor.shape, tensor.datatype.dtype, start) for tensor, (start, _) in spans]
         if layout.is_walked:
             pairs = chain(spans, zip(layout.typed, contents, strict=True))

@@ -9,7 +9,18 @@ from __future__ import annotations
 from penstock.online.server.h2.session import H2Session
 from penstock.online.server.network.sniffer import PREFACE
 from penstock.protocol import h2_frames as h2
-from penstock.protocol.h2_frames import ConnectionFault, ErrorCode, StreamFault
+from penstock.protocol.h2_frames import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    MAX_STREAM_ID,
+    PADDED,
+    ConnectionFault,
+    ErrorCode,
+    StreamFault,
+)
 
 _HEADERS_FLAGS = h2.END_HEADERS | h2.PADDED | h2.PRIORITISED
 
@@ -120,7 +131,7 @@ class FrameReader:
         while end - position >= 9 and calls.units > frames:
             frames += 1
             high, low, kind, flags, stream_id = unpack(data, position)
-            stream_id &= h2.MAX_STREAM_ID
+            stream_id &= MAX_STREAM_ID
             size = high << 8 | low
             start = position + 9
             stop = start + size
@@ -131,11 +142,11 @@ class FrameReader:
             try:
                 if self._unusual:
                     self._check_order(kind, flags, stream_id)
-                if kind == h2.DATA:
-                    if stop <= end and not flags & h2.PADDED:
+                if kind == DATA:
+                    if stop <= end and not flags & PADDED:
                         position = stop
-                        session.on_data(stream_id, size, bool(flags & h2.END_STREAM), data, start, stop)
-                    elif flags & h2.PADDED and size and start == end:
+                        session.on_data(stream_id, size, flags & END_STREAM != 0, data, start, stop)
+                    elif flags & PADDED and size and start == end:
                         break  # the byte with the length of the padding is missing
                     else:
                         position = min(stop, end)
@@ -146,9 +157,9 @@ class FrameReader:
                         raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"a frame of type {kind} with {size} bytes")
                     break
                 position = stop
-                if kind == h2.HEADERS and flags & _HEADERS_FLAGS == h2.END_HEADERS and stream_id:
-                    session.on_headers(stream_id, bool(flags & h2.END_STREAM), data[start:stop])
-                elif kind in (h2.HEADERS, h2.CONTINUATION):
+                if kind == HEADERS and flags & _HEADERS_FLAGS == END_HEADERS and stream_id:
+                    session.on_headers(stream_id, flags & END_STREAM != 0, data[start:stop])
+                elif kind in (HEADERS, CONTINUATION):
                     self._headers(kind, flags, stream_id, data[start:stop])
                 else:
                     session.on_control(kind, flags, stream_id, data[start:stop])

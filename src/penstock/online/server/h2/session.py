@@ -29,7 +29,9 @@ STREAM_WINDOW = 4 << 20
 CONNECTION_WINDOW = 16 << 20
 MAX_FRAME = 1 << 20
 
+_LOW_ALLOWANCE = CONNECTION_WINDOW // 2
 _COPIED_BYTES = 1 << 14
+_PREFIX_BYTES = PREFIX.size
 _SMALL_BYTES = 256
 """A smaller DATA frame is charged to the guard, unless it ends a request."""
 _BYTES_A_UNIT = 8
@@ -81,7 +83,7 @@ class H2Session:
     def on_data(self, stream_id: int, size: int, ended: bool, data: bytes, start: int, stop: int) -> None:
         """Handle a DATA frame, which takes ``size`` bytes of the windows. Its content starts with ``data[start:stop]``."""
         self._allowance -= size
-        if self._allowance < CONNECTION_WINDOW // 2:
+        if self._allowance < _LOW_ALLOWANCE:
             if self._allowance < 0:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the connection's window")
             self.outbox.control(h2.window_update(0, CONNECTION_WINDOW - self._allowance))
@@ -94,15 +96,15 @@ class H2Session:
             return
         if stream.half_closed:
             raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED)
-        stream.allowance -= size
-        if stream.allowance < 0:
+        stream.allowance = allowance = stream.allowance - size
+        if allowance < 0:
             raise StreamFault(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
         content = stop - start
-        if ended and stream.is_untouched and content >= PREFIX.size:
+        if ended and stream.is_untouched and content >= _PREFIX_BYTES:
             flag, length = PREFIX.unpack_from(data, start)
             said = stream.head.content_length
             if (
-                length == content - PREFIX.size
+                length == content - _PREFIX_BYTES
                 and length <= stream.limit
                 and (said is None or said == content)
                 and self.calls.admits(stream)
@@ -111,7 +113,7 @@ class H2Session:
                 # Fast path for the common case: the only message of the call, complete in one frame.
                 stream.charged = content
                 stream.half_closed = True
-                start += PREFIX.size
+                start += _PREFIX_BYTES
                 stream.call(flag, data[start:stop] if length <= _COPIED_BYTES else memoryview(data)[start:stop])
                 return
         self._receive(stream, ended, data, start, stop)
@@ -175,7 +177,8 @@ class H2Session:
             limit = min(method.max_bytes, limit)
         stream = H2Stream(self, stream_id, head, STREAM_WINDOW, is_unary, client, limit)
         self.streams[stream_id] = stream
-        self._head_bytes += head.size
+        if head.size:
+            self._head_bytes += head.size
         if head.timeout_s is not None or not is_unary:
             self.calls.units -= BEGIN_UNITS
             if head.timeout_s is not None:
@@ -311,12 +314,14 @@ class H2Session:
         self.answered += 1
         del self.streams[stream.id]
         self._budget.give(stream.charged)
-        self._head_bytes -= stream.head.size
+        if stream.head.size:
+            self._head_bytes -= stream.head.size
         if stream.passage is not None:
             stream.leave()
         if stream.kept:
-            self.unread.count -= stream.kept
-            self.unread.has_read = True
+            unread = self.unread
+            unread.count -= stream.kept
+            unread.has_read = True
             self.guard.earned += CALL
         if self.calls.held:
             self.calls.wake()

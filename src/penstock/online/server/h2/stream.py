@@ -174,9 +174,9 @@ class H2Stream(msgspec.Struct, eq=False):
         if self.finished or self.gone:
             return
         message: list[Buffer]
-        if len(parts) == 1 and type(parts[0]) is bytes and parts[0]:
-            size = len(parts[0])
-            message = [PREFIX.pack(0, size), parts[0]]
+        if len(parts) == 1 and type(part := parts[0]) is bytes and part:
+            size = len(part)
+            message = [PREFIX.pack(0, size), part]
         else:
             # A view's length must be in bytes, and an empty part would never be taken from the queue.
             views = [part if type(part) is bytes else memoryview(part).cast("B") for part in parts if len(part)]
@@ -189,8 +189,8 @@ class H2Stream(msgspec.Struct, eq=False):
                 self.abandon(ResourceExhausted(f"the client has left more than {limit} bytes of responses unread"))
                 return
         kept, unread = size + _MESSAGE_OVERHEAD, carrier.unread
-        if unread.count + kept <= FLOOR_BYTES:
-            unread.count += kept
+        if (count := unread.count + kept) <= FLOOR_BYTES:
+            unread.count = count
         elif not unread.add(kept):
             self.abandon(ResourceExhausted("the server's limit for unread responses is reached", "read the responses"))
             return
@@ -198,7 +198,7 @@ class H2Stream(msgspec.Struct, eq=False):
         self.kept += kept
         self.unsent_bytes += size + PREFIX.size
         if not self.is_ready:
-            self.carrier.ready(self)
+            carrier.ready(self)
 
     def finish(self, error: PenstockError | None = None) -> None:
         if self.finished or self.gone:

@@ -68,12 +68,12 @@ class HttpAnswerEncoder:
         if form.binary is NONE:
             if inline and not template.is_light and not is_light(outputs.values()):
                 return None
-            data = to_json(name, array) if is_single else tuple([to_json(*output) for output in outputs.items()])
-            return JSON, template.text % data, ()
+            values = to_json(name, array) if is_single else tuple([to_json(*output) for output in outputs.items()])
+            return JSON, template.text % values, ()
         if form.binary is ALL and template.binary:
             if template.is_small:
-                tensors = [array.tobytes() for array in outputs.values()]
-                return template.binary_headers, b"".join((template.binary, *tensors)), ()
+                data = array.tobytes() if is_single else b"".join([array.tobytes() for array in outputs.values()])
+                return template.binary_headers, template.binary + data, ()
             return template.binary_headers, template.binary, [to_wire(array) for array in outputs.values()]
         return None if inline and not self.is_light(response, form) else _write(response, form)
 

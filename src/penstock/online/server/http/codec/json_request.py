@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -93,6 +93,8 @@ class JsonLayout(RequestLayout):
     raw: list[RawInput] = []
     size: int = 0
     """The bytes of all raw tensors."""
+    views: list[tuple[str, Sequence[int], np.dtype[Any], int]] | None = None
+    """Name, shape, type and start of each raw tensor if all of them are views of the body; else None."""
 
 
 _FLOATS = re.compile(b'"FP').search
@@ -165,6 +167,8 @@ def understand(wire: WireRequest) -> JsonLayout:
             _note_input(layout, tensor)
     check_names(tensor.name for tensor in wire.inputs)
     _note_outputs(layout, wire)
+    if all(start < end and tensor.datatype.itemsize > 1 for tensor, start, end in layout.raw):
+        layout.views = [(tensor.name, tensor.shape, tensor.datatype.dtype, start) for tensor, start, _ in layout.raw]
     return layout
 
 
