@@ -13,6 +13,7 @@ import numpy as np
 from handles import make_handle
 from penstock.artifact import Artifact, Format
 from penstock.errors import InvalidConfig, InvalidModel, Unavailable
+from penstock.online.instances.process_halt import LoadingProcess
 from penstock.online.repository.config import ModelConfig
 from penstock.online.repository.handle import Handle
 from penstock.online.repository.layout import Layout
@@ -30,13 +31,17 @@ _STEP = 'step {{ model_name: "{}" model_version: -1 input_map {{ key: "x" value:
 
 
 class FakeLoads:
-    """Loads and assembles fakes: a version whose file says ``broken`` fails, and one whose gate is shut waits for it."""
+    """Loads and assembles fakes: a version whose file says ``broken`` fails, and one whose gate is shut waits for it.
+
+    ``processes`` are the child processes that the versions load in.
+    """
 
     def __init__(self, served: ServedModels) -> None:
         self._served = served
         self.models: list[FakeModel] = []
         self.begun: list[str] = []
         self.gates: dict[str, threading.Event] = {}
+        self.processes: dict[str, LoadingProcess] = {}
         self.at_once = self.most_at_once = 0
         self.while_loading: Callable[[], object] = lambda: None
         self.forward: Callable[[Mapping[str, Array]], dict[str, Array]] = double
@@ -45,6 +50,8 @@ class FakeLoads:
 
     def load(self, layout: Layout, source: ModelSource, version: str, load_options: LoadOptions) -> LoadedVersion:
         which = f"{source.name}/{version}"
+        if process := self.processes.get(which):
+            load_options.halt.hold(process)
         with self._lock:
             self.begun.append(which)
             self.at_once += 1

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
 
+import penstock
 from benchmarks import in_process
 from benchmarks.in_process import NULL_INPUTS, InProcess, NullModel
 from benchmarks.requests import grpc_request
@@ -71,3 +76,46 @@ def test_a_server_without_statistics_answers_as_well() -> None:
         return counted(server), pending
 
     assert in_process.run(main()) == (0, 0)
+
+
+SOURCE = str(Path(penstock.__file__).parent)
+CLIENT = f"{SOURCE}{os.sep}perf{os.sep}"
+COUNTED = 1280
+
+
+def bytecodes(work: Callable[[InProcess, int], Awaitable[None]]) -> float:
+    """The number of bytecodes that the server executes for each of the requests that ``work`` sends."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> object:
+        nonlocal count
+        path = frame.f_code.co_filename
+        if not path.startswith(SOURCE) or path.startswith(CLIENT):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    async def traced(server: InProcess) -> None:
+        await work(server, COUNTED)
+        before = sys.gettrace()
+        sys.settrace(trace)  # type: ignore[arg-type]
+        try:
+            await work(server, COUNTED)
+        finally:
+            sys.settrace(before)
+
+    assert drive(traced) == 2 * COUNTED
+    return count / COUNTED
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="each version of Python has its own bytecodes")
+@pytest.mark.parametrize(("kind", "most"), [("JSON", 1_020), ("binary", 945), ("gRPC", 1_710)])
+def test_a_small_request_takes_few_steps(kind: str, most: int) -> None:
+    """Many small additions to the path of a request are hard to see in noisy timings."""
+    if kind == "gRPC":
+        found = bytecodes(lambda server, count: server.grpc(count, 64, [grpc_request("m", NULL_INPUTS)]))
+    else:
+        whole = [infer_request(ADDRESS, "m", NULL_INPUTS, binary=kind == "binary")]
+        found = bytecodes(lambda server, count: server.http(count, 64, whole))
+    assert found <= most

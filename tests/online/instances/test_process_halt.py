@@ -7,8 +7,12 @@ from penstock.online.instances.process_halt import Halt
 
 
 class Process:
-    def __init__(self) -> None:
+    def __init__(self, used_s: float | None = None) -> None:
         self.ended = 0
+        self._used_s = used_s
+
+    def used_s(self) -> float | None:
+        return self._used_s
 
     def end_at_once(self) -> None:
         self.ended += 1
@@ -47,3 +51,15 @@ def test_a_process_may_release_itself_while_it_is_ended() -> None:
     halt.hold(process)
     halt.end("now")
     assert process.ended == 1
+
+
+def test_the_processes_use_what_each_of_them_uses() -> None:
+    halt, first, second = Halt(), Process(0.5), Process(1.5)
+    assert halt.used_s() is None
+    halt.hold(first)
+    halt.hold(second)
+    assert halt.used_s() == 2
+    halt.release(first)
+    assert halt.used_s() == 1.5
+    halt.hold(Process())
+    assert halt.used_s() is None

@@ -291,6 +291,23 @@ def test_a_load_is_ended_at_once(endless: Callable[..., Hasty], tmp_path: Path) 
     assert resources() == before
 
 
+def test_the_cpu_time_of_a_process_tells_whether_it_works(endless: Callable[..., Hasty], load: Loader) -> None:
+    halt = Halt()
+    with ThreadPoolExecutor() as threads:
+        loading = threads.submit(endless, halt=halt)
+        until(lambda: (halt.used_s() or 0) > 0.1)
+        halt.end("the test ends it")
+        with pytest.raises(PenstockError):
+            loading.result(PATIENCE_S)
+    model = load(models.linear())
+    assert model.pid
+    kill(model, signal.SIGSTOP)
+    until(lambda: "\nState:\tT" in Path(f"/proc/{model.pid}/status").read_text())
+    assert model.used_s() == model.used_s() != 0
+    kill(model, signal.SIGCONT)
+    assert model.forward(X)
+
+
 def test_what_has_loaded_is_ended_no_more(load: Loader) -> None:
     halt = Halt()
     model = load(models.linear(), halt=halt)

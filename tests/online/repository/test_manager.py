@@ -19,6 +19,7 @@ from fake_repository import PATIENCE_S, Repository, Story, run_story
 from penstock.errors import InvalidArgument, InvalidConfig, NotFound, PenstockError
 from penstock.online.repository.manager import LoadFailed
 from penstock.online.repository.override import Override, store
+from penstock.online.repository.seats import Seats
 from penstock.online.repository.triton.schema import to_json
 from penstock.online.scheduler.dynamic_batcher import DynamicBatcher
 from penstock.tensor import Array
@@ -232,19 +233,43 @@ def test_different_models_load_side_by_side_but_not_too_many(tell: Callable[[Sto
     tell(story)
 
 
-def test_loads_that_hang_give_up_their_seats(tmp_path: Path) -> None:
-    """Otherwise two models whose ``initialize`` never returns would prevent all others from being loaded."""
+class Waiting:
+    """A process that only waits."""
+
+    def used_s(self) -> float:
+        return 0.3
+
+    def end_at_once(self) -> None:
+        """It has no end."""
+
+
+def test_loads_that_hang_soon_give_up_their_seats(tmp_path: Path) -> None:
+    """Otherwise two models whose ``initialize`` never returns would prevent all others from being loaded for many seconds."""
 
     async def story() -> None:
-        async with Repository(tmp_path, seat_s=0) as repository:
-            hanging = {f"m{number}/1": threading.Event() for number in range(5)}
-            repository.loads.gates = dict(hanging)
+        timers: list[tuple[float, Callable[[], None]]] = []
+        seats = Seats(1, lambda delay_s, callback: timers.append((delay_s, callback)))
+        async with Repository(tmp_path, seats=seats) as repository:
+            loads, now = repository.loads, 0.0
+            hanging = {f"m{number}/1": threading.Event() for number in range(6)}
+            loads.gates, loads.processes = dict(hanging), {which: Waiting() for which in hanging}
             names = [f"m{number}" for number in range(7)]
             for name in names:
                 repository.write(f"{name}/1/model.onnx", name)
             work = [asyncio.ensure_future(repository.manager.load(name)) for name in names]
-            await asyncio.wait_for(asyncio.gather(*work[5:]), PATIENCE_S)
-            assert not any(load.done() for load in work[:5])
+
+            def hung() -> int:
+                return sum(which in hanging for which in loads.begun)
+
+            for seats_taken in (2, 4, 6):
+                await repository.until(lambda: work[6].done() or hung() == seats_taken)  # noqa: B023 - awaited at once
+                for _ in range(5):
+                    delay_s, look = timers.pop()
+                    now += delay_s
+                    look()
+            await asyncio.wait_for(work[6], PATIENCE_S)
+            assert now <= 3 * 1.25
+            assert not any(load.done() for load in work[:6])
             for gate in hanging.values():
                 gate.set()
             await asyncio.gather(*work)

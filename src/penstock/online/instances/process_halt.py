@@ -1,4 +1,4 @@
-"""Ends processes that are still loading their models."""
+"""The processes that are still loading a model: whether they work, and their end."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from penstock.errors import Unavailable
 _log = logging.getLogger(__name__)
 
 
-class Endable(Protocol):
+class LoadingProcess(Protocol):
     def end_at_once(self) -> None:
         """Kill the process and do not restart it. Any thread may call it."""
+        ...
+
+    def used_s(self) -> float | None:
+        """CPU seconds that the process has used; None if unknown. Any thread may call it."""
         ...
 
 
@@ -25,19 +29,25 @@ class Halt:
         self.reason = ""
         """The reason why loading is refused; empty while it is allowed."""
         self._lock = threading.Lock()
-        self._loading: set[Endable] = set()
+        self._loading: set[LoadingProcess] = set()
 
-    def hold(self, process: Endable) -> None:
+    def hold(self, process: LoadingProcess) -> None:
         """Register ``process``, which is about to load its model. Raises Unavailable after ``end``."""
         with self._lock:
             if self.reason:
                 raise Unavailable(self.reason)
             self._loading.add(process)
 
-    def release(self, process: Endable) -> None:
+    def release(self, process: LoadingProcess) -> None:
         """Remove ``process``, whose load has ended. Idempotent."""
         with self._lock:
             self._loading.discard(process)
+
+    def used_s(self) -> float | None:
+        """CPU seconds that the registered processes have used; None if there are none, or if it is unknown."""
+        with self._lock:
+            used = [process.used_s() for process in self._loading]
+        return None if not used or None in used else sum(filter(None, used))
 
     def end(self, reason: str) -> None:
         """Kill all registered processes at once, and refuse further ones."""

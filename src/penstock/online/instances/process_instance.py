@@ -146,6 +146,11 @@ class ModelProcess:
                     child.kill()
             self._changed.notify_all()
 
+    def used_s(self) -> float | None:
+        """CPU seconds that the process has used so far, or the one that is starting; None if unknown. Any thread may call it."""
+        child = self._starting or self._child
+        return 0.0 if child is None else child.used_s()
+
     def hear(self, message: Message) -> None:
         """Handle a message from the child other than a reply."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
@@ -34,6 +33,7 @@ from penstock.online.repository.override import Override, discard, hold
 from penstock.online.repository.policy import choose, plan
 from penstock.online.repository.resolved_version import LoadOptions
 from penstock.online.repository.retirement import Retirement
+from penstock.online.repository.seats import Seats
 from penstock.online.repository.served import ServedModels
 from penstock.online.repository.state import ManagedModel, Row, VersionState, rows
 
@@ -41,8 +41,6 @@ _log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
 """Number of attempts to load a model whose files change meanwhile."""
-_SEAT_S = 10.0
-"""After this many seconds, a load no longer counts towards the limit of concurrent loads, because it may never end."""
 _Result = TypeVar("_Result")
 Loading = asyncio.Task[list[Any]]
 """A running load, as a task. It returns the loads of ensembles that it started."""
@@ -74,8 +72,8 @@ class Manager:
         load: Callable[[Layout, ModelSource, str, LoadOptions], LoadedVersion] = load_version,
         *,
         is_explicit: bool = False,
-        seat_s: float = _SEAT_S,
         takes_files: bool = False,
+        seats: Seats | None = None,
     ) -> None:
         self._served = served
         self._assembler = assembler
@@ -89,8 +87,7 @@ class Manager:
         """True if clients may send the files of a model to load. Such files may contain code."""
         self._models: dict[str, ManagedModel] = {}
         self._missing: set[str] = set()
-        self._seats = asyncio.Semaphore(1)
-        self._seat_s = seat_s
+        self._seats = seats or Seats(1)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._retirement = Retirement()
         self._loading: dict[asyncio.Future[Any], str] = {}
@@ -110,11 +107,11 @@ class Manager:
         """Load the models ``wanted`` and return the failures by name. Up to ``at_start`` models load at the same time. Later loads
         run up to ``threads`` at the same time.
         """
-        self._seats = asyncio.Semaphore(max(threads, at_start))
+        self._seats.count = max(threads, at_start)
         work = (self.load(name, override, is_due=True) for name, override in wanted.items())
         outcomes = await asyncio.gather(*work, return_exceptions=True)
         self._preloaded.clear()
-        self._seats = asyncio.Semaphore(threads)
+        self._seats.count = threads
         self._level = logging.INFO
         for outcome in outcomes:
             if outcome is not None and not isinstance(outcome, PenstockError):
@@ -251,26 +248,18 @@ class Manager:
         task.add_done_callback(end)
         return task
 
-    async def _on_thread(self, verb: str, name: str, work: Callable[[], _Result]) -> _Result:
-        """Run ``work()``, a part of loading model ``name``, on a thread. Wait first until fewer than the maximum number of loads are
-        running.
+    async def _on_thread(
+        self, verb: str, name: str, work: Callable[[], _Result], used_s: Callable[[], float | None] = lambda: None
+    ) -> _Result:
+        """Run ``work()``, a part of loading model ``name``, on a thread, once there is a seat for it; ``used_s`` as for ``Seats``.
 
-        The load counts as running until it ends, even if the caller is cancelled, but no longer than ``_SEAT_S``. A load that hangs
-        therefore does not block others.
+        The part holds its seat even if the caller is cancelled.
         """
-        seats = self._seats
-        await seats.acquire()
         try:
-            future = on_daemon_thread(f"{verb}-{name}", work)
+            future = await self._seats.begin(partial(on_daemon_thread, f"{verb}-{name}", work), used_s)
         except RuntimeError as error:
-            seats.release()
             raise ResourceExhausted(f"cannot start a thread to load a model: {error}", "raise the task limit") from None
         self._loading[future] = name
-        given_back = ExitStack()
-        given_back.callback(seats.release)
-        limit = asyncio.get_running_loop().call_later(self._seat_s, given_back.close)
-        given_back.callback(limit.cancel)
-        future.add_done_callback(lambda _: given_back.close())
         # If this task is cancelled, ``close`` waits for the future.
         await asyncio.wait((future,))
         del self._loading[future]
@@ -445,7 +434,7 @@ class Manager:
             work = partial(warm, preloaded, load_options)
         else:
             work = partial(self._load_now, self._layout, source, number, load_options)
-        loaded = await self._on_thread("load", source.name, work)
+        loaded = await self._on_thread("load", source.name, work, load_options.halt.used_s)
         try:
             return self._assembler.assemble(loaded)
         except BaseException:
@@ -458,7 +447,7 @@ class Manager:
         wanted = source.given.instances
         if (more := wanted - handle.instance_count) > 0:
             work = partial(load_more, self._layout, source, number, load_options, handle.first_model, more)
-            handle.grow(await self._on_thread("load", source.name, work))
+            handle.grow(await self._on_thread("load", source.name, work, load_options.halt.used_s))
         else:
             handle.shrink(-more)
 

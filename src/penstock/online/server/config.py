@@ -88,7 +88,8 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """Serve models as ``<repository>/<model>``, so that repositories may contain models of the same name."""
     model_load_threads: _Count = 2
     """Number of models that load concurrently while the server runs. Start-up uses one thread per core if that is more.
-    A load that takes longer than ten seconds no longer counts, so that a hanging load does not block others."""
+    A load no longer counts once its process has used no CPU time for a second, or after ten seconds, so that a hanging load does not
+    block others."""
     warmup_folder: str = ""
     """Folder of recorded requests, ``<model>/….request``, which warm up models."""
     warmup_record: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0

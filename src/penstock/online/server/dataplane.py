@@ -136,18 +136,54 @@ class DataPlane:
             self._fail(handle, error, lambda outcome: None)
             raise
 
-    def infer(self, handle: Handle, request: InferRequest, done: Done, decoupled: bool = False) -> Cancellable | None:
+    def infer(  # noqa: C901, PLR0912 - each call saved here counts
+        self, handle: Handle, request: InferRequest, done: Done, decoupled: bool = False, *, is_inner: bool = False
+    ) -> Cancellable | None:
         """Run ``request`` on ``handle``. ``done`` is called on the event loop, possibly before this method returns.
 
         Returns an object that cancels the request, or None if it has already ended. If ``decoupled`` is true, ``done`` accepts
-        several responses. The result is a callback because a task and a future per request would cost more than the rest of this path.
+        several responses. ``is_inner`` means that a model sends the request while it processes another one, which has been admitted.
+
+        The result is a callback because a task and a future per request would cost more than the rest of this path.
         """
-        if self.tracer.enabled:
+        if self.tracer.enabled and not is_inner:
             trace = self.tracer.begin(request, request.traceparent, request.tracestate)
             if trace is not None:
                 request.trace = trace
                 done = self.tracer.watching(trace, done)
-        return self._ask(handle, request, done, decoupled, self._admission)
+        request.model_version = handle.version
+        lease, is_checked = request.lease, False
+        if lease is not None and isinstance(lease, Lease):
+            done = lease.storing(done)
+        try:
+            if request.parameters:
+                self._read_parameters(request, handle)
+            if self._admission is not None and not is_inner:
+                done = self._admission.admit(request, done)
+            if handle.decoupled and not decoupled:
+                raise Unsupported(
+                    f"model '{handle.name}' is decoupled: a request has any number of responses",
+                    "use a gRPC stream or generate_stream",
+                )
+            rows, key = handle.check(request)
+            if self._recorder is not None:
+                done = self._recorder.watch(request, done)
+            if (lease is not None or request.sequence_id) and self._arrivals.must_wait(request):
+                submit = partial(self._submit, handle, request, rows, key, done)
+                return self._arrivals.add(handle, request, submit, lambda error: self._fail(handle, error, done))
+            if handle.cache is not None:
+                return self._submit(handle, request, rows, key, done)
+            is_checked = True
+            return handle.scheduler.submit(request, rows, key, done)  # fast path, equivalent to ``_submit``
+        except PenstockError as error:
+            if is_checked:
+                done(error)  # the scheduler has already counted it
+            else:
+                self._fail(handle, error, done)
+        except Exception:  # noqa: BLE001 - a bug must not leave the client unanswered
+            _log.exception("request failed")
+            self._fail(handle, PenstockError("internal error"), done)
+        return None
 
     def call(
         self, request: InferRequest, done: Done, handle: Handle | None = None, decoupled: bool = False
@@ -161,38 +197,7 @@ class DataPlane:
         except NotFound as error:
             done(error)
             return None
-        return self._ask(found, request, done, decoupled, None)
-
-    def _ask(
-        self, handle: Handle, request: InferRequest, done: Done, decoupled: bool, admission: Admission | None
-    ) -> Cancellable | None:
-        request.model_version = handle.version
-        lease = request.lease
-        if lease is not None and isinstance(lease, Lease):
-            done = lease.storing(done)
-        try:
-            if request.parameters:
-                self._read_parameters(request, handle)
-            if admission is not None:
-                done = admission.admit(request, done)
-            if handle.decoupled and not decoupled:
-                raise Unsupported(
-                    f"model '{handle.name}' is decoupled: a request has any number of responses",
-                    "use a gRPC stream or generate_stream",
-                )
-            rows, key = handle.check(request)
-            if self._recorder is not None:
-                done = self._recorder.watch(request, done)
-            if (request.lease is None and not request.sequence_id) or not self._arrivals.must_wait(request):
-                return self._submit(handle, request, rows, key, done)
-            submit = partial(self._submit, handle, request, rows, key, done)
-            return self._arrivals.add(handle, request, submit, lambda error: self._fail(handle, error, done))
-        except PenstockError as error:
-            self._fail(handle, error, done)
-        except Exception:  # noqa: BLE001 - a bug must not leave the client unanswered
-            _log.exception("request failed")
-            self._fail(handle, PenstockError("internal error"), done)
-        return None
+        return self.infer(found, request, done, decoupled, is_inner=True)
 
     def _submit(
         self, handle: Handle, request: InferRequest, rows: int, key: Hashable, done: Done

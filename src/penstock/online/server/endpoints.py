@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -13,9 +12,8 @@ from typing import Literal, get_args
 import msgspec
 
 from penstock.clock import Clock
-from penstock.errors import InvalidConfig, Unavailable
+from penstock.errors import Unavailable
 from penstock.online.server.access.admission import Admission, ByteBudget
-from penstock.online.server.access.pem import missing_part
 from penstock.online.server.access.table import AccessTable
 from penstock.online.server.access.web import WebAccess
 from penstock.online.server.config import ServerConfig
@@ -158,20 +156,13 @@ class Endpoints:
             host=config.host_of(name),
             port=config.port(name),
             reuse_port=config.processes > 1,
-            tls=_tls(config) if name == "grpc" or (name == "http" and config.http_tls) else None,
+            tls=make_context(config) if name == "grpc" or (name == "http" and config.http_tls) else None,
             http=http,
             http2=http2,
         )
         with _explained(config, name):
             listener = self._metrics_listener if name == "metrics" else self._listener
             return _written(*await listener.listen(endpoint))
-
-
-def _tls(config: ServerConfig) -> ssl.SSLContext | None:
-    try:
-        return make_context(config)
-    except InvalidConfig as error:
-        raise missing_part(config) or error from None
 
 
 def _written(host: str, port: int) -> str:

@@ -534,7 +534,7 @@ def test_a_slow_stream_does_not_keep_other_calls_from_being_answered() -> None:
         client.send(h2.window_update(0, 1 << 24), client.headers(1, CHAT))
         client.send(data_frame(1, whole[:half]), data_frame(1, whole[half:]))
         await lab.settle()
-        assert client.connection._session._lone is None
+        assert client.connection._session.calls._lone is None
         assert unread(lab) >= MIB
         client.send(*(client.request(2 * n + 3, b"hello", ECHO) for n in range(100)))
         await lab.settle()
@@ -550,11 +550,11 @@ def test_calls_that_wait_can_be_cancelled() -> None:
         client.send(*(client.request(2 * n + 1, str(MESSAGES).encode(), FLOOD) for n in range(50)))
         await lab.settle()
         session = client.connection._session
-        assert len(session._held) > 40
+        assert len(session.calls.held) > 40
         client.send(*(h2.rst_stream(2 * n + 1, ErrorCode.CANCEL) for n in range(50)))
         await lab.settle()
         assert not session.streams
-        assert not session._held
+        assert not session.calls.held
         assert unread(lab) == lab.shared.budget.used == 0
 
     on_loop(main)

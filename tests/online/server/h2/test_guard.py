@@ -36,10 +36,10 @@ def test_a_long_time_gives_no_more_than_a_burst() -> None:
 def test_answers_pay_for_as_many() -> None:
     guard = FloodGuard(ManualClock())
     for _ in range(3 * BURST):
-        guard.earn(CALL)
+        guard.earned += CALL
         guard.charge(CALL)
     for _ in range(BURST):
-        guard.earn(CALL)
+        guard.earned += CALL
     spend(guard, BURST)
 
 

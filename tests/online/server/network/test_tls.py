@@ -149,7 +149,7 @@ def test_files_that_are_wrong(files: Files, tmp_path: Path) -> None:
         ({"tls_certificate": str(tmp_path / "absent")}, "cannot read .*absent.*, given as 'tls_certificate'"),
         ({"tls_key": str(tmp_path / "absent")}, "cannot read .*absent.*, given as 'tls_key'"),
         ({"tls_client_ca": str(tmp_path)}, "cannot read .*, given as 'tls_client_ca'"),
-        ({"tls_certificate": str(nonsense)}, "cannot use the certificate"),
+        ({"tls_certificate": str(nonsense)}, "no certificate was found in .*nonsense"),
         ({"tls_key": str(other.key)}, "key values mismatch"),
         ({"tls_client_ca": str(nonsense)}, "as an authority for clients"),
         ({"tls_certificate": ""}, "'tls_key' requires 'tls_certificate'"),
@@ -166,3 +166,45 @@ def test_a_key_with_a_password(files: Files, tmp_path: Path) -> None:
     assert not done.returncode, done.stderr
     with pytest.raises(InvalidConfig, match="has a password"):
         make_context(files.config(tls_key=str(locked)))
+
+
+SWAPPED = "(exchange 'tls_certificate' and 'tls_key')"
+BOTH = "('tls_certificate' must name a PEM file with a certificate, and 'tls_key' one with its private key)"
+NAME_KEY = "(name the key's file with --tls-key)"
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key", "error"),
+    [
+        ("cert", "key", ""),
+        ("both", "", ""),
+        ("both", "both", ""),
+        ("cert", "", f"no private key was found in 'cert' {NAME_KEY}"),
+        ("cert", "cert", f"no private key was found in 'cert' {NAME_KEY}"),
+        ("key", "", f"no certificate was found in 'key' {BOTH}"),
+        ("cert", "text", f"no private key was found in 'text' {BOTH}"),
+        ("request", "key", f"no certificate was found in 'request' {BOTH}"),
+        ("key", "cert", f"no certificate was found in 'key', and no private key was found in 'cert' {SWAPPED}"),
+        ("both", "cert", f"no private key was found in 'cert' {BOTH}"),
+        ("text", "", f"no certificate was found in 'text', and no private key was found in 'text' {BOTH}"),
+    ],
+)
+def test_the_error_names_what_is_missing_and_where(
+    files: Files, tmp_path: Path, certificate: str, key: str, error: str
+) -> None:
+    contents = {
+        "cert": files.certificate.read_bytes(),
+        "key": files.key.read_bytes(),
+        "both": files.key.read_bytes() + files.certificate.read_bytes(),
+        "text": b"text",
+        "request": b"-----BEGIN CERTIFICATE REQUEST-----",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    config = ServerConfig(tls_certificate=f"{tmp_path}/{certificate}", tls_key=f"{tmp_path}/{key}" if key else "")
+    found = ""
+    try:
+        make_context(config)
+    except InvalidConfig as refusal:
+        found = str(refusal).replace(f"{tmp_path}/", "")
+    assert found == error

@@ -44,6 +44,7 @@ class InputCheck:
             (
                 spec.name,
                 spec.datatype.dtype,
+                _fixed_tail(spec.shape),
                 -1 if spec.name in self._unranked else len(spec.shape),
                 [(axis, size) for axis, size in enumerate(spec.shape) if size != -1],
             )
@@ -59,39 +60,46 @@ class InputCheck:
             for size in spec.shape[first:]
         )
 
-    def __call__(self, request: InferRequest) -> tuple[int, Hashable]:
+    def __call__(self, request: InferRequest) -> tuple[int, Hashable]:  # noqa: C901, PLR0912 - each call saved here counts
         """``(rows, key)``: the batch size, 1 if the model is not batchable, and a key; requests with equal keys can be merged.
 
         Raises InvalidArgument.
         """
-        inputs = request.inputs
-        rows, absent = -1, 0
-        for name, dtype, rank, fixed in self._inputs:
+        inputs, max_rows = request.inputs, self._max_rows
+        rows, expected = -1, len(self._inputs)
+        for name, dtype, tail, rank, fixed in self._inputs:
             array = inputs.get(name)
             if array is None or (array.dtype is not dtype and array.dtype != dtype):
                 if array is None and name in self._optional:
-                    absent += 1
+                    expected -= 1
                     continue
                 self._explain(request)
             shape = array.shape
-            if len(shape) != rank >= 0:
-                self._explain(request)
-            for axis, size in fixed:
-                if shape[axis] != size:
+            if shape[1:] != tail:
+                if len(shape) != rank >= 0:
                     self._explain(request)
-            if self._max_rows is not None:
+                for axis, size in fixed:
+                    if shape[axis] != size:
+                        self._explain(request)
+            if max_rows is not None:
                 if rows == -1:
                     rows = shape[0]
-                if shape[0] != rows or not 0 < rows <= self._max_rows:
+                    if not 0 < rows <= max_rows:
+                        self._explain(request)
+                elif shape[0] != rows:
                     self._explain(request)
-        replaced = sum(map(self._replaces, inputs, inputs.values())) if self._defaults else 0
-        is_whole = len(inputs) + absent == len(self._inputs) + replaced and (rows != -1 or self._max_rows is None)
-        if not is_whole or (request.outputs and not self._outputs.issuperset(request.outputs)):
+        replaced = len(inputs) - expected
+        if replaced and replaced != sum(map(self._replaces, inputs, inputs.values())):
             self._explain(request)
-        if self._max_rows is None:
+        if request.outputs and not self._outputs.issuperset(request.outputs):
+            self._explain(request)
+        if max_rows is None:
             return 1, None
-        # A value that replaces a default applies to the whole batch, so the request is not merged.
-        return rows, object() if replaced else None if self._mergeable else self._key(inputs)
+        if rows == -1:
+            self._explain(request)
+        if replaced:
+            return rows, object()  # such a value applies to the whole batch, so the request is not merged
+        return rows, None if self._mergeable else self._key(inputs)
 
     def _replaces(self, name: str, array: Array) -> bool:
         """True if ``array`` replaces a default value."""
@@ -158,3 +166,8 @@ class InputCheck:
             f"unexpected inference output {quoted(unknown)} for model '{self._model_name}'; "
             f"its outputs are {self._signature.output_names}"
         )
+
+
+def _fixed_tail(shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The dimensions after the first one if only that one is free; otherwise None. A shape with equal ones fits."""
+    return shape[1:] if len(shape) > 1 and shape[0] == -1 and -1 not in shape[1:] else None

@@ -11,7 +11,7 @@ another thread.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -79,11 +79,17 @@ class OpenedMessage(msgspec.Struct):
     """Bytes to examine when the tensors are decoded; 0 if all tensors are views of the message."""
     produced: int = 0
     """Bytes of memory for the tensors, in addition to the message."""
+    views: list[tuple[str, Sequence[int], np.dtype[Any], int]] | None = None
+    """Name, shape, type and start of each tensor if all of them are views of the message; else None."""
 
     def arrays(self, data: Buffer) -> dict[str, Array]:
         """The tensors in the message ``data``. May run on any thread. Raises InvalidArgument."""
-        layout, parts = self.layout, self.parts
         found: dict[str, Array] = {}
+        if self.views is not None:
+            for name, shape, dtype, start in self.views:
+                found[name] = np.ndarray(shape, dtype, data, start)
+            return found
+        layout, parts = self.layout, self.parts
         for tensor, (start, end) in zip(layout.raw, parts.raw, strict=True):
             found[tensor.name] = _array(layout.model_name, tensor, data, start, end)
         if parts.contents:
@@ -174,11 +180,12 @@ class GrpcRequestDecoder:
         The form holds a lease of the request's shared memory until it is released. Numeric raw tensors are views of ``data``.
         Requests may share the mapping of parameters. Raises InvalidArgument, NotFound, Unsupported.
         """
-        layout = opened.layout
+        layout, name = opened.layout, opened.layout.model_name
         identity = _text(data, opened.parts.identity)
-        form = layout.lease(self._shared_memory, layout.model_name, inputs)
-        outputs, parameters = layout.outputs, layout.parameters
-        request = InferRequest(layout.model_name, inputs, layout.model_version, identity, outputs, parameters)
+        request = InferRequest(name, inputs, layout.model_version, identity, layout.outputs, layout.parameters)
+        if not (layout.shared or layout.placed):
+            return request, layout.form
+        form = layout.lease(self._shared_memory, name, inputs)
         request.lease = form.lease
         return request, form
 
@@ -204,8 +211,11 @@ class GrpcRequestDecoder:
                 "send one for each input that is not in shared memory, or send typed contents for each input",
             )
         opened = OpenedMessage([], parts, layout)
+        spans = [*zip(layout.raw, raw, strict=True)]
+        if not (contents or layout.typed) and all(_is_view(tensor, end - start) for tensor, (start, end) in spans):
+            opened.views = [(tensor.name, tensor.shape, tensor.datatype.dtype, start) for tensor, (start, _) in spans]
         if layout.is_walked:
-            pairs = chain(zip(layout.raw, raw, strict=True), zip(layout.typed, contents, strict=True))
+            pairs = chain(spans, zip(layout.typed, contents, strict=True))
             for tensor, (start, end) in pairs:
                 if contents or tensor.datatype in _WALKED:
                     opened.work += end - start
@@ -333,10 +343,15 @@ def _note_output(layout: _GrpcLayout, output: Message, classification: dict[str,
         layout.note_place(output.name, part, output.name in classification)
 
 
+def _is_view(tensor: TensorLayout, size: int) -> bool:
+    """True if ``size`` raw bytes are the tensor's memory."""
+    return 0 < tensor.size_bytes == size and tensor.datatype is not DataType.BOOL
+
+
 def _array(model_name: str, tensor: TensorLayout, data: Buffer, start: int, end: int) -> Array:
     """The raw tensor in ``data[start:end]``."""
     size_bytes = tensor.size_bytes
-    if size_bytes == end - start and size_bytes and tensor.datatype is not DataType.BOOL:
+    if _is_view(tensor, end - start):
         return np.ndarray(tensor.shape, tensor.datatype.dtype, data, start)
     if size_bytes not in (VARIABLE, end - start):
         raise InvalidArgument(

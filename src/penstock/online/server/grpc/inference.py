@@ -109,7 +109,8 @@ class Inference:
             call.finish(error)
             return
         if decoded is not None:
-            self._ask(call, *decoded)
+            request, form = decoded
+            self._ask(call, request, form)
             return
         call.on_cancel = self.start_large(call, len(data), self._infer_later(call, data)).cancel
 

@@ -89,6 +89,7 @@ class H2Connection(ServerConnection):
     protocol = "HTTP/2"
 
     __slots__ = (
+        "_calls",
         "_discarding",
         "_is_queued",
         "_lingering",
@@ -112,7 +113,7 @@ class H2Connection(ServerConnection):
         unread = Unread(shared.unread, self._evict, self._read)
         self._session = H2Session(shared.methods, shared.config, shared.clock, shared.budget, shared.web, unread, self)
         self._reader = FrameReader(self._session, MAX_FRAME, shared.max_control_frame)
-        self._outbox = self._session.outbox
+        self._outbox, self._calls = self._session.outbox, self._session.calls
         self._transport: asyncio.Transport | None = None
         self._discarding = False
         self._is_queued = False
@@ -178,21 +179,21 @@ class H2Connection(ServerConnection):
     def _receive(self, take: Callable[[T], None], what: T, units: int = 0) -> int:
         """Call ``take(what)``, then write the frames that it queued. Returns the units used, of ``units`` or those for new data."""
         self._reads += 1
-        outbox, session, turns = self._outbox, self._session, self._turns
+        outbox, calls, turns = self._outbox, self._calls, self._turns
         if not units:
             units = turns.left if turns.left > FREE_UNITS else FREE_UNITS
-        session.units = units
+        calls.units = units
         outbox.corked = True
         try:
             take(what)
-            if self._reader.is_behind and not session.is_occupied:  # ``occupy`` continues an occupied session
+            if self._reader.is_behind and not calls.is_occupied:  # ``occupy`` continues an occupied session
                 self.continue_later()
         except ConnectionFault as fault:
             self._fail(fault)
         finally:
             outbox.corked = False
         outbox.flush()
-        return units - session.units
+        return units - calls.units
 
     def work(self, units: int) -> int:
         """See ``TurnTaker``."""
@@ -212,8 +213,8 @@ class H2Connection(ServerConnection):
         return owed + used
 
     def _go_on(self, reader: FrameReader) -> None:
-        self._session.go_on()
-        if reader.is_behind and not self._session.is_occupied:
+        self._calls.go_on()
+        if reader.is_behind and not self._calls.is_occupied:
             reader.go_on()
 
     def continue_later(self) -> None:
@@ -228,7 +229,7 @@ class H2Connection(ServerConnection):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if self._is_paused:
+        if self._outbox.paused or self._is_queued or self._calls.is_occupied:
             transport.pause_reading()
         else:
             transport.resume_reading()

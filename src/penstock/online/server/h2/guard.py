@@ -23,7 +23,7 @@ class FloodGuard:
     exhausts it.
     """
 
-    __slots__ = ("_clock", "_left", "_since", "_written", "_written_before")
+    __slots__ = ("_clock", "_left", "_since", "_written", "_written_before", "earned")
 
     def __init__(self, clock: Clock, written: Callable[[], int] = lambda: 0) -> None:
         """``written`` returns the bytes sent to the client so far."""
@@ -32,15 +32,13 @@ class FloodGuard:
         self._written_before = 0
         self._left = BURST
         self._since = clock.now()
-
-    def earn(self, count: int) -> None:
-        """Add ``count`` to the allowance for progress."""
-        left = self._left + count
-        self._left = left if left < BURST else BURST  # this runs for every response, and is faster than min()
+        self.earned = 0
+        """Callers increase it for progress. The next charge adds it to the allowance, which stays at most ``BURST``."""
 
     def charge(self, count: int = 1) -> None:
         """Charge ``count`` to the allowance. Raises ConnectionFault once it is used up."""
-        self._left -= count
+        self._left = min(BURST, self._left + self.earned) - count
+        self.earned = 0
         if self._left < 0:
             self._refill()
             if self._left < 0:

@@ -45,6 +45,7 @@ _RESPONSE_START = HEADER.pack(0, len(RESPONSE), HEADERS, END_HEADERS, 0)[:5]
 _ANSWER = struct.Struct(f">5sI{len(RESPONSE)}sHBHI")
 _OK_START = HEADER.pack(0, len(OK_TRAILERS), HEADERS, END_HEADERS | END_STREAM, 0)[:5]
 _OK = struct.Struct(f">5sI{len(OK_TRAILERS)}s")
+_AROUND_BYTES = _ANSWER.size + _OK.size
 
 
 def _ignore(stream: H2Stream) -> None:
@@ -270,12 +271,11 @@ class Outbox:
 
     def _emit_answer(self, stream: H2Stream, size: int) -> None:
         """Fast path for the common case: one message that fits in one frame and in the windows."""
-        stream_id, frames = stream.id, self._frames
-        frames.append(_ANSWER.pack(_RESPONSE_START, stream_id, RESPONSE, size >> 8, size & 0xFF, DATA, stream_id))
-        frames += stream.unsent.pop()[1]
-        frames.append(_OK.pack(_OK_START, stream_id, OK_TRAILERS))
+        stream_id = stream.id
+        start = _ANSWER.pack(_RESPONSE_START, stream_id, RESPONSE, size >> 8, size & 0xFF, DATA, stream_id)
+        self._frames += (start, *stream.unsent.pop()[1], _OK.pack(_OK_START, stream_id, OK_TRAILERS))
         self.window -= size
-        self._bytes += size + _ANSWER.size + _OK.size
+        self._bytes += size + _AROUND_BYTES
         stream.gone = True
         self._on_sent(stream)
 

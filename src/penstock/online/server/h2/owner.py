@@ -14,7 +14,7 @@ class Owner(Protocol):
         """Called when the last stream has ended and no new ones are accepted."""
 
     def continue_later(self) -> None:
-        """Give the session more units and call its ``go_on``, in a later event-loop iteration."""
+        """Give the session's ``calls`` more units and call their ``go_on``, in a later event-loop iteration."""
 
     def fail_later(self, fault: ConnectionFault) -> None:
         """End the connection once the current callback has returned."""

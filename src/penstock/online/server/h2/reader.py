@@ -9,7 +9,18 @@ from __future__ import annotations
 from penstock.online.server.h2.session import H2Session
 from penstock.online.server.network.sniffer import PREFACE
 from penstock.protocol import h2_frames as h2
-from penstock.protocol.h2_frames import ConnectionFault, ErrorCode, StreamFault
+from penstock.protocol.h2_frames import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    MAX_STREAM_ID,
+    PADDED,
+    ConnectionFault,
+    ErrorCode,
+    StreamFault,
+)
 
 _HEADERS_FLAGS = h2.END_HEADERS | h2.PADDED | h2.PRIORITISED
 
@@ -21,6 +32,7 @@ class FrameReader:
         "_block",
         "_block_ended",
         "_block_stream",
+        "_calls",
         "_data_ended",
         "_data_left",
         "_data_stream",
@@ -39,7 +51,7 @@ class FrameReader:
 
     def __init__(self, session: H2Session, max_frame: int, max_control: int) -> None:
         self._session = session
-        self._guard = session.guard
+        self._guard, self._calls = session.guard, session.calls
         self._max_frame = max_frame
         self._max_control = max_control
         self._rest = b""
@@ -107,7 +119,7 @@ class FrameReader:
         position = self._walk(data, position)
         if position > self._start and not self._unusual:
             self.progress += 1
-        self.is_behind = self._session.units <= 0 and position < len(data)
+        self.is_behind = self._calls.units <= 0 and position < len(data)
         if self.is_behind:
             self._start = position  # avoids a copy, since many turns may follow
         else:
@@ -115,11 +127,11 @@ class FrameReader:
 
     def _walk(self, data: bytes, position: int) -> int:  # noqa: PLR0912 - each call saved here counts
         """Process frames from ``position`` on, of which only DATA frames may be incomplete; returns their end."""
-        session, unpack, end, frames = self._session, h2.HEADER.unpack_from, len(data), 0
-        while end - position >= 9 and session.units > frames:
+        session, calls, unpack, end, frames = self._session, self._calls, h2.HEADER.unpack_from, len(data), 0
+        while end - position >= 9 and calls.units > frames:
             frames += 1
             high, low, kind, flags, stream_id = unpack(data, position)
-            stream_id &= h2.MAX_STREAM_ID
+            stream_id &= MAX_STREAM_ID
             size = high << 8 | low
             start = position + 9
             stop = start + size
@@ -130,11 +142,11 @@ class FrameReader:
             try:
                 if self._unusual:
                     self._check_order(kind, flags, stream_id)
-                if kind == h2.DATA:
-                    if stop <= end and not flags & h2.PADDED:
+                if kind == DATA:
+                    if stop <= end and not flags & PADDED:
                         position = stop
-                        session.on_data(stream_id, size, bool(flags & h2.END_STREAM), data, start, stop)
-                    elif flags & h2.PADDED and size and start == end:
+                        session.on_data(stream_id, size, flags & END_STREAM != 0, data, start, stop)
+                    elif flags & PADDED and size and start == end:
                         break  # the byte with the length of the padding is missing
                     else:
                         position = min(stop, end)
@@ -145,15 +157,15 @@ class FrameReader:
                         raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"a frame of type {kind} with {size} bytes")
                     break
                 position = stop
-                if kind == h2.HEADERS and flags & _HEADERS_FLAGS == h2.END_HEADERS and stream_id:
-                    session.on_headers(stream_id, bool(flags & h2.END_STREAM), data[start:stop])
-                elif kind in (h2.HEADERS, h2.CONTINUATION):
+                if kind == HEADERS and flags & _HEADERS_FLAGS == END_HEADERS and stream_id:
+                    session.on_headers(stream_id, flags & END_STREAM != 0, data[start:stop])
+                elif kind in (HEADERS, CONTINUATION):
                     self._headers(kind, flags, stream_id, data[start:stop])
                 else:
                     session.on_control(kind, flags, stream_id, data[start:stop])
             except StreamFault as fault:
                 session.on_fault(fault)
-        session.units -= frames
+        calls.units -= frames
         return position
 
     def _check_order(self, kind: int, flags: int, stream_id: int) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 
 from penstock.clock import Clock
 from penstock.errors import PenstockError, ResourceExhausted
 from penstock.online.server.access.admission import ByteBudget
-from penstock.online.server.access.gate import SMALL_BYTES, Gate
+from penstock.online.server.access.gate import Gate
 from penstock.online.server.access.web import WebAccess
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcMethod
+from penstock.online.server.h2.call_queue import CallQueue
 from penstock.online.server.h2.closed_streams import ClosedStreams
 from penstock.online.server.h2.grpc_messages import PREFIX
 from penstock.online.server.h2.guard import CALL, FloodGuard
@@ -19,7 +19,7 @@ from penstock.online.server.h2.headers import RESPONSE, CallHead, HeaderReader, 
 from penstock.online.server.h2.outbox import Outbox
 from penstock.online.server.h2.owner import NoOwner, Owner
 from penstock.online.server.h2.stream import H2Stream
-from penstock.online.server.network.turns import BEGIN_UNITS, LOSS_UNITS, SLICE_UNITS
+from penstock.online.server.network.turns import BEGIN_UNITS, LOSS_UNITS
 from penstock.online.server.network.unread import Unread
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ConnectionFault, ErrorCode, StreamFault
@@ -29,7 +29,9 @@ STREAM_WINDOW = 4 << 20
 CONNECTION_WINDOW = 16 << 20
 MAX_FRAME = 1 << 20
 
+_LOW_ALLOWANCE = CONNECTION_WINDOW // 2
 _COPIED_BYTES = 1 << 14
+_PREFIX_BYTES = PREFIX.size
 _SMALL_BYTES = 256
 """A smaller DATA frame is charged to the guard, unless it ends a request."""
 _BYTES_A_UNIT = 8
@@ -38,7 +40,6 @@ _MAX_SETTINGS = 64
 _HEAD_BYTES = 4 << 20
 """Maximum bytes of the headers of all open streams; beyond it, new streams are refused."""
 _STREAMS_A_FRAME = 16
-_OCCUPIED_BYTES = 8 * SMALL_BYTES
 _NO_OWNER = NoOwner()
 
 
@@ -49,9 +50,8 @@ class H2Session:
     """
 
     __slots__ = (
-        "_allowance", "_budget", "_clock", "_closed", "_head_bytes", "_headers", "_held", "_lone",
-        "_max_message_bytes", "_max_streams", "_occupied", "_owner", "_waiting", "answered", "ending", "guard", "last_id",
-        "max_unsent_bytes", "outbox", "ready", "streams", "units", "unread",
+        "_allowance", "_budget", "_clock", "_closed", "_head_bytes", "_headers", "_max_message_bytes", "_max_streams", "_owner",
+        "answered", "calls", "ending", "guard", "last_id", "max_unsent_bytes", "outbox", "ready", "streams", "unread",
     )  # fmt: skip
 
     def __init__(
@@ -71,13 +71,9 @@ class H2Session:
         self.unread = unread
         self.outbox = outbox = Outbox(self._sent, unread)
         self.ready = outbox.ready
-        self._occupied = 0  # bytes of messages that are being decoded
         self.guard = FloodGuard(clock, lambda: outbox.written)
-        self.units = 0  # work left in this turn, about one unit per frame; see ``Turns``
         self._head_bytes, self._allowance, self._closed = 0, CONNECTION_WINDOW, ClosedStreams()
-        self._waiting: OrderedDict[int, H2Stream] = OrderedDict()  # streams whose messages wait for units
-        self._held: OrderedDict[int, H2Stream] = OrderedDict()  # unary calls that wait until the client reads responses
-        self._lone: H2Stream | None = None  # the one call that runs although responses are unread
+        self.calls = CallQueue(unread, config.max_unsent_bytes, owner.continue_later)
         self.streams: dict[int, H2Stream] = {}  # the open streams by id
         self.last_id = self.answered = 0  # the id of the newest accepted stream; the number of calls answered
         self.ending = False  # True if no new streams are accepted
@@ -87,37 +83,37 @@ class H2Session:
     def on_data(self, stream_id: int, size: int, ended: bool, data: bytes, start: int, stop: int) -> None:
         """Handle a DATA frame, which takes ``size`` bytes of the windows. Its content starts with ``data[start:stop]``."""
         self._allowance -= size
-        if self._allowance < CONNECTION_WINDOW // 2:
+        if self._allowance < _LOW_ALLOWANCE:
             if self._allowance < 0:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the connection's window")
             self.outbox.control(h2.window_update(0, CONNECTION_WINDOW - self._allowance))
             self._allowance = CONNECTION_WINDOW
         stream = self.streams.get(stream_id)
-        if size < _SMALL_BYTES and not (ended and stream is not None):
+        if (stream is None or not ended) and size < _SMALL_BYTES:
             self.guard.charge()
         if stream is None:
             self._on_closed_data(stream_id, ended)
             return
         if stream.half_closed:
             raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED)
-        stream.allowance -= size
-        if stream.allowance < 0:
+        stream.allowance = allowance = stream.allowance - size
+        if allowance < 0:
             raise StreamFault(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
         content = stop - start
-        if ended and stream.is_untouched and content >= PREFIX.size:
+        if ended and stream.is_untouched and content >= _PREFIX_BYTES:
             flag, length = PREFIX.unpack_from(data, start)
             said = stream.head.content_length
             if (
-                length == content - PREFIX.size
+                length == content - _PREFIX_BYTES
                 and length <= stream.limit
                 and (said is None or said == content)
-                and self.admits(stream)
+                and self.calls.admits(stream)
                 and self._budget.take(content)
             ):
                 # Fast path for the common case: the only message of the call, complete in one frame.
                 stream.charged = content
                 stream.half_closed = True
-                start += PREFIX.size
+                start += _PREFIX_BYTES
                 stream.call(flag, data[start:stop] if length <= _COPIED_BYTES else memoryview(data)[start:stop])
                 return
         self._receive(stream, ended, data, start, stop)
@@ -148,7 +144,7 @@ class H2Session:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"client stream with the even number {stream_id}")
         head = self._headers.known.get(block)
         if head is None:
-            self.units -= len(block) // _BYTES_A_UNIT
+            self.calls.units -= len(block) // _BYTES_A_UNIT
             head = self._headers.read(block)
         if self.ending:
             self.guard.charge()
@@ -174,17 +170,19 @@ class H2Session:
             except PenstockError as error:
                 self._refuse(stream_id, RESPONSE + trailers(error), ended)
                 if isinstance(error, ResourceExhausted):
-                    self.guard.earn(CALL)  # no charge: a known client over its limit may retry on this connection
+                    self.guard.earned += CALL  # no charge: a known client over its limit may retry on this connection
                 return
-        is_unary = method.unary is not None
-        limit = self._max_message_bytes if method.max_bytes is None else min(method.max_bytes, self._max_message_bytes)
+        is_unary, limit = method.unary is not None, self._max_message_bytes
+        if method.max_bytes is not None:
+            limit = min(method.max_bytes, limit)
         stream = H2Stream(self, stream_id, head, STREAM_WINDOW, is_unary, client, limit)
         self.streams[stream_id] = stream
-        self._head_bytes += head.size
-        if head.timeout_s is not None:
-            stream.deadline = Deadline.after(head.timeout_s, self._clock)
+        if head.size:
+            self._head_bytes += head.size
         if head.timeout_s is not None or not is_unary:
-            self.units -= BEGIN_UNITS
+            self.calls.units -= BEGIN_UNITS
+            if head.timeout_s is not None:
+                stream.deadline = Deadline.after(head.timeout_s, self._clock)
             stream.begin(head.timeout_s)
         if ended:
             stream.half_close()
@@ -220,18 +218,6 @@ class H2Session:
         else:
             self.reset(stream, fault.code)
 
-    def go_on(self) -> None:
-        """Continue waiting streams while units are left."""
-        while self._waiting and self.units > 0:
-            stream = self._waiting.popitem(last=False)[1]
-            stream.go_on()
-            if stream.id in self._waiting:
-                break
-        while self._may_start and self.units > 0 and not self._waiting:
-            self._held.popitem(last=False)[1].go_on()
-        if self._waiting or self._may_start:
-            self._owner.continue_later()
-
     # Streams: see ``Carrier``
 
     def charge(self, stream: H2Stream, size: int) -> None:
@@ -243,49 +229,20 @@ class H2Session:
     def gate(self) -> Gate:
         return self._budget.gate
 
-    @property
-    def is_occupied(self) -> bool:
-        """True if so many bytes of the client's messages are being decoded that no more are read."""
-        return self._occupied >= _OCCUPIED_BYTES
-
-    def occupy(self, size: int) -> None:
-        before = self.is_occupied
-        self._occupied += max(size, SMALL_BYTES) if size > 0 else min(size, -SMALL_BYTES)
-        if self.is_occupied != before:
-            self._owner.continue_later()
-
-    def admits(self, stream: H2Stream) -> bool:
-        units = stream.head.units
-        if self.units >= units and self.unread.count < self.max_unsent_bytes and self._occupied < _OCCUPIED_BYTES:
-            self.units -= units
-            return True
-        is_unary = stream.receiver is None
-        if self.is_occupied or (is_unary and self._is_full):
-            self._held[stream.id] = stream
-            return False
-        if self.units < min(units, SLICE_UNITS):
-            self._waiting[stream.id] = stream
-            self._owner.continue_later()
-            return False
-        self.units -= units
-        if is_unary:
-            self._lone = stream
-        return True
-
     def delivered(self, size: int) -> None:
         if size:
-            self.guard.earn(1)
+            self.guard.earned += 1
             return
         try:
             self.guard.charge(2 * CALL)  # this is more than the response to the empty message earns
         except ConnectionFault as fault:
-            self.units = 0
+            self.calls.units = 0
             self._owner.fail_later(fault)
 
     def released(self, size: int) -> None:
         self.unread.remove(size)
-        self.guard.earn(CALL)
-        self._wake()
+        self.guard.earned += CALL
+        self.calls.wake()
 
     def count(self, stream: H2Stream) -> None:
         reader = stream.reader
@@ -303,7 +260,7 @@ class H2Session:
         stream.charged = held
 
     def grant(self, stream: H2Stream) -> None:
-        if stream.allowance >= STREAM_WINDOW // 2 or stream.id in self._waiting or stream.inflating is not None:
+        if stream.allowance >= STREAM_WINDOW // 2 or self.calls.waits_for_units(stream) or stream.inflating is not None:
             return
         if not (stream.half_closed or stream.paused or stream.finished) and stream.may_receive():
             self.outbox.control(h2.window_update(stream.id, STREAM_WINDOW - stream.allowance))
@@ -324,7 +281,7 @@ class H2Session:
         """Send no further frames, because the connection has failed or is lost. ``lose`` ends its streams."""
         for stream in self.streams.values():
             stream.gone = True
-        for queue in (self._waiting, self._held, self.outbox):
+        for queue in (self.calls, self.outbox):
             queue.clear()
 
     def lose(self, units: int) -> int:
@@ -342,50 +299,36 @@ class H2Session:
         """Drop the references to the connection, which is lost, so that nothing waits for the garbage collector."""
         self.outbox.close()
         self.unread.close()
+        self.calls.release()
         self._owner = _NO_OWNER
-        self._lone = None
-
-    @property
-    def _is_full(self) -> bool:
-        """True if no unary call may start: too many bytes are unread, and ``_lone``, the one call that may still run, is open."""
-        lone = self._lone
-        return self.unread.count >= self.max_unsent_bytes and lone is not None and not lone.gone
-
-    @property
-    def _may_start(self) -> bool:
-        """True if held calls may start."""
-        return bool(self._held) and not (self._is_full or self.is_occupied)
 
     def _lose(self, stream: H2Stream) -> None:
         stream.lose()
         self.outbox.forget(stream)
         self._budget.give(stream.charged)
         self._head_bytes -= stream.head.size
-        self._waiting.pop(stream.id, None)
-        self._held.pop(stream.id, None)
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._held:
-            self._owner.continue_later()
+        self.calls.remove(stream)
 
     def _sent(self, stream: H2Stream) -> None:
         """Clean up after the outbox has sent the last frame of ``stream``."""
         self.answered += 1
         del self.streams[stream.id]
         self._budget.give(stream.charged)
-        self._head_bytes -= stream.head.size
+        if stream.head.size:
+            self._head_bytes -= stream.head.size
         if stream.passage is not None:
             stream.leave()
         if stream.kept:
-            self.unread.count -= stream.kept
-            self.unread.has_read = True
-            self.guard.earn(CALL)
-        if self._held:
-            self._owner.continue_later()
+            unread = self.unread
+            unread.count -= stream.kept
+            unread.has_read = True
+            self.guard.earned += CALL
+        if self.calls.held:
+            self.calls.wake()
         if not stream.half_closed:
             self._end_early(stream.id, ErrorCode.NO_ERROR)
-        self._look_whether_empty()
+        if self.ending:
+            self._look_whether_empty()
 
     def _end_early(self, stream_id: int, code: ErrorCode) -> None:
         """Reset a stream, and ignore the frames that the client sends before it receives the reset."""
@@ -425,7 +368,7 @@ class H2Session:
 
     def _on_trailers(self, stream_id: int, ended: bool, block: bytes) -> None:
         """Handle headers on a stream that is or was open: they are trailers."""
-        self.units -= len(block) // _BYTES_A_UNIT
+        self.calls.units -= len(block) // _BYTES_A_UNIT
         allowed = self._headers.read_trailers(block)
         stream = self.streams.get(stream_id)
         if stream is None:
@@ -495,6 +438,6 @@ class H2Session:
             return
         h2.check(len(payload) <= _MAX_SETTINGS * h2.SETTING.size, ErrorCode.ENHANCE_YOUR_CALM, "too many settings")
         looked = self.outbox.apply(dict(h2.parse_settings(payload)), self.streams)  # the last of repeated ones counts
-        self.units -= looked
+        self.calls.units -= looked
         self.guard.charge(looked // _STREAMS_A_FRAME)
         self.outbox.control(h2.SETTINGS_ACK)

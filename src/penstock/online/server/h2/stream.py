@@ -15,6 +15,7 @@ from penstock.online.server import offload
 from penstock.online.server.access.gate import Gate
 from penstock.online.server.grpc.call import Receiver
 from penstock.online.server.h2.call_gate import CallGate
+from penstock.online.server.h2.call_queue import CallQueue
 from penstock.online.server.h2.grpc_messages import PREFIX, MessageReader, window_bits
 from penstock.online.server.h2.headers import OK_TRAILERS, CallHead, trailers
 from penstock.online.server.inflating import inflate, inflate_small
@@ -38,6 +39,10 @@ class Carrier(Protocol):
         """Queues a stream that has frames to send."""
 
     @property
+    def calls(self) -> CallQueue:
+        """Admits the stream's messages."""
+
+    @property
     def gate(self) -> Gate:
         """Limits the memory of large requests."""
 
@@ -45,14 +50,8 @@ class Carrier(Protocol):
     def unread(self) -> Unread:
         """Counts messages until they are sent; ``released`` subtracts them."""
 
-    def admits(self, stream: H2Stream) -> bool:
-        """True if ``stream`` may deliver a message now. Otherwise, the carrier calls the stream's ``go_on`` later."""
-
     def delivered(self, size: int) -> None:
         """Record that a stream has received a message of ``size`` bytes."""
-
-    def occupy(self, size: int) -> None:
-        """See ``GrpcCall``."""
 
     def released(self, size: int) -> None:
         """Record that a message of ``size`` counted bytes has been sent or dropped."""
@@ -167,7 +166,7 @@ class H2Stream(msgspec.Struct, eq=False):
             self.passage.park(self.reserved)
 
     def occupy(self, size: int) -> None:
-        self.carrier.occupy(size)
+        self.carrier.calls.occupy(size)
         if size < 0 and self.gone:
             self.leave()
 
@@ -175,9 +174,9 @@ class H2Stream(msgspec.Struct, eq=False):
         if self.finished or self.gone:
             return
         message: list[Buffer]
-        if len(parts) == 1 and type(parts[0]) is bytes and parts[0]:
-            size = len(parts[0])
-            message = [PREFIX.pack(0, size), parts[0]]
+        if len(parts) == 1 and type(part := parts[0]) is bytes and part:
+            size = len(part)
+            message = [PREFIX.pack(0, size), part]
         else:
             # A view's length must be in bytes, and an empty part would never be taken from the queue.
             views = [part if type(part) is bytes else memoryview(part).cast("B") for part in parts if len(part)]
@@ -190,8 +189,8 @@ class H2Stream(msgspec.Struct, eq=False):
                 self.abandon(ResourceExhausted(f"the client has left more than {limit} bytes of responses unread"))
                 return
         kept, unread = size + _MESSAGE_OVERHEAD, carrier.unread
-        if unread.count + kept <= FLOOR_BYTES:
-            unread.count += kept
+        if (count := unread.count + kept) <= FLOOR_BYTES:
+            unread.count = count
         elif not unread.add(kept):
             self.abandon(ResourceExhausted("the server's limit for unread responses is reached", "read the responses"))
             return
@@ -199,7 +198,7 @@ class H2Stream(msgspec.Struct, eq=False):
         self.kept += kept
         self.unsent_bytes += size + PREFIX.size
         if not self.is_ready:
-            self.carrier.ready(self)
+            carrier.ready(self)
 
     def finish(self, error: PenstockError | None = None) -> None:
         if self.finished or self.gone:
@@ -391,7 +390,7 @@ class H2Stream(msgspec.Struct, eq=False):
             return
         if self.message is None or (self.reader is not None and not self.reader.is_between):
             raise Unsupported("this method takes one message, but the client sent no complete message")
-        if not self.carrier.admits(self):
+        if not self.carrier.calls.admits(self):
             return
         message, self.message, self.reader = self.message, None, None
         self.call(*message)
@@ -401,7 +400,7 @@ class H2Stream(msgspec.Struct, eq=False):
             content, self.content = self.content, None
             if content is None:
                 reader = self.reader
-                if reader is not None and not reader.is_between and not self.carrier.admits(self):
+                if reader is not None and not reader.is_between and not self.carrier.calls.admits(self):
                     return
                 message = None if reader is None else reader.next()
                 if message is None:

@@ -41,6 +41,11 @@ def compose(status: int, headers: bytes, connection: bytes, body: bytes, tensors
     return [start, body, *tensors]
 
 
+def compose_small(status: int, headers: bytes, body: bytes) -> bytes:
+    """The same as ``compose`` for a small body, and a connection that stays open."""
+    return b"%b%bContent-Length: %d\r\n\r\n%b" % (_STATUS_LINES[status], headers, len(body), body)
+
+
 def without_body(answer: Answer) -> bytes:
     """The head of ``answer``, as the response to HEAD. ``Content-Length`` remains the size of the body."""
     head, end, _ = (answer if isinstance(answer, bytes) else bytes(answer[0])).partition(b"\r\n\r\n")

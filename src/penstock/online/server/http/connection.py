@@ -131,9 +131,9 @@ class Http1Connection(Responder):
             return
         if not self._receiving:
             # Fast path, equivalent to ``_parse``: the data is exactly one request with a known head.
-            end = data.find(_END, 0, MAX_KNOWN_BYTES) + len(_END)
+            end = data.find(_END, 0, MAX_KNOWN_BYTES) + 4
             head = self.context.heads.get(data[:end])
-            if head is not None and end + head.body_bytes == len(data) and head.body_bytes <= FREE_BYTES:
+            if head is not None and end + head.body_bytes == len(data):
                 self._messages += 1
                 self._take(Exchange(self, head, data[end:]))
                 return
@@ -254,7 +254,7 @@ class Http1Connection(Responder):
             self._text = text
             return 0
         stop = end + head.body_bytes
-        if stop > len(data) or head.body_bytes > FREE_BYTES:
+        if stop > len(data):
             return 0  # the head need not be learned again
         self._messages += 1
         self._take(Exchange(self, head, data[end:stop]))
@@ -308,6 +308,7 @@ class Http1Connection(Responder):
         head.route = context.routes[self._url]
         head.handler = head.route.handlers.get(head.method)
         head.http_1_0 = parser.get_http_version() == "1.0"
+        head.is_usual = not (head.cors or head.http_1_0 or head.method == b"HEAD")
         self._exchange = Exchange(self, head)
         self._is_wanted = self._exchange.admit()
         if self._is_wanted:
@@ -361,7 +362,11 @@ class Http1Connection(Responder):
         head.keep_alive = parser.should_keep_alive()
         head.body_bytes = self._body_bytes
         if self._text:
-            if not self._chunked and not self._expects and head.keep_alive and not head.http_1_0:
+            if (
+                not (self._chunked or self._expects or head.http_1_0)
+                and head.keep_alive
+                and self._body_bytes <= FREE_BYTES
+            ):
                 self.context.heads.learn(self._text, head)
             self._text = b""
         self._ending = not head.keep_alive

@@ -68,6 +68,8 @@ class RequestHead(msgspec.Struct, gc=False):
     sender: Sender = msgspec.field(default_factory=Sender)
     cors: bytes = b""
     """CORS header lines of every response, including errors."""
+    is_usual: bool = False
+    """True if responses have no CORS headers, and the request is neither HEAD nor HTTP/1.0."""
 
     def read(self, name: bytes, value: bytes) -> None:
         """Read one header; unknown headers are ignored. Raises InvalidArgument."""

@@ -21,7 +21,6 @@ from penstock.tensor import Array, Buffer
 
 Write = Callable[[Mapping[str, Array]], bytes]
 """Encodes outputs as JSON. Raises PenstockError."""
-_TINY_BYTES = 512
 
 
 class HttpInference:
@@ -31,6 +30,7 @@ class HttpInference:
         self._dataplane = dataplane
         self._decode = HttpRequestDecoder(dataplane.shared_memory)
         self._encode = HttpAnswerEncoder()
+        self._answer = partial(HttpInference.answer, self)
 
     def resources(self) -> list[Resource]:
         path = "/v2/models/{model}/infer"
@@ -39,15 +39,14 @@ class HttpInference:
     def infer(self, exchange: Exchange, route: Route) -> None:
         """Inference."""
         handle = self._dataplane.acquire(route.model, route.version, exchange.client)
-        body, json_length = exchange.body, exchange.head.json_length
-        if exchange.head.encoding:
-            small = exchange.small_body()
-        else:
-            small = body if len(body) <= INLINE_BYTES or self._decode.is_light(body, json_length) else None
-        if small is None:
-            exchange.later(self._infer_later(exchange, handle))
-            return
-        body = small
+        head, body = exchange.head, exchange.body
+        json_length = head.json_length
+        if head.encoding or (len(body) > INLINE_BYTES and not self._decode.is_light(body, json_length)):
+            small = exchange.small_body() if head.encoding else None
+            if small is None:
+                exchange.later(self._infer_later(exchange, handle))
+                return
+            body = small
         # The arrays keep the body alive while they need it.
         exchange.body = b""
         request, exchange.form = self._decode(handle, body, json_length)
@@ -66,7 +65,7 @@ class HttpInference:
         if exchange.passage is not None:
             exchange.await_model(request.inputs)
         # ``partial`` costs less than a closure, which has a cell for each variable, or a bound method.
-        done = partial(HttpInference.answer, self, exchange, handle)
+        done = partial(self._answer, exchange, handle)
         if handle.row_bytes:
             exchange.submit(self._dataplane, handle, request, done)
         else:
@@ -78,18 +77,21 @@ class HttpInference:
             exchange.fail(outcome)
             return
         form = exchange.form
-        for array in outcome.outputs.values():
-            # Most responses are so small that the exact check would not pay off.
-            if (array.nbytes > _TINY_BYTES or array.dtype.char == "O") and not self._encode.is_light(outcome, form):
-                exchange.later(self._answer_later(exchange, handle, outcome))
-                return
         try:
-            if form.classification:
+            if not form.classification:
+                encoded = self._encode(outcome, form, True)
+            elif is_light(outcome.outputs.values()):
                 classify_outputs(outcome, form.classification, handle)
-            headers, text, tensors = self._encode(outcome, form)
+                encoded = self._encode(outcome, form)
+            else:
+                encoded = None
         except Exception as error:  # noqa: BLE001 - a bug must not leave the client unanswered
             exchange.fail_unexpected(error)
             return
+        if encoded is None:
+            exchange.later(self._answer_later(exchange, handle, outcome))
+            return
+        headers, text, tensors = encoded
         if exchange.head.accepted or form.lease is not None:
             exchange.reply(200, headers, text, tensors)
         else:

@@ -21,6 +21,7 @@ from penstock.online.server.http.answer import (
     Answer,
     compose,
     compose_chunk,
+    compose_small,
     compose_stream,
     without_body,
 )
@@ -35,6 +36,8 @@ from penstock.tensor import Buffer
 
 _PROBE_S = 0.05
 _UNREAD_FACTOR = 4
+_SMALL_BODY_BYTES = SMALL_BYTES - (4 << 10)
+"""A response with a body of at most this size has at most ``SMALL_BYTES``, except for CORS headers."""
 
 
 class Responder(ServerConnection):
@@ -270,7 +273,21 @@ class Responder(ServerConnection):
         transport = self._transport
         if transport is None:
             return
-        draining = self.context.connections.draining
+        head, context = exchange.head, self.context
+        draining = context.connections.draining
+        self._window = context.max_pipelined
+        if (
+            len(self._pending) == 1
+            and head.is_usual
+            and exchange.keep_alive
+            and not (self._ending or draining or self._backlog or self._flushing or self._write_paused)
+            and not tensors
+            and len(body) <= _SMALL_BODY_BYTES
+        ):
+            # Fast path for the common case, equivalent to the rest.
+            self._pending.popleft()
+            transport.write(compose_small(status, headers, body))
+            return
         if not exchange.keep_alive or (
             draining and self._pending[-1] is exchange and not (self._backlog or self._receiving or self._unparsed)
         ):
@@ -278,31 +295,16 @@ class Responder(ServerConnection):
             self._ending = True
             connection = CLOSE
         else:
-            connection = KEEP_ALIVE if exchange.head.http_1_0 else b""
-        answer = compose(status, headers + exchange.head.cors, connection, body, tensors)
-        if exchange.head.method == b"HEAD":
+            connection = KEEP_ALIVE if head.http_1_0 else b""
+        answer = compose(status, headers + head.cors, connection, body, tensors)
+        if head.method == b"HEAD":
             answer = without_body(answer)
-        self._window = self.context.max_pipelined
-        if (
-            len(self._pending) == 1
-            and not connection
-            and not self._ending
-            and not self._backlog
-            and not self._flushing
-            and not self._write_paused
-            and type(answer) is bytes
-            and len(answer) <= SMALL_BYTES
-        ):
-            # Fast path for the common case, equivalent to ``_settle``.
-            self._pending.popleft()
-            transport.write(answer)
-            return
         size = _size(answer)
         if size > SMALL_BYTES and not self._reserve(size):
-            exchange.fail(self.context.budget.refusal())
+            exchange.fail(context.budget.refusal())
             return
         # The next responses are probably as large as this one.
-        self._window = max(1, min(self._window, self.context.config.max_unsent_bytes // max(1, size)))
+        self._window = max(1, min(self._window, context.config.max_unsent_bytes // max(1, size)))
         self._settle(exchange, answer)
 
     def begin_stream(self, exchange: Exchange, headers: bytes) -> None:

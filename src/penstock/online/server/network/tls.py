@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from pathlib import Path
 
 from penstock.errors import InvalidConfig
 from penstock.online.server.config import ServerConfig
+
+_CERTIFICATE = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----")
+_KEY = re.compile(rb"-----BEGIN (?:\w+ )*PRIVATE KEY-----")
+_MAX_BYTES = 1 << 20
 
 
 def make_context(config: ServerConfig) -> ssl.SSLContext | None:
@@ -33,6 +38,7 @@ def make_context(config: ServerConfig) -> ssl.SSLContext | None:
         # Without a callback, OpenSSL asks for the key's password on the terminal.
         context.load_cert_chain(certificate, key, password=_refuse_password)
     except ssl.SSLError as error:
+        _check_parts(certificate, key)
         raise InvalidConfig(
             f"cannot use the certificate '{certificate}' with the key '{key}': {_reason(error)}",
             "both must be PEM; the certificate needs its chain, and the key must match it",
@@ -54,6 +60,30 @@ def _check_readable(name: str, path: str) -> None:
             pass
     except OSError as error:
         raise InvalidConfig(f"cannot read '{path}', given as '{name}': {error.strerror}") from None
+
+
+def _check_parts(certificate: str, key: str) -> None:
+    """Raise InvalidConfig if a file lacks its certificate or private key: OpenSSL does not say what is missing where."""
+    in_certificate, in_key = _read(certificate), _read(key)
+    missing = []
+    if not _CERTIFICATE.search(in_certificate):
+        missing.append(f"no certificate was found in '{certificate}'")
+    if not _KEY.search(in_key):
+        missing.append(f"no private key was found in '{key}'")
+    if not missing:
+        return
+    if len(missing) == 2 and _KEY.search(in_certificate) and _CERTIFICATE.search(in_key):
+        hint = "exchange 'tls_certificate' and 'tls_key'"
+    elif key == certificate and _CERTIFICATE.search(in_certificate):
+        hint = "name the key's file with --tls-key"
+    else:
+        hint = "'tls_certificate' must name a PEM file with a certificate, and 'tls_key' one with its private key"
+    raise InvalidConfig(", and ".join(missing), hint) from None
+
+
+def _read(path: str) -> bytes:
+    with Path(path).open("rb") as file:
+        return file.read(_MAX_BYTES)
 
 
 def _refuse_password() -> str:

@@ -7,7 +7,6 @@ from penstock.errors import InvalidArgument
 from penstock.online.server.answer_form import BINARY, TEXT
 from penstock.online.server.http.codec.json_request import (
     JsonLayout,
-    is_plain,
     plain_inputs,
     read,
     understand,
@@ -22,10 +21,23 @@ def plan(*inputs: dict[str, Any], **more: Any) -> JsonLayout:
 
 
 def test_what_is_plain() -> None:
-    assert is_plain(read(json.dumps({"id": "7", "inputs": [X | {"data": [1, 2]}]}).encode()))
+    def plain(*inputs: dict[str, Any], **more: Any) -> list[str] | None:
+        found = plain_inputs(read(json.dumps({"inputs": inputs, **more}).encode()))
+        return None if found is None else list(found)
+
+    data = X | {"data": [1, 2]}
+    whole = X | {"name": "z", "datatype": "INT8", "data": [1, 2]}
+    assert plain(data, id="7") == ["x"]
+    assert plain(data, whole) == ["x", "z"]
     for more in ({"parameters": {"a": 1}}, {"outputs": [{"name": "y"}]}):
-        assert not is_plain(read(json.dumps({"inputs": [X | {"data": [1, 2]}], **more}).encode()))
-    assert not is_plain(read(json.dumps({"inputs": [X | {"parameters": {"binary_data_size": 8}}]}).encode()))
+        assert plain(data, **more) is None
+    raw = X | {"name": "y", "parameters": {"binary_data_size": 8}}
+    assert plain(raw) is None
+    assert plain(data, raw) is None
+    with pytest.raises(InvalidArgument, match="input 'x' has no data"):
+        plain(X)
+    with pytest.raises(InvalidArgument, match="input 'x' already exists"):
+        plain(data, data)
 
 
 def test_raw_inputs_lie_one_behind_the_other() -> None:
@@ -70,7 +82,7 @@ def test_plain_bytes_elements_are_bounded_in_number(given: int) -> None:
     texts = {"name": "x", "datatype": "BYTES", "shape": [(1 << 20) + given], "data": []}
     error = "1048577 BYTES elements exceed" if given else "needs 1048576 elements"
     with pytest.raises(InvalidArgument, match=error):
-        plain_inputs(read(json.dumps({"inputs": [texts]}).encode()).inputs)
+        plain_inputs(read(json.dumps({"inputs": [texts]}).encode()))
 
 
 @pytest.mark.parametrize(

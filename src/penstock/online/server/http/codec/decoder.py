@@ -16,7 +16,6 @@ from penstock.online.server.answer_form import BINARY, TEXT, AnswerForm
 from penstock.online.server.http.codec import large_json
 from penstock.online.server.http.codec.json_request import (
     JsonLayout,
-    is_plain,
     plain_inputs,
     read,
     read_in_steps,
@@ -54,8 +53,9 @@ class HttpRequestDecoder:
                 layout = self._layout(body, len(body))
             else:
                 wire = read(body)
-                if is_plain(wire):
-                    return InferRequest(handle.name, plain_inputs(wire.inputs), handle.version, wire.id), TEXT
+                plain = plain_inputs(wire)
+                if plain is not None:
+                    return InferRequest(handle.name, plain, handle.version, wire.id), TEXT
                 layout = understand(wire)
             if layout.raw:
                 raise _unframed()
@@ -104,8 +104,10 @@ class HttpRequestDecoder:
 
     def complete(self, handle: Handle, layout: JsonLayout, inputs: dict[str, Array]) -> tuple[InferRequest, AnswerForm]:
         """Add the inputs in shared memory to ``inputs``; returns the request and the form of its response. Raises as ``__call__``."""
-        form = layout.lease(self._shared_memory, handle.name, inputs)
         request = InferRequest(handle.name, inputs, handle.version, layout.id, layout.outputs, layout.parameters)
+        if not (layout.shared or layout.placed):
+            return request, layout.form
+        form = layout.lease(self._shared_memory, handle.name, inputs)
         request.lease = form.lease
         return request, form
 
@@ -165,11 +167,12 @@ def _add_raw(layout: JsonLayout, inputs: dict[str, Array], model_name: str, body
     """Add the raw tensors in ``body`` to ``inputs``. Raises InvalidArgument."""
     if json_length + layout.size != len(body):
         _explain_size(model_name, layout, len(body) - json_length)
+    if layout.views is not None:
+        for name, shape, dtype, start in layout.views:
+            inputs[name] = np.ndarray(shape, dtype, body, json_length + start)
+        return
     for (name, datatype, shape, _), start, end in layout.raw:
-        if start != end and datatype.itemsize > 1:
-            inputs[name] = np.ndarray(shape, datatype.dtype, body, json_length + start)
-        else:
-            inputs[name] = from_wire(memoryview(body)[json_length + start : json_length + end], datatype, shape)
+        inputs[name] = from_wire(memoryview(body)[json_length + start : json_length + end], datatype, shape)
 
 
 def _unframed() -> InvalidArgument:

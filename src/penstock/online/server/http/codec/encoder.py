@@ -37,6 +37,8 @@ class _Template(msgspec.Struct, frozen=True):
     binary_headers: bytes
     is_small: bool
     """True if the raw tensors are small enough to be joined."""
+    is_light: bool
+    """True if all outputs are numbers, and writing them as JSON takes less time than switching threads."""
 
 
 class HttpAnswerEncoder:
@@ -45,12 +47,16 @@ class HttpAnswerEncoder:
     def __init__(self) -> None:
         self._templates = BoundedCache[tuple[object, ...], _Template]()
 
-    def __call__(self, response: InferResponse, form: AnswerForm) -> Encoded:
-        """Encode ``response``. Raises InvalidArgument if an output does not have the requested form."""
+    def __call__(self, response: InferResponse, form: AnswerForm, inline: bool = False) -> Encoded | None:
+        """Encode ``response``. With ``inline``, returns None if that takes more time than switching threads.
+
+        Raises InvalidArgument if an output does not have the requested form.
+        """
         if form.placements or response.id or response.parameters:
-            return _write(response, form)
+            return None if inline and not self.is_light(response, form) else _write(response, form)
         outputs = response.outputs
-        if len(outputs) == 1:
+        is_single = len(outputs) == 1
+        if is_single:
             ((name, array),) = outputs.items()
             key: tuple[object, ...] = (response.model_name, response.model_version, name, array.dtype, array.shape)
         else:
@@ -60,13 +66,16 @@ class HttpAnswerEncoder:
             key = tuple(parts)
         template = self._templates.get(key) or self._prepare(key, response)
         if form.binary is NONE:
-            return JSON, template.text % tuple([to_json(name, array) for name, array in outputs.items()]), ()
+            if inline and not template.is_light and not is_light(outputs.values()):
+                return None
+            values = to_json(name, array) if is_single else tuple([to_json(*output) for output in outputs.items()])
+            return JSON, template.text % values, ()
         if form.binary is ALL and template.binary:
             if template.is_small:
-                tensors = [array.tobytes() for array in outputs.values()]
-                return template.binary_headers, b"".join((template.binary, *tensors)), ()
+                data = array.tobytes() if is_single else b"".join([array.tobytes() for array in outputs.values()])
+                return template.binary_headers, template.binary + data, ()
             return template.binary_headers, template.binary, [to_wire(array) for array in outputs.values()]
-        return _write(response, form)
+        return None if inline and not self.is_light(response, form) else _write(response, form)
 
     def in_steps(self, response: InferResponse, form: AnswerForm) -> Steps[Encoded]:
         """Encode a large response on any thread; its JSON is returned in parts. Raises as ``__call__``."""
@@ -110,7 +119,8 @@ class HttpAnswerEncoder:
             binary = head + b",".join(map(_sized, described, sizes)) + b"]}"
             headers = _binary_headers(len(binary))
         text = head.replace(b"%", b"%%") + text + b"]}"
-        return self._templates.remember(key, _Template(text, binary, headers, sum(sizes) <= _SMALL_BYTES))
+        is_light = sum(sizes) <= INLINE_BYTES and not any(array.dtype.hasobject for array in response.outputs.values())
+        return self._templates.remember(key, _Template(text, binary, headers, sum(sizes) <= _SMALL_BYTES, is_light))
 
 
 def is_light(arrays: Iterable[Array], is_raw: bool = False) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Container, Mapping, Sequence
-from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -94,10 +93,11 @@ class JsonLayout(RequestLayout):
     raw: list[RawInput] = []
     size: int = 0
     """The bytes of all raw tensors."""
+    views: list[tuple[str, Sequence[int], np.dtype[Any], int]] | None = None
+    """Name, shape, type and start of each raw tensor if all of them are views of the body; else None."""
 
 
 _FLOATS = re.compile(b'"FP').search
-_parameters = attrgetter("parameters")
 _decode_request = msgspec.json.Decoder(WireRequest).decode
 _decode_floats = msgspec.json.Decoder(_FloatRequest).decode
 msgspec.json.Decoder(_LargeRequest)  # initialises the type here, because several threads must not do so at once
@@ -135,35 +135,40 @@ def read(text: Buffer) -> WireRequest:
         raise InvalidArgument("the body's JSON is nested too deeply") from None
 
 
-def is_plain(wire: WireRequest) -> bool:
-    """True if the request consists only of ``id`` and inputs with data."""
-    return not (wire.parameters or wire.outputs or any(map(_parameters, wire.inputs)))
-
-
-def plain_inputs(tensors: Sequence[WireInput]) -> dict[str, Array]:
-    """The arrays of inputs without parameters. Raises InvalidArgument."""
+def plain_inputs(wire: WireRequest) -> dict[str, Array] | None:
+    """The inputs if the request consists only of ``id`` and inputs with data; otherwise None. Raises InvalidArgument."""
+    if wire.parameters or wire.outputs:
+        return None
     inputs: dict[str, Array] = {}
     texts = 0
-    for tensor in tensors:
+    for tensor in wire.inputs:
+        if tensor.parameters:
+            return None
+        name, values = tensor.name, tensor.data
+        if type(tensor) is _FloatInput and values is not msgspec.UNSET:
+            inputs[name] = from_json(name, tensor.datatype, tensor.shape, values, True)
+            continue
         if tensor.datatype == "BYTES":
             texts += math.prod(tensor.shape)
             check_bytes_elements(texts)
-        inputs[tensor.name] = _from_json(tensor)
-    if len(inputs) < len(tensors):
-        check_names(tensor.name for tensor in tensors)
+        inputs[name] = _from_json(tensor)
+    if len(inputs) < len(wire.inputs):
+        check_names(tensor.name for tensor in wire.inputs)
     return inputs
 
 
 def understand(wire: WireRequest) -> JsonLayout:
     """The layout of ``wire``. Raises InvalidArgument."""
     check_bytes_elements(sum(math.prod(tensor.shape) for tensor in wire.inputs if tensor.datatype == "BYTES"))
-    arrays = plain_inputs([tensor for tensor in wire.inputs if not tensor.parameters])
+    arrays = {tensor.name: _from_json(tensor) for tensor in wire.inputs if not tensor.parameters}
     layout = JsonLayout(arrays, wire.parameters, id=wire.id)
     for tensor in wire.inputs:
         if tensor.parameters:
             _note_input(layout, tensor)
     check_names(tensor.name for tensor in wire.inputs)
     _note_outputs(layout, wire)
+    if all(start < end and tensor.datatype.itemsize > 1 for tensor, start, end in layout.raw):
+        layout.views = [(tensor.name, tensor.shape, tensor.datatype.dtype, start) for tensor, start, _ in layout.raw]
     return layout
 
 

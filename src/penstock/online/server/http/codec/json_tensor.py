@@ -22,6 +22,7 @@ from penstock.online.server.offload import Steps, finish
 from penstock.tensor import Array, DataType, as_bytes, element_count
 
 _MAX_PACKERS = 1024
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
 _PIECE = 16 << 10
 """Number of elements to encode per step, which takes less than a millisecond. A step has a quarter as many if the array contains NaN
 or infinities."""
@@ -31,31 +32,43 @@ _ELEMENT_BYTES = 32
 """Maximum bytes of a number as text."""
 
 
-class _Form(msgspec.Struct):
+class _Packers(dict[int, struct.Struct]):
+    """Cached packers of lists of numbers, by length."""
+
+    def __init__(self, letter: str) -> None:
+        super().__init__()
+        self._letter = letter
+
+    def __missing__(self, count: int) -> struct.Struct:
+        if len(self) >= _MAX_PACKERS:
+            self.clear()
+        self[count] = packer = struct.Struct(f"<{count}{self._letter}")
+        return packer
+
+
+class _Form:
     """The conversion of one datatype."""
 
-    dtype: Any
-    letter: str
-    """The format character of ``struct``; empty for BYTES."""
-    kind: Any
-    """The type of a list of elements."""
-    packers: dict[int, struct.Struct] = {}
-    """Cached packers by number of elements."""
+    def __init__(self, datatype: DataType, letter: str, kind: Any) -> None:
+        """``letter`` is the format character of ``struct``, empty for BYTES; ``kind`` is the type of a list of elements."""
+        self.dtype: Any = datatype.dtype
+        self.packers = _Packers(letter) if letter else None
+        self.kind = kind
 
 
 _FORMS = {
-    "BOOL": _Form(DataType.BOOL.dtype, "?", list[bool]),
-    "UINT8": _Form(DataType.UINT8.dtype, "B", list[int]),
-    "UINT16": _Form(DataType.UINT16.dtype, "H", list[int]),
-    "UINT32": _Form(DataType.UINT32.dtype, "I", list[int]),
-    "UINT64": _Form(DataType.UINT64.dtype, "Q", list[int]),
-    "INT8": _Form(DataType.INT8.dtype, "b", list[int]),
-    "INT16": _Form(DataType.INT16.dtype, "h", list[int]),
-    "INT32": _Form(DataType.INT32.dtype, "i", list[int]),
-    "INT64": _Form(DataType.INT64.dtype, "q", list[int]),
-    "FP32": _Form(DataType.FP32.dtype, "f", list[float]),
-    "FP64": _Form(DataType.FP64.dtype, "d", list[float]),
-    "BYTES": _Form(DataType.BYTES.dtype, "", list[str]),
+    "BOOL": _Form(DataType.BOOL, "?", list[bool]),
+    "UINT8": _Form(DataType.UINT8, "B", list[int]),
+    "UINT16": _Form(DataType.UINT16, "H", list[int]),
+    "UINT32": _Form(DataType.UINT32, "I", list[int]),
+    "UINT64": _Form(DataType.UINT64, "Q", list[int]),
+    "INT8": _Form(DataType.INT8, "b", list[int]),
+    "INT16": _Form(DataType.INT16, "h", list[int]),
+    "INT32": _Form(DataType.INT32, "i", list[int]),
+    "INT64": _Form(DataType.INT64, "q", list[int]),
+    "FP32": _Form(DataType.FP32, "f", list[float]),
+    "FP64": _Form(DataType.FP64, "d", list[float]),
+    "BYTES": _Form(DataType.BYTES, "", list[str]),
 }
 
 
@@ -70,10 +83,11 @@ def from_json(
     form = _FORMS.get(datatype)
     if form is None:
         raise InvalidArgument(f"input '{name}': {datatype} has no JSON form", "send it as binary data")
-    if isinstance(values, np.ndarray):
+    if type(values) is list:
+        if values and type(values[0]) is list:
+            values = _flatten(name, values)
+    elif isinstance(values, np.ndarray):
         values = values.reshape(-1)
-    elif values and type(values[0]) is list:
-        values = _flatten(name, values)
     # Checked before memory is allocated for the declared shape, against the actual number of values in the body.
     count = math.prod(shape)
     if len(values) != count:
@@ -83,23 +97,18 @@ def from_json(
     if not count:
         # The number of values limits all other shapes, but the dimensions of an empty shape may overflow.
         element_count(shape)
-    if isinstance(values, np.ndarray):
-        return _fit(name, datatype, values).reshape(shape)
     try:
         if not is_checked:
+            if isinstance(values, np.ndarray):
+                return _fit(name, datatype, values).reshape(shape)
             # Packing alone would accept true as 1.
             values = msgspec.convert(values, form.kind)
-        if not form.letter:
+        if form.packers is None:
             array = np.empty(count, np.object_)
             array[:] = [value.encode() for value in values]
             return array.reshape(shape)
-        packer = form.packers.get(count)
-        if packer is None:
-            if len(form.packers) >= _MAX_PACKERS:
-                form.packers.clear()
-            packer = form.packers[count] = struct.Struct(f"<{count}{form.letter}")
         # Three times as fast as np.array, which would also turn out-of-range values into infinity.
-        return np.ndarray(shape, form.dtype, packer.pack(*values))
+        return np.ndarray(shape, form.dtype, form.packers[count].pack(*values))
     except (OverflowError, struct.error, msgspec.ValidationError, UnicodeEncodeError) as error:
         raise InvalidArgument(f"the data of input '{name}' do not fit {datatype}: {error}") from None
 
@@ -138,7 +147,7 @@ def to_json(name: str, array: Array) -> bytes:
     if array.dtype.itemsize == 2 and (datatype := DataType.from_numpy(array.dtype)).is_float:
         raise InvalidArgument(f"output '{name}': {datatype.value} has no JSON form", "request it with 'binary_data'")
     try:
-        data = orjson.dumps(array.ravel(), option=orjson.OPT_SERIALIZE_NUMPY)
+        data = orjson.dumps(array.ravel(), option=_NUMPY)
     except TypeError:
         pass  # orjson does not support BYTES
     else:
