@@ -254,7 +254,7 @@ def test_a_client_that_leaves_while_nothing_is_read_from_it_is_noticed(loop: str
         peer.greet()
         peer.send(*(peer.request(2 * n + 1, b"x", DECODE) for n in range(100)))
         assert server.entered.acquire(timeout=PATIENCE_S)
-        server.until(lambda: next(iter(server.connections._open))._session.is_occupied)
+        server.until(lambda: next(iter(server.connections._open))._is_paused)
         peer.__exit__()
         while server.call(lambda: len(server.connections)):
             server.pass_time(0.1)

@@ -229,7 +229,7 @@ class H2Connection(ServerConnection):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if self._outbox.paused or self._is_queued or self._calls.is_occupied:
+        if self._is_paused:
             transport.pause_reading()
         else:
             transport.resume_reading()
@@ -237,7 +237,7 @@ class H2Connection(ServerConnection):
     @property
     def _is_paused(self) -> bool:
         """True if nothing is read from the client at present."""
-        return self._outbox.paused or self._is_queued or self._session.is_occupied
+        return self._outbox.paused or self._is_queued or self._calls.is_occupied
 
     def place(self) -> memoryview | None:
         """The memory for the rest of a large DATA frame; None if it must be received through ``data_received``."""
