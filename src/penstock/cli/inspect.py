@@ -124,7 +124,7 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
     console.print(f"measured on {escape(machine.cpu)}, {machine.cores} core(s), {' '.join(machine.isa)}")
     if evidence.conditions.dirty:
         console.print(
-            "[yellow]note[/yellow]    the machine was busy during the measurements: build again when it is idle"
+            f"[yellow]note[/yellow]    the machine was busy ({evidence.conditions.disturbance}): build again when it is idle"
         )
     for note in evidence.notes:
         console.print(f"note    {escape(note)}")
@@ -147,7 +147,8 @@ def _verdict(evidence: Evidence) -> str:
     parts = [f"size {_kib(before.disk_bytes)} → {_kib(chosen.disk_bytes)} KiB"]
     if chosen.speedup is not None:
         speed = chosen.speedup
-        parts.insert(0, f"{speed.value:.2f}x the original's speed (95 %: {speed.low:.2f} … {speed.high:.2f})")
+        busy = f", on a busy machine: {evidence.conditions.disturbance}" if evidence.conditions.dirty else ""
+        parts.insert(0, f"{speed.value:.2f}x the original's speed (95 %: {speed.low:.2f} … {speed.high:.2f}{busy})")
     if chosen.accuracy is not None:
         metric, loss = chosen.accuracy.metric, chosen.accuracy.loss
         parts.append(

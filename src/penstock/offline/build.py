@@ -179,7 +179,7 @@ def _build(
     planned = _plan(fp32, original, calibration, options, recipe, on_progress)
     tried = candidates(_versions([Version(fp32), *int8, *planned.versions], recipe), engines, threads, machine)
     rows = _THROUGHPUT_ROWS if recipe.objective == "throughput" and signature.batchable else signature.smallest_batch
-    limits = TuningLimits(machine.memory_bytes, recipe.budget_s, rows, is_smallest)
+    limits = TuningLimits(recipe.budget_s, rows, is_smallest)
     tuner = Tuner(originals(original, threads), tried, evaluation, recipe.contract, limits, on_progress)
     with _blaming(evaluate if evaluate is not None else calibrate):
         tuned = tuner.run(machine.cores)
