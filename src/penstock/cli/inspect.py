@@ -122,10 +122,6 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
         console.print(_attempts(evidence))
     machine = manifest.machine
     console.print(f"measured on {escape(machine.cpu)}, {machine.cores} core(s), {' '.join(machine.isa)}")
-    if evidence.conditions.dirty:
-        console.print(
-            f"[yellow]note[/yellow]    the machine was busy ({evidence.conditions.disturbance}): build again when it is idle"
-        )
     for note in evidence.notes:
         console.print(f"note    {escape(note)}")
 
@@ -145,10 +141,11 @@ def _verdict(evidence: Evidence) -> str:
     """The speed-up and the loss of the chosen candidate, with 95 % intervals."""
     before, chosen = evidence.baseline, evidence.candidate(evidence.chosen)
     parts = [f"size {_kib(before.disk_bytes)} → {_kib(chosen.disk_bytes)} KiB"]
+    if evidence.conditions.dirty:
+        parts.insert(0, f"[yellow]measured on a busy machine ({evidence.conditions.disturbance})[/yellow]")
     if chosen.speedup is not None:
         speed = chosen.speedup
-        busy = f", on a busy machine: {evidence.conditions.disturbance}" if evidence.conditions.dirty else ""
-        parts.insert(0, f"{speed.value:.2f}x the original's speed (95 %: {speed.low:.2f} … {speed.high:.2f}{busy})")
+        parts.insert(0, f"{speed.value:.2f}x the original's speed (95 %: {speed.low:.2f} … {speed.high:.2f})")
     if chosen.accuracy is not None:
         metric, loss = chosen.accuracy.metric, chosen.accuracy.loss
         parts.append(

@@ -57,9 +57,7 @@ class Apart:
             except BaseException:
                 self._end()  # Otherwise the next call would read the answer to this one.
                 raise
-        if message:
-            raise PenstockError(message)
-        return result
+        return _checked(message, result)
 
     def close(self) -> None:
         """End the child process. The next run of a model starts a new one."""
@@ -142,10 +140,13 @@ def forked(function: Callable[..., T], *arguments: object) -> T:
         message, result = pickle.loads(pickled)  # noqa: S301 - from our own child
     except (EOFError, pickle.UnpicklingError):
         raise PenstockError(f"{ENDED} with status {os.waitstatus_to_exitcode(status)}") from None
+    return _checked(message, result)
+
+
+def _checked(message: str, result: T) -> T:
     if message:
         raise PenstockError(message)
-    found: T = result
-    return found
+    return result
 
 
 def _answer(answers: IO[bytes], function: Callable[..., object], arguments: tuple[object, ...]) -> None:
