@@ -48,6 +48,11 @@ def test_any_function_of_a_module_is_called_in_the_child(apart):
     assert apart.call(operator.add, 2, 3) == 5
 
 
+def test_what_an_engine_prints_is_no_answer(apart):
+    assert apart.call(os.write, 1, b"a warning\n") == 10
+    assert apart.call(operator.add, 2, 3) == 5
+
+
 def test_an_answer_that_nobody_waited_for_is_not_given_to_the_next_call(apart, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt

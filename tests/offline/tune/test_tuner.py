@@ -12,12 +12,12 @@ from onnx import TensorProto
 import models
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset, make_dataset
-from penstock.errors import ContractUnmet, InvalidData, InvalidModel
+from penstock.errors import ContractUnmet, InvalidData, InvalidModel, PenstockError
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.race import Entrant, race_entrants
 from penstock.offline.tune.space import Candidate, originals
 from penstock.offline.tune.tuner import Race, Tuner, TuneResult, TuningLimits
-from penstock.perf.measure import Timings
+from penstock.perf.measure import LOADS, Timings
 
 FP32 = TensorProto.FLOAT
 LIMITS = TuningLimits(budget_s=0.3)
@@ -205,6 +205,20 @@ def test_a_busy_machine_is_part_of_every_verdict() -> None:
     assert (result.conditions.dirty, result.conditions.busy) == (True, busy)
     alone = tune(classifier(), tried[1], race=SimulatedRace({"original-t1": 1.0, "same": 1.0}, busy))
     assert alone.baseline.reason == f"the original: the machine was too busy to tell if anything is faster ({busy})"
+
+
+def test_a_candidate_that_fails_when_it_is_timed_again_is_no_winner() -> None:
+    simulated = SimulatedRace({"original-t1": 1.0, "dies": 0.3, "lives": 0.5})
+
+    def race(entrants: Mapping[str, Entrant], inputs: object, budget_s: float, loads: int) -> dict[str, Timings]:
+        if "dies" in entrants and loads == LOADS:
+            raise PenstockError("the model ended its process with status -9")
+        return simulated(entrants, inputs, budget_s, loads)
+
+    result = tune(classifier(), candidate("dies", classifier(1.1)), candidate("lives", classifier(1.2)), race=race)
+    assert result.chosen.name == "lives"
+    statuses = {record.name: (record.status, record.reason) for record in result.records}
+    assert statuses["dies"] == ("failed", "the model ended its process with status -9")
 
 
 def test_latencies_and_speed_up_of_the_winner_are_of_the_same_loads() -> None:

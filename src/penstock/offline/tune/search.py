@@ -45,10 +45,6 @@ class Trial(msgspec.Struct, eq=False):
     latency: tuple[LatencyPoint, ...] = ()
 
     @property
-    def p50_ms(self) -> float:
-        return self.timings.p50_ms if self.timings else float("inf")
-
-    @property
     def p99_ms(self) -> float:
         return self.timings.p99_ms if self.timings else float("inf")
 

@@ -138,7 +138,7 @@ class Tuner:
         if choice is None:
             raise self._unmet(last)
         (explain_sizes if smallest else explain)(choice, bases, self._trials)
-        return self._result(choice, judge, watch)
+        return self._result(choice, judge, _conditions(watch.finish(), [*bases, *last]))
 
     def _unmet(self, last: Sequence[Trial]) -> ContractUnmet:
         # The other trials have no confirmed p99, so the message cannot suggest them.
@@ -149,7 +149,7 @@ class Tuner:
         error.candidates = tuple(msgspec.to_builtins(one) for one in tried)
         return error
 
-    def _result(self, winner: Trial, judge: Judge, watch: ConditionsWatch) -> TuneResult:
+    def _result(self, winner: Trial, judge: Judge, conditions: Conditions) -> TuneResult:
         contract, base = self._contract, self._bases[winner.candidate.threads]
         self._profile(base, winner)
         base.timings = winner.against or base.timings  # so that both latencies are of the same loads
@@ -163,7 +163,7 @@ class Tuner:
             baseline_latency=base.latency,
             max_batch=knee(winner.latency, contract.p99_ms).batch if is_merged else 1,
             rows_per_call=self._limits.rows,
-            conditions=_conditions(watch.finish(), [base, winner, *others]),
+            conditions=conditions,
             choice=judge.reference.choice,
             notes=self._notes,
         )
@@ -190,10 +190,11 @@ class Tuner:
         self._on_progress("accuracy", number, count)
         try:
             self._assess(trial, judge)
-            self._on_progress("screen", number, count)
-            self._time(trial, _SCREEN_SHARE * self._limits.budget_s / count, _SCREEN_LOADS)
         except PenstockError as error:
             trial.status, trial.reason = "failed", error.message
+            return
+        self._on_progress("screen", number, count)
+        self._time(trial, _SCREEN_SHARE * self._limits.budget_s / count, _SCREEN_LOADS)
 
     def _assess(self, trial: Trial, judge: Judge) -> None:
         numerics = trial.candidate.numerics
@@ -249,7 +250,11 @@ class Tuner:
     def _time(self, trial: Trial, budget_s: float, loads: int) -> None:
         """Time ``trial`` against the original with as many threads. This replaces its earlier timings."""
         base = self._bases[trial.candidate.threads]
-        trial.against, trial.timings = self._duel(base, trial, budget_s, loads)
+        try:
+            trial.against, trial.timings = self._duel(base, trial, budget_s, loads)
+        except PenstockError as error:
+            trial.status, trial.reason = "failed", error.message
+            return
         trial.speedup = speedup(trial.against, trial.timings)
         trial.pace = base.pace * trial.speedup.value
 
@@ -281,5 +286,5 @@ def _entrant(trial: Trial) -> Entrant:
 
 def _conditions(found: Conditions, trials: Sequence[Trial]) -> Conditions:
     """``found``, with what disturbed the timings of ``trials``."""
-    busy = [trial.timings.busy for trial in trials if trial.timings and trial.timings.busy]
-    return msgspec.structs.replace(found, dirty=True, busy=busy[0]) if busy else found
+    busy = next((trial.busy for trial in trials if trial.busy), "")
+    return msgspec.structs.replace(found, dirty=True, busy=busy) if busy else found
