@@ -22,7 +22,7 @@ from penstock.bundle.evidence import CandidateRecord
 from penstock.dataset import make_dataset
 from penstock.engines.registry import available_engines
 from penstock.measurement import Interval
-from penstock.offline.judge.contract import Contract
+from penstock.offline.judge.contract import FASTER, Contract, is_faster
 from penstock.offline.judge.race import race
 from penstock.offline.tune.space import Candidate, originals
 from penstock.offline.tune.tuner import Tuner, TuneResult, TuningLimits
@@ -41,13 +41,13 @@ def run(quick: bool) -> list[Row]:
 
 def identical(quick: bool) -> list[Row]:
     """Compare a model with itself, with as many loads as a screening has at least, and with those of a confirmation."""
-    rows = []
-    for engine in available_engines():
-        for loads in (FEWEST_LOADS, LOADS):
-            count = 20 if quick else 200
-            found = [compare(model(), loads, engine) for _ in range(count)]
-            rows.append(differing(f"{engine}, {loads} loads: identical models that differ", found))
-    return rows
+    ways = [(engine, loads) for engine in available_engines() for loads in (FEWEST_LOADS, LOADS)]
+    count, same = (16 if quick else 200) // len(ways), model()
+    found = {way: [compare(same, way[1], way[0]) for _ in range(count)] for way in ways}
+    return [
+        differing("identical models that differ", [one for some in found.values() for one in some]),
+        *(width(f"interval with {loads} loads in {engine}", some) for (engine, loads), some in found.items()),
+    ]
 
 
 def field(quick: bool) -> list[Row]:
@@ -63,7 +63,7 @@ def neighbour(quick: bool) -> list[Row]:
     alone = verdict(tune(3, quick))
     with busy_process():
         beside = verdict(tune(3, quick))
-        found = [compare(model(), LOADS) for _ in range(10 if quick else 100)]
+        found = [compare(model(), LOADS) for _ in range(10 if quick else 50)]
     says = "the machine was busy" in beside.reason
     return [
         shown("alone", alone),
@@ -97,7 +97,7 @@ def tune(size: int, quick: bool, backwards: bool = False) -> TuneResult:
     tried += [candidate(f"other{number}", number, engines[number % len(engines)]) for number in range(1, size)]
     data = make_dataset(_SAMPLE, None)
     tuner = Tuner(
-        originals(model(), [1]), tried[::-1] if backwards else tried, data, Contract(), TuningLimits(5 if quick else 20)
+        originals(model(), [1]), tried[::-1] if backwards else tried, data, Contract(), TuningLimits(3 if quick else 8)
     )
     return tuner.run(machine_facts().cores)
 
@@ -130,12 +130,15 @@ def overlap(name: str, records: Sequence[CandidateRecord]) -> Row:
 
 
 def differing(name: str, found: Sequence[Interval]) -> Row:
-    """The share of comparisons of identical models whose interval excludes 1."""
-    count = sum(not one.low <= 1 <= one.high for one in found)
-    half = float(np.median([(one.high - one.low) / 2 for one in found]))
-    return claim(
-        name, count / len(found), "", "<=", 0.05, note=f"{count} of {len(found)}; median interval ± {half:.1%}"
-    )
+    """The share of comparisons of identical models with a verdict, that one is faster or that it is slower."""
+    count = sum(is_faster(one) or one.high < 1 / FASTER for one in found)
+    excluded = sum(not one.low <= 1 <= one.high for one in found)
+    note = f"{count} of {len(found)} have a verdict; {excluded} intervals of 95 % exclude 1"
+    return claim(name, count / len(found), "", "<=", 0.05, note=note)
+
+
+def width(name: str, found: Sequence[Interval]) -> Row:
+    return fact(name, 100 * float(np.median([(one.high - one.low) / 2 for one in found])), "%", note="± median")
 
 
 @contextmanager

@@ -57,7 +57,8 @@ class Apart:
             except BaseException:
                 self._end()  # Otherwise the next call would read the answer to this one.
                 raise
-        return _checked(message, result)
+        found: T = _checked(message, result)
+        return found
 
     def close(self) -> None:
         """End the child process. The next run of a model starts a new one."""
@@ -140,10 +141,11 @@ def forked(function: Callable[..., T], *arguments: object) -> T:
         message, result = pickle.loads(pickled)  # noqa: S301 - from our own child
     except (EOFError, pickle.UnpicklingError):
         raise PenstockError(f"{ENDED} with status {os.waitstatus_to_exitcode(status)}") from None
-    return _checked(message, result)
+    found: T = _checked(message, result)
+    return found
 
 
-def _checked(message: str, result: T) -> T:
+def _checked(message: str, result: Any) -> Any:
     if message:
         raise PenstockError(message)
     return result

@@ -197,11 +197,13 @@ def test_arithmetic_is_compared_with_the_best_exact_candidate_in_a_pair_of_these
 
 def test_a_busy_machine_is_part_of_every_verdict() -> None:
     busy = "other processes used 1.2 of 2 cores"
-    tried = [candidate("fast", classifier(1.1)), candidate("same", classifier(1.2))]
-    result = tune(classifier(), *tried, race=SimulatedRace({"original-t1": 1.0, "fast": 0.5, "same": 1.0}, busy))
+    tried = [candidate(name, classifier(1 + number)) for number, name in enumerate(("fast", "same", "slower"), 1)]
+    milliseconds = {"original-t1": 1.0, "fast": 0.5, "same": 1.0, "slower": 0.8}
+    result = tune(classifier(), *tried, race=SimulatedRace(milliseconds, busy))
     reasons = {record.name: record.reason for record in result.records}
     assert reasons["fast"].endswith(f"the original's speed, measured while the machine was busy ({busy})")
     assert reasons["same"].startswith(f"not measurable here, the machine was busy ({busy}): 1.0")
+    assert reasons["slower"].endswith(f"the chosen one's speed, measured while the machine was busy ({busy})")
     assert (result.conditions.dirty, result.conditions.busy) == (True, busy)
     alone = tune(classifier(), tried[1], race=SimulatedRace({"original-t1": 1.0, "same": 1.0}, busy))
     assert alone.baseline.reason == f"the original: the machine was too busy to tell if anything is faster ({busy})"

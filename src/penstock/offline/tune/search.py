@@ -138,12 +138,14 @@ def explain(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]) -> N
                 trial.reason += f", too little for {trial.candidate.threads} threads"
         elif trial.speedup is None or not is_faster(trial.speedup):
             trial.reason = f"{unproven_speed('the original', trial.busy)}: {_times(trial.speedup)}"
+            continue
         elif share > 1 and trial.candidate.threads > winner.candidate.threads:
             trial.reason = f"{share:.2f}x the chosen one's speed, too little for {trial.candidate.threads} threads"
         elif share > 1 / CLOSE_CALL:
             trial.reason = f"a close call, {share:.2f}x the chosen one's speed"
         else:
             trial.reason = f"{share:.2f}x the chosen one's speed"
+        trial.reason += while_busy(trial.busy)
     winner.status = "chosen"
     winner.reason = (
         f"the original: {_nothing(winner, trials)}"
