@@ -58,7 +58,7 @@ def test_the_budget_bounds_the_time(seconds: float) -> None:
     clock = ManualClock()
     timings = measure(clock, {"a": taking(clock, seconds), "b": taking(clock, seconds)}, budget_s=5.0)
     assert 4.5 <= clock.now() <= 5.5
-    assert timings["a"].calls >= 0.8 * 2.5 / seconds - 10
+    assert timings["a"].calls >= 0.7 * 2.5 / seconds - 10
 
 
 def test_a_budget_of_nothing_still_gives_the_fewest_calls() -> None:
@@ -95,7 +95,8 @@ def test_a_drift_affects_all_alike() -> None:
     assert timings["b"].p50_ms == pytest.approx(timings["a"].p50_ms, rel=0.05)
 
 
-def test_cold_calls_are_dropped_at_the_start_and_after_every_turn() -> None:
+@pytest.mark.parametrize(("budget_s", "milliseconds"), [(0.5, 1), (0.0, 1), (0.0, 9), (0.03, 4)])
+def test_cold_calls_are_dropped_at_the_start_and_after_every_turn(budget_s: float, milliseconds: int) -> None:
     clock = ManualClock()
     last, streak = "", 0
 
@@ -103,11 +104,11 @@ def test_cold_calls_are_dropped_at_the_start_and_after_every_turn() -> None:
         nonlocal last, streak
         streak = streak + 1 if name == last else 1
         last = name
-        clock.advance(0.010 if streak <= 2 else 0.001)
+        clock.advance(1e-3 * milliseconds * (3 if streak == 1 else 1))
 
-    timings = measure(clock, {name: lambda name=name: run(name) for name in "ab"}, budget_s=0.5)
-    assert timings["a"].p99_ms == pytest.approx(1)
-    assert timings["b"].p99_ms == pytest.approx(1)
+    timings = measure(clock, {name: lambda name=name: run(name) for name in "ab"}, budget_s)
+    assert timings["a"].p99_ms == pytest.approx(milliseconds)
+    assert timings["b"].p99_ms == pytest.approx(milliseconds)
 
 
 def test_threads_come_to_rest_before_every_block() -> None:

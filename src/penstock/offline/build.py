@@ -99,7 +99,7 @@ class Recipe(msgspec.Struct, frozen=True):
     compression: Compression | None = None
     """Options of the compression plan; None makes no plan."""
     budget_s: float = 20.0
-    """Maximum seconds for timing candidates; timing ends early when their speeds are known precisely."""
+    """Maximum seconds for timing candidates, but each is loaded at least three times. More time gives narrower intervals."""
     overwrite: bool = False
     """Overwrite a target that is not a bundle. A bundle is always overwritten."""
     folder: bool = False

@@ -32,12 +32,12 @@ Run = Callable[[], object]
 LOADS = 8
 """Number of loads of a measurement that decides."""
 FEWEST_LOADS = 3
-_BLOCK_SECONDS = 0.02
+_BLOCK_SECONDS, _SHORTEST_BLOCK_SECONDS = 0.02, 0.01
 _WARM_UP_SECONDS = 0.01
 _WARM_UP_CALLS = 3
 _FEWEST_ROUNDS = 2
 _COLD_SHARE = 10
-"""A tenth of a block's calls, at least one, is dropped: after a pause and other models, caches are cold."""
+"""A tenth of a block's calls, at least one, is dropped, because caches are cold after a pause. Of calls longer than a block, none is."""
 _REST_SECONDS = 0.002
 _SYSTEM_CLOCK = SystemClock()
 FEWEST_CALLS = _WARM_UP_CALLS + _FEWEST_ROUNDS
@@ -88,7 +88,7 @@ def interleave(
 ) -> dict[str, Timings]:
     """Time ``runs`` in turns, within about ``budget_s`` seconds and in at least two blocks each.
 
-    A block is a pause and then calls of one run for about 20 ms, of which the first tenth is dropped. In the pause, threads of the
+    A block is a pause and then calls of one run for 10 to 20 ms, of which the first tenth is dropped. In the pause, threads of the
     run before stop spinning. The order is random, and every second round has the order of the round before reversed, so that a drift
     affects all alike. Timing ends early after ``enough`` calls of each run.
     """
@@ -101,8 +101,10 @@ def interleave(
         end = clock.now() + budget_s
         typical = {name: _warm_up(runs[name], clock.now) for name in order}
         spare_s = max(0.0, end - clock.now())
-        block_s = min(_BLOCK_SECONDS, spare_s / (_FEWEST_ROUNDS * len(runs)))
+        # A block may not be so short that it is a few cold calls, even if there is no time.
+        block_s = min(_BLOCK_SECONDS, max(_SHORTEST_BLOCK_SECONDS, spare_s / (_FEWEST_ROUNDS * len(runs))))
         calls = {name: max(1, int(block_s / seconds)) for name, seconds in typical.items()}
+        cold = {name: math.ceil(calls[name] / _COLD_SHARE) if typical[name] < block_s else 0 for name in runs}
         rounds = _rounds(spare_s, sum(calls[name] * typical[name] for name in runs), enough / min(calls.values()))
         found: dict[str, list[Array]] = {name: [] for name in runs}
         for number in range(rounds):
@@ -114,7 +116,7 @@ def interleave(
                 rng.shuffle(order)
             for name in order:
                 rest(_REST_SECONDS)
-                found[name].append(_block(runs[name], calls[name], clock.now))
+                found[name].append(_block(runs[name], cold[name], calls[name], clock.now))
     finally:
         if gc_was_on:
             gc.enable()
@@ -180,9 +182,8 @@ def _warm_up(run: Run, now: Callable[[], float]) -> float:
     return max(shortest, 1e-6)
 
 
-def _block(run: Run, calls: int, now: Callable[[], float]) -> Array:
-    """The latencies of ``calls`` calls, and of as many before them as are dropped."""
-    cold = math.ceil(calls / _COLD_SHARE) if calls > 1 else 0
+def _block(run: Run, cold: int, calls: int, now: Callable[[], float]) -> Array:
+    """The latencies of ``calls`` calls, after ``cold`` calls that are dropped."""
     for _ in range(cold):
         run()
     seconds = []
