@@ -37,7 +37,7 @@ _WARM_UP_SECONDS = 0.01
 _WARM_UP_CALLS = 3
 _FEWEST_ROUNDS = 2
 _COLD_SHARE = 10
-"""A tenth of a block's calls, at least one, is dropped, because caches are cold after a pause. Of calls longer than a block, none is."""
+"""A tenth of a block's calls, at least one, is dropped: caches are cold after a pause. If a call outlasts a block, none is."""
 _REST_SECONDS = 0.002
 _SYSTEM_CLOCK = SystemClock()
 FEWEST_CALLS = _WARM_UP_CALLS + _FEWEST_ROUNDS
