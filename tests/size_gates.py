@@ -29,7 +29,7 @@ ROOM_LINES = {
     "online/repository": 4_986,
     "online/scheduler": 2_686,
     "online/server": 15_126,
-    "perf": 2_518,
+    "perf": 2_515,
     "pipeline": 440,
     "protocol": 400,
     "rows": 2_201,
