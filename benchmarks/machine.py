@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.peers.catalog import PEERS
-from penstock.perf.measure import ConditionsWatch
+from penstock.perf.conditions import ConditionsWatch
 from penstock.resources import machine_facts
 
 _PACKAGES = (

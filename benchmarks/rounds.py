@@ -104,7 +104,7 @@ def burst(side: Side, connections: int, seconds: float, warmup_s: float = 0.0) -
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> Interval:
-    """Median of ``over`` by median of ``under``, which are paired by round, with its 95 % block-bootstrap interval."""
+    """Geometric mean of ``over`` by ``under``, which are paired by round, with its 95 % interval."""
     return speedup(_timings(over), _timings(under))
 
 

@@ -1,8 +1,13 @@
-"""Types for measurements: an estimate with its interval, a latency profile, and the load of the machine."""
+"""Types for measurements: an estimate with its interval, a latency profile, and the load of the machine; and Student's quantiles."""
 
 from __future__ import annotations
 
+import functools
+import math
+
 import msgspec
+
+_TOLERANCE = 1e-12
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -29,3 +34,36 @@ class Conditions(msgspec.Struct, frozen=True):
     steal_percent: float
     dirty: bool
     """True if the measurements are unreliable because of other work on the machine."""
+    busy: str = ""
+    """What else ran while candidates were timed, if it was enough to disturb them; otherwise empty."""
+
+    @property
+    def disturbance(self) -> str:
+        """What disturbed the measurements; empty if nothing did."""
+        if not self.dirty:
+            return ""
+        return self.busy or f"load {self.load_before:g} before, {self.steal_percent:g} % of the time stolen"
+
+
+@functools.lru_cache(1 << 10)
+def student(probability: float, freedom: int) -> float:
+    """The quantile of Student's distribution for ``probability`` ≥ 0.5.
+
+    The distribution function is exact: a finite sum for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+    """
+    low, high = 0.0, math.pi / 2
+    while high - low > _TOLERANCE:
+        angle = (low + high) / 2
+        low, high = (angle, high) if _within(angle, freedom) < 2 * probability - 1 else (low, angle)
+    return math.tan(high) * math.sqrt(freedom)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """The probability that a value is within tan(angle) × √freedom of zero."""
+    is_odd = freedom % 2
+    sine, cosine = math.sin(angle), math.cos(angle)
+    term, total = cosine if is_odd else 1.0, 0.0
+    for power in range(2 + is_odd, freedom + 1, 2):
+        total += term
+        term *= cosine * cosine * (power - 1) / power
+    return 2 / math.pi * (angle + sine * total) if is_odd else sine * total

@@ -92,7 +92,9 @@ def test_what_a_server_started_counts_and_ends_with_it() -> None:
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_ratio_of_medians() -> None:
+def test_a_ratio_is_paired_by_round() -> None:
+    found = ratio([4.0, 6.0, 200.0], [2.0, 3.0, 100.0])
+    assert (found.low, found.value, found.high) == pytest.approx((2.0, 2.0, 2.0))
     found = ratio([8.0, 9.0, 100.0], [2.0, 3.0, 4.0])
-    assert found.value == 3.0
-    assert found.low <= 3.0 <= found.high
+    assert found.value == pytest.approx(300 ** (1 / 3))
+    assert found.low < found.value < found.high

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bundles import packed
-from evidences import evidence, points, record
+from evidences import QUIET, evidence, points, record
 from penstock.bundle.manifest import ServingConfig, Variant
 from penstock.bundle.pack_model import pack_model
 
@@ -49,6 +50,14 @@ def test_a_person_sees_what_was_chosen_and_why_others_lost(penstock, bundle: Pat
     assert "int8-second" in done.out
     assert "int8-third" not in done.out
     assert "int8-third" in penstock("inspect", bundle, "--all").out
+
+
+def test_the_verdict_says_that_the_machine_was_busy(penstock, tmp_path: Path) -> None:
+    busy = msgspec.structs.replace(QUIET, dirty=True, busy="other processes used 1.2 of 2 cores")
+    measured = msgspec.structs.replace(EVIDENCE, conditions=busy)
+    path = packed(tmp_path / "test.bundle", evidence=measured, variants=VARIANTS, serving=SERVING)
+    shown = " ".join(penstock("inspect", path).out.split())
+    assert "(95 %: 2.25 … 2.75); measured on a busy machine (other processes used 1.2 of 2 cores)" in shown
 
 
 def test_formats_files_version_and_source_are_shown(penstock, tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
+import operator
+import os
+
 import numpy as np
 import pytest
 
 import models
 from penstock.artifact import Artifact
 from penstock.errors import PenstockError
-from penstock.offline.apart import Apart
+from penstock.offline.apart import Apart, forked
 from row_graphs import parsed
 
 
@@ -38,3 +41,39 @@ def test_a_model_that_fails_is_an_error(apart):
         apart.forward(parsed("y = Reshape(x, s)", weights="int64[1] s = {3}"), {"x": np.ones((2, 4), np.float32)})
     with pytest.raises(PenstockError, match="rubbish|refuses"):
         apart.forward(models.unknown_operator(), {"x": np.ones((2, 4), np.float32)})
+
+
+def test_any_function_of_a_module_is_called_in_the_child(apart):
+    assert apart.call(os.getpid) == apart.call(os.getpid) != os.getpid()
+    assert apart.call(operator.add, 2, 3) == 5
+
+
+def test_what_an_engine_prints_is_no_answer(apart):
+    assert apart.call(os.write, 1, b"a warning\n") == 10
+    assert apart.call(operator.add, 2, 3) == 5
+
+
+def test_an_answer_that_nobody_waited_for_is_not_given_to_the_next_call(apart, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    assert apart.call(operator.add, 1, 1) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr("select.select", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            apart.call(operator.add, 2, 2)
+    assert apart.call(operator.add, 3, 3) == 6
+
+
+def test_a_call_that_takes_too_long_is_an_error(apart):
+    with pytest.raises(PenstockError, match="more than 0 s"):
+        apart.call(operator.add, 1, 1, patience_s=0.0)
+
+
+def test_a_copy_of_the_process_ends_with_its_call(apart):
+    pid = apart.call(os.getpid)
+    first, second = (apart.call(forked, os.getpid) for _ in range(2))
+    assert len({pid, first, second}) == 3
+    with pytest.raises(PenstockError, match="ended its process with status -6"):
+        apart.call(forked, os.abort)
+    assert apart.call(os.getpid) == pid

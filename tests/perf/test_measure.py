@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from pathlib import Path
+import math
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -10,7 +10,22 @@ import pytest
 import models
 from penstock.clock import ManualClock
 from penstock.engines.registry import get_engine
-from penstock.perf.measure import FEWEST_CALLS, ConditionsWatch, Timings, feed, interleave, repeat_rows, speedup
+from penstock.measurement import Interval
+from penstock.perf.measure import (
+    FEWEST_CALLS,
+    FEWEST_LOADS,
+    LOADS,
+    Timings,
+    feed,
+    interleave,
+    repeat,
+    repeat_rows,
+    speedup,
+)
+from penstock.tensor import Array
+
+SIMULATIONS = 1000
+"""Comparisons in each simulation."""
 
 
 def taking(clock: ManualClock, seconds: float, calls: list[str] | None = None, name: str = "") -> Callable[[], None]:
@@ -24,96 +39,88 @@ def taking(clock: ManualClock, seconds: float, calls: list[str] | None = None, n
     return run
 
 
+def measure(
+    clock: ManualClock, runs: Mapping[str, Callable[[], None]], budget_s: float, **options
+) -> dict[str, Timings]:
+    return interleave(runs, budget_s, clock=clock, rest=clock.advance, **options)
+
+
 def test_every_way_is_timed_by_the_clock() -> None:
     clock = ManualClock()
-    timings = interleave({"slow": taking(clock, 0.010), "quick": taking(clock, 0.005)}, budget_s=1.0, clock=clock)
+    timings = measure(clock, {"slow": taking(clock, 0.010), "quick": taking(clock, 0.005)}, budget_s=1.0)
     assert timings["slow"].p50_ms == pytest.approx(10)
     assert timings["quick"].p50_ms == pytest.approx(5)
     assert timings["slow"].p99_ms == pytest.approx(10)
 
 
-def test_the_budget_bounds_the_rounds() -> None:
+@pytest.mark.parametrize("seconds", [0.0001, 0.01, 0.1])
+def test_the_budget_bounds_the_time(seconds: float) -> None:
     clock = ManualClock()
-    timings = interleave({"a": taking(clock, 0.010), "b": taking(clock, 0.010)}, budget_s=1.0, clock=clock)
-    assert clock.now() == pytest.approx(1.0, abs=0.1)
-    assert 40 <= len(timings["a"].seconds) <= 50
+    timings = measure(clock, {"a": taking(clock, seconds), "b": taking(clock, seconds)}, budget_s=5.0)
+    assert 4.5 <= clock.now() <= 5.5
+    assert timings["a"].calls >= 0.7 * 2.5 / seconds - 10
 
 
 def test_a_budget_of_nothing_still_gives_the_fewest_calls() -> None:
     clock, calls = ManualClock(), []
-    timings = interleave({"a": taking(clock, 3.0, calls)}, budget_s=0.0, clock=clock)
-    assert timings["a"].seconds.shape == (7, 1)
+    timings = measure(clock, {"a": taking(clock, 3.0, calls)}, budget_s=0.0)
+    assert timings["a"].calls == 2
     assert len(calls) == FEWEST_CALLS
 
 
-def noisy(clock: ManualClock, seconds: float, noise: float, seed: int) -> Callable[[], None]:
-    rng = np.random.default_rng(seed)
-    return lambda: clock.advance(seconds * rng.lognormal(0, noise))
-
-
-def test_timing_ends_once_the_ratios_are_known() -> None:
-    rounds, kept = [], []
-    for noise in (0.01, 0.1):
-        clock = ManualClock()
-        runs = {"a": noisy(clock, 0.0002, noise, 1), "b": noisy(clock, 0.0001, noise, 2)}
-        timings = interleave(runs, budget_s=1000.0, clock=clock, precision=0.01)
-        found = speedup(timings["a"], timings["b"])
-        assert found.low < 2 < found.high
-        assert (found.high - found.low) / 2 < 1.5 * 0.01 * found.value
-        rounds.append(len(timings["a"].seconds))
-        kept.append(timings["b"].seconds.size)
-    assert rounds[0] < rounds[1] < 400
-    assert min(kept) >= 300
-
-
-def test_a_p99_has_its_calls_even_where_the_ratio_is_known() -> None:
+def test_timing_ends_after_enough_calls() -> None:
     clock = ManualClock()
-    runs = {"a": taking(clock, 0.010), "b": taking(clock, 0.005)}
-    assert len(interleave(runs, budget_s=1000.0, clock=clock, precision=0.5)["a"].seconds) >= 300
+    timings = measure(clock, {"slow": taking(clock, 0.005), "quick": taking(clock, 0.001)}, 1000.0, enough=300)
+    assert 300 <= timings["slow"].calls < 320
+    assert clock.now() < 5
 
 
-def test_what_is_not_precise_enough_takes_the_budget() -> None:
-    clock = ManualClock()
-    runs = {"a": noisy(clock, 0.002, 0.5, 1), "b": noisy(clock, 0.001, 0.5, 2)}
-    interleave(runs, budget_s=0.5, clock=clock, precision=0.001)
-    assert clock.now() == pytest.approx(0.5, abs=0.1)
-
-
-def test_ways_alternate_in_changing_order() -> None:
+def test_blocks_alternate_in_changing_order_and_its_reverse() -> None:
     clock, calls = ManualClock(), []
-    runs = {name: taking(clock, 0.003, calls, name) for name in "abc"}
-    interleave(runs, budget_s=1.0, clock=clock)
+    runs = {name: taking(clock, 0.03, calls, name) for name in "abc"}
+    measure(clock, runs, budget_s=3.0)
     rounds = ["".join(calls[start : start + 3]) for start in range(9, len(calls), 3)]
     assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
     assert len(set(rounds)) == 6
+    assert all(second == first[::-1] for first, second in zip(rounds[::2], rounds[1::2], strict=True))
 
 
-def test_short_calls_come_in_bursts_without_their_first() -> None:
+def test_a_drift_affects_all_alike() -> None:
     clock = ManualClock()
-    calls = 0
 
     def run() -> None:
-        nonlocal calls
-        calls += 1
-        clock.advance(0.0001)
+        clock.advance(0.001 * (1 + clock.now()))
 
-    timings = interleave({"short": run}, budget_s=0.0, clock=clock)
-    rounds, kept = timings["short"].seconds.shape
-    assert rounds == 7
-    assert kept == 19
-    assert calls == 3 + 10 * (kept + 1)
+    timings = measure(clock, {"a": run, "b": run}, budget_s=1.0)
+    assert timings["b"].p50_ms == pytest.approx(timings["a"].p50_ms, rel=0.05)
 
 
-def test_the_first_rounds_are_dropped() -> None:
-    clock, calls = ManualClock(), 0
+@pytest.mark.parametrize(("budget_s", "milliseconds"), [(0.5, 1), (0.0, 1), (0.0, 9), (0.03, 4)])
+def test_cold_calls_are_dropped_at_the_start_and_after_every_turn(budget_s: float, milliseconds: int) -> None:
+    clock = ManualClock()
+    last, streak = "", 0
 
-    def warming_up() -> None:
-        nonlocal calls
-        calls += 1
-        clock.advance(0.5 if calls <= 6 else 0.01)
+    def run(name: str) -> None:
+        nonlocal last, streak
+        streak = streak + 1 if name == last else 1
+        last = name
+        clock.advance(1e-3 * milliseconds * (3 if streak == 1 else 1))
 
-    timings = interleave({"a": warming_up}, budget_s=0.0, clock=clock)
-    assert timings["a"].p99_ms == pytest.approx(10)
+    timings = measure(clock, {name: lambda name=name: run(name) for name in "ab"}, budget_s)
+    assert timings["a"].p99_ms == pytest.approx(milliseconds)
+    assert timings["b"].p99_ms == pytest.approx(milliseconds)
+
+
+def test_threads_come_to_rest_before_every_block() -> None:
+    clock, rests, calls = ManualClock(), [], []
+
+    def rest(seconds: float) -> None:
+        rests.append(len(calls))
+        clock.advance(seconds)
+
+    runs = {name: taking(clock, 0.03, calls, name) for name in "ab"}
+    interleave(runs, 0.5, clock=clock, rest=rest)
+    assert rests == list(range(6, len(calls)))
 
 
 def test_collection_is_off_while_timing_and_restored_after_a_failure() -> None:
@@ -121,7 +128,7 @@ def test_collection_is_off_while_timing_and_restored_after_a_failure() -> None:
 
     def failing() -> None:
         seen.append(gc.isenabled())
-        if len(seen) > 5:
+        if len(seen) > 2:
             raise RuntimeError("the model failed")
 
     with pytest.raises(RuntimeError, match="the model failed"):
@@ -130,36 +137,117 @@ def test_collection_is_off_while_timing_and_restored_after_a_failure() -> None:
     assert seen[-1] is False
 
 
-@pytest.mark.parametrize("ratio", [1.0, 1.3, 4.0])
-def test_the_interval_holds_the_true_ratio_under_shared_disturbances(ratio: float) -> None:
-    held, narrow = 0, 0
-    for seed in range(20):
-        rng = np.random.default_rng(seed)
-        # A neighbour slows whole rounds down, both ways alike; every call has jitter of its own.
-        neighbour = 1 + 2 * (rng.random((60, 1)) < 0.3) * rng.random((60, 1))
-        jitter = rng.lognormal(0, 0.05, (2, 60, 5))
-        base, other = Timings(ratio * neighbour * jitter[0]), Timings(neighbour * jitter[1])
-        interval = speedup(base, other)
-        assert interval.low <= interval.value <= interval.high
-        held += interval.low <= ratio <= interval.high
-        narrow += interval.high / interval.low < 1.15
-    assert held >= 17
-    assert narrow >= 17
+def test_loads_end_with_the_budget_but_there_are_at_least_three() -> None:
+    clock = ManualClock()
+
+    def load(number: int) -> dict[str, Array]:
+        clock.advance(1.0)
+        return {"a": np.array([0.1, number])}
+
+    assert len(repeat(load, 8, 4.5, clock)["a"].seconds) == 5
+    assert len(repeat(load, 8, 0.0, clock)["a"].seconds) == FEWEST_LOADS
+    assert len(repeat(load, 1, 100.0, clock)["a"].seconds) == 1
+    assert [part[1] for part in repeat(load, 8, 100.0, clock)["a"].seconds] == list(range(8))
 
 
-def test_speedup_is_repeatable_and_exact_without_noise() -> None:
-    base, other = Timings(np.full((10, 3), 0.04)), Timings(np.full((10, 5), 0.01))
+class Machine:
+    """A simulated machine on which latencies have the effects of a real one.
+
+    Each load has a speed of its own; the clock frequency drifts; a neighbour slows all down for some time, now and then; and single
+    calls are interrupted, seldom but for long.
+    """
+
+    def __init__(self, seed: int, load_spread: float = 0.02, neighbour: float = 0.0) -> None:
+        self.clock, self._rng = ManualClock(), np.random.default_rng(seed)
+        self._load_spread, self._neighbour = load_spread, neighbour
+        self._drift, self._switch, self._slow = self._rng.lognormal(), 0.0, 1.0
+
+    def time_load(self, latencies: Mapping[str, float], number: int, budget_s: float = 0.2) -> dict[str, Array]:
+        runs = {name: self._loaded(seconds) for name, seconds in latencies.items()}
+        found = interleave(runs, budget_s, number, self.clock, self.clock.advance, 10)
+        return {name: np.concatenate(one.seconds) for name, one in found.items()}
+
+    def compare(self, base_s: float, other_s: float, loads: int) -> Interval:
+        latencies = {"base": base_s, "other": other_s}
+        found = repeat(lambda number: self.time_load(latencies, number), loads, math.inf, self.clock)
+        return speedup(found["base"], found["other"])
+
+    def _loaded(self, seconds: float) -> Callable[[], None]:
+        seconds *= self._rng.lognormal(0, self._load_spread)
+
+        def run() -> None:
+            now, rng = self.clock.now(), self._rng
+            if now >= self._switch:
+                self._switch = now + rng.exponential(0.05)
+                self._slow = 1 + self._neighbour * rng.random() if rng.random() < 0.3 else 1.0
+            interrupted = 0.01 * rng.pareto(1.5) if rng.random() < 0.01 else 0.0
+            self.clock.advance(
+                seconds * self._slow * math.exp(0.2 * math.sin(self._drift * now)) * rng.lognormal(0, 0.02)
+                + interrupted
+            )
+
+        return run
+
+
+@pytest.mark.parametrize(
+    ("loads", "load_spread", "neighbour", "ratio", "width"),
+    [
+        (LOADS, 0.02, 0.0, 1.0, 1.06),
+        (LOADS, 0.05, 1.0, 1.3, 1.25),
+        (FEWEST_LOADS, 0.02, 0.0, 1.3, 1.2),
+        (4, 0.0, 1.0, 1.0, 1.3),
+    ],
+)
+def test_the_interval_holds_the_true_ratio(
+    loads: int, load_spread: float, neighbour: float, ratio: float, width: float
+) -> None:
+    found = [Machine(seed, load_spread, neighbour).compare(ratio * 0.004, 0.004, loads) for seed in range(SIMULATIONS)]
+    held = sum(one.low <= ratio <= one.high for one in found) / SIMULATIONS
+    assert held >= 0.95 - 2 * math.sqrt(0.95 * 0.05 / SIMULATIONS)
+    assert np.median([one.value for one in found]) == pytest.approx(ratio, rel=0.005)
+    assert np.median([one.high / one.low for one in found]) < width
+
+
+def test_the_blocks_of_one_load_say_nothing_about_the_next() -> None:
+    missed = 0
+    for seed in range(200):
+        machine = Machine(seed)
+        found = interleave(
+            {name: machine._loaded(0.004) for name in ("base", "other")},
+            1.0,
+            seed,
+            machine.clock,
+            machine.clock.advance,
+        )
+        one = speedup(found["base"], found["other"])
+        missed += not one.low <= 1 <= one.high
+    assert missed > 100
+
+
+def test_speedup_is_the_reciprocal_with_the_sides_exchanged() -> None:
+    rng = np.random.default_rng(0)
+    base, other = (Timings(list(rng.lognormal(0, 0.1, (8, 5)))) for _ in range(2))
+    there, back = speedup(base, other), speedup(other, base)
+    assert (1 / back.value, 1 / back.high, 1 / back.low) == pytest.approx((there.value, there.low, there.high))
+    assert there.low < there.value < there.high
+
+
+def test_speedup_is_exact_without_noise() -> None:
+    base, other = Timings([np.full(3, 0.04)] * 4), Timings([np.full(5, 0.01)] * 4)
     interval = speedup(base, other)
     assert (interval.low, interval.value, interval.high) == pytest.approx((4, 4, 4))
-    noisy = Timings(np.random.default_rng(1).random((10, 3)) + 1)
-    assert speedup(noisy, other) == speedup(noisy, other)
 
 
-def test_higher_confidence_is_a_wider_interval() -> None:
-    rng = np.random.default_rng(0)
-    base, other = Timings(rng.random((30, 3)) + 1), Timings(rng.random((30, 3)) + 1)
-    narrow, wide = speedup(base, other, confidence=0.5), speedup(base, other, confidence=0.99)
-    assert wide.low < narrow.low < narrow.high < wide.high
+def test_speedup_is_paired_by_load() -> None:
+    loads = np.random.default_rng(0).lognormal(0, 1, (6, 1))
+    interval = speedup(Timings(list(2 * loads)), Timings(list(loads)))
+    assert (interval.low, interval.high) == pytest.approx((2, 2))
+
+
+def test_one_pair_has_no_interval() -> None:
+    one = Timings([np.ones(100)])
+    with pytest.raises(ValueError, match="no interval"):
+        speedup(one, one)
 
 
 def test_percentiles_are_over_all_calls_in_milliseconds() -> None:
@@ -168,44 +256,15 @@ def test_percentiles_are_over_all_calls_in_milliseconds() -> None:
     assert timings.p99_ms == pytest.approx(99.01)
 
 
-def proc(folder: Path, steal: int = 0, idle: int = 0, load: float = 0.5) -> Path:
-    (folder / "stat").write_text(f"cpu  100 0 100 {1000 + idle} 0 0 0 {steal} 50 0\ncpu0 1 2 3\n")
-    (folder / "loadavg").write_text(f"{load} 0.1 0.1 1/100 4242\n")
-    return folder
+def test_the_p50_is_the_median_of_the_loads() -> None:
+    timings = Timings([np.full(100, 0.001), np.full(1, 0.002), np.full(1, 0.003)])
+    assert timings.p50_ms == pytest.approx(2)
+    assert timings.calls == 102
 
 
-def test_a_quiet_machine_is_clean(tmp_path: Path) -> None:
-    watch = ConditionsWatch(2, proc(tmp_path))
-    proc(tmp_path, steal=1, idle=999, load=2.5)
-    conditions = watch.finish()
-    assert (conditions.load_before, conditions.load_after) == (0.5, 2.5)
-    assert conditions.steal_percent == pytest.approx(0.1)
-    assert not conditions.dirty
-
-
-def test_stolen_time_is_dirty(tmp_path: Path) -> None:
-    watch = ConditionsWatch(2, proc(tmp_path))
-    proc(tmp_path, steal=10, idle=90)
-    conditions = watch.finish()
-    assert conditions.steal_percent == pytest.approx(10)
-    assert conditions.dirty
-
-
-@pytest.mark.parametrize(("load", "dirty"), [(3.0, False), (3.1, True)])
-def test_load_from_others_before_the_start_is_dirty(tmp_path: Path, load: float, dirty: bool) -> None:
-    assert ConditionsWatch(2, proc(tmp_path, load=load)).finish().dirty is dirty
-
-
-@pytest.mark.parametrize("text", ["", "cpu\n", "intr 1 2\n", "cpu a b c\n", "cpu  1 2 3\n"])
-def test_a_kernel_that_does_not_tell_counts_as_no_steal(tmp_path: Path, text: str) -> None:
-    (tmp_path / "stat").write_text(text)
-    assert ConditionsWatch(64, tmp_path).finish().steal_percent == 0
-
-
-def test_without_proc_the_conditions_are_read_from_the_system(tmp_path: Path) -> None:
-    conditions = ConditionsWatch(1, tmp_path / "nowhere").finish()
-    assert conditions.steal_percent == 0
-    assert conditions.load_before >= 0
+def test_timings_that_were_measured_apart_are_joined() -> None:
+    joined = Timings([np.ones(2)], "busy").joined(Timings([np.zeros(3)]))
+    assert (joined.calls, len(joined.seconds), joined.busy) == (5, 2, "busy")
 
 
 def test_feed_runs_the_model() -> None:

@@ -125,12 +125,12 @@ def test_the_page_tells_everything() -> None:
 
 
 def test_the_contract_and_the_conditions_are_said() -> None:
-    busy = msgspec.structs.replace(QUIET, dirty=True)
+    busy = msgspec.structs.replace(QUIET, dirty=True, busy="other processes used 1.2 of 2 cores")
     text = Page(render(manifest(p99_ms=5.0, rows_per_call=16, conditions=busy))).text
     assert "p99 of one call within 5 ms" in text
     assert "calls of 16 row(s)" in text
     assert "Contract: at most 1.00% loss of accuracy, p99" in text
-    assert "The machine was busy" in text
+    assert "The machine was busy (other processes used 1.2 of 2 cores)" in text
 
 
 def test_an_original_that_won_is_reported_as_such() -> None:

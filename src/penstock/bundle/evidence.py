@@ -75,7 +75,7 @@ class CandidateRecord(msgspec.Struct, frozen=True):
     calls: int = 0
     """Number of timed calls behind the latencies."""
     speedup: Interval | None = None
-    """Speed-up over the baseline, interleaved in the same run, with its 95 % interval."""
+    """Speed-up over the original with as many threads, timed in turns with it, with its 95 % interval."""
     accuracy: Accuracy | None = None
     rows_per_second: float | None = None
     """Throughput at ``batch``."""

@@ -54,7 +54,7 @@ def build(
     ] = None,
     budget: Annotated[
         str,
-        typer.Option(help="Maximum time for measuring candidates; measuring ends early when their speeds are known."),
+        typer.Option(help="Maximum time for measuring candidates; more time gives narrower intervals."),
     ] = "20s",
     report: options.Report = None,
     folder: Annotated[bool, typer.Option("--folder", help="Write the bundle as a folder, not as one file.")] = False,

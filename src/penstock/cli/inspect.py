@@ -122,10 +122,6 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
         console.print(_attempts(evidence))
     machine = manifest.machine
     console.print(f"measured on {escape(machine.cpu)}, {machine.cores} core(s), {' '.join(machine.isa)}")
-    if evidence.conditions.dirty:
-        console.print(
-            "[yellow]note[/yellow]    the machine was busy during the measurements: build again when it is idle"
-        )
     for note in evidence.notes:
         console.print(f"note    {escape(note)}")
 
@@ -145,6 +141,8 @@ def _verdict(evidence: Evidence) -> str:
     """The speed-up and the loss of the chosen candidate, with 95 % intervals."""
     before, chosen = evidence.baseline, evidence.candidate(evidence.chosen)
     parts = [f"size {_kib(before.disk_bytes)} → {_kib(chosen.disk_bytes)} KiB"]
+    if evidence.conditions.dirty:
+        parts.insert(0, f"[yellow]measured on a busy machine ({evidence.conditions.disturbance})[/yellow]")
     if chosen.speedup is not None:
         speed = chosen.speedup
         parts.insert(0, f"{speed.value:.2f}x the original's speed (95 %: {speed.low:.2f} … {speed.high:.2f})")

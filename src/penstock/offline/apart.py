@@ -8,19 +8,22 @@ it dies, and ends with its parent.
 from __future__ import annotations
 
 import atexit
+import os
 import pickle
 import select
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from typing import IO, Any
+from collections.abc import Callable, Mapping
+from typing import IO, Any, TypeVar
 
 from penstock.artifact import Artifact
 from penstock.errors import PenstockError
 from penstock.offline.model_store import keep_models
 from penstock.offline.sessions import loaded
 from penstock.tensor import Array
+
+T = TypeVar("T")
 
 _KEPT_BYTES = 1 << 30
 _MAX_BYTES = 256 << 20
@@ -41,10 +44,20 @@ class Apart:
 
         Raises PenstockError if the model fails, ends its process, or runs longer than a minute.
         """
+        return self.call(_forward, artifact, dict(inputs), as_written, patience_s=_PATIENCE_S)
+
+    def call(self, function: Callable[..., T], *arguments: object, patience_s: float | None = None) -> T:
+        """The result of a function of a module, called in the child.
+
+        Raises PenstockError if the function does, if it ends its process, or if it runs longer than ``patience_s``.
+        """
         with self._lock:
-            found = self._ask((artifact, dict(inputs), as_written))
-        if isinstance(found, str):
-            raise PenstockError(found)
+            try:
+                message, result = self._ask((function, arguments), patience_s)
+            except BaseException:
+                self._end()  # Otherwise the next call would read the answer to this one.
+                raise
+        found: T = _checked(message, result)
         return found
 
     def close(self) -> None:
@@ -52,20 +65,20 @@ class Apart:
         with self._lock:
             self._end()
 
-    def _ask(self, question: tuple[Artifact, dict[str, Array], bool]) -> dict[str, Array] | str:
+    def _ask(self, question: tuple[Callable[..., T], tuple[object, ...]], patience_s: float | None) -> tuple[str, Any]:
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
             pickle.dump(question, process.stdin, pickle.HIGHEST_PROTOCOL)
             process.stdin.flush()
-            if not select.select([process.stdout], [], [], _PATIENCE_S)[0]:
+            if not select.select([process.stdout], [], [], patience_s)[0]:
                 self._end()
-                return f"the model ran for more than {_PATIENCE_S:.0f} s"
-            found: dict[str, Array] | str = pickle.load(process.stdout)  # noqa: S301 - from our own child
+                return f"the model ran for more than {patience_s:.0f} s", None
+            found: tuple[str, Any] = pickle.load(process.stdout)  # noqa: S301 - from our own child
         except (EOFError, OSError, pickle.UnpicklingError):
             self._end()
-            return f"{ENDED} with status {process.returncode}"
+            return f"{ENDED} with status {process.returncode}", None
         return found
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -75,6 +88,7 @@ class Apart:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # no threads before a model has some, see ``forked``
             )
         return self._process
 
@@ -99,20 +113,60 @@ def serve(questions: IO[bytes], answers: IO[bytes]) -> None:
     with keep_models(_KEPT_BYTES):
         while True:
             try:
-                question = pickle.load(questions)  # noqa: S301 - from our own parent
+                function, arguments = pickle.load(questions)  # noqa: S301 - from our own parent
             except EOFError:
                 return
-            pickle.dump(_answer(*question), answers, pickle.HIGHEST_PROTOCOL)
-            answers.flush()
+            _answer(answers, function, arguments)
 
 
-def _answer(artifact: Artifact, inputs: dict[str, Array], as_written: bool) -> Any:
+def forked(function: Callable[..., T], *arguments: object) -> T:
+    """The result of a function, called in a copy of this process, which then ends. Nothing that it loads remains.
+
+    Call this only from a process without threads, such as a child of ``Apart`` that has loaded no model: other threads do not exist
+    in the copy, but their locks do. Raises PenstockError if the function does, or if it ends its process.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            with open(writing, "wb") as answers:
+                _answer(answers, function, arguments)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with open(reading, "rb") as answer:
+        pickled = answer.read()
+    _, status = os.waitpid(child, 0)
     try:
-        with loaded(artifact, as_written=as_written) as model:
-            return model.forward(inputs)
+        message, result = pickle.loads(pickled)  # noqa: S301 - from our own child
+    except (EOFError, pickle.UnpicklingError):
+        raise PenstockError(f"{ENDED} with status {os.waitstatus_to_exitcode(status)}") from None
+    found: T = _checked(message, result)
+    return found
+
+
+def _checked(message: str, result: Any) -> Any:
+    if message:
+        raise PenstockError(message)
+    return result
+
+
+def _answer(answers: IO[bytes], function: Callable[..., object], arguments: tuple[object, ...]) -> None:
+    """Write the message of the error that ``function`` raises, and its result."""
+    try:
+        answer = "", function(*arguments)
     except PenstockError as error:
-        return error.message
+        answer = error.message, None
+    pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
+    answers.flush()
+
+
+def _forward(artifact: Artifact, inputs: dict[str, Array], as_written: bool) -> dict[str, Array]:
+    with loaded(artifact, as_written=as_written) as model:
+        return model.forward(inputs)
 
 
 if __name__ == "__main__":
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    with open(os.dup(1), "wb") as replies:
+        os.dup2(2, 1)  # what engines print is no answer
+        serve(sys.stdin.buffer, replies)

@@ -1,57 +1,73 @@
-"""Compare the speed of several functions on a machine with other load.
+"""Time functions as production runs them, warm and one after another, and compare their speed.
 
-All functions run interleaved in one process, in short bursts and in random order, so that a disturbance affects all alike. The first
-rounds are dropped. The result is a ratio with a bootstrap confidence interval over rounds, because disturbances correlate within a
-round (block bootstrap, Künsch 1989). The load and the steal time, before and after, show whether the measurement was disturbed.
+::
+
+    load 1:  warm up a, b    a b b a a b b a ...    (blocks of calls)
+    load 2:  warm up b, a    b a a b b a a b ...
+    ...
+
+A model that is loaded twice has two speeds: its memory lies elsewhere, and its threads run on other cores. More calls of one load do
+not reveal this, so ``repeat`` times several loads, and ``speedup`` takes a load as one observation (T. Kalibera, R. Jones, "Rigorous
+benchmarking in reasonable time", ISMM 2013).
 """
 
 from __future__ import annotations
 
 import gc
 import math
-import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from penstock.clock import Clock, SystemClock
 from penstock.engines.base import LoadedModel
-from penstock.measurement import Conditions, Interval
+from penstock.measurement import Interval, student
 from penstock.tensor import Array
 
 Run = Callable[[], object]
 
-WARM_UP_ROUNDS = 3
-_PROBES = 3
-_BURST_SECONDS = 0.002
-_REST_SECONDS = 0.001
-_MAX_BURST = 20
-_MIN_ROUNDS = 7
-FEWEST_CALLS = _PROBES + WARM_UP_ROUNDS + _MIN_ROUNDS
-"""Minimum number of calls of each function in ``interleave``."""
-_MAX_ROUNDS = 400
-_FIRST_LOOK = 12
-"""Number of rounds before the first check of the precision."""
-_TAIL_CALLS = 300
-_RESAMPLES = 1000
-_DIRTY_STEAL_PERCENT = 5.0
-_DIRTY_LOAD_PER_CORE = 1.5
+LOADS = 8
+"""Number of loads of a measurement that decides."""
+FEWEST_LOADS = 3
+_BLOCK_SECONDS, _SHORTEST_BLOCK_SECONDS = 0.02, 0.01
+_WARM_UP_SECONDS = 0.01
+_WARM_UP_CALLS = 3
+_FEWEST_ROUNDS = 2
+_COLD_SHARE = 10
+"""A tenth of a block's calls, at least one, is dropped: caches are cold after a pause. If a call outlasts a block, none is."""
+_REST_SECONDS = 0.002
 _SYSTEM_CLOCK = SystemClock()
+FEWEST_CALLS = _WARM_UP_CALLS + _FEWEST_ROUNDS
+"""Minimum number of calls of each function in ``interleave``."""
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """Latencies of one function: ``seconds[round, call]``."""
+    """Latencies of one function."""
 
-    seconds: Array
+    seconds: Sequence[Array]
+    """The latencies of each load or, within one load, of each block, in seconds."""
+    busy: str = ""
+    """What else ran on the machine, if it was enough to disturb the measurement; otherwise empty."""
+
+    def joined(self, other: Timings) -> Timings:
+        """These timings and ``other``, which were measured apart."""
+        return Timings((*self.seconds, *other.seconds), self.busy or other.busy)
+
+    @property
+    def calls(self) -> int:
+        return sum(map(len, self.seconds))
+
+    @property
+    def medians(self) -> Array:
+        """The median latency of each load or block, in seconds."""
+        return np.array([np.median(part) for part in self.seconds])
 
     @property
     def p50_ms(self) -> float:
-        """The median of the rounds' medians. ``speedup`` is the ratio of two such medians."""
-        return float(np.median(np.median(self.seconds, axis=1))) * 1e3
+        return float(np.median(self.medians)) * 1e3
 
     @property
     def p99_ms(self) -> float:
@@ -59,7 +75,7 @@ class Timings(msgspec.Struct, frozen=True):
 
     def percentile_ms(self, percent: float) -> float:
         """Percentile over all calls, in milliseconds."""
-        return float(np.percentile(self.seconds, percent)) * 1e3
+        return float(np.percentile(np.concatenate(self.seconds), percent)) * 1e3
 
 
 def interleave(
@@ -67,72 +83,73 @@ def interleave(
     budget_s: float,
     seed: int = 0,
     clock: Clock = _SYSTEM_CLOCK,
-    precision: float = 0.0,
+    rest: Callable[[float], None] = time.sleep,
+    enough: float = math.inf,
 ) -> dict[str, Timings]:
-    """Time ``runs``, interleaved, within about ``budget_s`` seconds and in at least seven rounds.
+    """Time ``runs`` in turns, within about ``budget_s`` seconds and in at least two blocks each.
 
-    With ``precision`` (0.01 for 1 %), timing may end early. It ends when the ratio of every run to the first is known to this
-    precision at 95 % confidence, and every run has the 300 calls that a p99 needs. The rule depends on the width of the intervals and
-    not on the ratios, so the intervals stay valid (Chow and Robbins, "On the asymptotic theory of fixed-width sequential confidence
-    intervals", 1965).
-
-    A round has one burst of about two milliseconds for each run. The first call of a burst of several is dropped, because its caches
-    are cold. During the pause before each burst, spinning threads of the previous run go idle.
+    A block is a pause and then calls of one run for 10 to 20 ms, of which the first tenth is dropped. In the pause, threads of the
+    run before stop spinning. The order is random, and every second round has the order of the round before reversed, so that a drift
+    affects all alike. Timing ends early after ``enough`` calls of each run.
     """
     rng = random.Random(seed)
-    bursts = {name: _burst(run, clock.now) for name, run in runs.items()}
-    seconds: dict[str, list[list[float]]] = {name: [] for name in runs}
     order = list(runs)
+    rng.shuffle(order)
     gc_was_on = gc.isenabled()
     gc.disable()
     try:
-        end, next_look = clock.now() + budget_s, _FIRST_LOOK
-        for number in range(WARM_UP_ROUNDS + _MAX_ROUNDS):
-            if number >= WARM_UP_ROUNDS + _MIN_ROUNDS and clock.now() > end:
+        end = clock.now() + budget_s
+        typical = {name: _warm_up(runs[name], clock.now) for name in order}
+        spare_s = max(0.0, end - clock.now())
+        # A block may not be so short that it is a few cold calls, even if there is no time.
+        block_s = min(_BLOCK_SECONDS, max(_SHORTEST_BLOCK_SECONDS, spare_s / (_FEWEST_ROUNDS * len(runs))))
+        calls = {name: max(1, int(block_s / seconds)) for name, seconds in typical.items()}
+        cold = {name: math.ceil(calls[name] / _COLD_SHARE) if typical[name] < block_s else 0 for name in runs}
+        rounds = _rounds(spare_s, sum(calls[name] * typical[name] for name in runs), enough / min(calls.values()))
+        found: dict[str, list[Array]] = {name: [] for name in runs}
+        for number in range(rounds):
+            if number >= _FEWEST_ROUNDS and number % 2 == 0 and clock.now() > end:
                 break
-            if precision and number == WARM_UP_ROUNDS + next_look:
-                next_look += max(1, next_look // 4)
-                if _is_precise([rounds[WARM_UP_ROUNDS:] for rounds in seconds.values()], precision):
-                    break
-            rng.shuffle(order)
+            if number % 2:
+                order.reverse()
+            else:
+                rng.shuffle(order)
             for name in order:
-                time.sleep(_REST_SECONDS)
-                seconds[name].append(_time_burst(runs[name], bursts[name], clock.now))
+                rest(_REST_SECONDS)
+                found[name].append(_block(runs[name], cold[name], calls[name], clock.now))
     finally:
         if gc_was_on:
             gc.enable()
-    return {name: Timings(np.array(rounds[WARM_UP_ROUNDS:])) for name, rounds in seconds.items()}
+    return {name: Timings(blocks) for name, blocks in found.items()}
 
 
-def speedup(base: Timings, other: Timings, confidence: float = 0.95, seed: int = 0) -> Interval:
-    """The speed of ``other`` relative to ``base``: the ratio of medians, with a paired block-bootstrap interval.
+def repeat(
+    time_load: Callable[[int], Mapping[str, Array]], loads: int, budget_s: float, clock: Clock = _SYSTEM_CLOCK
+) -> dict[str, Timings]:
+    """Time ``loads`` loads, or as many as start within ``budget_s`` seconds, but at least three.
 
-    Both must come from one call of ``interleave``, because their rounds are paired.
+    ``time_load(number)`` loads everything afresh and returns the latencies by name. Only the time, never a latency, decides how many
+    loads there are, so that intervals stay valid.
     """
-    base_rounds, other_rounds = np.median(base.seconds, axis=1), np.median(other.seconds, axis=1)
-    count = len(base_rounds)
-    picks = np.random.default_rng(seed).integers(0, count, (_RESAMPLES, count))
-    ratios = np.median(base_rounds[picks], axis=1) / np.median(other_rounds[picks], axis=1)
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(ratios, (tail, 1 - tail))
-    return Interval(float(np.median(base_rounds) / np.median(other_rounds)), float(low), float(high))
+    end, found = clock.now() + budget_s, list[Mapping[str, Array]]()
+    while len(found) < loads and (len(found) < FEWEST_LOADS or clock.now() < end):
+        found.append(time_load(len(found)))
+    return {name: Timings([one[name] for one in found]) for name in found[0]}
 
 
-class ConditionsWatch:
-    """Measures load and steal time from construction to ``finish``."""
+def speedup(base: Timings, other: Timings) -> Interval:
+    """The speed of ``other`` relative to ``base``, with its 95 % interval.
 
-    def __init__(self, cores: int, proc: Path = Path("/proc")) -> None:
-        self._cores, self._proc = cores, proc
-        self._load = _load(proc)
-        self._steal, self._total = _steal(proc)
-
-    def finish(self) -> Conditions:
-        """The machine's load since construction. A load of up to one busy process per core counts as undisturbed."""
-        load = _load(self._proc)
-        steal, total = _steal(self._proc)
-        percent = 100 * (steal - self._steal) / max(1, total - self._total)
-        dirty = percent > _DIRTY_STEAL_PERCENT or self._load > _DIRTY_LOAD_PER_CORE * self._cores
-        return Conditions(round(self._load, 2), round(load, 2), round(percent, 2), dirty)
+    Both must come from one call of ``repeat`` or ``interleave``, because their loads or blocks are paired. The estimate is the
+    geometric mean of the ratios of the medians. The interval is Student's, for the logarithms of the ratios; it needs two pairs.
+    """
+    ratios = np.log(base.medians) - np.log(other.medians)
+    count = len(ratios)
+    if count < 2:
+        raise ValueError("one pair of latencies has no interval")
+    value = float(ratios.mean())
+    reach = student(0.975, count - 1) * float(ratios.std(ddof=1)) / math.sqrt(count)
+    return Interval(*(math.exp(one) for one in (value, value - reach, value + reach)))
 
 
 def feed(model: LoadedModel, inputs: Mapping[str, Array]) -> Run:
@@ -148,49 +165,30 @@ def repeat_rows(inputs: Mapping[str, Array], rows: int) -> dict[str, Array]:
     }
 
 
-def _is_precise(seconds: Sequence[Sequence[Sequence[float]]], precision: float) -> bool:
-    """True if each run has enough calls, and the median of its ratios to the first run is known to ``precision``.
-
-    The 95 % interval of a median lies between order statistics, ``count / 2 ± 0.98 √count``.
-    """
-    if min(sum(map(len, rounds)) for rounds in seconds) < _TAIL_CALLS:
-        return False
-    medians = np.array([[np.median(burst) for burst in rounds] for rounds in seconds])
-    ratios = np.sort(medians / medians[0], axis=1)
-    count = ratios.shape[1]
-    reach = math.ceil(0.98 * math.sqrt(count))
-    low, high = ratios[:, (count - 1) // 2 - reach], ratios[:, count // 2 + reach]
-    return bool(((high - low) / 2 <= precision * np.median(ratios, axis=1)).all())
+def _rounds(spare_s: float, round_s: float, enough: float) -> int:
+    """An even number of rounds that take about ``spare_s`` seconds, or the next one above ``enough`` if that is smaller."""
+    affordable = spare_s / max(round_s, 1e-9)
+    rounds = math.ceil(enough) if enough < affordable else int(affordable)
+    return max(_FEWEST_ROUNDS, rounds + rounds % 2)
 
 
-def _burst(run: Run, now: Callable[[], float]) -> int:
-    """Number of calls per burst: as many as fit into its time, plus one for the dropped first call. If only one fits, it is one."""
-    seconds = min(_time_burst(run, 1, now)[0] for _ in range(_PROBES))
-    calls = int(_BURST_SECONDS / max(seconds, 1e-6))
-    return min(calls + 1, _MAX_BURST) if calls > 1 else 1
+def _warm_up(run: Run, now: Callable[[], float]) -> float:
+    """Call ``run`` until its caches are warm. Returns the shortest time of a call, in seconds."""
+    shortest, calls, end = math.inf, 0, now() + _WARM_UP_SECONDS
+    while calls < _WARM_UP_CALLS or now() < end:
+        start = now()
+        run()
+        shortest, calls = min(shortest, now() - start), calls + 1
+    return max(shortest, 1e-6)
 
 
-def _time_burst(run: Run, calls: int, now: Callable[[], float]) -> list[float]:
+def _block(run: Run, cold: int, calls: int, now: Callable[[], float]) -> Array:
+    """The latencies of ``calls`` calls, after ``cold`` calls that are dropped."""
+    for _ in range(cold):
+        run()
     seconds = []
     for _ in range(calls):
         start = now()
         run()
         seconds.append(now() - start)
-    return seconds[1:] if calls > 1 else seconds
-
-
-def _load(proc: Path) -> float:
-    """Load average of the last minute."""
-    try:
-        return float((proc / "loadavg").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return os.getloadavg()[0]
-
-
-def _steal(proc: Path) -> tuple[int, int]:
-    """Jiffies stolen by other guests and all jiffies since boot; zeros if the kernel does not report them."""
-    try:
-        fields = [int(field) for field in (proc / "stat").read_text().splitlines()[0].split()[1:]]
-    except (OSError, ValueError, IndexError):
-        return 0, 0
-    return (fields[7] if len(fields) > 7 else 0), sum(fields[:8])
+    return np.array(seconds)

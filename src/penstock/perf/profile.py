@@ -15,6 +15,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 HAND_OVER_MS = 0.1
 """Typical overhead of a server for one call: waking the instance, merging, splitting, waking the event loop."""
 
+_ENOUGH_CALLS = 300
 _ENOUGH = 0.95
 """A smaller batch is preferred, for its latency, if it reaches this fraction of the best throughput."""
 
@@ -25,11 +26,9 @@ def profile(
     budget_s: float,
     batches: Sequence[int] = BATCHES,
     on_batch: Callable[[int], None] = lambda _: None,
-    precision: float = 0.0,
 ) -> dict[str, tuple[LatencyPoint, ...]]:
-    """Profile all ``models``, interleaved, at each batch size of ``batches``. The batch sizes share ``budget_s`` evenly.
-
-    ``precision`` is the argument of ``interleave``. ``samples`` have rows along their first axis. Unless all models are batchable,
+    """Profile all ``models``, interleaved, at each batch size of ``batches``. The batch sizes share ``budget_s`` evenly, but a batch
+    size takes no more time than its p99 needs. ``samples`` have rows along their first axis. Unless all models are batchable,
     only their fixed batch is profiled. Batches whose minimum number of calls would exceed the whole budget are skipped.
     """
     if not all(model.signature.batchable for model in models.values()):
@@ -41,7 +40,7 @@ def profile(
             break
         inputs = repeat_rows(samples, batch)
         runs = {name: feed(model, inputs) for name, model in models.items()}
-        timed = interleave(runs, budget_s / len(batches), precision=precision)
+        timed = interleave(runs, budget_s / len(batches), enough=_ENOUGH_CALLS)
         for name, timings in timed.items():
             points[name].append(LatencyPoint(batch, timings.p50_ms, timings.p99_ms))
         row_s = sum(timings.p50_ms for timings in timed.values()) / 1e3 / batch

@@ -193,7 +193,9 @@ def _notes(evidence: Evidence) -> str:
     conditions = evidence.conditions
     notes = [escape(note) for note in evidence.notes]
     quiet = (
-        "The machine was busy, so the ratios are unreliable." if conditions.dirty else "The machine was quiet enough."
+        f"The machine was busy ({conditions.disturbance}), so the ratios are unreliable."
+        if conditions.dirty
+        else "The machine was quiet enough."
     )
     notes.append(
         f"{quiet} Load {conditions.load_before} before and {conditions.load_after} after, {conditions.steal_percent} % stolen."

@@ -27,6 +27,6 @@ def test_a_result_that_does_not_pay_says_so() -> None:
     slower = outcome(both, 10, 5, (0.5, 0.4, 0.6))
     assert slower.shortfalls["speed"].startswith("slower than the original here: 0.50x")
     unsure = outcome(both, 10, 5, (1.1, 0.9, 1.2))
-    assert unsure.shortfalls["speed"].startswith("not measurably faster than the original here")
+    assert unsure.shortfalls["speed"].startswith("not provably faster than the original here")
     found = slower.summary()
     assert (found["pays"], found["short_of"], found["size_ratio"]) == (False, ["speed"], 2.0)

@@ -15,7 +15,6 @@ from penstock.bundle.evidence import Accuracy
 from penstock.measurement import Interval
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.intervals import (
-    _student,
     bounded_interval,
     jackknife_interval,
     loss_bound,
@@ -137,9 +136,3 @@ def test_the_jackknife_covers_a_smooth_statistic(looks: int) -> None:
         found = jackknife_interval(lambda rows, x=x, y=y: float(np.corrcoef(x[rows], y[rows])[0, 1]), 400, looks)
         covered += found.low <= truth <= found.high
     assert covered / runs >= 1 - 0.05 / looks - 0.035
-
-
-def test_students_quantiles() -> None:
-    for freedom in (1, 2, 4, 8, 19):
-        for probability in (0.9, 0.975, 0.995):
-            assert _student(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=0.02)

@@ -53,7 +53,7 @@ def interval(value: float) -> Interval:
 
 
 def compare(base: Trial, other: Trial) -> Interval:
-    return interval(base.p50_ms / other.p50_ms)
+    return interval(other.pace / base.pace)
 
 
 def chosen(*trials: Trial, bases: list[Trial] | None = None, contract: Contract = Contract()) -> str | None:  # noqa: B008
@@ -173,7 +173,7 @@ def test_finalists_are_the_best_and_their_exact_rivals(trials: list[Trial]) -> N
     assert min(FINALISTS, len(alive)) <= len(last) <= FINALISTS + 3
     for threads in {one.candidate.threads for one in last}:
         exact = [one for one in alive if one.candidate.exact and one.candidate.threads == threads]
-        assert not exact or min(one.p50_ms for one in exact) in [one.p50_ms for one in last]
+        assert not exact or max(one.pace for one in exact) in [one.pace for one in last]
 
 
 def test_only_what_was_measured_and_not_refused_is_running() -> None:

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import random
+import zlib
+from collections.abc import Mapping
+
 import msgspec
 import numpy as np
 import pytest
@@ -8,13 +12,15 @@ from onnx import TensorProto
 import models
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset, make_dataset
-from penstock.errors import ContractUnmet, InvalidData, InvalidModel
+from penstock.errors import ContractUnmet, InvalidData, InvalidModel, PenstockError
 from penstock.offline.judge.contract import Contract
+from penstock.offline.judge.race import Entrant, race_entrants
 from penstock.offline.tune.space import Candidate, originals
-from penstock.offline.tune.tuner import Tuner, TuneResult, TuningLimits
+from penstock.offline.tune.tuner import Race, Tuner, TuneResult, TuningLimits
+from penstock.perf.measure import LOADS, Timings
 
 FP32 = TensorProto.FLOAT
-LIMITS = TuningLimits(memory_bytes=1 << 34, budget_s=0.3)
+LIMITS = TuningLimits(budget_s=0.3)
 CONTRACT = Contract()
 
 
@@ -42,13 +48,40 @@ def data(labels: bool = True) -> Dataset:
     return make_dataset({"x": x}, (x @ weights).argmax(axis=1) if labels else None)
 
 
+def undisturbed(*arguments) -> dict[str, Timings]:
+    """Real timings, as if nothing else had run on the machine."""
+    return {name: msgspec.structs.replace(one, busy="") for name, one in race_entrants(*arguments).items()}
+
+
+class SimulatedRace:
+    """Times models on a machine on which each takes a known time, with the effects of loads. Remembers who was timed with whom.
+
+    The effects depend on the pair, as they would if it was measured again under the same conditions.
+    """
+
+    def __init__(self, milliseconds: dict[str, float], busy: str = "") -> None:
+        self.pairs: list[tuple[str, ...]] = []
+        self._ms, self._busy = milliseconds, busy
+
+    def __call__(
+        self, entrants: Mapping[str, Entrant], inputs: object, budget_s: float, loads: int
+    ) -> dict[str, Timings]:
+        self.pairs.append(tuple(entrants))
+        rng = np.random.default_rng(zlib.crc32(" ".join(entrants).encode()))
+        return {
+            name: Timings(list(1e-3 * self._ms[name] * rng.lognormal(0, 0.01, (loads, 20))), self._busy)
+            for name in entrants
+        }
+
+
 def tune(
     original: Artifact,
     *tried: Candidate,
     contract: Contract = CONTRACT,
     limits: TuningLimits = LIMITS,
+    race: Race = undisturbed,
 ) -> TuneResult:
-    return Tuner(originals(original, [1]), tried, data(), contract, limits).run(cores=2)
+    return Tuner(originals(original, [1]), tried, data(), contract, limits, race=race).run(cores=2)
 
 
 def test_a_faster_model_with_the_same_answers_is_chosen() -> None:
@@ -133,10 +166,71 @@ def test_a_contract_that_nothing_meets() -> None:
     assert "--p99" in raised.value.hint
 
 
-def test_a_small_memory_is_filled_in_groups() -> None:
-    tried = [candidate(f"c{index}", classifier()) for index in range(3)]
-    result = tune(classifier(), *tried, limits=msgspec.structs.replace(LIMITS, memory_bytes=1))
-    assert all(record.latency_ms is not None and record.speedup is not None for record in result.records)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_verdict_depends_neither_on_the_other_candidates_nor_on_their_order(seed: int) -> None:
+    rng = random.Random(seed)
+    models = {f"c{number}": classifier(1 + number / 100) for number in range(45)}
+    milliseconds = {"original-t1": 1.0, "c0": 0.7, **{name: rng.uniform(0.8, 2.0) for name in list(models)[1:]}}
+    verdicts = set()
+    for size in (3, 13, 45):
+        names = list(models)[:size]
+        rng.shuffle(names)
+        timed = SimulatedRace(milliseconds)
+        result = tune(classifier(), *(candidate(name, models[name]) for name in names), race=timed)
+        (record,) = (record for record in result.records if record.name == "c0")
+        verdicts.add((record.status, record.reason, record.speedup, record.latency_ms, result.baseline.latency_ms))
+        assert all(len(pair) <= 2 for pair in timed.pairs)
+    assert len(verdicts) == 1
+
+
+def test_arithmetic_is_compared_with_the_best_exact_candidate_in_a_pair_of_these_two() -> None:
+    tried = [
+        candidate("fp32", classifier(1.1)),
+        candidate("slow", classifier(1.2)),
+        candidate("int8", classifier(1.3), "int8"),
+    ]
+    timed = SimulatedRace({"original-t1": 1.0, "fp32": 0.6, "slow": 0.9, "int8": 0.5})
+    assert tune(classifier(), *tried, race=timed).chosen.name == "int8"
+    assert ("fp32", "int8") in timed.pairs
+    assert ("slow", "int8") not in timed.pairs
+
+
+def test_a_busy_machine_is_part_of_every_verdict() -> None:
+    busy = "other processes used 1.2 of 2 cores"
+    tried = [candidate(name, classifier(1 + number)) for number, name in enumerate(("fast", "same", "slower"), 1)]
+    milliseconds = {"original-t1": 1.0, "fast": 0.5, "same": 1.0, "slower": 0.8}
+    result = tune(classifier(), *tried, race=SimulatedRace(milliseconds, busy))
+    reasons = {record.name: record.reason for record in result.records}
+    assert reasons["fast"].endswith(f"the original's speed, measured while the machine was busy ({busy})")
+    assert reasons["same"].startswith(f"not measurable here, the machine was busy ({busy}): 1.0")
+    assert reasons["slower"].endswith(f"the chosen one's speed, measured while the machine was busy ({busy})")
+    assert (result.conditions.dirty, result.conditions.busy) == (True, busy)
+    alone = tune(classifier(), tried[1], race=SimulatedRace({"original-t1": 1.0, "same": 1.0}, busy))
+    assert alone.baseline.reason == f"the original: the machine was too busy to tell if anything is faster ({busy})"
+
+
+def test_a_candidate_that_fails_when_it_is_timed_again_is_no_winner() -> None:
+    simulated = SimulatedRace({"original-t1": 1.0, "dies": 0.3, "lives": 0.5})
+
+    def race(entrants: Mapping[str, Entrant], inputs: object, budget_s: float, loads: int) -> dict[str, Timings]:
+        if "dies" in entrants and loads == LOADS:
+            raise PenstockError("the model ended its process with status -9")
+        return simulated(entrants, inputs, budget_s, loads)
+
+    result = tune(classifier(), candidate("dies", classifier(1.1)), candidate("lives", classifier(1.2)), race=race)
+    assert result.chosen.name == "lives"
+    statuses = {record.name: (record.status, record.reason) for record in result.records}
+    assert statuses["dies"] == ("failed", "the model ended its process with status -9")
+
+
+def test_latencies_and_speed_up_of_the_winner_are_of_the_same_loads() -> None:
+    tried = [candidate(name, classifier(1 + number / 10)) for number, name in enumerate(("a", "b", "c"), 1)]
+    result = tune(classifier(), *tried, race=SimulatedRace({"original-t1": 1.0, "a": 0.5, "b": 0.9, "c": 0.9}))
+    (a,) = (record for record in result.records if record.name == "a")
+    assert a.status == "chosen"
+    assert a.speedup is not None
+    assert result.baseline.latency_ms / a.latency_ms == pytest.approx(a.speedup.value, rel=0.005)
+    assert result.baseline.calls == a.calls
 
 
 def test_an_original_that_does_not_load_is_an_error() -> None:

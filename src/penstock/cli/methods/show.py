@@ -12,6 +12,7 @@ from rich.table import Table
 from penstock.cli.inspect import make_console
 from penstock.offline.compress.method import Method
 from penstock.offline.compress.outcome import Outcome, times
+from penstock.offline.judge.contract import while_busy
 
 _NOTHING_MEASURED = "speed and accuracy are not measured without --evaluate"
 _NAME_WIDTH = 44
@@ -53,7 +54,14 @@ def _comparison(outcome: Outcome, titles: tuple[str, str]) -> Table:
         values = f"{found.original_accuracy:.2%}", f"{accuracy.value:.2%}"
         rows.append((f"{accuracy.metric}, {accuracy.samples} samples", *values, loss))
         call = f"p50 of {found.rows} row(s), ms"
-        rows.append((call, f"{found.original_ms:.3f}", f"{found.compressed_ms:.3f}", times(found.speedup)))
+        rows.append(
+            (
+                call,
+                f"{found.original_ms:.3f}",
+                f"{found.compressed_ms:.3f}",
+                times(found.speedup) + while_busy(found.busy),
+            )
+        )
     return _table(rows)
 
 

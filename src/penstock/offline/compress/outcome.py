@@ -9,6 +9,7 @@ import msgspec
 from penstock.artifact import Artifact
 from penstock.measurement import Interval
 from penstock.offline.compress.method import Aim, Made
+from penstock.offline.judge.contract import unproven_speed
 from penstock.offline.judge.judge import Comparison
 
 
@@ -38,8 +39,10 @@ class Outcome(msgspec.Struct, frozen=True):
             found["coded_size"] = "the coded model is not smaller than the original as a coded model"
         speed = self.comparison.speedup if self.comparison else None
         if "speed" in aims and speed and speed.low <= 1:
-            slower = "slower than" if speed.high <= 1 else "not measurably faster than"
-            found["speed"] = f"{slower} the original here: {times(speed)}"
+            is_slower = speed.high <= 1
+            busy = self.comparison.busy if self.comparison else ""
+            verdict = "slower than the original here" if is_slower else unproven_speed("the original here", busy)
+            found["speed"] = f"{verdict}: {times(speed)}"
         return found
 
     @property

@@ -100,6 +100,16 @@ def is_faster(speedup: Interval) -> bool:
     return speedup.low > FASTER
 
 
+def unproven_speed(than: str, busy: str) -> str:
+    """The verdict on a candidate that is not provably faster ``than`` another; ``busy`` is what else ran on the machine."""
+    return f"not measurable here, the machine was busy ({busy})" if busy else f"not provably faster than {than}"
+
+
+def while_busy(busy: str) -> str:
+    """The reservation about a measured speed; empty if nothing else ran on the machine."""
+    return f", measured while the machine was busy ({busy})" if busy else ""
+
+
 def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnmet:
     """The error for a contract that none of ``records`` meets, with the binding requirement and the nearest feasible requirement."""
     measured = [record for record in records if record.accuracy is not None and record.p99_ms is not None]

@@ -15,11 +15,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from statistics import NormalDist
 
 import numpy as np
 
-from penstock.measurement import Interval
+from penstock.measurement import Interval, student
 from penstock.tensor import Array
 
 CONFIDENCE = 0.95
@@ -147,7 +146,7 @@ def jackknife_interval(
     if groups > 1:
         number = np.arange(samples) % groups
         parts = np.array([statistic(np.flatnonzero(number != one)) for one in range(groups)])
-        spread = _student(1 - half, groups - 1) * math.sqrt(
+        spread = student(1 - half, groups - 1) * math.sqrt(
             (groups - 1) / groups * float(((parts - parts.mean()) ** 2).sum())
         )
     unseen = scale * (1 - half ** (1 / samples))
@@ -189,19 +188,3 @@ def _bisect(is_below: Callable[[float], bool], low: float, high: float, toleranc
         middle = (low + high) / 2
         low, high = (middle, high) if is_below(middle) else (low, middle)
     return high
-
-
-def _student(probability: float, freedom: int) -> float:
-    """The quantile of Student's distribution; exact for 1 and 2 degrees of freedom, otherwise by Hill's expansion."""
-    if freedom == 1:
-        return math.tan(math.pi * (probability - 0.5))
-    if freedom == 2:
-        return (2 * probability - 1) * math.sqrt(2 / (1 - (2 * probability - 1) ** 2))
-    z, n = NormalDist().inv_cdf(probability), float(freedom)
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return sum(term / n**power for power, term in enumerate(terms))

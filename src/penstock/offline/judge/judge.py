@@ -1,7 +1,7 @@
 """The judge: compares candidates with the original, on samples that were not used for calibration or training.
 
 The original is the model that the user gave. Its outputs are computed once, and candidates are compared with them sample by sample.
-Timed calls of the candidates are interleaved with calls of the original.
+Candidates are timed in turns with the original; see ``race.py``.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class Comparison(msgspec.Struct, frozen=True):
     speedup: Interval
     threads: int
     rows: int
+    busy: str = ""
+    """What else ran on the machine, if it was enough to disturb the timing; otherwise empty."""
 
     @property
     def size_ratio(self) -> float:
@@ -107,7 +109,7 @@ class Judge:
         return self._judgement(answers(model, self.data))
 
     def race(self, candidates: Mapping[str, Artifact], budget_s: float, rows: int = 1) -> dict[str, Timings]:
-        """Time ``candidates`` and the original (named ``ORIGINAL``) in interleaved calls of ``rows`` samples."""
+        """Time ``candidates`` and the original (named ``ORIGINAL``) in turns, in calls of ``rows`` samples."""
         sample = repeat_rows(self.data.inputs, call_rows(self.signature, rows))
         return race({ORIGINAL: self.original, **candidates}, sample, budget_s, self.threads, self._engine)
 
@@ -126,6 +128,7 @@ class Judge:
             speedup=speedup(before, after),
             threads=self.threads,
             rows=call_rows(self.signature, rows),
+            busy=after.busy,
         )
 
     def _judgement(self, outputs: Outputs) -> Judgement:

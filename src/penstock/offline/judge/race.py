@@ -1,18 +1,45 @@
-"""Race: times candidates with interleaved calls, so that other load on the machine affects all of them equally."""
+"""Race: times models against one another, warm and alone.
+
+A child process that has loaded nothing waits for races. For every load it makes a copy of itself, which loads only the models of the
+race, times them in turns, and ends. Models timed earlier, and whatever this process keeps, therefore have no influence: no memory, no
+spinning threads, no caches.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-from collections.abc import Hashable, Mapping
-from typing import TypeVar
+import random
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
 
 from penstock.artifact import Artifact
-from penstock.engines.base import LoadedModel
-from penstock.offline.sessions import loaded
-from penstock.perf.measure import Timings, feed, interleave
+from penstock.engines.registry import get_engine
+from penstock.offline.apart import Apart, forked
+from penstock.offline.sessions import session
+from penstock.perf.conditions import OthersWatch
+from penstock.perf.measure import LOADS, Timings, feed, interleave, repeat
 from penstock.tensor import Array
 
 _Name = TypeVar("_Name", bound=Hashable)
+
+_ENOUGH_CALLS = 60
+"""Calls of a model in one load. More of them hardly narrow an interval, which depends on the loads."""
+_MOST_PADDING = 1 << 20
+
+_child = Apart()
+atexit.register(_child.close)
+
+
+class Entrant(NamedTuple):
+    """A model with the engine that runs it, and the engine's options."""
+
+    artifact: Artifact
+    engine: str
+    options: Mapping[str, Any]
 
 
 def race(
@@ -21,20 +48,51 @@ def race(
     budget_s: float,
     threads: int = 1,
     engine: str = "onnxruntime",
+    loads: int = LOADS,
 ) -> dict[_Name, Timings]:
-    """Load ``models`` and time a call of each with ``inputs``, for about ``budget_s`` seconds, not counting the time to load."""
-    with contextlib.ExitStack() as stack:
-        running = {name: stack.enter_context(loaded(model, threads, engine=engine)) for name, model in models.items()}
-        return race_loaded(running, inputs, budget_s)
+    """Time a call of each of ``models`` with ``inputs``; see ``race_entrants``."""
+    entrants = {name: Entrant(model, engine, {"threads": threads}) for name, model in models.items()}
+    return race_entrants(entrants, inputs, budget_s, loads)
 
 
-def race_loaded(
-    models: Mapping[_Name, LoadedModel], inputs: Mapping[str, Array], budget_s: float, precision: float = 0.0
+def race_entrants(
+    entrants: Mapping[_Name, Entrant], inputs: Mapping[str, Array], budget_s: float, loads: int = LOADS
 ) -> dict[_Name, Timings]:
-    """Time ``models`` on a call with ``inputs`` for about ``budget_s`` seconds. The timings are paired by round.
+    """Time a call of each of ``entrants`` with ``inputs``. Timings are paired by load.
 
-    With ``precision``, the race ends when all speeds relative to the first model are known to that fraction; see ``interleave``.
+    They are loaded ``loads`` times, or as often as ``budget_s`` seconds allow, but at least three times. Raises PenstockError if one
+    of them does not load or run.
     """
-    runs = {str(number): feed(model, inputs) for number, model in enumerate(models.values())}
-    timings = interleave(runs, budget_s, precision=precision)
-    return {name: timings[str(number)] for number, name in enumerate(models)}
+    found = _child.call(_race, list(entrants.values()), dict(inputs), budget_s, loads)
+    return dict(zip(entrants, found, strict=True))
+
+
+def _race(entrants: Sequence[Entrant], inputs: Mapping[str, Array], budget_s: float, loads: int) -> list[Timings]:
+    for entrant in entrants:
+        get_engine(entrant.engine)  # imports the engine, once for all copies of this process
+    watch = OthersWatch()
+    found = repeat(lambda number: forked(_time_load, entrants, inputs, budget_s / loads, number), loads, budget_s)
+    busy = watch.finish()
+    return [msgspec.structs.replace(found[str(place)], busy=busy) for place in range(len(entrants))]
+
+
+def _time_load(
+    entrants: Sequence[Entrant], inputs: Mapping[str, Array], budget_s: float, number: int
+) -> dict[str, Array]:
+    """The latencies of ``entrants``, by their places, in one load.
+
+    The order of loading is random, and in every second load the reverse of that in the load before. Random padding moves the models
+    to other addresses in each load (C. Curtsinger, E. Berger, "Stabilizer", ASPLOS 2013).
+    """
+    rng = random.Random(number // 2)
+    places = list(range(len(entrants)))
+    rng.shuffle(places)
+    if number % 2:
+        places.reverse()
+    with contextlib.ExitStack() as stack:
+        running, padding = {}, []
+        for place in places:
+            padding.append(bytes(random.Random(f"{number} {place}").randrange(_MOST_PADDING)))
+            running[str(place)] = feed(stack.enter_context(session(*entrants[place])), inputs)
+        timed = interleave(running, budget_s, seed=number, enough=_ENOUGH_CALLS)
+    return {name: np.concatenate(timings.seconds) for name, timings in timed.items()}

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from penstock.bundle.evidence import Accuracy, CandidateRecord, Status
-from penstock.engines.base import LoadedModel
 from penstock.measurement import Interval, LatencyPoint
-from penstock.offline.judge.contract import Contract, is_faster
+from penstock.offline.judge.contract import Contract, is_faster, unproven_speed, while_busy
 from penstock.offline.tune.space import Candidate
 from penstock.perf.measure import Timings
 from penstock.perf.profile import knee, rows_per_second
@@ -33,20 +32,17 @@ class Trial(msgspec.Struct, eq=False):
     """A candidate with its measurements so far."""
 
     candidate: Candidate
-    model: LoadedModel | None = None
     accuracy: Accuracy | None = None
     timings: Timings | None = None
+    against: Timings | None = None
+    """Timings of the original in the same loads."""
     speedup: Interval | None = None
     """Speed-up over the original with the same number of threads."""
     pace: float = 0.0
-    """Speed relative to the original with the fewest threads, both from one run. It can be compared between runs."""
+    """Speed relative to the original with the fewest threads: the product of the speed-ups of two pairs. It only ranks trials."""
     status: Status = "outrun"
     reason: str = ""
     latency: tuple[LatencyPoint, ...] = ()
-
-    @property
-    def p50_ms(self) -> float:
-        return self.timings.p50_ms if self.timings else float("inf")
 
     @property
     def p99_ms(self) -> float:
@@ -59,6 +55,11 @@ class Trial(msgspec.Struct, eq=False):
         Twice the threads must make a call 1.4 times as fast; otherwise the cores are better used for more instances.
         """
         return math.sqrt(self.candidate.threads) / self.pace if self.pace else math.inf
+
+    @property
+    def busy(self) -> str:
+        """What disturbed the timings; empty if nothing did."""
+        return self.timings.busy if self.timings else ""
 
     def reject(self, reason: str) -> None:
         self.status, self.reason = "rejected", reason
@@ -99,8 +100,8 @@ def choose(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract, 
     if field:
         least = min(trial.cost for trial in field)
         close = [trial for trial in field if trial.cost <= CLOSE_CALL * least]  # 3
-        return min(close, key=lambda trial: (trial.candidate.threads, *_harm(trial), trial.p50_ms))
-    return min((trial for trial in alive if trial.candidate.exact), key=lambda trial: trial.p50_ms, default=None)  # 4
+        return min(close, key=lambda trial: (trial.candidate.threads, *_harm(trial), -trial.pace))
+    return max((trial for trial in alive if trial.candidate.exact), key=lambda trial: trial.pace, default=None)  # 4
 
 
 def choose_smallest(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract) -> Trial | None:
@@ -122,7 +123,7 @@ def explain_sizes(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]
     winner.status = "chosen"
     winner.reason = f"{least:,d} bytes, {_disk_bytes(bases[0]) / least:.2f}x smaller than the original"
     if not winner.candidate.exact and winner.speedup is not None and not is_faster(winner.speedup):
-        winner.reason += f", but not provably faster on this machine: {_times(winner.speedup)}"
+        winner.reason += f", but not provably faster on this machine: {_times(winner.speedup)}{while_busy(winner.busy)}"
 
 
 def explain(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]) -> None:
@@ -136,18 +137,20 @@ def explain(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]) -> N
             if share > 1 and trial.candidate.threads > winner.candidate.threads:
                 trial.reason += f", too little for {trial.candidate.threads} threads"
         elif trial.speedup is None or not is_faster(trial.speedup):
-            trial.reason = f"not provably faster than the original: {_times(trial.speedup)}"
+            trial.reason = f"{unproven_speed('the original', trial.busy)}: {_times(trial.speedup)}"
+            continue
         elif share > 1 and trial.candidate.threads > winner.candidate.threads:
             trial.reason = f"{share:.2f}x the chosen one's speed, too little for {trial.candidate.threads} threads"
         elif share > 1 / CLOSE_CALL:
             trial.reason = f"a close call, {share:.2f}x the chosen one's speed"
         else:
             trial.reason = f"{share:.2f}x the chosen one's speed"
+        trial.reason += while_busy(trial.busy)
     winner.status = "chosen"
     winner.reason = (
-        "the original: nothing was provably faster"
+        f"the original: {_nothing(winner, trials)}"
         if winner in bases
-        else f"{_times(winner.speedup)} the original's speed"
+        else f"{_times(winner.speedup)} the original's speed{while_busy(winner.busy)}"
     )
 
 
@@ -168,7 +171,7 @@ def record(trial: Trial, contract: Contract) -> CandidateRecord:
         batch=point.batch if point else 1,
         latency_ms=trial.timings.p50_ms if trial.timings else None,
         p99_ms=trial.timings.p99_ms if trial.timings else None,
-        calls=trial.timings.seconds.size if trial.timings else 0,
+        calls=trial.timings.calls if trial.timings else 0,
         speedup=trial.speedup,
         accuracy=trial.accuracy,
         rows_per_second=rows_per_second(point) if point else None,
@@ -184,7 +187,7 @@ def _is_proven(trial: Trial, alive: Sequence[Trial], compare: Compare) -> bool:
 
 def _quickest_exact(trials: Sequence[Trial], threads: int) -> Trial | None:
     same = [trial for trial in trials if trial.candidate.exact and trial.candidate.threads == threads]
-    return min(same, key=lambda trial: trial.p50_ms, default=None)
+    return max(same, key=lambda trial: trial.pace, default=None)
 
 
 def _harm(trial: Trial) -> tuple[float, float]:
@@ -198,3 +201,9 @@ def _disk_bytes(trial: Trial) -> int:
 
 def _times(interval: Interval | None) -> str:
     return f"{interval.value:.2f}x ({interval.low:.2f} … {interval.high:.2f})" if interval else "not measured"
+
+
+def _nothing(winner: Trial, trials: Sequence[Trial]) -> str:
+    """Why the original was chosen."""
+    busy = next((trial.busy for trial in (*running(trials), winner) if trial.busy), "")
+    return f"the machine was too busy to tell if anything is faster ({busy})" if busy else "nothing was provably faster"

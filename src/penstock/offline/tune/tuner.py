@@ -3,34 +3,34 @@
 ::
 
     load ─ accuracy ─ screen ─ finalists ─ confirm ─ choose ─ profile by batch
-     │        │       (all, interleaved)   (few, interleaved, longer)
+     │        │        (all)               (few, more loads)
     failed  rejected
 
-All versions are screened with the fewest threads. Only the best of them are screened with more threads. Speeds are measured and
-never estimated: a candidate beats the original only if the lower bound of its speed-up is above 1. A candidate that changes the
-arithmetic must also beat the best exact candidate in this way.
+Candidates are timed in pairs, each against the original with as many threads, with nothing else loaded. What a pair's timings say
+therefore does not depend on the other candidates. All versions are screened with the fewest threads. Only the best of them are
+screened with more threads. Speeds are measured and never estimated: a candidate beats the original only if the lower bound of its
+speed-up is above 1. A candidate that changes the arithmetic must also beat the best exact candidate in this way, in a pair of these
+two.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 
 import msgspec
 
 from penstock.bundle.evidence import Accuracy, CandidateRecord
 from penstock.dataset import Dataset
 from penstock.engines.base import LoadedModel
-from penstock.engines.registry import get_engine
 from penstock.errors import ContractUnmet, PenstockError
 from penstock.measurement import Conditions, Interval, LatencyPoint
 from penstock.offline.compress.method import OnProgress
-from penstock.offline.judge.accuracy import Reference
 from penstock.offline.judge.contract import Contract, unmet
 from penstock.offline.judge.detect import Choice
 from penstock.offline.judge.judge import Judge
-from penstock.offline.judge.race import race_loaded
+from penstock.offline.judge.race import Entrant, race_entrants
 from penstock.offline.judge.sample_size import too_few
 from penstock.offline.sessions import session
 from penstock.offline.tune.search import (
@@ -44,26 +44,26 @@ from penstock.offline.tune.search import (
     record,
 )
 from penstock.offline.tune.space import Candidate
-from penstock.perf.measure import ConditionsWatch, repeat_rows, speedup
+from penstock.perf.conditions import ConditionsWatch
+from penstock.perf.measure import LOADS, Timings, repeat_rows, speedup
 from penstock.perf.profile import knee, profile
 from penstock.rows.proof import unproven
+from penstock.tensor import Array
 
 _log = logging.getLogger(__name__)
 
 _SCREEN_SHARE, _CONFIRM_SHARE, _PROFILE_SHARE = 0.4, 0.35, 0.25
-_SCREEN_PRECISION, _PRECISION = 0.03, 0.01
-"""A stage ends early when the speeds are known to this relative precision: coarse for the screening, fine for the final choice."""
-_MEMORY_SHARE = 0.5
-"""Fraction of the machine's memory for candidates that are loaded together."""
+_SCREEN_LOADS = 4
+"""Loads of each pair in the screening; few, so that it is quick, which makes the intervals wide."""
+
+Race = Callable[[Mapping[str, Entrant], Mapping[str, Array], float, int], Mapping[str, Timings]]
 
 
 class TuningLimits(msgspec.Struct, frozen=True):
     """Bounds and goal of a tuning run."""
 
-    memory_bytes: int
-    """The machine's memory; candidates are timed in groups that fit into half of it."""
     budget_s: float = 20.0
-    """Maximum seconds for timing. Loading and measuring accuracy are not included."""
+    """Maximum seconds for timing. The first three loads of each pair and measuring accuracy are not included."""
     rows: int = 1
     """Samples in a timed call."""
     smallest: bool = False
@@ -99,6 +99,7 @@ class Tuner:
         contract: Contract,
         limits: TuningLimits,
         on_progress: OnProgress = lambda *_: None,
+        race: Race = race_entrants,
     ) -> None:
         self._bases = {original.threads: Trial(original, status="baseline") for original in originals}
         self._trials = [Trial(candidate) for candidate in candidates]
@@ -106,6 +107,7 @@ class Tuner:
         self._contract = contract
         self._limits = limits
         self._on_progress = on_progress
+        self._race = race
         self._known: dict[tuple[str, str, str], Accuracy] = {}
         self._notes: tuple[str, ...] = ()
 
@@ -119,20 +121,24 @@ class Tuner:
         self._notes = too_few(self._data.count, judge.metric, contract.max_accuracy_loss, "evaluation", looks)
         for note in self._notes:
             _log.warning("%s", note)
-        with ExitStack() as stack:
-            for base in bases:
-                base.model, base.accuracy = _load(base, stack), judge.baseline.accuracy
-            for threads in self._bases:
-                for group in self._groups(self._promising(threads)):
-                    self._screen(group, judge)
-            last = finalists(self._trials, smallest)
-            self._confirm(last, stack)
-            self._reject_slow(last)
-            choice = choose_smallest(bases, last, contract) if smallest else choose(bases, last, contract, _compare)
-            if choice is None:
-                raise self._unmet(last)
-            (explain_sizes if smallest else explain)(choice, bases, self._trials)
-            return self._result(choice, judge.reference, watch)
+        for base in bases:
+            base.accuracy = judge.baseline.accuracy
+        self._pace(bases, _SCREEN_SHARE * self._limits.budget_s / len(self._trials or bases), _SCREEN_LOADS)
+        for threads in self._bases:
+            for trial in self._promising(threads):
+                self._screen(trial, judge)
+        last = finalists(self._trials, smallest)
+        share_s = self._confirm(last)
+        self._reject_slow(last)
+
+        def compare(one: Trial, other: Trial) -> Interval:
+            return speedup(*self._duel(one, other, share_s, LOADS))
+
+        choice = choose_smallest(bases, last, contract) if smallest else choose(bases, last, contract, compare)
+        if choice is None:
+            raise self._unmet(last)
+        (explain_sizes if smallest else explain)(choice, bases, self._trials)
+        return self._result(choice, judge, _conditions(watch.finish(), [*bases, *last]))
 
     def _unmet(self, last: Sequence[Trial]) -> ContractUnmet:
         # The other trials have no confirmed p99, so the message cannot suggest them.
@@ -143,11 +149,12 @@ class Tuner:
         error.candidates = tuple(msgspec.to_builtins(one) for one in tried)
         return error
 
-    def _result(self, winner: Trial, reference: Reference, watch: ConditionsWatch) -> TuneResult:
-        self._profile(winner)
+    def _result(self, winner: Trial, judge: Judge, conditions: Conditions) -> TuneResult:
         contract, base = self._contract, self._bases[winner.candidate.threads]
+        self._profile(base, winner)
+        base.timings = winner.against or base.timings  # so that both latencies are of the same loads
         others = [trial for trial in (*self._bases.values(), *self._trials) if trial is not base]
-        is_merged = not unproven(winner.candidate.artifact, _model(winner).signature)
+        is_merged = not unproven(winner.candidate.artifact, judge.signature)
         return TuneResult(
             chosen=winner.candidate,
             baseline=record(base, contract),
@@ -156,8 +163,8 @@ class Tuner:
             baseline_latency=base.latency,
             max_batch=knee(winner.latency, contract.p99_ms).batch if is_merged else 1,
             rows_per_call=self._limits.rows,
-            conditions=watch.finish(),
-            choice=reference.choice,
+            conditions=conditions,
+            choice=judge.reference.choice,
             notes=self._notes,
         )
 
@@ -177,28 +184,24 @@ class Tuner:
                 self._judge(trial)
         return [trial for trial in trials if trial.candidate.numerics in best]
 
-    def _screen(self, group: Sequence[Trial], judge: Judge) -> None:
-        """Load a group, measure its accuracy, and time it. Inaccurate trials are timed too, for the report."""
-        with ExitStack() as stack:
-            for trial in group:
-                self._on_progress("accuracy", self._trials.index(trial), len(self._trials))
-                try:
-                    self._assess(trial, _load(trial, stack), judge)
-                except PenstockError as error:
-                    trial.status, trial.reason = "failed", error.message
-            loaded = [trial for trial in group if trial.model is not None]
-            self._on_progress("screen", self._trials.index(group[-1]), len(self._trials))
-            self._time(
-                loaded, _SCREEN_SHARE * self._limits.budget_s * len(group) / len(self._trials), _SCREEN_PRECISION
-            )
-            for trial in loaded:
-                trial.model = None
+    def _screen(self, trial: Trial, judge: Judge) -> None:
+        """Measure the accuracy of ``trial``, and time it. An inaccurate trial is timed too, for the report."""
+        number, count = self._trials.index(trial), len(self._trials)
+        self._on_progress("accuracy", number, count)
+        try:
+            self._assess(trial, judge)
+        except PenstockError as error:
+            trial.status, trial.reason = "failed", error.message
+            return
+        self._on_progress("screen", number, count)
+        self._time(trial, _SCREEN_SHARE * self._limits.budget_s / count, _SCREEN_LOADS)
 
-    def _assess(self, trial: Trial, model: LoadedModel, judge: Judge) -> None:
+    def _assess(self, trial: Trial, judge: Judge) -> None:
         numerics = trial.candidate.numerics
         if numerics not in self._known:
-            self._known[numerics] = judge.assess_loaded(model).accuracy
-        trial.model, trial.accuracy = model, self._known[numerics]
+            with _loaded(trial) as model:
+                self._known[numerics] = judge.assess_loaded(model).accuracy
+        trial.accuracy = self._known[numerics]
         self._judge(trial)
 
     def _judge(self, trial: Trial) -> None:
@@ -206,54 +209,64 @@ class Tuner:
         if objection:
             trial.reject(objection)
 
-    def _confirm(self, last: Sequence[Trial], stack: ExitStack) -> None:
-        self._on_progress("confirm", 0, 1)
-        for trial in last:
-            trial.model = _load(trial, stack)
-        self._time(last, _CONFIRM_SHARE * self._limits.budget_s, _PRECISION)
-        self._on_progress("confirm", 1, 1)
+    def _confirm(self, last: Sequence[Trial]) -> float:
+        """Time the finalists again. Returns the seconds for each pair."""
+        bases = list(self._bases.values())
+        inexact = [trial for trial in last if not trial.candidate.exact]
+        share_s = _CONFIRM_SHARE * self._limits.budget_s / max(1, len(bases) - 1 + len(last) + len(inexact))
+        self._on_progress("confirm", 0, len(last) + 1)
+        for base in bases:
+            base.timings = None
+        self._pace(bases, share_s, LOADS)
+        for number, trial in enumerate(last, 1):
+            self._on_progress("confirm", number, len(last) + 1)
+            self._time(trial, share_s, LOADS)
+        for base in bases:
+            if base.timings is None:
+                self._duel(base, base, share_s, LOADS)
+        self._on_progress("confirm", len(last) + 1, len(last) + 1)
+        return share_s
 
-    def _profile(self, winner: Trial) -> None:
+    def _profile(self, base: Trial, winner: Trial) -> None:
         """Profile the winner, and the original with the same number of threads, at each batch size. Their calls are interleaved."""
-        pair = {trial.candidate.name: trial for trial in (self._bases[winner.candidate.threads], winner)}
-        models = {name: _model(trial) for name, trial in pair.items()}
-        found = profile(
-            models,
-            self._data.inputs,
-            _PROFILE_SHARE * self._limits.budget_s,
-            on_batch=lambda batch: self._on_progress("profile", batch, 64),
-            precision=_SCREEN_PRECISION,
-        )
+        pair = {trial.candidate.name: trial for trial in (base, winner)}
+        with ExitStack() as stack:
+            found = profile(
+                {name: stack.enter_context(_loaded(trial)) for name, trial in pair.items()},
+                self._data.inputs,
+                _PROFILE_SHARE * self._limits.budget_s,
+                on_batch=lambda batch: self._on_progress("profile", batch, 64),
+            )
         for name, trial in pair.items():
             trial.latency = found[name]
 
-    def _time(self, trials: Sequence[Trial], budget_s: float, precision: float) -> None:
-        """Time ``trials`` and the originals, interleaved. This replaces all timings, because only timings of one run can be
-        compared.
-        """
-        bases = list(self._bases.values())
-        timed = {trial.candidate.name: trial for trial in (*bases, *trials)}
-        sample = repeat_rows(self._data.inputs, self._limits.rows)
-        for name, timings in race_loaded({n: _model(t) for n, t in timed.items()}, sample, budget_s, precision).items():
-            timed[name].timings = timings
-        for trial in timed.values():
-            trial.pace = bases[0].p50_ms / trial.p50_ms
-        for trial in trials:
-            trial.speedup = _compare(self._bases[trial.candidate.threads], trial)
+    def _pace(self, bases: Sequence[Trial], budget_s: float, loads: int) -> None:
+        """Time the originals, each against that with the fewest threads."""
+        first, *others = bases
+        first.pace = 1.0
+        for base in others:
+            base.pace = speedup(*self._duel(first, base, budget_s, loads)).value
 
-    def _groups(self, trials: Sequence[Trial]) -> list[list[Trial]]:
-        """``trials`` in groups that, by their engines' estimates, fit into memory together with the originals."""
-        limit = _MEMORY_SHARE * (self._limits.memory_bytes or float("inf"))
-        groups: list[list[Trial]] = []
-        originals = used = sum(_memory(base) for base in self._bases.values())
-        for trial in trials:
-            size = _memory(trial)
-            if not groups or used + size > limit:
-                groups.append([])
-                used = originals
-            groups[-1].append(trial)
-            used += size
-        return groups
+    def _time(self, trial: Trial, budget_s: float, loads: int) -> None:
+        """Time ``trial`` against the original with as many threads. This replaces its earlier timings."""
+        base = self._bases[trial.candidate.threads]
+        try:
+            trial.against, trial.timings = self._duel(base, trial, budget_s, loads)
+        except PenstockError as error:
+            trial.status, trial.reason = "failed", error.message
+            return
+        trial.speedup = speedup(trial.against, trial.timings)
+        trial.pace = base.pace * trial.speedup.value
+
+    def _duel(self, one: Trial, other: Trial, budget_s: float, loads: int) -> tuple[Timings, Timings]:
+        """The timings of two trials against one another. Those of originals are collected."""
+        sample = repeat_rows(self._data.inputs, self._limits.rows)
+        entrants = {trial.candidate.name: _entrant(trial) for trial in (one, other)}
+        found = self._race(entrants, sample, budget_s, loads)
+        for trial in {id(trial): trial for trial in (one, other) if trial.status == "baseline"}.values():
+            more = found[trial.candidate.name]
+            trial.timings = trial.timings.joined(more) if trial.timings else more
+        return found[one.candidate.name], found[other.candidate.name]
 
     def _reject_slow(self, trials: Sequence[Trial]) -> None:
         for trial in trials:
@@ -262,22 +275,16 @@ class Tuner:
                 trial.reject(objection)
 
 
-def _load(trial: Trial, stack: ExitStack) -> LoadedModel:
+def _loaded(trial: Trial) -> AbstractContextManager[LoadedModel]:
+    return session(*_entrant(trial))
+
+
+def _entrant(trial: Trial) -> Entrant:
     candidate = trial.candidate
-    return stack.enter_context(session(candidate.artifact, candidate.engine, candidate.options))
+    return Entrant(candidate.artifact, candidate.engine, candidate.options)
 
 
-def _memory(trial: Trial) -> int:
-    candidate = trial.candidate
-    return get_engine(candidate.engine).estimate(candidate.artifact, candidate.options).memory_bytes
-
-
-def _model(trial: Trial) -> LoadedModel:
-    assert trial.model is not None
-    return trial.model
-
-
-def _compare(base: Trial, other: Trial) -> Interval:
-    assert base.timings is not None
-    assert other.timings is not None
-    return speedup(base.timings, other.timings)
+def _conditions(found: Conditions, trials: Sequence[Trial]) -> Conditions:
+    """``found``, with what disturbed the timings of ``trials``."""
+    busy = next((trial.busy for trial in trials if trial.busy), "")
+    return msgspec.structs.replace(found, dirty=True, busy=busy) if busy else found

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -22,6 +23,8 @@ def measured(low: float, stored: int = 0) -> StepGain:
 def test_a_step_must_gain_provably() -> None:
     assert not gain_objection(measured(1.02), "original", 0)
     assert "not provably faster than 'original': 1.10x" in gain_objection(measured(1.0), "original", 0)
+    busy = msgspec.structs.replace(measured(1.0), busy="other processes used 1.2 of 2 cores")
+    assert gain_objection(busy, "original", 0).startswith("not measurable here, the machine was busy (other processes")
     assert not gain_objection(measured(0.5, 990), "original", 1000)
     assert gain_objection(measured(2.0, 991), "prune", 1000) == "991 bytes as a coded model, 'prune' has 1,000"
 

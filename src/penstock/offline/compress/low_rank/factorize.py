@@ -204,7 +204,9 @@ class _Factory:
                 f"all layers that can be split take less than {self._options.min_ms} ms",
                 "use a larger model, or give a lower --min-ms (in Python min_ms)",
             )
-        whole = race({"": self._artifact}, self._taps.sample(self._options.rows), _MODEL_SECONDS, self._options.threads)
+        whole = race(
+            {"": self._artifact}, self._taps.sample(self._options.rows), _MODEL_SECONDS, self._options.threads, loads=1
+        )
         return found, whole[""].p50_ms
 
     def _measure(self, layer: SplittableLayer, shape: tuple[int, ...]) -> dict[Way, float]:

@@ -121,7 +121,7 @@ def measure(layer: SplittableLayer, shape: Sequence[int], ways: Sequence[Way], t
         way: alone(layer, way[0], [random(factor) for factor in factor_shapes(layer.weight.shape, *way)], shape)
         for way in ways
     }
-    timings = race(models, {"x": random(shape)}, _SECONDS_EACH * len(models), threads)
+    timings = race(models, {"x": random(shape)}, _SECONDS_EACH * len(models), threads, loads=1)
     return {way: timed.p50_ms for way, timed in timings.items()}
 
 

@@ -9,7 +9,7 @@ from penstock.bundle.coded import encode
 from penstock.bundle.evidence import Accuracy
 from penstock.measurement import Interval
 from penstock.offline.compress.table import Target
-from penstock.offline.judge.contract import is_faster
+from penstock.offline.judge.contract import is_faster, unproven_speed
 from penstock.offline.judge.judge import ORIGINAL, Judge
 from penstock.perf.measure import speedup
 
@@ -28,6 +28,8 @@ class StepGain(msgspec.Struct, frozen=True):
     """Speed-up over the parent."""
     stored_bytes: int
     """Size as a coded model; 0 when optimising for latency."""
+    busy: str = ""
+    """What else ran on the machine, if it was enough to disturb the timing; otherwise empty."""
 
 
 def measure(judge: Judge, parent: Artifact, made: Artifact, target: Target) -> StepGain:
@@ -40,6 +42,7 @@ def measure(judge: Judge, parent: Artifact, made: Artifact, target: Target) -> S
         speedup(timings[ORIGINAL], timings["made"]),
         speedup(timings["parent"], timings["made"]),
         stored_bytes(made, target),
+        timings["made"].busy,
     )
 
 
@@ -51,7 +54,8 @@ def stored_bytes(model: Artifact, target: Target) -> int:
 def gain_objection(measured: StepGain, parent: str, parent_bytes: int) -> str:
     """The reason why a model is not an improvement on its parent; empty if it is."""
     if not measured.stored_bytes:
-        return "" if is_faster(measured.gain) else f"not provably faster than '{parent}': {measured.gain.value:.2f}x"
+        verdict = unproven_speed(f"'{parent}'", measured.busy)
+        return "" if is_faster(measured.gain) else f"{verdict}: {measured.gain.value:.2f}x"
     if measured.stored_bytes <= _SMALLER * parent_bytes:
         return ""
     return f"{measured.stored_bytes:,d} bytes as a coded model, '{parent}' has {parent_bytes:,d}"
