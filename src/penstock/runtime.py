@@ -21,7 +21,7 @@ from penstock.rows.proof import unproven
 from penstock.tensor import Array, Signature
 
 _MAX_BATCH = 32
-"""Rows per call of a model file, if its rows are proven to be independent."""
+"""Rows per call of a model without a bundle, if its rows are proven to be independent."""
 
 
 class Model:
@@ -49,7 +49,7 @@ class Model:
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run once on ``inputs`` (name -> array). Raises InvalidArgument if they do not fit ``signature``.
 
-        Inputs for which the model has a default value are optional.
+        Inputs for which the model has a default value may be omitted.
         """
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
         optional = {spec.name: spec for spec in self._loaded.optional_inputs if spec.name in arrays}
@@ -62,9 +62,9 @@ class Model:
     def infer_rows(self, inputs: Mapping[str, Array], batch: int | None = None) -> dict[str, Array]:
         """Run inference on any number of rows, ``batch`` rows per call.
 
-        The default is the size that the bundle was tuned for. For a model file, it is 32, or 1 without proof of independent rows.
-        Outputs are joined along the axis that has one entry for each row. An output without such an axis is returned once if all
-        calls agree on it; otherwise the results of all calls are stacked.
+        ``batch`` defaults to the size for which the bundle was tuned. For a model file, it defaults to 32, or to 1 if its rows are not
+        proven to be independent. Outputs are joined along their batch axis. An output without a batch axis is returned once if all
+        calls give the same value; otherwise the values of all calls are stacked.
         """
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
         if optional := sorted(arrays.keys() & {spec.name for spec in self._loaded.optional_inputs}):

@@ -90,8 +90,7 @@ def run() -> None:
             fail(PenstockError(message, "this is a bug in Penstock; please report it with the lines above"), as_json)
         )
     except SystemExit as exit:
-        # Typer has already reported an interrupt or a wrong command line. With --json, scripts get a JSON object as
-        # well.
+        # Typer has already reported the interrupt or the wrong command line. With --json, a JSON object for scripts is printed too.
         if exit.code == _EXIT_CODES[Code.CANCELLED]:
             fail(Cancelled("interrupted"), as_json)
         elif exit.code == _EXIT_CODES[Code.INVALID_ARGUMENT] and as_json:
@@ -131,7 +130,7 @@ def fail(error: PenstockError, as_json: bool) -> int:
 
 
 def _interrupted(error: BaseException | None) -> bool:
-    """True if an interrupt caused ``error``. A package that loads native code may turn an interrupt into an ImportError."""
+    """True if an interrupt caused ``error``. A package with native code may have turned the interrupt into an ImportError."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None

@@ -24,7 +24,7 @@ class RankChoice(msgspec.Struct, frozen=True):
 def frontier(choices: Sequence[RankChoice]) -> list[RankChoice]:
     """The lower convex hull of the choices over time and error, from the slowest.
 
-    Along it, each further millisecond saved adds more error than the previous one.
+    Along the hull, each further millisecond saved adds more error than the previous one.
     """
     best: list[RankChoice] = []
     for choice in sorted(choices, key=lambda choice: (choice.error, choice.ms)):
@@ -42,7 +42,7 @@ def price(slower: RankChoice, faster: RankChoice) -> float:
 
 
 def path(options: Sequence[Sequence[RankChoice]]) -> list[tuple[int, ...]]:
-    """The points on the path from no layer split to each layer at its fastest rank. Each step is the cheapest one available.
+    """The path from all layers unsplit to each layer at its fastest choice. Each step adds the least error per millisecond saved.
 
     ``options`` has the frontier of each layer. A point has one index into each frontier.
     """
@@ -63,7 +63,7 @@ def path(options: Sequence[Sequence[RankChoice]]) -> list[tuple[int, ...]]:
 def furthest(count: int, accept: Callable[[int], bool]) -> int:
     """The last of ``count`` points that ``accept`` accepts, found by bisection with about log2(count) calls.
 
-    Point 0 is always accepted. If acceptance is not monotone, the result is an accepted point before a rejected one.
+    Point 0 is always accepted. If ``accept`` is not monotone, the result is an accepted point whose successor is rejected.
     """
     good, bad = 0, count
     while bad - good > 1:

@@ -50,7 +50,7 @@ class ProductModel:
         self._model: ir.Model = ir.from_proto(FloatModel(artifact).proto)
         found = (_product(node, least_weights) for node in graph.plain_nodes(self._model))
         self.products = [product for product in found if product is not None]
-        """In order."""
+        """The products, in graph order."""
         if not self.products:
             raise Unsupported(
                 f"the model has no MatMul or Gemm with at least {least_weights} constant FP32 weights",
@@ -70,7 +70,7 @@ class ProductModel:
         graph.replace_by_nodes(product.node, [*nodes, *bias])
 
     def write(self, *domains: str) -> bytes:
-        """The model without unused weights, with imports of ``domains``. The same calls give the same bytes."""
+        """The bytes of the model without unused weights, with imports of ``domains``. They are reproducible."""
         DeadCode().call(self._model)
         for domain in domains:
             self._model.opset_imports.setdefault(domain, 1)

@@ -17,8 +17,7 @@ from penstock.perf.measure import Timings, speedup
 _INT8 = ""
 """Name of the INT8 model in a race. Other versions are named after groups."""
 _MOST_TOGETHER = 12
-"""Number of versions that are timed in one block. They are enough to share the timing of the INT8 model, and few enough to run under
-the same conditions."""
+"""Number of versions timed in one block together with the INT8 model. In a longer block, the machine's speed could change."""
 
 
 class Savings(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from penstock.offline.judge.scoring.numbers import same_size
 from penstock.tensor import Array
 
 _ANCHORS = 512
-"""Maximum number of samples to which the others' similarity is ranked."""
+"""Maximum number of samples with which each sample is compared."""
 
 
 def cosine(output: Array, truth: Array) -> Array:
