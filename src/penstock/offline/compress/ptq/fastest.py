@@ -44,7 +44,7 @@ def candidate_schemes(machine: MachineFacts) -> list[IntegerScheme]:
     other = DataType.INT8 if ruled.activation is DataType.UINT8 else DataType.UINT8
     return [
         ruled,
-        msgspec.structs.replace(ruled, activation=other, reason="for comparison: activations with the other signedness"),
+        msgspec.structs.replace(ruled, activation=other, reason="for comparison: activations of other signedness"),
     ]
 
 
