@@ -52,8 +52,7 @@ def integer_versions(
     *,
     anywhere: bool = False,
 ) -> tuple[list[Version], tuple[str, ...]]:
-    """The distinct INT8 models of ``fp32`` by calibration method and placement, and notes. Models with an unexplained error are
-    dropped.
+    """An INT8 version of ``fp32`` for each calibration method and placement, and notes. Drops duplicates and models with defects.
 
     ``careful`` adds versions with equalised channels, ranges chosen for each tensor, and corrected biases. ``anywhere`` uses 7-bit
     weights, which every CPU multiplies without overflow.

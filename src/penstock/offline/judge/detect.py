@@ -22,7 +22,7 @@ _BOXES = re.compile(r"box|mask|anchor|detection", re.IGNORECASE)
 _EMBEDDING = 64
 """Minimum number of columns of an output that counts as an embedding although its rows do not have norm 1."""
 _CENTRED = 0.5
-"""Maximum fraction of an embedding's mean square that its mean row may contribute."""
+"""Maximum mean square of an embedding's mean row, as a fraction of the mean square of all rows."""
 _LABEL_METRICS = ("top-1", "average-precision", "iou", "r2", "wer", "map")
 """Metrics that use labels, in the order in which they are tried."""
 

@@ -86,7 +86,7 @@ class OptimizeReport(msgspec.Struct, frozen=True):
 
     @property
     def reverted(self) -> dict[str, str]:
-        """By pass, the reasons why the pass or some of its applications were undone."""
+        """The reasons why passes, or some of their applications, were undone, by the name of the pass."""
         return {record.name: record.reason for record in self.passes if record.reason}
 
     @property

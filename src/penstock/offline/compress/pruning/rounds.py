@@ -58,8 +58,8 @@ class Rounds(Generic[E]):
         folder: Path | None,
         *decides: object,
     ) -> None:
-        """The best round has the highest ``rank`` of those that meet ``contract``; on a tie, it is the first. The contract's latency
-        is ignored.
+        """The best round is the round with the highest ``rank`` that meets ``contract``; on a tie, the first such round. The
+        contract's latency is ignored.
 
         ``folder`` stores every round. Two runs are the same if the original, the held-out data and ``decides`` (plain data) are the
         same.

@@ -280,7 +280,7 @@ def _own_integers(node: ir.Node, integers: Array, scale: Array) -> _Bias:
 def _means(
     taps: Taps, axes: Mapping[str, int], group: Sequence[str] = (), values: Mapping[str, Array] | None = None
 ) -> dict[str, Array]:
-    """The FP64 mean of every channel of the tensors in ``axes``, which maps each to the axis of its channels.
+    """The FP64 mean of every channel of some tensors. ``axes`` maps the name of each tensor to its channel axis.
 
     ``group`` and ``values`` are the arguments of ``Taps.run``.
     """

@@ -3,8 +3,8 @@
 Each output has a term in the loss:
 
 - Class scores, [n, classes], of a model with labels: ``(1 - share) CE(labels) + share T² KL(teacher ‖ student)``. Both distributions
-  are softened by the temperature T; if an output has probabilities, their logarithms are softened. The factor T² keeps the size of the
-  gradient.
+  are softened by the temperature T; if an output has probabilities, their logarithms are softened. The factor T² makes the size of the
+  gradient independent of T.
 - Values: the squared error divided by the teacher's variance.
 - Without labels, rows of numbers that may be scores or values: both terms, which have the same optimum.
 

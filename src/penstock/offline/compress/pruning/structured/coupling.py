@@ -84,7 +84,7 @@ class Coupling:
         self.second_choice = second_choice
         """The nodes in ``choices`` for which the second possible axis carries the units."""
         self.choices: dict[ir.Node, Labels] = {}
-        """Nodes for which another axis could carry the units, with the units that they created."""
+        """The units of each node for which another axis could carry them."""
         self.axes: dict[ir.Value, Axes] = {}
         self.slots: list[ChannelSlot] = []
         self.edits: list[Callable[[Count], None]] = []
