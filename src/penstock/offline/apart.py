@@ -37,7 +37,7 @@ class Apart:
         self._lock = threading.Lock()
 
     def forward(self, artifact: Artifact, inputs: Mapping[str, Array], *, as_written: bool = True) -> dict[str, Array]:
-        """The outputs of ``artifact`` on ``inputs``, computed on one thread. ``as_written`` as in ``loaded``.
+        """The outputs of ``artifact`` on ``inputs``, computed on one thread. ``as_written`` means the same as in ``loaded``.
 
         Raises PenstockError if the model fails, ends its process, or runs longer than a minute.
         """
@@ -48,7 +48,7 @@ class Apart:
         return found
 
     def close(self) -> None:
-        """End the child process. The next run of a model starts a new one."""
+        """End the child process. The next run of a model starts a new process."""
         with self._lock:
             self._end()
 

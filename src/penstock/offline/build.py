@@ -291,7 +291,7 @@ def _dataset(data: Data, signature: Signature) -> Dataset:
 
 
 def _caveats(recipe: Recipe, tuned: TuneResult) -> list[str]:
-    """Warnings about what the measurements of the chosen candidate do not show."""
+    """Warnings about the measurements of the chosen candidate."""
     records = (tuned.baseline, *tuned.records)
     chosen = next(record for record in records if record.name == tuned.chosen.name)
     found = []
@@ -399,7 +399,7 @@ def _disappointed(planned: CompressionPlan, tuned: TuneResult) -> tuple[str, ...
 
 
 def _versions(made: Sequence[Version], recipe: Recipe) -> list[Version]:
-    """The models to tune, without duplicates. For the objective ``size``, only models without a fallback, with their coded sizes."""
+    """The models to tune, without duplicates. For the objective ``size``, models that need a fallback are left out."""
     distinct = list({version.artifact.digest: version for version in reversed(made)}.values())[::-1]
     if recipe.objective != "size":
         return distinct

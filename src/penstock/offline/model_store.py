@@ -2,7 +2,7 @@
 
 A build runs within ``keep_models``. In this block, ``remembered`` returns the earlier result for a key, and ``borrowed`` returns a
 session that is already loaded. Outside the block, nothing is cached. The store has a limit in bytes; it drops the least recently used
-entries first. At the end of the block, it drops all entries. Each thread has its own store.
+entries first. At the end of the block, it drops all entries. Other threads do not use the store.
 """
 
 from __future__ import annotations

@@ -35,14 +35,14 @@ from penstock.offline.sessions import loaded
 from penstock.tensor import Array, DataType, Signature
 
 _FACTOR = 4.0
-"""The bound divided by the change. For 317 INT8 models, error divided by change had the median 0.6 and the 95th percentile 2.1."""
+"""Bound divided by change. For 317 INT8 models, error divided by change had a median of 0.6 and a 95th percentile of 2.1."""
 _SIZE_FACTOR, _SIZE_FLOOR = 10.0, 0.5
 _FLOOR = 2e-3
 """Minimum bound of a relative error. It allows for another order of summation, and for numbers that are not perturbed."""
 _DRAWS, _MOST_DRAWS = 2, 10
-"""Number of perturbations, and the number if an error exceeds the bound, which few perturbations can make too small by chance."""
+"""Number of perturbations, and a larger number for errors beyond the bound, since few perturbations may give too small a bound."""
 _NEGLIGIBLE = 1e-2
-"""Outputs below this fraction of the usual magnitude count as that large. For models that are not perturbed, the fraction is 1."""
+"""The magnitude of an output counts as at least this fraction of its usual magnitude; without perturbation, as all of it."""
 _ROWS = 16
 _UNBOUNDED = frozenset(
     {"qat", "distill", "recover", "retrain", "tune-centroids", "prune_iteratively", "shrink", "refresh_norms"}
@@ -105,7 +105,7 @@ class _Check:
         except InvalidModel as error:
             raise WrongResult(f"the compressed model does not load: {error.message}", _FIX) from error
         self._bounds: dict[str, float] = {}
-        """The bound of each output. It grows with the sizes that needed a larger one."""
+        """The bound of each output so far. Further samples can raise it."""
         self._magnitudes: dict[str, float] = {}
 
     def compare(self, sample: LabelledInputs, want: Mapping[str, Array]) -> None:
@@ -140,7 +140,7 @@ class _Check:
         return all(error <= self._bounds.get(name, -1.0) for name, error in errors.items())
 
     def _extend_bounds(self, sample: LabelledInputs, errors: Mapping[str, float]) -> None:
-        """Raise the bounds to those that ``sample`` gives."""
+        """Raise each bound to the bound for ``sample``, if that is larger."""
         got = _outputs(self._written, sample, errors) if self._others else {}
         # At other sizes, values can exceed the calibrated ranges.
         runners = [*self._others, *(self._widened if sample.is_odd else [])]

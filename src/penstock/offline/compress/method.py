@@ -48,7 +48,7 @@ class StepContext(msgspec.Struct, frozen=True):
     folder: Path | None = None
     """Folder for progress, from which an interrupted run continues."""
     on_progress: OnProgress = lambda *_: None
-    """Raises DeadlineExceeded to stop the method."""
+    """Callback for progress. It raises DeadlineExceeded to stop the method."""
     is_over: Callable[[], bool] = lambda: False
     """Returns True when a method that works in rounds must end with its best result so far."""
     check_memory: Callable[[Artifact], None] = lambda _: None
@@ -109,7 +109,7 @@ class Made(msgspec.Struct, frozen=True):
     facts: dict[str, Any] = {}
     """Facts about the result, as plain data for the JSON output."""
     notes: tuple[str, ...] = ()
-    """Remarks for the user."""
+    """Notes for the user."""
     short: dict[Aim, str] = {}
     """Aims that the method missed according to its own measurements, each with the reason."""
     files: dict[str, bytes] = {}
@@ -162,7 +162,7 @@ class Method(Options, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def allowance(self, context: StepContext, max_accuracy_loss: float) -> Contract:
-        """The contract of the plan; without a plan, one with ``max_accuracy_loss``."""
+        """The contract of the plan; without a plan, a contract with ``max_accuracy_loss``."""
         return context.contract or Contract(max_accuracy_loss)
 
 
@@ -172,7 +172,7 @@ class TrainingMethod(Method, frozen=True, kw_only=True):
     epochs: Annotated[Positive | None, Usage(default="depends on the method")] = None
     """Passes over the training data."""
     seed: Seed = 0
-    """Seed of everything random."""
+    """Seed of all random numbers."""
     resume: Annotated[str | None, Usage("file")] = None
     """Folder for checkpoints, from which the same command continues after an interruption."""
 

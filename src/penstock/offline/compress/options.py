@@ -19,9 +19,9 @@ class Usage(msgspec.Struct, frozen=True, eq=False):
     text: Literal["", "share", "seconds", "file"] = ""
     """The text form of the value: ``share`` for 5%, ``seconds`` for 20s, ``file`` for a path; empty for the form of its type."""
     needs: Mapping[str, tuple[str, ...]] = {}
-    """Other options that this one requires, with their allowed values. Without values, any true value is allowed."""
+    """Other options that this option requires, with their allowed values. Without values, any true value is allowed."""
     excludes: tuple[str, ...] = ()
-    """Options that cannot be combined with this one."""
+    """Options that cannot be combined with this option."""
     writes: Literal["", "picture", "report", "coded model"] = ""
     """The kind of file that the method writes here. An existing file is replaced only if it is of the same kind."""
     default: str = ""

@@ -51,7 +51,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def notes(self) -> list[str]:
-        """Remarks for the user, including shortfalls."""
+        """Notes for the user, including shortfalls."""
         return [*self.made.notes, *self.shortfalls.values()]
 
     def summary(self) -> dict[str, Any]:

@@ -29,8 +29,7 @@ _NUISANCE = 0.002
 _RATES = 33
 """Number of rates of wins at which the test is evaluated."""
 _SPREADS = 6.5
-"""Counts further from their mean than this are left out, in standard deviations plus as many counts. Their probability is below
-1e-8."""
+"""Counts beyond this many standard deviations, plus this many counts, from the mean are left out. Their probability is below 1e-8."""
 _MAX_CELLS = 1 << 19
 """With more contingency tables than this, the two rates are bounded separately. That bound is looser but takes little memory."""
 _TOLERANCE = 1e-5

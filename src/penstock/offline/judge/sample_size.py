@@ -1,4 +1,4 @@
-"""The number of samples that is needed to prove a loss of accuracy, and notes on data with too few samples."""
+"""The number of samples that is needed to prove that a loss is within its limit, and notes on data with too few samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the single application of a pass that changes a model's outputs, and a minimal model that shows it.
+"""Find the single application of a pass that changes a model's outputs, and a minimal model that reproduces the change.
 
 The search is a bisection over the number of applications, as in LLVM's ``-opt-bisect-limit``. With none, the outputs are right; with
 all, they are wrong. So there is a number at which one more application makes the outputs wrong.

@@ -1,9 +1,9 @@
 """``optimize``: run passes over a model, verify them, and undo those that change the outputs.
 
-artifact ─ load, infer shapes ─▶ all passes ─ modified? ─ verify ─┬ agrees: keep ──▶ next round … until one changes nothing
-                                                                  └ differs: undo, then verify pass by pass; of a pass
-                                                                    that is wrong, the wrong applications are undone
-                                                                    and not tried again (bisect.py)
+artifact ─ load, infer shapes ─▶ all passes ─ changed? ─ verify ─┬ agrees: keep ──▶ next round … until nothing changes
+                                                                 └ differs: undo all, then verify each pass separately;
+                                                                   undo only the wrong applications of a wrong pass,
+                                                                   and do not try them again (bisect.py)
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from penstock.protocol.onnx_scan import has_external_data
 from penstock.tensor import Array
 
 MAX_ROUNDS = 8
-"""Maximum number of rounds through all passes. Usually two or three suffice; the limit ends a loop of passes that undo one another."""
+"""Maximum number of rounds through all passes. Usually two or three suffice; the limit stops a pass that reports a change in every
+round."""
 
 _MAX_WRONG = 8
 """Maximum number of wrong applications of one pass in one round. If there are more, the whole pass is undone."""

@@ -55,7 +55,7 @@ class Verifier:
     tolerance depends on the narrowest float type among the model's tensors: 1e-4 for FP32, 1e-2 for FP16, 5e-2 for BF16, 1e-6 for
     FP64.
 
-    ``obstacle`` is the reason why no comparison is possible; it is empty if one is. Raises InvalidArgument if one of ``samples`` does
+    ``obstacle`` is the reason why no comparison is possible; otherwise, it is empty. Raises InvalidArgument if one of ``samples`` does
     not fit the model's signature.
     """
 

@@ -67,12 +67,12 @@ def factorize(
     accept: Accept | None = None,
     progress: Progress = no_progress,
 ) -> Artifact:
-    """Split Gemm, MatMul and Conv layers of ``artifact`` (FP32) where that saves measured time, within ``max_error``.
+    """Split Gemm, MatMul and Conv layers of ``artifact`` (FP32) if that saves measured time and keeps the error within ``max_error``.
 
-    ``accept`` replaces the test of ``max_error``. The result depends on measured times, which the provenance step records
-    (``facts``); with a fixed ``rank``, it is deterministic. ``training.distill.recover`` can restore accuracy afterwards. Raises
-    Unsupported if no layer can be split or none becomes faster; InvalidArgument for a ``rank`` that makes no layer cheaper;
-    InvalidData if the data do not fit.
+    ``accept`` decides instead of ``max_error``. The result depends on measured times, which the provenance step records (``facts``);
+    with a fixed ``rank``, it is deterministic. ``training.distill.recover`` can restore accuracy afterwards. Raises Unsupported if no
+    layer can be split or none becomes faster; InvalidArgument for a ``rank`` that makes no layer cheaper; InvalidData if the data do
+    not fit.
     """
     options.check()
     known = {form.value for form in SplitForm}
@@ -161,7 +161,7 @@ class _Factory:
         }
 
     def build(self, assignment: Mapping[str, Way]) -> Artifact:
-        """The model with the layers of ``assignment`` split, by name."""
+        """The model with the layers in ``assignment`` (by name) split."""
         model = self._model()
         here = {layer.name: layer for layer in layers(model)}
         for name, (form, ranks) in assignment.items():
@@ -240,7 +240,7 @@ class Splitter:
         self._errors: dict[tuple[str, Way], float] = {}
 
     def observe(self, taps: Taps, progress: Progress) -> None:
-        """Collect the moments of each layer's output or input, whichever has fewer channels; for convolutions, of both."""
+        """Collect moments of the input or output of each layer, whichever has fewer channels. For convolutions, collect both."""
         wanted: dict[str, list[tuple[Moments, int, Array | None]]] = {}
         for layer in self._layers.values():
             outputs, inputs, *kernel = layer.weight.shape

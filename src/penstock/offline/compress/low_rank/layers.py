@@ -109,7 +109,7 @@ def alone(layer: SplittableLayer, form: SplitForm | None, factors: Sequence[Arra
 
 
 def measure(layer: SplittableLayer, shape: Sequence[int], ways: Sequence[Way], threads: int) -> dict[Way, float]:
-    """Median milliseconds of every way to run ``layer`` in isolation on an input of ``shape``, interleaved.
+    """The median time in milliseconds of every way to run ``layer`` alone on an input of ``shape``. Calls are interleaved.
 
     Weights are random, since time does not depend on the values.
     """

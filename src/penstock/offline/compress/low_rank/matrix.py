@@ -52,7 +52,7 @@ class Split(NamedTuple):
     """The factors of one layer."""
 
     factors: tuple[Array, ...]
-    """In the order of application, each (outputs, inputs, *kernel)."""
+    """The factors in the order of application, each of shape (outputs, inputs, *kernel)."""
     shift: Array | None = None
     """Added to the bias of the last factor."""
 
@@ -106,7 +106,7 @@ def decompose(weight: Array, moments: Moments | None, *, of_results: bool, centr
     if known is not None:
         ridge = _ridge(float(((weight @ known) * weight).sum()), energy)
         inner = known + ridge * inner
-    # Cholesky would lose the ridge to rounding if moments are large where weights are zero.
+    # Rounding in a Cholesky decomposition would lose λ if moments are large where weights are zero.
     values, axes = descending(inner)
     sizes = np.sqrt(np.maximum(values, ridge))
     scaled = weight @ (axes * sizes)

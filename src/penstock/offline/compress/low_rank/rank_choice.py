@@ -13,16 +13,16 @@ class RankChoice(msgspec.Struct, frozen=True):
     """One way to run a layer."""
 
     ms: float
-    """Measured for the layer alone."""
+    """Milliseconds, measured for the layer alone."""
     error: float
     """The estimated increase of the squared relative error of the model's outputs."""
     form: SplitForm | None = None
-    """None: unsplit."""
+    """The form of the split; None: unsplit."""
     ranks: tuple[int, ...] = ()
 
 
 def frontier(choices: Sequence[RankChoice]) -> list[RankChoice]:
-    """The lower convex hull of the choices over time and error, from the slowest.
+    """The lower convex hull of the choices over time and error, starting with the slowest choice.
 
     Along the hull, each further millisecond saved adds more error than the previous one.
     """
@@ -44,7 +44,7 @@ def price(slower: RankChoice, faster: RankChoice) -> float:
 def path(options: Sequence[Sequence[RankChoice]]) -> list[tuple[int, ...]]:
     """The path from all layers unsplit to each layer at its fastest choice. Each step adds the least error per millisecond saved.
 
-    ``options`` has the frontier of each layer. A point has one index into each frontier.
+    ``options`` has the frontier of each layer. Each point of the path has one index into each frontier.
     """
     at = [0] * len(options)
     stops = [tuple(at)]

@@ -21,7 +21,7 @@ from penstock.offline.sessions import signature_of
 _LZMA_BYTES = 64 << 20
 """Maximum size of a model, in bytes, for the comparison with lzma, which takes a second per MiB."""
 _MIN_ROWS, _MAX_VALUES = 32, 1 << 22
-"""Limits on ``most_rows``: at least this many samples and, beyond them, at most this many values in all samples together."""
+"""If ``most_rows`` is set: the minimum number of samples, and the maximum number of values in all samples together."""
 
 _Bits = Annotated[int, msgspec.Meta(ge=0, le=MAX_BITS)]
 

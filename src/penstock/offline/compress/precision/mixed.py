@@ -154,7 +154,7 @@ class _Search:
         return [way]
 
     def _trim(self, way: _Way) -> _Way:
-        """Remove the groups that the contract does not need, starting with the groups of least effect."""
+        """Make float groups integer again if the contract is met without them, starting with the groups of least effect."""
         added = sorted(way.floats - set(self._unpaying), key=lambda name: (self._ranks[name].expected, name))
         for name in added:
             if self._may_run and self._keeps(way.floats - {name}):

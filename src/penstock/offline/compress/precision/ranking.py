@@ -1,11 +1,12 @@
 """The order in which groups should become float again.
 
 If two neighbouring groups round the same tensor, leaving one of them float recovers nothing, since the other group still rounds it.
-Yet each of the two groups alone causes the loss. So a group's part in the loss is the mean of two measurements: the loss if it is the
-only integer group (Δ), and the accuracy recovered if it is the only float group (Δ'). These are the first and the last term of the
-group's Shapley value. If groups interact in pairs only, the mean equals the Shapley value, and the parts add up to the whole loss. (L.
-Shapley, "A value for n-person games", 1953; M. Grabisch, "k-order additive discrete fuzzy measures", 1997.) Errors can also mask one
-another. So the first places of the ranking are decided one at a time, with the groups of all earlier places in float.
+Yet each of the two groups, if it is the only integer group, causes the loss. So a group's part in the loss is the mean of two
+measurements: the loss if it is the only integer group (Δ), and the accuracy recovered if it is the only float group (Δ'). These are
+the first and the last term of the group's Shapley value. If groups interact in pairs only, the mean equals the Shapley value, and the
+parts add up to the whole loss. (L. Shapley, "A value for n-person games", 1953; M. Grabisch, "k-order additive discrete fuzzy
+measures", 1997.) Errors can also mask one another. So the first places of the ranking are decided one at a time, with the groups of
+all earlier places in float.
 
 Accuracy on a few hundred samples changes in steps, and most groups change it by at most one step. So the leader, the group with the
 largest part, is compared with each other group, sample by sample. The leader and the groups that do not differ significantly from it

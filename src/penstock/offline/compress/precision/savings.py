@@ -1,4 +1,4 @@
-"""Measure the time that the integers of each group save, in calls interleaved with calls of the INT8 model."""
+"""Measure the time that INT8 saves in each group, in calls interleaved with calls of the INT8 model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Savings(msgspec.Struct, frozen=True):
     """For each group, the latency with the group float minus the latency of the INT8 model, with the 95 % interval of the paired
     rounds."""
     unpaying: tuple[str, ...]
-    """Groups whose integers provably save no time, neither each group alone nor all of them together."""
+    """Groups that provably save no time in INT8, neither each group alone nor all of them together."""
 
 
 def measure_savings(trials: Trials, names: Sequence[str], rows: int, budget_s: float, memory_bytes: int) -> Savings:

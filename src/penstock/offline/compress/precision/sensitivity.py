@@ -36,7 +36,7 @@ class SensitivityOptions(msgspec.Struct, frozen=True):
     budget_s: float = 20.0
     """Seconds for all latencies. If the time is too short, the groups of least effect stay untimed. 0 disables timing."""
     memory_bytes: int = 1 << 30
-    """Memory for the versions timed together, by the engine's estimate. At least two are loaded."""
+    """Memory for the versions timed together, by the engine's estimate. At least two versions are loaded."""
 
     def __post_init__(self) -> None:
         if self.rows < 1 or not 0 <= self.budget_s < math.inf or not 0 <= self.refined <= 1:

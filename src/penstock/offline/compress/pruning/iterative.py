@@ -3,7 +3,7 @@
 The method is that of Han, Pool, Tran, Dally, "Learning both Weights and Connections for Efficient Neural Networks", 2015, with the
 cubic schedule of Zhu and Gupta, "To prune, or not to prune", 2017, §3. Level t of T reaches the fraction ``1 - (1 - t/T)³`` of the
 goal, so the first steps are large and the last steps small. The model is already trained, so the first phase of Han et al. is skipped.
-Weights that are not pruned train on from their values; pruned weights stay zero.
+Retraining starts from the values of the remaining weights; pruned weights stay zero.
 
 Each level starts from the stored file of an earlier one, so an interrupted run continues to the same result.
 """

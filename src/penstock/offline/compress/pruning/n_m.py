@@ -1,7 +1,7 @@
 """N:M sparsity: for every output and kernel position, keep the N largest weights of each M neighbouring input channels.
 
-Engines with sparse kernels multiply such matrices faster, for example 2:4 on NVIDIA GPUs since Ampere. ONNX Runtime's CPU kernels
-do not support this.
+Engines with sparse kernels multiply such matrices faster, for example 2:4 on NVIDIA GPUs since Ampere. ONNX Runtime's CPU kernels do
+not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Post-training quantisation to INT8, in the order in which it runs::
+"""Post-training quantisation to INT8. The modules, in the order in which they run::
 
 equalize.py, smooth_quant.py  give channels similar ranges (rescale.py), so that one scale fits all
 scheme.py         choose the integers that this machine multiplies fast and without saturation

@@ -1,10 +1,10 @@
 """Detect calibration data that differ from the evaluation data and therefore give wrong ranges.
 
-The population stability index compares each tensor's histograms on both data sets, with one bin per tenth of the calibration
-values: PSI = Σ (e - c)·ln(e / c), where c and e are a bin's fractions of calibration and evaluation values. By convention, 0.1 is a
-change and 0.25 a shift. The expected PSI of two samples of one population is about (bins - 1)(1/n + 1/m) [Yurdakul, "Statistical
-Properties of Population Stability Index", 2018]. Values within a sample are not independent, so n and m are the numbers of samples. A
-tensor is reported only if its PSI exceeds the expected PSI by a factor.
+The population stability index compares each tensor's histograms on both data sets, with one bin per tenth of the calibration values:
+PSI = Σ (e - c)·ln(e / c), where c and e are a bin's fractions of calibration and evaluation values. By convention, a PSI of 0.1 is a
+change, and a PSI of 0.25 is a shift. The expected PSI of two samples of one population is about (bins - 1)(1/n + 1/m) [Yurdakul,
+"Statistical Properties of Population Stability Index", 2018]. Values within a sample are not independent, so n and m are the numbers
+of samples. A tensor is reported only if its PSI exceeds the expected PSI by a factor.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def about(artifact: Artifact, fitted: Dataset | None, judged: Dataset, multiple:
 
 
 def _first_layer(model: FloatModel) -> list[str]:
-    """The outputs of the first linear operators, which no other linear operator precedes."""
+    """The outputs of the linear operators that no other linear operator precedes."""
     reached = set(model.input_names)
     found = []
     for node in model.nodes:

@@ -70,11 +70,11 @@ class _Writer:
         self._nodes: list[onnx.NodeProto] = []
         self._constants: list[onnx.TensorProto] = []
         self._parameters: dict[str, _Rounded] = {}
-        """By tensor name."""
+        """The constants that round each tensor, by the tensor's name."""
         self._inputs: dict[str, str] = {}
-        """By model input that is rounded: the name of its rounded version."""
+        """The name of the rounded version of each rounded model input, by the input's name."""
         self._dequantised: dict[tuple[str, bytes], str] = {}
-        """By the constant's name and its parameters."""
+        """The name of the tensor that dequantises each constant, by the constant's name and its parameters."""
 
     def write(self) -> onnx.ModelProto:
         rounding = self._rounding
@@ -140,7 +140,7 @@ class _Writer:
             self._replace_weights(node, names)
 
     def _replace_weights(self, node: onnx.NodeProto, names: Sequence[str]) -> None:
-        """Quantise the weight, with one scale per output channel, and the bias, whose scale is the product's."""
+        """Quantise the weight, with one scale per output channel, and the bias, with the scale of the product."""
         weight, axis = self._array(names[1]), output_axis(node)
         bias = self._array(names[2]) if len(names) > 2 and names[2] else None
         step = self._activation(self._rounding.sources[names[0]]).scale

@@ -79,7 +79,7 @@ class Read(NamedTuple):
     side: Side
     tensor: str
     axis: int
-    """The exponent of s: 1 or -1."""
+    """The axis of the channels: 1 or -1."""
     block: int
     """Number of consecutive elements of one channel along the axis; more than 1 after Flatten."""
 

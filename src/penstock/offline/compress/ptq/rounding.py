@@ -69,7 +69,7 @@ class Rounding:
 
 
 def _keeps_values(node: onnx.NodeProto, model: FloatModel) -> bool:
-    """True unless ``node`` pads with values other than zero."""
+    """False if ``node`` pads with values other than zero; otherwise True."""
     if node.op_type != "Pad" or attributes_of(node).get("mode", b"constant") != b"constant":
         return True
     value = node.input[2] if len(node.input) > 2 else ""

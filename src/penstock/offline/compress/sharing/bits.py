@@ -38,8 +38,8 @@ def choose_bits(
     share_options: ShareOptions | None = None,
     on_progress: Progress = no_progress,
 ) -> ShareOptions:
-    """Return ``share_options`` with the fewest bits of each weight that meet the bounds on ``data``. A weight that no number of bits
-    up to ``most`` suits gets ``most`` bits.
+    """Return ``share_options`` with the fewest bits of each weight that meet the bounds on ``data``. If no number of bits meets the
+    bounds, the weight gets ``most`` bits.
 
     Bisection takes about three runs over ``data`` per layer. Raises InvalidData if labels fit no output, and the errors of
     ``share``.

@@ -27,7 +27,7 @@ class CentroidOptions(msgspec.Struct, frozen=True):
     """Options of the training."""
 
     fit: FitOptions = FitOptions(epochs=20, learning_rate=1e-4)
-    """Peak learning rate. Han et al. use a hundredth of the learning rate of the weights."""
+    """Options of the training loop. Han et al. use a hundredth of the learning rate of the weights."""
     half_codebooks: bool = True
     """Keep FP16 centroids in FP16; training rounds them in each step."""
     max_centroids: int = 4096

@@ -19,7 +19,7 @@ from penstock.tensor import Array
 
 _OLDEST_OPSET = 9
 _MASK = 1e4
-"""Constants of this magnitude are masks, not weights. Attention masks contain -1e4, the lowest float or minus infinity."""
+"""A constant with an element of this magnitude is a mask, not a weight. Attention masks contain -1e4, the lowest float or -inf."""
 _TRAINED = (np.float32, np.float64)
 _DOMAINS = {"ai.onnx": ""}
 _STILL_WORKS = (
@@ -37,13 +37,13 @@ class ProgramStep(NamedTuple):
 
     node: Node
     run: Callable[..., Any]
-    """The function of its operator."""
+    """The function that computes the node."""
     freed: tuple[str, ...]
     """Values that no later node reads, so that they can be freed."""
 
 
 class Program(msgspec.Struct, frozen=True):
-    """The program of a graph."""
+    """The nodes and constants of a graph, ready to run."""
 
     inputs: dict[str, Shape]
     outputs: dict[str, int]

@@ -27,7 +27,7 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
     An FP32 constant is a weight if it is the weight, bias or scale operand of an operator. Any other differentiable operand of more
     than one element is also a weight, unless it has a value of 1e4 or more, as masks do. Settings, such as the bounds of Clip or the
     statistics of BatchNormalization, are not weights. ``frozen`` names weights to leave unchanged; ``trained`` names other constants
-    to train. Integers are not rounded. FP16 and BF16 constants are not trained.
+    to train. Integers are computed exactly. FP16 and BF16 constants are not trained.
 
     If several nodes read a weight, they share one parameter. BatchNormalization keeps its statistics, regardless of ``train()``.
     ``double()`` gives the same model in FP64.

@@ -1,4 +1,4 @@
-"""Metrics of places in images: mean average precision of boxes, intersection over union of segments."""
+"""Metrics of boxes and segments in images: mean average precision, intersection over union."""
 
 from __future__ import annotations
 

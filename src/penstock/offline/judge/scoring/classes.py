@@ -47,7 +47,7 @@ def hits(output: Array, truth: Array) -> Array:
 
 
 def top_5(output: Array, truth: Array) -> Array:
-    """1 for each sample whose class has one of the five highest scores. A class that ties with five other classes has not.
+    """1 for each sample whose class has one of the five highest scores. A class that ties with five other classes does not count.
 
     Output: scores [samples, classes]. Labels: class numbers [samples].
     """

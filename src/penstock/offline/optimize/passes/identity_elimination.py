@@ -18,7 +18,7 @@ class IdentityElimination(NodePass):
 
     1. Identity, and Concat of one tensor.
     2. Dropout in inference mode whose mask is unused.
-    3. Transpose whose ``perm`` is in order.
+    3. Transpose whose ``perm`` keeps the order of axes.
     4. Reshape to the input's own shape: the rank is the same, and all dimensions except one are copied (0) or known to be equal.
        Flatten of a matrix at axis 1.
     5. Cast to the input's type.

@@ -27,7 +27,7 @@ Labels = Array
 Axes = list[Labels | None]
 """The axes of a tensor; None stands for an axis that is never cut."""
 Count = Callable[[Labels], Array]
-"""Returns True for each position of an axis that is kept, as booleans [length]."""
+"""Returns an array of booleans [length] for an axis: True for each position that is kept."""
 
 
 class ChannelSlot(NamedTuple):
@@ -54,7 +54,7 @@ class ChannelGroup(msgspec.Struct, frozen=True, eq=False):
     layers: tuple[str, ...]
     """The layers by the names of their outputs, in graph order."""
     roots: Labels
-    """The units."""
+    """The root atoms of the units."""
     unit_size: int
     """Number of the first layer's channels in one unit: 1, the size of a head, or the size of a convolution's group."""
     frozen: tuple[int, ...]
@@ -95,7 +95,7 @@ class Coupling:
         self._units_of: Labels | None = None
 
     def freeze_units(self) -> None:
-        """Finish the joining of atoms, after which finding a unit takes a single look-up."""
+        """Finish the joining of atoms. After that, a single look-up finds the unit of an atom."""
         self._units_of = np.array([self._root(atom) for atom in range(len(self._parent))], np.int64)
 
     def fresh(self, length: int) -> Labels:

@@ -74,7 +74,7 @@ class Structure:
         return np.where(units[order[at]] == roots, order[at], -1)
 
     def count(self, kept: Kept) -> Count:
-        """A function that returns True for each position of an axis that stays.
+        """A function that returns True for each position of an axis that is kept.
 
         Raises InvalidArgument if ``kept`` names an unknown unit, leaves out a frozen unit, or is empty.
         """

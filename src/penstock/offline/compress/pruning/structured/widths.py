@@ -79,7 +79,7 @@ def fastest_for_least(
     goal_ms: float,
     grids: Mapping[str, Grid],
 ) -> tuple[dict[str, int], float]:
-    """Search greedily, from ``widest`` down, for widths at which all layers together take ``goal_ms``. Also returns their time.
+    """Search greedily, from ``widest`` down, for widths at which all layers together take ``goal_ms``. Also returns that time.
 
     Each step narrows the group with the least loss per millisecond saved. The loss is the negative logarithm of the fraction of the
     score that is kept, so each halving of a group costs the same. If one stride saves no time in any group, several strides are tried.

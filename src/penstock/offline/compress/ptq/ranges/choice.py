@@ -69,7 +69,7 @@ class RangeChoiceOptions(msgspec.Struct, frozen=True):
     error of the tensor itself.
     """
     time_s: float | None = None
-    """Time limit in seconds. Remaining tensors are treated as above, so the result depends on the machine. None: no limit."""
+    """Time limit in seconds, with the same effect as ``max_calls``. The result then depends on the machine. None: no limit."""
     threads: int = 1
     """Engine threads while ranges are tried."""
 
@@ -144,7 +144,7 @@ def choose_ranges(
 
 
 def distinct(candidates: Mapping[str, Range]) -> dict[str, Range]:
-    """``candidates`` without those that are similar to an earlier one."""
+    """``candidates`` without ranges that are similar to an earlier candidate."""
     kept: dict[str, Range] = {}
     for name, range in candidates.items():
         if all(_difference(range, other) >= _ALIKE for other in kept.values()):
@@ -322,7 +322,7 @@ def _own_errors(known: TensorStatistics, candidates: Sequence[Range], scheme: In
 
 
 def _some(data: Dataset, rows: int, artifact: Artifact) -> Dataset:
-    """``rows`` evenly spaced samples of ``data``, rounded down to a multiple of the model's batch."""
+    """``rows`` evenly spaced samples of ``data``, rounded down to a multiple of the model's batch size."""
     if rows < 1:
         raise InvalidArgument(
             f"the number of samples for trying ranges must be at least 1, got {rows}", "give at least 1 row"

@@ -145,7 +145,7 @@ def _threshold(counts: Array, bin_width: float) -> float:
 
 
 def _scan(score: Callable[[Array], Array], current: int, start: int, stop: int) -> int:
-    """The place from ``start`` to ``stop`` with the lowest score, found by a coarse scan and a fine one. Ties go to ``current``."""
+    """The place from ``start`` to ``stop`` with the lowest score, found by a coarse and a fine scan. Ties go to ``current``."""
     step = max(1, (stop - start) // _COARSE)
     coarse = np.array([current, *range(start, stop, step), stop])
     best = int(coarse[np.argmin(score(coarse))])

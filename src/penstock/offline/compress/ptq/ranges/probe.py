@@ -33,7 +33,7 @@ class RangeProbe:
         self._parameters: dict[str, str] = {}
         """The names of the zero points by the names of the scales."""
         self._scales: dict[str, str] = {}
-        """By tensor name: the name of its scale."""
+        """The name of each tensor's scale, by the name of the tensor."""
         for node in proto.graph.node:
             # A tensor that shares the scale of another tensor comes later.
             if node.op_type == "QuantizeLinear" and node.input[1] not in self._parameters:

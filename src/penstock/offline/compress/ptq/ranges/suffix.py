@@ -26,7 +26,7 @@ from penstock.tensor import Array, DataType
 
 
 class _Names(NamedTuple):
-    """The names of the tensors in the model that round one tensor."""
+    """The names of the tensors that are needed to round one tensor."""
 
     source: str
     """The tensor before it is rounded."""
