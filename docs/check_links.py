@@ -1,4 +1,4 @@
-"""Check the documents: the target of every relative link and anchor exists, and so does every ``penstock`` command line.
+"""Check that the target of every relative link and anchor in the documents exists, and that every ``penstock`` command line is valid.
 
 Run by ``make docs``. All ``*.md`` files of the repository are checked. Links to other sites are not followed. In fenced
 blocks marked ``sh`` or ``console``, a line that begins with ``penstock`` must use a known command and known long options.

@@ -33,8 +33,7 @@ class Accuracy(msgspec.Struct, frozen=True):
     looks: int = 1
     """Number of candidates for which the intervals and bounds are valid together."""
     unjudged_output: str = ""
-    """The output that differs most from the original's, among the outputs that the loss does not compare with the original. Empty:
-    none."""
+    """The output that differs most from the original's, if the loss does not compare it with the original; empty if none."""
     unjudged_error: float = 0.0
     """The fraction of changed classes in ``unjudged_output``, or its error relative to the spread of the original's output."""
     broken: str = ""

@@ -110,8 +110,7 @@ def check_folder(target: Path) -> None:
 
 
 def zip_bytes(entries: Mapping[str, bytes]) -> bytes:
-    """A zip of ``entries`` with its digest as comment. Entries are stored, the manifest first, then sorted, with fixed times and
-    modes."""
+    """A zip of ``entries`` with its digest as comment. Entries are stored in order after the manifest, with fixed times and modes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for path in sorted(entries, key=lambda path: (path not in (MANIFEST, MANIFEST_DIGEST), path)):

@@ -16,8 +16,7 @@ from penstock.offline.compress.planner.plan_store import remove_plan
 from penstock.offline.judge.contract import Contract
 
 _TIMING_SHARE, _MAX_TIMING_S = 0.1, 20.0
-"""The time for the final choice, which is not part of the plan's budget: this fraction of the budget, but at most this many
-seconds."""
+"""The time for the final choice, after the plan's budget: this fraction of the budget, but at most this many seconds."""
 
 
 def compress(

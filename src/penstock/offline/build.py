@@ -422,8 +422,7 @@ def _serving(tuned: TuneResult, recipe: Recipe, machine: MachineFacts) -> Servin
 
 
 def _variants(chosen: Candidate, fp32: Artifact) -> tuple[tuple[Variant, ...], dict[str, bytes]]:
-    """The variants of the bundle, and their files. If the chosen variant cannot run on every machine, FP32 on ONNX Runtime is the
-    fallback."""
+    """The variants of the bundle, and their files. Unless the chosen variant runs anywhere, FP32 on ONNX Runtime is the fallback."""
     runs_anywhere = not chosen.requires and chosen.engine == BASELINE_ENGINE
     kept = [chosen] if runs_anywhere else [chosen, fallback(fp32, chosen.threads)]
     files: dict[str, bytes] = {}

@@ -61,8 +61,7 @@ class Storage(Protocol):
         ...
 
     def localize(self, path: str) -> Path:
-        """A local copy of a file or folder, or the original itself if the storage is local. The caller must not write to it. Raises
-        NotFound."""
+        """A local copy of a file or folder, or the original if it is local. The caller must not write to it. Raises NotFound."""
         ...
 
 

@@ -134,8 +134,7 @@ def _run_end(lanes_at: Array | None, step: int, steps: int) -> int:
 def _advance(windows: Array, table: Array, width: int, first_entry: Array, positions: Array, entries: Array) -> None:
     """Decode ``len(entries)`` symbols of each lane into ``entries``, and advance ``positions`` (bits).
 
-    A window of 64 bits starts at every 32nd bit. At most 31 of its bits are already used, so it contains at least ``33 // width``
-    symbols.
+    A window of 64 bits starts at every 32nd bit. At most 31 of its bits are used, so it contains ``33 // width`` new symbols.
     """
     ahead = 33 // width
     index, window, entry = np.empty((3, len(positions)), np.int64)

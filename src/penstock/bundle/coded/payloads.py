@@ -82,8 +82,7 @@ def _read_tensor(model: bytes, start: int, stop: int) -> Payload | None:
 
 
 def _fields(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """For each field, its number and the start and end of its content. For a field without a length, its value replaces the start, and
-    -1 the end."""
+    """For each field, its number and the start and end of its content; for a field without a length, its value and -1."""
     while position < end:
         tag, position = read_varint(data, position, end)
         kind = tag & 7

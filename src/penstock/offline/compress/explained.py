@@ -6,7 +6,7 @@ several sizes of each free dimension. Each output has a bound on its error:
 1. Quantised models: ``_FACTOR`` times the change of the output when the model's rounded numbers are perturbed by the size of a
    rounding error (``perturb.py``). To first order, this change has the same distribution as the error. A larger error means that the
    model computes another function. At sizes that the data do not have, ranges are perturbed more strongly.
-2. Other models: ``_SIZE_FACTOR`` times the error at the sizes of the data, but at least 0.5. This detects a method that is correct at
+2. Other models: ``_SIZE_FACTOR`` times the error at the sizes of the data, but at least 0.5. This detects methods that are correct at
    one size only.
 3. Models whose weights were trained, pruned or shared: no bound, since these methods may choose any weights.
 
@@ -56,8 +56,7 @@ class Difference(msgspec.Struct, frozen=True):
 
     output: str
     error: float
-    """Norm of the difference divided by the norm of the original's output; for integers and text, the fraction of values that
-    differ."""
+    """Norm of the difference divided by the norm of the original's output; for integers and text, the fraction of unequal values."""
     bound: float
     sizes: str
     """The names and shapes of the inputs."""

@@ -1,8 +1,8 @@
 """Taps: read the tensors inside a model while it runs over data, for calibration, equalisation, bias correction and factorisation.
 
 Tensors are read one batch at a time, so statistics of any amount of data need little memory. They are read in groups: a copy of the
-model, with a group's tensors as outputs, runs over all batches. The memory budget limits the size of a group for one batch, so reading
-many tensors takes several passes.
+model, with a group's tensors as outputs, runs over all batches. The memory budget limits a group's size for one batch, so many tensors
+take several passes.
 """
 
 from __future__ import annotations

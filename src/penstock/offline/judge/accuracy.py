@@ -1,8 +1,7 @@
 """Accuracy of a candidate relative to the original model, compared on the same samples by one metric.
 
-A candidate is compared in two ways. The loss compares the metric of the candidate with that of the original; the truth for the metric
-is the labels or, without labels, the original's outputs. The deviation compares every output with the original's output, unless the
-loss already does so.
+A candidate is compared in two ways. The loss compares the metric of both; the truth is the labels or, without labels, the original's
+outputs. The deviation compares every output with the original's, unless the loss already does so.
 """
 
 from __future__ import annotations
@@ -76,8 +75,7 @@ class Reference(msgspec.Struct, frozen=True):
     def compare(self, outputs: Outputs) -> Accuracy:
         """The accuracy of a candidate with these ``outputs`` for the same samples.
 
-        Raises PenstockError if shapes differ or the metric fails. Outputs with NaN or infinity get no score; ``broken`` describes
-        them.
+        Raises PenstockError if shapes differ or the metric fails. Outputs with NaN or infinity get no score, but ``broken``.
         """
         for name, array in self.answers.items():
             if outputs[name].shape != array.shape:
@@ -107,8 +105,7 @@ class Reference(msgspec.Struct, frozen=True):
         )
 
     def value(self, outputs: Outputs, labels: Array | None = None) -> float:
-        """The metric of ``outputs``, for ``labels`` or, by default, the reference's labels. Raises PenstockError if the metric
-        fails."""
+        """The metric of ``outputs`` for ``labels``, by default the reference's. Raises PenstockError if the metric fails."""
         rows = self._rows(outputs, np.arange(len(self.answers[self.output])), labels)
         return float(np.mean(rows))
 
@@ -126,8 +123,7 @@ class Reference(msgspec.Struct, frozen=True):
     def divergence(self, outputs: Outputs) -> Array:
         """The distance of ``outputs`` from the original's, per sample, float32. Unlike accuracy, it is continuous.
 
-        The distance is the KL divergence, summed over the judged outputs with class scores. If there are no such outputs, it is the
-        relative error.
+        The distance is the KL divergence, summed over judged outputs with class scores; without such outputs, the relative error.
         """
         if scored := self._scored():
             total = np.sum([share_divergence(self.answers[name], outputs[name]) for name in scored], axis=0)

@@ -17,8 +17,7 @@ _TRUST = "check that row i of the labels belongs to row i of the inputs; --trust
 
 
 def check_labels(name: str, value: Callable[[Array], float], labels: Array, higher: bool, seed: int = 0) -> None:
-    """Raise InvalidData if the metric ``name`` rates the original no better on ``labels`` than on shuffled labels. ``value`` computes
-    it.
+    """Raise InvalidData if the metric ``name``, computed by ``value``, is no better on ``labels`` than on shuffled labels.
 
     The check is a permutation test at 5 %. Fewer than 20 labels are not tested.
     """

@@ -101,8 +101,7 @@ def is_faster(speedup: Interval) -> bool:
 
 
 def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnmet:
-    """The error if none of ``records`` meets the contract. It names the requirement that is missed, and the nearest one that can be
-    met."""
+    """The error if none of ``records`` meets the contract. It names the missed requirement, and the nearest feasible requirement."""
     measured = [record for record in records if record.accuracy is not None and record.p99_ms is not None]
     if not measured:
         return ContractUnmet("no candidate could be measured", "see the reasons: `penstock build --json` lists them")

@@ -1,7 +1,6 @@
 """Choose the metric from the shapes and values of outputs and labels, if the user names none.
 
-Only outputs that are certainly class scores are judged by their highest element. An embedding or a regression also has a highest
-element, but no classes.
+Only outputs that are certainly class scores are judged by their highest element, since embeddings and regressions have one too.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def choose_metric(answers: Mapping[str, Array], labels: Array | None, name: str 
 
 
 def has_class_scores(name: str, array: Array, names: Mapping[str, Array]) -> bool:
-    """True if an output certainly has class scores [samples, classes]: its rows are probabilities, or its name says "scores"."""
+    """True if an output certainly has class scores [samples, classes]: its rows are probabilities, or its name is like "logits"."""
     if not is_float(array) or array.ndim != 2 or array.shape[1] < 2:
         return False
     is_named = bool(_SCORES.search(name)) and not any(_BOXES.search(other) for other in names)

@@ -24,8 +24,7 @@ from penstock.tensor import Array
 
 CONFIDENCE = 0.95
 _NUISANCE = 0.002
-"""The part of the tail probability for the case that the unknown rate of wins is outside its own interval (R. Berger, D. Boos, *JASA*
-89, 1994)."""
+"""The part of the tail for the case that the rate of wins is outside its interval (R. Berger, D. Boos, *JASA* 89, 1994)."""
 _RATES = 33
 """Number of rates of wins at which the test is evaluated."""
 _SPREADS = 6.5
@@ -61,8 +60,7 @@ def rate_bound(count: int, samples: int, probability: float) -> float:
 
 
 def loss_interval(samples: int, lost: int, won: int, looks: int = 1) -> Interval:
-    """The mean loss with its two-sided interval. ``lost`` samples changed from right to wrong, and ``won`` samples from wrong to
-    right."""
+    """The mean loss with its two-sided interval. ``lost`` samples became wrong, and ``won`` samples became right."""
     half = tail(looks) / 2
     return Interval((lost - won) / samples, -loss_bound(samples, won, lost, half), loss_bound(samples, lost, won, half))
 
@@ -89,8 +87,7 @@ def loss_bound(samples: int, lost: int, won: int, probability: float) -> float:
 def proves_loss(samples: int, lost: int, won: int, limit: float, probability: float) -> bool:
     """True if, with a true loss of ``limit`` or more, counts as good as these have at most ``probability``.
 
-    Counts are ordered by their likelihood ratio. The probability is exact. It is the maximum over all rates of wins that ``won`` does
-    not exclude.
+    Counts are ordered by their likelihood ratio. The probability is exact: the maximum over the rates of wins that ``won`` allows.
     """
     if (lost - won) / samples >= limit or limit >= 1:
         return limit >= 1 and lost < samples
@@ -116,8 +113,7 @@ def mean_bound(values: Array, probability: float, most: float = 1.0) -> float:
     """The upper bound of the mean of independent ``values`` that are at most ``most``.
 
     The bound is the smallest mean that no mixture of bets refutes (I. Waudby-Smith, A. Ramdas, *JRSS B* 86, 2024). If the mean is
-    ``m``, the wealth ``prod(1 + bet * (m - value))`` has the expectation 1, so it exceeds ``1 / probability`` with at most
-    ``probability`` (Markov).
+    ``m``, the wealth ``prod(1 + bet * (m - value))`` has the expectation 1, so it seldom exceeds ``1 / probability`` (Markov).
     """
     values = values.astype(np.float64)
 

@@ -31,8 +31,7 @@ def matched_pairs(count: int, total: float, squares: float) -> Interval:
     """The approximate 95 % interval of the mean of ``count`` independent paired differences, from their sum ``total`` and sum of
     squares ``squares``. The search uses this interval; ``intervals.py`` has the bounds that decide about the contract.
 
-    1. Usually it is the adjusted Wald interval for matched pairs of Agresti and Min (2005), with half a lost and half a won sample
-       added.
+    1. Usually it is the adjusted Wald interval for matched pairs of Agresti and Min (2005), plus half a lost and half a won sample.
     2. If no pair differs, the Wald interval is too narrow. The exact bound of Clopper and Pearson (1934) for the rate of pairs that
        differ then limits the loss in both directions.
     """
@@ -45,8 +44,7 @@ def matched_pairs(count: int, total: float, squares: float) -> Interval:
 
 
 def mean_interval(values: Array) -> Interval:
-    """The mean of ``values`` with its normal 95 % interval. For a single value, the interval is wide but finite, since JSON needs
-    that."""
+    """The mean of ``values`` with its normal 95 % interval. For a single value, it is wide but finite, since JSON needs that."""
     values = values.astype(np.float64)
     spread = _Z95 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else _WORST
     mean, spread = float(values.mean()), min(spread, _WORST)
@@ -79,9 +77,8 @@ def deviations(reference: Array, output: Array) -> Array:
     """The difference between each row and the same row of the reference, relative to the spread of the reference's rows. For text and
     integers, the difference is the proportion of unequal elements.
 
-    If samples have one number or one row of numbers, their spread is measured from the mean row, so that a large offset does not hide
-    an error. The spread of other tensors is their root mean square norm. NaN and infinity differ from other values by at least the
-    spread.
+    The spread of numbers, or of rows of numbers, is measured from the mean row, so that a large offset does not hide an error. For
+    other tensors, it is the root mean square norm. NaN and infinity differ by at least the spread.
     """
     if reference.dtype.kind in "OSUiub":
         return np.asarray((reference != output).reshape(len(reference), -1).mean(axis=1), np.float64)

@@ -78,8 +78,7 @@ def unproved(accuracy: Accuracy, max_loss: float) -> tuple[str, ...]:
 
 
 def proof_advice(accuracy: Accuracy, max_loss: float) -> str:
-    """Advice on the number of samples that would prove the loss at the same rate of changed answers; empty if that number is
-    unknown."""
+    """The number of samples that would prove the loss at the same rate of changes, as advice; empty if it is unknown."""
     if accuracy.metric not in RATES or max_loss <= 0:
         return ""
     changed = (accuracy.lost + accuracy.won) / accuracy.samples

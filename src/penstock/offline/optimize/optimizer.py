@@ -25,8 +25,7 @@ from penstock.protocol.onnx_scan import has_external_data
 from penstock.tensor import Array
 
 MAX_ROUNDS = 8
-"""Maximum number of rounds through all passes. Usually two or three suffice; the limit stops a pass that reports a change in every
-round."""
+"""Maximum number of rounds through all passes. Two or three usually suffice; the limit stops a pass that always reports a change."""
 
 _MAX_WRONG = 8
 """Maximum number of wrong applications of one pass in one round. If there are more, the whole pass is undone."""
@@ -77,8 +76,7 @@ class _Build:
         """The sites of wrong applications, by pass."""
 
     def round(self, passes: Sequence[Pass], number: int) -> list[PassRecord]:
-        """Run ``passes`` and verify the result. If it is wrong, undo all of them, and verify each pass separately. Then infer shapes
-        again."""
+        """Run ``passes`` and verify the result. If it is wrong, undo all, and verify each pass separately. Then infer shapes again."""
         start = self._proto
         records = [self._run(current, number) for current in passes]
         if any(record.status != "unchanged" for record in records):
@@ -99,8 +97,7 @@ class _Build:
         return sum(1 for _ in self.model.graph.all_nodes())
 
     def _run(self, current: Pass, number: int, verify: bool = False) -> PassRecord:
-        """Run one pass. Undo the pass if it raises an error. With ``verify``, undo those of its applications that change the
-        outputs."""
+        """Run one pass. Undo it if it raises an error. With ``verify``, undo those of its applications that change the outputs."""
         start, before = time.perf_counter(), self.node_count()
         reasons: list[str] = []
         example, error = "", None
@@ -127,8 +124,7 @@ class _Build:
         )
 
     def _attempt(self, current: Pass, verify: bool) -> tuple[list[str], Verdict]:
-        """Make all applications of a pass that are not known to be wrong. If the outputs change, undo all of them. Returns their
-        sites."""
+        """Make all applications of a pass not known to be wrong. If the outputs change, undo all of them. Returns their sites."""
         try:
             sites = list(current.applications(self.model, self._skipped.get(current.name, ())))
             proto = to_proto(self.model) if sites else self._proto

@@ -136,8 +136,7 @@ def _may_be_empty(graph: onnx.GraphProto) -> bool:
 
 
 def compare(old: Array, new: Array | None, magnitude: float = 0.0) -> tuple[float, str]:
-    """``(error, difference)``: the relative error of floats, and a text. Any other difference has an infinite error. Without one, 0
-    and "".
+    """``(error, difference)``: the relative error and a text. If something other than floats differs, the error is infinite.
 
     ``magnitude`` is the tensor's largest magnitude on any sample. The error is relative to at least a thousandth of ``magnitude``.
     """

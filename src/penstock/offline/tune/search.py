@@ -70,8 +70,7 @@ def running(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def finalists(trials: Sequence[Trial], smallest: bool = False) -> list[Trial]:
-    """The running trials of lowest cost (with ``smallest``: of smallest size), and the fastest exact trial for each of their thread
-    counts.
+    """The running trials of lowest cost (with ``smallest``: size), and the fastest exact trial for each of their thread counts.
 
     Only finalists are checked against the p99 limit: in the short screening, p99 depends more on other load than on the model.
     """

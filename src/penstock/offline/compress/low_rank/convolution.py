@@ -59,8 +59,7 @@ def factor_shapes(shape: tuple[int, ...], form: SplitForm | None, ranks: tuple[i
 
 
 def products(shape: tuple[int, ...], form: SplitForm | None, ranks: tuple[int, ...] = ()) -> int:
-    """Multiplications per output position at stride 1, which equals the number of weights. If ``form`` is None, the layer is
-    unsplit."""
+    """Multiplications per output position at stride 1, which is the number of weights. With ``form`` None, the layer is unsplit."""
     return sum(math.prod(factor) for factor in factor_shapes(shape, form, ranks))
 
 

@@ -50,8 +50,7 @@ class FactorizeOptions(Options, frozen=True):
     rows: Count = 1
     """Number of samples in a timed call; choose the batch size of serving."""
     samples: Count = 64
-    """Number of samples for measuring the error, from the end of the data. The moments come from the remaining samples if there are
-    enough of them."""
+    """Number of samples at the end of the data for measuring the error. The moments come from the other samples, if enough."""
     batch_size: Count = 32
     threads: Count = 1
 

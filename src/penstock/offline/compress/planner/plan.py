@@ -202,8 +202,7 @@ class _Search:
     def _take(
         self, stage: Stage, move: Move, parent: KeptModel, scratch: Path
     ) -> tuple[Result, KeptModel | None, bool] | None:
-        """Returns the result of one step, its model if it was kept, and True if the step ran to its end. Returns None if the time is
-        used up.
+        """The result of one step, its model if it was kept, and True if the step ran to its end. None if the time is used up.
 
         A step in the store is not repeated.
         """

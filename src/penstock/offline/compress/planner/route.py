@@ -41,8 +41,7 @@ Result = Literal["kept", "inaccurate", "useless", "failed"]
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Steps from one model, tried in order. ``descend`` ends when a step's model is rejected, ``first`` when a step's model is
-    kept."""
+    """Steps from one model, tried in order. ``descend`` ends when a model is rejected, ``first`` when a model is kept."""
 
     moves: tuple[Move, ...]
     order: Literal["descend", "first"]

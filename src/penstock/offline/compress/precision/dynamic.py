@@ -2,8 +2,7 @@
 
 Only products with constant weights (MatMul, Gemm) become integer. ONNX Runtime has a fused kernel for these products, but none for
 Conv, which would become several times slower than FP32. Because the range is computed over the batch, the outputs for a sample depend
-on the other samples in its batch. In a server that batches requests, a response thus depends on other requests. ``batch_dependence``
-measures this effect.
+on the other samples in its batch. In a server that batches requests, responses thus depend on other requests (``batch_dependence``).
 """
 
 from __future__ import annotations

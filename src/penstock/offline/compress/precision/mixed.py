@@ -28,8 +28,7 @@ class MixedOptions(msgspec.Struct, frozen=True):
     """Limits of the search."""
 
     max_versions: int = 100
-    """Maximum number of versions to run, in addition to the versions of the sensitivity report. The result is the best of all
-    versions."""
+    """Maximum number of versions to run, besides those of the sensitivity report. The result is the best of all versions."""
     refresh: int = 4
     """The second search ranks the remaining groups again after it has added this many. It runs only if bisection needs more groups
     than this, or finds a contradiction."""
@@ -184,8 +183,8 @@ class _Search:
         return [rank.name for rank in (*timed, *(rank for rank in ranks if not self._savings[rank.name]))]
 
     def _given_up(self, way: _Way) -> tuple[float, int, int]:
-        """The sort key of a search: the milliseconds lost, then the numbers of groups and steps. Of two searches with the same
-        result, the shorter one wins.
+        """The sort key of a search: the milliseconds lost, then the numbers of groups and steps. If results are equal, the shorter
+        search wins.
         """
         savings = [saving for name in way.floats if (saving := self._savings[name])]
         # Addition of floats depends on the order, which a set does not fix.

@@ -5,8 +5,8 @@ Yet each of the two groups, if it is the only integer group, causes the loss. So
 measurements: the loss if it is the only integer group (Δ), and the accuracy recovered if it is the only float group (Δ'). These are
 the first and the last term of the group's Shapley value. If groups interact in pairs only, the mean equals the Shapley value, and the
 parts add up to the whole loss. (L. Shapley, "A value for n-person games", 1953; M. Grabisch, "k-order additive discrete fuzzy
-measures", 1997.) Errors can also mask one another. So the first places of the ranking are decided one at a time, with the groups of
-all earlier places in float.
+measures", 1997.) Errors can also mask one another. So the first places are decided one at a time, with the groups of all earlier
+places in float.
 
 Accuracy on a few hundred samples changes in steps, and most groups change it by at most one step. So the leader, the group with the
 largest part, is compared with each other group, sample by sample. The leader and the groups that do not differ significantly from it
@@ -93,9 +93,7 @@ def first_ranked(trials: Trials, ranks: Sequence[Rank], count: int, with_alone: 
 
 
 def tiers(names: Sequence[str], gains: Mapping[str, float], is_behind: Callable[[str, str], bool]) -> list[list[str]]:
-    """``names`` in tiers. Each tier contains the remaining name with the largest gain, and all names that are not significantly behind
-    it.
-    """
+    """``names`` in tiers. A tier contains the remaining name with the largest gain, and all names not significantly behind it."""
     rest, found = list(names), []
     while rest:
         leader = max(rest, key=lambda name: gains[name])

@@ -26,8 +26,7 @@ class Savings(msgspec.Struct, frozen=True):
     int8_ms: float | None
     """Median latency of one call of the INT8 model; None if nothing was timed."""
     saving_ms: dict[str, Interval]
-    """For each group, the latency with the group float minus the latency of the INT8 model, with the 95 % interval of the paired
-    rounds."""
+    """By group: the latency with the group float minus the latency of the INT8 model, with the 95 % interval of the paired rounds."""
     unpaying: tuple[str, ...]
     """Groups that provably save no time in INT8, neither each group alone nor all of them together."""
 

@@ -117,9 +117,7 @@ def prune_iteratively(
 
 
 def next_step(levels: Sequence[PruningLevel], options: IterativeOptions) -> PruningLevel | None:
-    """The next level: its fraction of the goal, the level from which it starts, and its epochs. None at the goal, or when no more
-    attempts are allowed.
-    """
+    """The next level: its fraction of the goal, the level from which it starts, and its epochs. None if there is no next level."""
     good = max((n for n, level in enumerate(levels) if not level.objection), key=lambda n: levels[n].factor, default=-1)
     reached = levels[good].factor if good >= 0 else 0.0
     epochs = options.retrain.epochs

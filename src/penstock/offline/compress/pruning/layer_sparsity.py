@@ -1,5 +1,4 @@
-"""Measure how the loss of each layer depends on its sparsity, and find the sparsities that reach a total with the least predicted
-loss.
+"""Measure how the loss depends on the sparsity of each layer, and find the sparsities that reach a total with the least loss.
 
 Each layer alone is pruned to several sparsities, which gives a curve per layer (Han et al., 2015, §3.2, "sensitivity"). The true loss
 never falls as sparsity grows, so an isotonic fit reduces the noise of few samples. The losses of layers are assumed to add up.

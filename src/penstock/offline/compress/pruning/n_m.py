@@ -1,7 +1,6 @@
 """N:M sparsity: for every output and kernel position, keep the N largest weights of each M neighbouring input channels.
 
-Engines with sparse kernels multiply such matrices faster, for example 2:4 on NVIDIA GPUs since Ampere. ONNX Runtime's CPU kernels do
-not.
+Engines with sparse kernels multiply such matrices faster, for example 2:4 on NVIDIA GPUs since Ampere. ONNX Runtime on CPUs has none.
 """
 
 from __future__ import annotations

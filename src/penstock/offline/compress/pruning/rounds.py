@@ -45,8 +45,7 @@ def last_good(entries: Sequence[RoundEntry]) -> int:
 
 
 class Rounds(Generic[E]):
-    """The rounds of a run so far, and the models that are still needed: those of the original and of the best, last good and last
-    rounds."""
+    """The rounds of a run so far, and the models still needed: the original's, and those of the best, last good and last rounds."""
 
     def __init__(
         self,
@@ -58,11 +57,10 @@ class Rounds(Generic[E]):
         folder: Path | None,
         *decides: object,
     ) -> None:
-        """The best round is the round with the highest ``rank`` that meets ``contract``; on a tie, the first such round. The
-        contract's latency is ignored.
+        """The best round has the highest ``rank`` of all rounds that meet ``contract`` (without its latency); on a tie, the first
+        wins.
 
-        ``folder`` stores every round. Two runs are the same if the original, the held-out data and ``decides`` (plain data) are the
-        same.
+        ``folder`` stores every round. Runs are the same if the original, the held-out data and ``decides`` (plain data) are equal.
         """
         self.entries: list[E] = []
         self.models = {-1: judge.original}

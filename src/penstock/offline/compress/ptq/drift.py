@@ -45,8 +45,7 @@ class Drift(msgspec.Struct, frozen=True):
     calibration_median: float
     evaluation_median: float
     beyond: float
-    """Fraction of evaluation values beyond the extremes of the calibration values. The extremes are known to within 1/2048 of the
-    histogram's range."""
+    """Fraction of evaluation values beyond the calibration extremes, which are known to 1/2048 of the histogram's range."""
     bearable: float = _BEYOND
     """With this number of samples, a fraction up to this value can occur by chance."""
 
@@ -89,8 +88,7 @@ def compare_histograms(tensor: str, calibration: Histogram, evaluation: Histogra
     exponent = max(calibration.exponent, evaluation.exponent)
     old, new = _shares(calibration, exponent), _shares(evaluation, exponent)
     tenth = np.floor(_TENTHS * (np.cumsum(old) - old / 2)).clip(0, _TENTHS - 1).astype(np.intp)
-    # A bin of the histogram cannot be split; it belongs to the tenth that contains its middle. Often more than a tenth of values are
-    # zero.
+    # A bin of the histogram belongs to the tenth that contains its middle. Often more than a tenth of the values are zero.
     groups = np.unique(tenth, return_inverse=True)[1]
     bins = int(groups.max()) + 1
     shares = []

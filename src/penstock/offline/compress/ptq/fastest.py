@@ -59,8 +59,7 @@ def fastest_placement(
     """Time every QDQ placement with each of ``schemes``, and return the results, fastest first.
 
     ``budget_s`` is the total time in seconds. Calls are interleaved with calls of the float model. If two placements give the same
-    model, it is timed once. INT8 is faster on this machine if the whole interval of a speed-up is above 1. Raises the errors
-    of ``quantize``.
+    model, it is timed once. INT8 is faster here if the whole interval of a speed-up is above 1. Raises the errors of ``quantize``.
     """
     if not schemes:
         raise InvalidArgument("there are no integer schemes to time", "give candidate_schemes(machine_facts())")

@@ -32,8 +32,7 @@ def quantize(
     placement: QdqPlacement = QdqPlacement.LINEAR,
     keep_float: Collection[str] = (),
 ) -> Artifact:
-    """The INT8 version of ``artifact``. It has the same FP32 inputs and outputs, the same dynamic axes, and about a quarter of the
-    size.
+    """The INT8 version of ``artifact``, with the same FP32 inputs and outputs and dynamic axes, and about a quarter of the size.
 
     An operator that reads or writes a tensor without a range stays float. So do the nodes in ``keep_float``, given by their names in a
     ``FloatModel`` of ``artifact``. If a Relu or Clip is the only consumer of a tensor, the tensor gets the range of that operator's

@@ -55,8 +55,7 @@ class Operand:
 
 
 class Side(NamedTuple):
-    """An operand that has the channels of a link. ``view`` is its shape with channels on separate axes, to which ``scale``
-    broadcasts."""
+    """An operand with the channels of a link. ``view`` is its shape with separate axes for channels; ``scale`` broadcasts to it."""
 
     operand: Operand
     view: tuple[int, ...]

@@ -36,8 +36,7 @@ class IntegerScheme(msgspec.Struct, frozen=True):
         return 64 if self.reduce_range else 127
 
     def parameters(self, low: Array, high: Array) -> tuple[Array, Array]:
-        """Scale and zero point (whole numbers in float64) of activations from ``low`` to ``high``. If ``low`` equals ``high``, the
-        scale is 1."""
+        """Scale and zero point (whole numbers in float64) of activations from ``low`` to ``high``. An empty range has the scale 1."""
         width = np.asarray(high, np.float64) - low
         scale = np.where(width > 0, width / 255, 1.0)
         return scale, np.round(self.activation_limits[0] - low / scale)

@@ -3,8 +3,8 @@
 Each output has a term in the loss:
 
 - Class scores, [n, classes], of a model with labels: ``(1 - share) CE(labels) + share T² KL(teacher ‖ student)``. Both distributions
-  are softened by the temperature T; if an output has probabilities, their logarithms are softened. The factor T² makes the size of the
-  gradient independent of T.
+  are softened by the temperature T; if an output has probabilities, their logarithms are softened. The factor T² keeps gradients
+  independent of T.
 - Values: the squared error divided by the teacher's variance.
 - Without labels, rows of numbers that may be scores or values: both terms, which have the same optimum.
 
@@ -198,9 +198,7 @@ def _kind(answer: Array, labelled: bool) -> OutputKind:
 
 
 def _variance(answer: Array) -> float:
-    """The variance of an output over samples, averaged over its elements. A constant output has its mean square instead, or 1 if it is
-    zero.
-    """
+    """The variance of an output over samples, averaged over its elements. For a constant output, its mean square, or 1 if it is zero."""
     spread = float(answer.astype(np.float64).var(axis=0).mean())
     square = float((answer.astype(np.float64) ** 2).mean())
     return spread if spread > 1e-9 * square else square or 1.0

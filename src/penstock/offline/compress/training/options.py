@@ -93,8 +93,7 @@ class Hooks(TypedDict, total=False):
     validate: Callable[[], float] | None
     """Returns a score. The parameters with the highest score are kept, even if it was the score before the first step."""
     augment: Callable[[dict[str, Array], np.random.Generator], dict[str, Array]]
-    """Changes a batch of inputs, for augmentation. The loss must then depend on the inputs that it receives, not on the row
-    numbers."""
+    """Changes a batch of inputs, for augmentation. The loss must then use the inputs that it receives, not the row numbers."""
     checkpoint: Path | None
     """A file from which an interrupted run continues. A finished run returns its result immediately."""
     depends_on: str

@@ -31,8 +31,8 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class Teacher:
-    """The outputs of ``artifact`` for the rows of ``data``. They are computed once, and kept in memory and, if given, in the folder
-    ``cache``."""
+    """The outputs of ``artifact`` for the rows of ``data``. They are computed once and kept in memory, and in the folder ``cache`` if
+    given."""
 
     def __init__(
         self,

@@ -127,8 +127,7 @@ class Coupling:
             self._reasons.setdefault(root, reason)
 
     def blur(self, labels: Labels | None, reason: str) -> None:
-        """Mark positions that a mean or a norm includes. Removing such a position changes other results, even if its values are
-        zero."""
+        """Mark positions that a mean or norm includes. Removing such a position changes other results, even if it is zero."""
         for root in self.roots(labels).tolist() if labels is not None else ():
             self._blurred.setdefault(root, reason)
 

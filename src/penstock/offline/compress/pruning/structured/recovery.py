@@ -109,9 +109,7 @@ def shrink(
 
 
 def next_move(rounds: Sequence[Round], options: ShrinkOptions) -> tuple[bool, int] | None:
-    """True if the next round cuts, False if it only trains, and the round from which it starts. None if the goal is reached, or after
-    the last cut.
-    """
+    """True if the next round cuts, False if it only trains, and the round from which it starts. None if there is no next round."""
     if rounds and rounds[-1].objection and rounds[-1].cut and options.second_chance:
         return False, len(rounds) - 1
     good = last_good(rounds)

@@ -43,8 +43,7 @@ class CutOptions(Options, frozen=True, kw_only=True):
     """Limits of the cut."""
 
     block: Count = 16
-    """Widths are multiples of this number. 16 suits AVX-512; 8 suits AVX2 and NEON. Groups narrower than 4 multiples use smaller
-    steps."""
+    """Widths are multiples of this number. 16 suits AVX-512; 8 suits AVX2 and NEON. Narrow groups use smaller steps."""
     heads: bool = True
     """Cut attention heads as well as channels."""
     exact: bool = True
@@ -111,8 +110,7 @@ def cuttable(structure: Structure, *, heads: bool = True) -> list[str]:
 
 
 def apply(structure: Structure, kept: Kept, step: str, options: msgspec.Struct, **facts: object) -> Artifact:
-    """Cut channels, and check that the new model is valid, loads, and keeps its output shapes. If this check fails, Penstock has a
-    bug."""
+    """Cut channels, and check that the new model loads and keeps its output shapes. If this check fails, Penstock has a bug."""
     origin = structure.artifact
     data = structure.cut(kept)
     groups = {name: [structure.group(name).units, len(numbers)] for name, numbers in kept.items()}

@@ -45,8 +45,7 @@ class Grid(NamedTuple):
 
 
 def make_grid(group: ChannelGroup, block: int, least: float) -> Grid:
-    """The multiples of ``block`` channels, from the fraction ``least`` of the group's width upwards. Groups of less than four blocks
-    have smaller steps."""
+    """The multiples of ``block`` channels, from the fraction ``least`` of the width upwards. Narrow groups have smaller steps."""
     step = block // math.gcd(block, group.unit_size)
     while step > 1 and 4 * step > group.units:
         step //= 2

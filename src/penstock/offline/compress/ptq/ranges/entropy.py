@@ -56,8 +56,7 @@ def entropy_range(histogram: Histogram) -> Range:
 def best_window(counts: Array) -> tuple[int, int]:
     """The best window [low, high) around the middle of ``counts``, shape (4096,). The two ends move in turn until neither moves.
 
-    A scan of one end first tries places spread over its whole side, then every place near the best of these. The score never gets
-    worse.
+    A scan of one end first tries places spread over its whole side, then every place near the best of these. The score never falls.
     """
     windows = _Windows(counts, _LEVELS)
     filled = np.flatnonzero(counts)
@@ -88,8 +87,7 @@ class _Windows:
     def divergences(self, lows: Array | int, highs: Array | int) -> Array:
         """KL(P‖Q) of each window [low, high) of bins, shape (windows,).
 
-        The divergence is infinite if a window is too narrow or contains too little mass, or if mass outside belongs to a level that is
-        empty inside.
+        Infinite if a window is too narrow or contains too little mass, or if mass outside belongs to a level that is empty inside.
         """
         lows, highs = np.broadcast_arrays(lows, highs)
         kept = self._mass[highs] - self._mass[lows]
