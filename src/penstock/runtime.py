@@ -109,7 +109,7 @@ class Model:
         return Signature(tuple(specs), self.signature.outputs)
 
     def _joined(self, name: str, parts: list[Array], rows: list[int]) -> Array:
-        """Output ``name`` of all calls. The calls had ``rows`` rows."""
+        """The output ``name`` of all calls, joined. ``rows`` has the number of rows of each call."""
         axis = row_axis(self.signature, name, parts, rows)
         if axis is not None:
             return np.concatenate(parts, axis)

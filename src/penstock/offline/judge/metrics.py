@@ -91,7 +91,7 @@ def deviations(reference: Array, output: Array) -> Array:
 
 
 def share_divergence(reference: Array, outputs: Array) -> Array:
-    """KL(reference‖outputs) of each row's class probabilities: softmax of the scores, or the scores if they are probabilities."""
+    """KL(reference‖outputs) of each row's class probabilities: the softmax of its scores, or its scores if these are probabilities."""
     are_shares = _are_shares(reference)
     want, got = (_log_shares(array, are_shares) for array in (reference, outputs))
     return np.asarray((np.exp(want) * (want - got)).sum(axis=1))

@@ -22,7 +22,7 @@ class LinearForm(NamedTuple):
     """The product that a node computes with its weight, which is its second input."""
 
     inputs: int
-    """The axis of the weight that is summed over."""
+    """The summed axis of the weight."""
     outputs: int
     """The axis of the weight's output channels; in a ConvTranspose, those of one group."""
     groups: int = 1

@@ -94,7 +94,7 @@ class MixedModel:
         return bool(self.model.integer_nodes(self.placement, self.nodes(floats)))
 
     def with_float(self, floats: Collection[str] = ()) -> Artifact:
-        """The INT8 version with these groups float; the original if that leaves no product to quantise."""
+        """The INT8 version with these groups float; the original if no product is left to quantise."""
         if not self.is_integer(floats):
             return self.artifact
         return quantize(self.artifact, self.ranges, self.scheme, self.placement, self.nodes(floats))

@@ -30,7 +30,7 @@ class MixedOptions(msgspec.Struct, frozen=True):
     max_versions: int = 100
     """Maximum number of versions to run, besides those of the sensitivity report. The result is the best of all versions."""
     refresh: int = 4
-    """The second search ranks the remaining groups again after it has added this many. It runs only if bisection needs more groups
+    """The search that adds groups one by one ranks the remaining groups again after this many. It runs if bisection needs more groups
     than this, or finds a contradiction."""
 
 

@@ -65,7 +65,7 @@ class _Round(NamedTuple):
 
 
 def _time(trials: Trials, versions: Sequence[Sequence[str]], rows: int, budget_s: float) -> _Round:
-    """Time ``versions``, lists of float groups, for about ``budget_s`` seconds."""
+    """Time ``versions`` for about ``budget_s`` seconds. A version is given by its float groups."""
     mixed = trials.mixed
     models = {_INT8: mixed.with_float(), **{floats[0]: mixed.with_float(floats) for floats in versions}}
     start = time.perf_counter()

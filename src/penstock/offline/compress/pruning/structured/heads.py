@@ -103,7 +103,7 @@ def _blocks(before: list[Dim], after: list[Dim]) -> Iterator[Block]:
 
 
 def _run(before: list[Dim], after: list[Dim]) -> Iterator[tuple[int, int]]:
-    """The pairs of positions at which the products of both shapes' dimensions agree. Free dimensions agree if their names do."""
+    """The pairs of positions at which the products of both shapes agree. Free dimensions agree if they have the same name."""
     i = j = 0
     while i < len(before) and j < len(after):
         a, b = before[i], after[j]

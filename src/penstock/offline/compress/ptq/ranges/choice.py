@@ -75,7 +75,7 @@ class RangeChoiceOptions(msgspec.Struct, frozen=True):
 
 
 class TriedRange(msgspec.Struct, frozen=True):
-    """One candidate of one tensor."""
+    """One candidate range of a tensor."""
 
     method: str
     range: Range
