@@ -81,7 +81,7 @@ def link_fault(document: Path, target: str) -> str:
 
 @cache
 def anchors(document: Path) -> frozenset[str]:
-    """The anchors of a document's headings, as GitHub makes them, and explicit ones."""
+    """The anchors that GitHub makes from a document's headings, and the explicit anchors."""
     found: list[str] = []
     for _, line, language in _lines(document.read_text(encoding="utf-8")):
         found += _ANCHOR.findall(line)

@@ -115,7 +115,7 @@ class Model:
             return np.concatenate(parts, axis)
         has_free_rows = all(spec.shape[:1] == (-1,) for spec in self.signature.inputs)
         is_shared = has_free_rows or rows[0] > 1
-        # A call of one row, in a model of fixed batch, gives the answer of that row.
+        # If the batch is fixed at one row, every output belongs to its call's row, even if all values are equal.
         same = is_shared and all(np.array_equal(part, parts[0], equal_nan=_may_be_nan(part)) for part in parts[1:])
         if not same and len({part.shape for part in parts}) > 1:
             raise InvalidArgument(

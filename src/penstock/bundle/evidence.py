@@ -31,7 +31,7 @@ class Accuracy(msgspec.Struct, frozen=True):
     won: int = 0
     """Numbers of samples that only the original, and only the candidate, gets right; 0 if the metric does not count right samples."""
     looks: int = 1
-    """Number of candidates for which the intervals and bounds are valid together."""
+    """The confidence of 95 % holds for the intervals and bounds of this number of candidates together."""
     unjudged_output: str = ""
     """The output that differs most from the original's, if the loss does not compare it with the original; empty if none."""
     unjudged_error: float = 0.0
@@ -141,7 +141,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def optimized(self) -> CandidateRecord | None:
-        """The optimised graph in FP32 on the baseline's engine and threads. Comparing the two shows the gain of graph optimisation."""
+        """The optimised graph in FP32 on the baseline's engine and threads. Its speed-up is the gain of graph optimisation."""
         before = self.baseline
         same = [one for one in self.candidates if (one.engine, one.threads) == (before.engine, before.threads)]
         exact = (one for one in same if one.precision == "fp32" and not one.compression)

@@ -155,7 +155,7 @@ def _open_file(path: Path) -> Bundle:
                     "make a bundle of it with `penstock build`",
                 )
             raise IntegrityError(f"'{path.name}' is not a Penstock bundle, or the file is truncated")
-        # An archive contains each name twice. If one byte is damaged, at least one of the two is intact.
+        # An archive contains each name twice. If one byte is damaged, at least one of the two copies is intact.
         if MANIFEST_DIGEST.encode() not in data:
             raise _no_manifest(path)
         raise _changed(path, "the archive")

@@ -54,7 +54,7 @@ def build(
     ] = None,
     budget: Annotated[
         str,
-        typer.Option(help="Time limit for measuring candidates. It ends earlier if speeds are precise enough."),
+        typer.Option(help="Time limit for measuring candidates. Measuring ends earlier if speeds are precise enough."),
     ] = "20s",
     report: options.Report = None,
     folder: Annotated[bool, typer.Option("--folder", help="Write the bundle as a folder, not as one file.")] = False,

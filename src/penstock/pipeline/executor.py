@@ -22,7 +22,7 @@ class Work(Protocol):
     """A step that has been started."""
 
     def cancel(self) -> object:
-        """Abandon the step. Its outcome is ignored. Idempotent."""
+        """Abandon the step and ignore its outcome. Idempotent."""
 
 
 Told = Mapping[str, Array] | PenstockError

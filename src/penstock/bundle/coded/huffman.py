@@ -48,7 +48,7 @@ def code_lengths(counts: Array, limit: int) -> Array:
 
 
 def codes(lengths: Array) -> Array:
-    """The code of each symbol, uint16. ``lengths`` must be those of a complete code. The first bit is the lowest."""
+    """The code of each symbol, uint16. ``lengths`` must be the lengths of a complete code. The first bit is the lowest."""
     order = np.argsort(lengths, kind="stable")
     spans = 1 << (MAX_LENGTH - lengths[order].astype(np.int64))
     found = np.empty(len(lengths), np.uint16)

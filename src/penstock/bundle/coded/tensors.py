@@ -83,7 +83,7 @@ def encode_tensor(payload: memoryview, item_size: int, limit: int) -> Coded:
             choices.append(_sparse(index, small[1:], counts[1:], limit, half))
         choices.append(Coded("huffman", *_streams([_encode(index, small, counts, limit)]), half))
     best = min(choices, key=lambda coded: coded.cost)
-    # Deflating at the highest level can take seconds per megabyte, and no other coding decodes as slowly.
+    # Deflating at level 9 can take seconds per megabyte, so it is tried only if level 1 comes close to the best coding.
     if len(deflate(payload, level=1)) < 1.3 * best.cost:
         best = min(best, _stored("deflate", deflate(payload)), key=lambda one: one.cost * _reluctance(one.codec))
     return best

@@ -198,7 +198,7 @@ def _kind(answer: Array, labelled: bool) -> OutputKind:
 
 
 def _variance(answer: Array) -> float:
-    """The variance of an output over samples, averaged over its elements. For a constant output, its mean square, or 1 if it is zero."""
+    """The variance of an output over samples, averaged over its elements. If the output is constant: its mean square, or 1 if zero."""
     spread = float(answer.astype(np.float64).var(axis=0).mean())
     square = float((answer.astype(np.float64) ** 2).mean())
     return spread if spread > 1e-9 * square else square or 1.0
