@@ -37,7 +37,7 @@ class Accuracy(msgspec.Struct, frozen=True):
     unjudged_error: float = 0.0
     """The fraction of changed classes in ``unjudged_output``, or its error relative to the spread of the original's output."""
     broken: str = ""
-    """Where outputs are NaN or infinite, as text; empty if all are finite. If not empty, the other figures are not valid."""
+    """The places of NaN and infinities in the outputs; empty if there are none. If not empty, the other figures are not valid."""
     is_share: bool = True
     """True if ``value`` is displayed in per cent."""
 

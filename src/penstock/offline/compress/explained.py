@@ -40,9 +40,11 @@ _SIZE_FACTOR, _SIZE_FLOOR = 10.0, 0.5
 _FLOOR = 2e-3
 """Minimum bound of a relative error. It allows for another order of summation, and for numbers that are not perturbed."""
 _DRAWS, _MOST_DRAWS = 2, 10
-"""Number of perturbations, and a larger number for errors beyond the bound, since few perturbations may give too small a bound."""
+"""Number of perturbations. If an error exceeds the bound, the larger number is used, since few perturbations may give too small a
+bound."""
 _NEGLIGIBLE = 1e-2
-"""The magnitude of an output counts as at least this fraction of its usual magnitude; without perturbation, as all of it."""
+"""The magnitude of an output counts as at least this fraction of its usual magnitude or, without perturbation, as at least the usual
+magnitude."""
 _ROWS = 16
 _UNBOUNDED = frozenset(
     {"qat", "distill", "recover", "retrain", "tune-centroids", "prune_iteratively", "shrink", "refresh_norms"}

@@ -25,7 +25,7 @@ from penstock.tensor import Array
 _MOVED, _LEAST_MOVED = 1 / 12, 3
 _WIDENED, _FAR_WIDENED = (1.1, 1.25), (3.5, 4.0)
 _ROUNDED = {"DequantizeLinear": (0,), "MatMulInteger": (0, 1), "MatMulNBits": (1,), "Cast": (0,)}
-"""The inputs of operators that, if constant, are rounded weights."""
+"""For each operator, the inputs that are rounded weights if they are constant."""
 _HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _HALF_TYPES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
@@ -65,7 +65,7 @@ def _roles(graph: onnx.GraphProto, tensors: Collection[str]) -> tuple[set[str], 
             packed.add(node.input[1])
         if node.op_type == "QuantizeLinear" and node.input[0] not in tensors and node.input[1] in tensors:
             scales.add(node.input[1])
-    # A scale that weights use too is not only the scale of an activation.
+    # A scale that an activation shares with weights is not perturbed.
     fixed = (n.input[1] for n in graph.node if n.op_type == "DequantizeLinear" and n.input[0] in weights)
     return weights - scales, packed, scales - set(fixed)
 

@@ -1,7 +1,7 @@
 """Accuracy of a candidate relative to the original model, compared on the same samples by one metric.
 
-A candidate is compared in two ways. The loss compares the metric of both; the truth is the labels or, without labels, the original's
-outputs. The deviation compares every output with the original's, unless the loss already does so.
+A candidate is compared in two ways. The loss compares the candidate's metric with the original's metric; the truth is the labels or,
+without labels, the original's outputs. The deviation compares every output with the original's output, unless the loss does so.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Reference(msgspec.Struct, frozen=True):
     def compare(self, outputs: Outputs) -> Accuracy:
         """The accuracy of a candidate with these ``outputs`` for the same samples.
 
-        Raises PenstockError if shapes differ or the metric fails. Outputs with NaN or infinity get no score, but ``broken``.
+        Raises PenstockError if shapes differ or the metric fails. Outputs with NaN or infinity get no score; ``broken`` names them.
         """
         for name, array in self.answers.items():
             if outputs[name].shape != array.shape:

@@ -1,6 +1,6 @@
 """Choose the metric from the shapes and values of outputs and labels, if the user names none.
 
-Only outputs that are certainly class scores are judged by their highest element, since embeddings and regressions have one too.
+Only outputs that are certainly class scores are judged by their highest element, since every other output has a highest element too.
 """
 
 from __future__ import annotations

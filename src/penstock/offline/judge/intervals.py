@@ -28,7 +28,7 @@ _NUISANCE = 0.002
 _RATES = 33
 """Number of rates of wins at which the test is evaluated."""
 _SPREADS = 6.5
-"""Counts beyond this many standard deviations, plus this many counts, from the mean are left out. Their probability is below 1e-8."""
+"""Counts above the mean by more than this many standard deviations plus this number, with a probability below 1e-8, are left out."""
 _MAX_CELLS = 1 << 19
 """With more contingency tables than this, the two rates are bounded separately. That bound is looser but takes little memory."""
 _TOLERANCE = 1e-5
@@ -85,7 +85,7 @@ def loss_bound(samples: int, lost: int, won: int, probability: float) -> float:
 
 
 def proves_loss(samples: int, lost: int, won: int, limit: float, probability: float) -> bool:
-    """True if, with a true loss of ``limit`` or more, counts as good as these have at most ``probability``.
+    """True if counts as good as these have at most the given ``probability`` when the true loss is ``limit`` or more.
 
     Counts are ordered by their likelihood ratio. The probability is exact: the maximum over the rates of wins that ``won`` allows.
     """
@@ -138,7 +138,7 @@ def jackknife_interval(
     """``statistic`` of all rows with an approximate two-sided interval. It is computed by leaving out groups of rows in turn.
 
     ``statistic`` takes row numbers. The interval always allows for one kind of row that is missing from the sample and could change
-    the statistic by ``scale``. For a single row, it is plus or minus nearly ``scale``.
+    the statistic by ``scale``. For a single row, the interval is plus or minus nearly ``scale``.
     """
     value, groups = statistic(np.arange(samples)), min(GROUPS, samples)
     half = tail(looks) / 2

@@ -36,7 +36,7 @@ class AccuracyMetric(msgspec.Struct, frozen=True):
     relative: bool = False
     """True if a loss is relative to the original's value; False if it is a difference."""
     span: tuple[float, float] | None = None
-    """The range of a row's score. None for a single number or an unlimited range; intervals are then approximate."""
+    """The range of a row's score. None if the metric is a single number or the range is unlimited; intervals are then approximate."""
     kind: Literal["classes", "numbers", "other"] = "other"
     """The measure of an output's distance from the original's output: the fraction of changed classes, the relative error, or the
     metric with the original's output as truth."""

@@ -78,7 +78,7 @@ def deviations(reference: Array, output: Array) -> Array:
     integers, the difference is the proportion of unequal elements.
 
     The spread of numbers, or of rows of numbers, is measured from the mean row, so that a large offset does not hide an error. For
-    other tensors, it is the root mean square norm. NaN and infinity differ by at least the spread.
+    other tensors, it is the root mean square norm. A NaN or infinity counts as a difference of at least the spread.
     """
     if reference.dtype.kind in "OSUiub":
         return np.asarray((reference != output).reshape(len(reference), -1).mean(axis=1), np.float64)

@@ -18,8 +18,8 @@ def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02, lo
     """The number of samples that proves a loss within ``max_loss`` at 95 % confidence by ``proves_loss``.
 
     ``loss`` is the true loss. ``changed`` is the fraction of samples that only one of the two models gets right; it is at least
-    ``loss``. ``looks`` candidates are judged on the same samples. None if ``loss`` is not below ``max_loss``, or so close to it that
-    more than four million samples would be needed.
+    ``loss``. ``looks`` is the number of candidates that are judged on the same samples. None if ``loss`` is not below ``max_loss``, or
+    so close to it that more than four million samples would be needed.
     """
     if not 0 < max_loss <= 1 or not -1 <= loss <= 1 or not 0 <= changed <= 1:
         raise InvalidArgument(

@@ -1,7 +1,7 @@
 """Find the single application of a pass that changes a model's outputs, and a minimal model that reproduces the change.
 
-The search is a bisection over the number of applications, as in LLVM's ``-opt-bisect-limit``. With none, the outputs are right; with
-all, they are wrong. So there is a number at which one more application makes the outputs wrong.
+The search is a bisection over the number of applications, as in LLVM's ``-opt-bisect-limit``. With no application, the outputs are
+right; with all applications, they are wrong. So there is a number at which one more application makes the outputs wrong.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHOWN_ELEMENTS = 16
 
 
 def first_wrong(count: int, is_wrong: Callable[[int], bool]) -> int:
-    """A number of applications with wrong outputs, while one application fewer gives right outputs. 0 is right, ``count`` is wrong."""
+    """A number, at most ``count``, of applications with wrong outputs, while one application fewer gives right outputs."""
     right, wrong = 0, count
     while wrong - right > 1:
         middle = (right + wrong) // 2

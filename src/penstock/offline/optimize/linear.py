@@ -24,7 +24,7 @@ class LinearForm(NamedTuple):
     inputs: int
     """The summed axis of the weight."""
     outputs: int
-    """The axis of the weight's output channels; in a ConvTranspose, those of one group."""
+    """The axis of the weight's output channels; in a ConvTranspose, the channels of one group."""
     groups: int = 1
     transposes_input: bool = False
     alpha: float = 1.0
@@ -70,8 +70,8 @@ def form_of(node: ir.Node) -> LinearForm | None:
 def make_plain(node: ir.Node) -> bool:
     """Rewrite a Gemm with a constant weight as ``x W + b`` with one bias per output channel. Returns True if it changed.
 
-    ``alpha`` becomes part of the weight, and ``beta`` of the bias. Separate nodes transpose ``x``, or add a bias that is computed or
-    differs between rows. The Gemm is not changed if a folded value is not finite.
+    ``alpha`` becomes part of the weight, and ``beta`` of the bias. If ``x`` is transposed, or the bias is computed or differs between
+    rows, separate nodes do this. The Gemm is not changed if a folded value is not finite.
     """
     form, weight, bias_value = form_of(node), graph.constant(graph.input_of(node, 1)), graph.input_of(node, 2)
     weight_value, owner = graph.input_of(node, 1), node.graph

@@ -65,7 +65,7 @@ class Trial(msgspec.Struct, eq=False):
 
 
 def running(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials that were timed and did not fail, and were not rejected."""
+    """The trials that were timed, did not fail and were not rejected."""
     return [trial for trial in trials if trial.status == "outrun" and trial.timings is not None]
 
 

@@ -30,8 +30,8 @@ class MixedOptions(msgspec.Struct, frozen=True):
     max_versions: int = 100
     """Maximum number of versions to run, besides those of the sensitivity report. The result is the best of all versions."""
     refresh: int = 4
-    """The search that adds groups one by one ranks the remaining groups again after this many. It runs if bisection needs more groups
-    than this, or finds a contradiction."""
+    """Number of groups that the search one by one adds before it ranks the remaining groups again. That search runs if bisection needs
+    more groups than this, or finds a contradiction."""
 
 
 Precision = Literal["float", "integer"]
@@ -120,8 +120,8 @@ class _Search:
         return self._result(min(map(self._trim, ways), key=self._given_up))
 
     def _bisect(self, start: _Way) -> tuple[_Way, bool]:
-        """The version with the fewest groups from the front that meets the contract. Also True if these groups are few and no version
-        with more float groups was provably worse.
+        """The version with the fewest groups from the front that meets the contract. Also returns True if these groups are few and no
+        version with more float groups was provably worse.
         """
         rest = self._sorted([rank for name, rank in self._ranks.items() if name not in start.floats])
         fails, keeps = 0, len(rest)

@@ -65,7 +65,7 @@ class ProductModel:
         return self._constants[name]
 
     def replace(self, product: Product, nodes: Sequence[ir.Node]) -> None:
-        """Replace the product by ``nodes``, the last of which computes it without its bias."""
+        """Replace the product by ``nodes``, the last of which computes the product without its bias."""
         bias = [] if product.bias is None else [node("Add", nodes[-1].outputs[0], product.bias)]
         graph.replace_by_nodes(product.node, [*nodes, *bias])
 

@@ -1,6 +1,7 @@
 """N:M sparsity: for every output and kernel position, keep the N largest weights of each M neighbouring input channels.
 
-Engines with sparse kernels multiply such matrices faster, for example 2:4 on NVIDIA GPUs since Ampere. ONNX Runtime on CPUs has none.
+Engines with sparse kernels multiply such matrices faster, for example 2:4 on NVIDIA GPUs since Ampere. ONNX Runtime has no such
+kernels for CPUs.
 """
 
 from __future__ import annotations

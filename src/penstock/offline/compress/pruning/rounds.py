@@ -45,7 +45,7 @@ def last_good(entries: Sequence[RoundEntry]) -> int:
 
 
 class Rounds(Generic[E]):
-    """The rounds of a run so far, and the models still needed: the original's, and those of the best, last good and last rounds."""
+    """The rounds of a run so far, and the models still needed: the original, and the models of the best, last good and last rounds."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ _ALPHA = 0.5
 _LIMIT = 1e4
 """Maximum factor by which a channel is scaled, up or down."""
 _DEAD = 1e-6
-"""A channel below this fraction of the largest channel counts as that large, because it is practically empty."""
+"""Minimum range of a channel, as a fraction of the largest channel's range. A channel below it is practically empty."""
 _MAX_SWEEPS = 50
 _CHECKED_ROWS = 64
 _TOLERANCE = 1e-5

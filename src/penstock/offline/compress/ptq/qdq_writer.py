@@ -32,7 +32,7 @@ from penstock.tensor import Array
 _BIAS_LIMIT = 2**30
 """Largest magnitude of an integer bias. It leaves half of INT32 to the sum of the products."""
 _BIAS_STEPS = 2**23
-"""Number of steps from zero to the bias of a channel whose weights are all zero; as many as FP32 distinguishes."""
+"""Number of steps from zero to the bias of a channel whose weights are all zero; as many as FP32 can distinguish."""
 
 
 def write_qdq(

@@ -35,7 +35,8 @@ class ShareOptions(Options, frozen=True):
     bias_bits: _Bits = 6
     """Bits for float biases that have at least 16 elements."""
     bits: dict[str, _Bits] = {}
-    """Bits of single tensors, by name, instead of the bits by kind. Any float or 8-bit tensor may be named, e.g. a table of Gather."""
+    """Bits of single tensors, by name. They replace the bits of the kind of layer. Any float or 8-bit tensor may be named, e.g. a
+    table of Gather."""
     half_codebooks: bool = True
     """Round centroids to FP16 if no centroid changes by more than 2^-10 of its value. This halves the size of codebooks."""
 

@@ -126,7 +126,7 @@ class DistillationLoss:
 
 
 def soft_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """T² KL(softmax(teacher / T) ‖ softmax(student / T)) over the last axis, averaged over the others."""
+    """T² KL(softmax(teacher / T) ‖ softmax(student / T)) over the last axis, averaged over all other axes."""
     given = functional.log_softmax(student / temperature, dim=-1).flatten(0, -2)
     target = functional.log_softmax(teacher / temperature, dim=-1).flatten(0, -2)
     return temperature**2 * functional.kl_div(given, target, reduction="batchmean", log_target=True)

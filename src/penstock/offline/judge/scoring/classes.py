@@ -22,8 +22,8 @@ def is_ids(array: Array) -> bool:
 
 
 def classes_of(output: Array) -> Array:
-    """The class numbers in ``output``. Class numbers are returned unchanged. Of scores [samples, classes, …], the highest decides. A
-    single score per sample gives class 1 if it is above one half (a probability) or above zero (any other score).
+    """The class numbers in ``output``. Class numbers are returned unchanged. Scores [samples, classes, …] give the class with the
+    highest score. A single score per sample gives class 1 if it is above one half (a probability) or above zero (any other score).
     """
     if not is_float(output):
         return output.reshape(len(output), -1) if output.ndim > 1 else output[:, None]

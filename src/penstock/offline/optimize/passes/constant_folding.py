@@ -35,7 +35,7 @@ class ConstantFolding(NodePass):
     4. Nondeterministic operators, and QuantizeLinear nodes of weights, which engines fuse into integer kernels.
     5. Nodes with subgraphs, other domains, text, sparse tensors, sequences, and nodes that ONNX Runtime cannot run.
     6. Nodes with a result that is larger than 1 MiB and larger than all inputs together, such as a large ConstantOfShape or Expand.
-       Nodes with a result whose size shape inference does not find.
+       Nodes whose result has a size that shape inference cannot find.
     7. Outputs of the graph.
     """
 

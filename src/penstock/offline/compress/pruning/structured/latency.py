@@ -64,7 +64,7 @@ class LatencyTable:
         self._ms = {} if known is None else known
 
     def totals(self, plans: Sequence[Kept]) -> list[float]:
-        """For each plan, the milliseconds of all layers together."""
+        """The milliseconds of all layers together, for each plan (the units that are kept)."""
         wanted = [[self._layer(node, count) for node in self._nodes] for count in map(self._structure.count, plans)]
         self._measure({layer for layers in wanted for layer in layers if layer not in self._ms})
         return [math.fsum(self._ms[layer] for layer in layers) for layers in wanted]

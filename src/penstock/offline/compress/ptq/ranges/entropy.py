@@ -56,7 +56,8 @@ def entropy_range(histogram: Histogram) -> Range:
 def best_window(counts: Array) -> tuple[int, int]:
     """The best window [low, high) around the middle of ``counts``, shape (4096,). The two ends move in turn until neither moves.
 
-    A scan of one end first tries places spread over its whole side, then every place near the best of these. The score never falls.
+    A scan of one end first tries places spread over its whole side, then every place near the best of these. The divergence never
+    rises.
     """
     windows = _Windows(counts, _LEVELS)
     filled = np.flatnonzero(counts)

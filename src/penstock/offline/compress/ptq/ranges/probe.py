@@ -35,7 +35,7 @@ class RangeProbe:
         self._scales: dict[str, str] = {}
         """The name of each tensor's scale, by the name of the tensor."""
         for node in proto.graph.node:
-            # A tensor that shares the scale of another tensor comes later.
+            # If tensors share a scale, the first tensor in the graph owns it.
             if node.op_type == "QuantizeLinear" and node.input[1] not in self._parameters:
                 self._parameters[node.input[1]] = node.input[2]
                 tensor = node.input[0] if node.input[0] in inputs else rounded[node.output[0]]

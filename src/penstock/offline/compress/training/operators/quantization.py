@@ -5,7 +5,7 @@ operators, a quantised tensor is a float tensor that holds integers, because tor
 
 For ``y = dequantize(quantize(x, s), s)``, the gradients are those of Esser et al., "Learned Step Size Quantization" (2020), eq. 3. The
 gradient with respect to ``x`` is 1 inside the range and 0 outside. The gradient with respect to ``s`` is ``round(x/s) - x/s`` inside;
-outside, it is the clamped integer minus the zero point. ``scaled_gradient`` multiplies it by the factor of §2.2.
+outside, it is the clamped integer minus the zero point. ``scaled_gradient`` multiplies the gradient of ``s`` by the factor of §2.2.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def slice_(
         if step > 0:
             x = x[(slice(None),) * (axis % x.ndim) + (slice(*slice(start, end, step).indices(size)),)]
         else:
-            # A start before the first position means the first position. Python would count it from the end.
+            # A start before the first position means the first position; ``slice.indices`` alone would return -1.
             bounds = slice(max(start, -size), end, step).indices(size)
             x = x.index_select(axis, torch.tensor(list(range(*bounds)), dtype=torch.int64))
     return x
