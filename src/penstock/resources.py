@@ -112,7 +112,7 @@ def plan_cores(instances: int, threads: int, cores: Sequence[int], quota: float 
     Each instance gets a block of neighbouring ids, since such cores usually share caches and memory. It gets ``threads`` threads, but
     no more than its share of the usable cores; if ``threads`` is 0, it gets exactly its share. So all instances together have more
     threads than usable cores only if there are more instances than cores. No core is reserved for the event loop. The event loop needs
-    little time, and the engine's threads do not spin, so they leave enough time to it.
+    little time, and gets it, since the engine's threads do not spin.
     """
     usable = max(1, min(len(cores), math.ceil(quota))) if quota else len(cores)
     fitting = max(1, usable // instances)

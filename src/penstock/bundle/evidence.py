@@ -115,7 +115,7 @@ class Evidence(msgspec.Struct, frozen=True):
     candidates: tuple[CandidateRecord, ...]
     conditions: Conditions
     baseline_latency: tuple[LatencyPoint, ...] = ()
-    """Profile of the original by batch size. Its calls were interleaved with those of the chosen variant."""
+    """Profile of the original by batch size. Its calls were interleaved with calls of the chosen variant."""
     rows_per_call: int = 1
     """Number of rows per call when the candidates were timed and judged."""
     attempts: tuple[Attempt, ...] = ()

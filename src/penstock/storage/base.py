@@ -73,7 +73,7 @@ def is_contained(path: str) -> bool:
 
 
 def check_contained(path: str) -> str:
-    """Return ``path`` unchanged. Raises InvalidArgument unless ``is_contained``."""
+    """Return ``path`` unchanged. Raises InvalidArgument unless ``is_contained(path)``."""
     if not is_contained(path):
         raise InvalidArgument(
             f"the path '{path}' is not relative to the storage's root", "write e.g. 'model/1/model.onnx'"

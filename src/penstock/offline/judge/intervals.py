@@ -137,8 +137,8 @@ def jackknife_interval(
 ) -> Interval:
     """``statistic`` of all rows with an approximate two-sided interval. It is computed by leaving out groups of rows in turn.
 
-    ``statistic`` takes row numbers. The interval always allows for one kind of row that is missing from the sample and could change
-    the statistic by ``scale``. For a single row, the interval is plus or minus nearly ``scale``.
+    ``statistic`` takes row numbers. The interval always allows for one unseen kind of row, which could change the statistic by
+    ``scale``. For a single row, the interval is plus or minus nearly ``scale``.
     """
     value, groups = statistic(np.arange(samples)), min(GROUPS, samples)
     half = tail(looks) / 2

@@ -54,8 +54,8 @@ def mean_interval(values: Array) -> Interval:
 def sample_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> Array:
     """Relative error of each sample's worst output: norm of the difference divided by norm of the reference, at most 1.
 
-    A sample with NaN or infinity where the reference has none has the error 1. A norm counts as at least a hundredth of the output's
-    mean norm, so that a reference near zero does not exaggerate the error.
+    The error is 1 if a sample has NaN or infinity at a place where the reference is finite. A norm counts as at least a hundredth of
+    the output's mean norm, so that a reference near zero does not exaggerate the error.
     """
     errors = []
     for name, want in reference.items():

@@ -41,7 +41,7 @@ class LinearForm(NamedTuple):
 def linear_form(op_type: str, attribute: Callable[[str, Any], Any]) -> LinearForm | None:
     """The form of a linear operator, by its attributes: ``attribute(name, default)``. None for other operators.
 
-    For a MatMul, the axes are those of a weight on the right.
+    For a MatMul, the form has the axes of a weight on the right.
     """
     match op_type:
         case "Conv":

@@ -84,7 +84,7 @@ def finalists(trials: Sequence[Trial], smallest: bool = False) -> list[Trial]:
 
 
 def choose(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract, compare: Compare) -> Trial | None:
-    """The winner, or None if no trial meets the contract. ``bases`` are the original with each number of threads.
+    """The winner, or None if no trial meets the contract. ``bases`` are trials of the original, one for each number of threads.
 
     1. An exact candidate must beat the original with the same number of threads.
     2. An inexact candidate must beat the original and the fastest exact candidate with the same number of threads.

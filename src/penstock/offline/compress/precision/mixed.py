@@ -28,7 +28,7 @@ class MixedOptions(msgspec.Struct, frozen=True):
     """Limits of the search."""
 
     max_versions: int = 100
-    """Maximum number of versions to run, besides those of the sensitivity report. The result is the best of all versions."""
+    """Maximum number of versions to run, besides the versions of the sensitivity report. The result is the best of all versions."""
     refresh: int = 4
     """Number of groups that the search one by one adds before it ranks the remaining groups again. That search runs if bisection needs
     more groups than this, or finds a contradiction."""
@@ -59,7 +59,7 @@ class MixedResult(msgspec.Struct, frozen=True):
     accuracy: Accuracy
     trail: tuple[Decision, ...]
     versions: int
-    """Number of versions run in addition to those of the report."""
+    """Number of versions run in addition to the versions of the report."""
 
 
 def choose(

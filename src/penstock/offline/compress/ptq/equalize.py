@@ -42,8 +42,8 @@ _TOLERANCE = 1e-5
 def equalize(artifact: Artifact, data: Dataset | None = None, exact: bool = True) -> Artifact:
     """Return a model of the same function whose channels have similar ranges. ``artifact`` is FP32, with BatchNormalization folded.
 
-    The ranges are those of activations on ``data`` or, without data, of weights. ``exact`` rounds scales to powers of two, so that no
-    product in the model changes its significant bits. A path may contain a Clip from 0 (ReLU6) only if no value of the data exceeds
+    The ranges are taken from activations on ``data`` or, without data, from weights. ``exact`` rounds scales to powers of two, so that
+    no product in the model changes its significant bits. A path may contain a Clip from 0 (ReLU6) only if no value of the data exceeds
     the Clip's bound; the Clip becomes a Relu. A tensor with consumers other than products stays unchanged. Raises InvalidModel or
     Unsupported if the model cannot be read or contains BatchNormalization; InvalidData if the data do not fit.
     """

@@ -68,7 +68,7 @@ def _class_precision(output: Array, truth: Array, number: float) -> float:
 
 
 def _matches(found: Array, wanted: Array) -> Array:
-    """For each overlap, True for each box of ``found``, by falling score, that is the first to match a box of ``wanted``."""
+    """For each overlap and each box of ``found``, by falling score: True if the box is the first to match a box of ``wanted``."""
     hits = np.zeros((len(_OVERLAPS), len(found)))
     if not len(found) or not len(wanted):
         return hits

@@ -321,7 +321,7 @@ def gather(coupling: Coupling, node: ir.Node) -> None:
     if labels is not None:
         order = weights_of(node, 1)
         if order.ndim != 1:
-            raise Unsupported(f"{describe(node)} takes single positions of it")
+            raise Unsupported(f"{describe(node)} takes single positions of the channels")
         picked = [labels[order]]
         coupling.edits.append(lambda count: _write_order(node, order % len(labels), count(labels)))
     coupling.axes[node.outputs[0]] = [*x[:axis], *picked, *x[axis + 1 :]]

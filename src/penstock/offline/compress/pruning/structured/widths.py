@@ -82,7 +82,7 @@ def fastest_for_least(
 
     Each step narrows the group with the least loss per millisecond saved. The loss is the negative logarithm of the fraction of the
     score that is kept, so each halving of a group costs the same. If one stride saves no time in any group, several strides are tried.
-    The search ends early if these save no time either.
+    The search ends early if several strides also save no time.
     """
     counts = dict(widest)
     plan = best_units(structure, scores, counts)
