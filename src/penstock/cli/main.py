@@ -101,7 +101,7 @@ def run() -> None:
 def make_app(command: str | None) -> typer.Typer:
     """The application with only ``command`` imported; the other commands appear only in ``--help``."""
     app = typer.Typer(
-        help="Penstock builds bundles from trained models and serves them. Every decision is measured.",
+        help="Penstock builds bundles from trained models and serves them. Every decision is based on measurements.",
         epilog="Every command has --help with examples, and --json for scripts.",
         no_args_is_help=True,
         add_completion=False,
@@ -197,4 +197,4 @@ def _options(
         False, "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
     ),
 ) -> None:
-    """Penstock builds bundles from trained models and serves them. Every decision is measured."""
+    """Penstock builds bundles from trained models and serves them. Every decision is based on measurements."""

@@ -47,7 +47,7 @@ def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02, lo
 
 def too_few(samples: int, metric: str, max_loss: float, what: str, looks: int = 1) -> tuple[str, ...]:
     """A note if ``samples`` samples cannot prove a loss within ``max_loss``, even if no answer changes. The note suggests a number of
-    samples; ``what`` is their kind.
+    samples; ``what`` names their kind in the note.
 
     There is no note for metrics that do not count hits, or for a maximum loss of 0, which no number of samples can prove.
     """

@@ -95,7 +95,7 @@ def _has_boxes(output: Array, labels: Array | None) -> bool:
 
 
 def _without_scores(output: Array) -> Array:
-    """The boxes in the form of labels."""
+    """The boxes without scores, as labels have them."""
     return np.asarray(output[..., [0, 1, 2, 3, 5]])
 
 
