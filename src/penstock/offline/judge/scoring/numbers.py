@@ -64,7 +64,7 @@ def _difference(output: Array, truth: Array) -> Array:
 
 def _varying(spread: Array) -> Array:
     if not (spread > 0).any():
-        raise InvalidData("the truth is the same for every sample, so R² is not defined", "use the metric mae")
+        raise InvalidData("the truth is the same for every sample, so the metric is not defined", "use the metric mae")
     return np.asarray(spread > 0)
 
 
