@@ -94,8 +94,8 @@ def _steps(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
 
 
 def _contents(tensor: onnx.TensorProto) -> Iterator[tuple[int, tuple[int, ...], bytes]]:
-    """The content of ``tensor``. For a 16-bit float, also its content in FP32 and FP64: the original's content, if rounding was
-    exact."""
+    """The content of ``tensor``. A 16-bit tensor also yields its content in FP32 and FP64, which the original has if rounding to 16
+    bits was exact."""
     yield _content(tensor)
     if tensor.data_type in _HALF_TYPES:
         array = numpy_helper.to_array(tensor)

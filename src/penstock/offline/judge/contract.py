@@ -42,7 +42,7 @@ class Contract(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not 0 <= self.max_accuracy_loss <= 1:
             raise InvalidConfig(
-                f"the accuracy loss allowed must be between 0 % and 100 %, not {self.max_accuracy_loss:.1%}",
+                f"the allowed accuracy loss must be between 0 % and 100 %, not {self.max_accuracy_loss:.1%}",
                 "give a fraction, e.g. 1% or 0.01",
             )
         if not self.max_output_error >= 0:

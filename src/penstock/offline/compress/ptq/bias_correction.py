@@ -202,7 +202,7 @@ class _Bias(NamedTuple):
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             found = self.start - np.round(by / self.scale.astype(np.float64))
         if not np.isfinite(found).all() or np.abs(found).max() > _INT32.max:
-            raise Unsupported("the corrected bias exceeds INT32 in its scale")
+            raise Unsupported("the corrected bias does not fit INT32 at its scale")
         return found.astype(np.int32)
 
 
