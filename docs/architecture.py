@@ -1,4 +1,4 @@
-"""Draw ``images/architecture.svg``: the layers and the rooms, from the contracts that import-linter enforces in ``pyproject.toml``.
+"""Draw ``images/architecture.svg``: the layers of packages, from the contracts that import-linter enforces in ``pyproject.toml``.
 
 Run ``python docs/architecture.py`` after a contract has changed; ``tests/docs/test_architecture.py`` fails while the picture is out
 of date.
@@ -13,17 +13,17 @@ from pathlib import Path
 _ROOT = Path(__file__).resolve().parents[1]
 PICTURE = _ROOT / "docs" / "images" / "architecture.svg"
 _OPENED = ("offline", "online", "server", "http")
-"""Rooms whose own layers are drawn inside them."""
+"""Packages whose own layers are drawn inside them."""
 _WIDTH, _MARGIN, _GAP, _LINE, _TITLE = 980, 14, 8, 30, 26
 _FILLS = ("#ffffff", "#eef4fb", "#dbe8f6", "#c8dcf1", "#b5cfea")
 _WEIGHTS = {"online": 40, "offline": 16, "http": 24}
-"""Relative widths of opened rooms in a row. Other rooms have a width in proportion to the length of their names."""
+"""Relative widths of these packages in a row. Other packages have a width in proportion to the length of their names."""
 
 Layers = list[list[str]]
 
 
 def layers_of(room: str) -> Layers:
-    """The layers inside ``room``, the highest first, each with its rooms; empty if no contract orders them."""
+    """The layers inside the package ``room``, the highest first, each with its packages; empty if no contract orders them."""
     contracts = tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     for contract in contracts:
         if contract["type"] == "layers" and contract.get("containers", [""])[0].rpartition(".")[2] == room:

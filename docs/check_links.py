@@ -1,4 +1,4 @@
-"""Check the documents: the target of every relative link and anchor exists, and so does every ``penstock`` command line.
+"""Check that the target of every relative link and anchor in the documents exists, and that every ``penstock`` command line is valid.
 
 Run by ``make docs``. All ``*.md`` files of the repository are checked. Links to other sites are not followed. In fenced
 blocks marked ``sh`` or ``console``, a line that begins with ``penstock`` must use a known command and known long options.
@@ -81,7 +81,7 @@ def link_fault(document: Path, target: str) -> str:
 
 @cache
 def anchors(document: Path) -> frozenset[str]:
-    """The anchors of a document's headings, as GitHub makes them, and explicit ones."""
+    """The anchors that GitHub makes from a document's headings, and the explicit anchors."""
     found: list[str] = []
     for _, line, language in _lines(document.read_text(encoding="utf-8")):
         found += _ANCHOR.findall(line)

@@ -3,9 +3,9 @@
     pip install -e '.[torch]'
     python examples/binary_network/binary.py examples/digits/model.onnx examples/digits/calibrate.npz examples/digits/evaluate.npz
 
-A weight is ``a sign(w)``, ``a`` the mean magnitude of its channel, with straight-through gradients where |w| <= 1 [Rastegari et al.,
-"XNOR-Net", 2016, §3.1]. The first and the last layer stay FP32, as in the paper. The original model is the teacher; labels are used as
-well.
+A weight becomes ``a sign(w)``, where ``a`` is the mean magnitude of its channel. Gradients pass straight through where |w| <= 1
+[Rastegari et al., "XNOR-Net", 2016, §3.1]. The first and the last layer stay FP32, as in the paper. The original model is the teacher;
+labels are used too.
 """
 
 import argparse
@@ -56,7 +56,8 @@ def binary(channel_axis: int) -> Callable[[Tensor], Tensor]:
 
 
 def binarize(teacher: Artifact, train: Dataset, test: Dataset, options: FitOptions) -> Result:
-    """``teacher`` with BatchNormalization folded and its inner convolutions binary, before and after training."""
+    """Makes the inner convolutions of ``teacher`` binary, with BatchNormalization folded. Returns the model before and after
+    training."""
     original, _ = optimize(teacher, [train.rows(0, 8)])
     model = TrainableModel(original)
     read = [name for node in read_proto(original).graph.node for name in node.input]

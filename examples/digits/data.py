@@ -1,4 +1,4 @@
-"""The handwritten digits and their one fixed split: train → (fit, validate), calibrate ⊂ train, test apart.
+"""The handwritten digits and their fixed split: train → (fit, validate), calibrate ⊂ train, and a separate test set.
 
 Needs numpy and scikit-learn, but not torch, so the split can be repeated and compared with the files in this folder.
 """
@@ -24,7 +24,7 @@ class Images(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The parts of the data set. ``fit`` and ``validate`` together are ``train``; ``calibrate`` is a part of ``train``; ``test`` is
+    """The parts of the data set. ``fit`` and ``validate`` together are ``train``. ``calibrate`` is a part of ``train``. ``test`` is
     all other images."""
 
     train: Images

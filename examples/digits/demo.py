@@ -1,6 +1,6 @@
 """The demo: build the digits model, serve the bundle and the original side by side, and compare them over HTTP.
 
-It optimises and quantises the model, measures the candidates on this machine and writes the bundle; it then sends the test
+The demo optimises and quantises the model, measures the candidates on this machine, and writes the bundle. It then sends the test
 images to both servers, prints accuracy, size, latency and throughput, and writes a report.
 """
 
@@ -130,7 +130,7 @@ def interrupted_by_sigterm() -> Iterator[None]:
 def serving(target: Path) -> Iterator[Address]:
     """Serve ``target`` in another process until the context ends."""
     command = [sys.executable, "-m", "penstock", "serve", str(target), "--http-port", "0"]
-    # A preexec_fn can deadlock if other threads hold locks; this one only needs the interpreter lock.
+    # A preexec_fn can deadlock if other threads hold locks; this function only needs the interpreter lock.
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -169,7 +169,7 @@ def measure(original: Served, built: Served, data: Dataset, rounds: int, progres
 
 
 def compare(original: Served, built: Served) -> list[Comparison]:
-    """The table of figures; the first row is accuracy, the second size."""
+    """The table of figures. The first row is accuracy, and the second row is size."""
     rows = [
         Comparison("accuracy", original.accuracy, built.accuracy, *(built.accuracy / original.accuracy,) * 3),
         Comparison(
@@ -187,8 +187,8 @@ def compare(original: Served, built: Served) -> list[Comparison]:
 
 
 def _end_with_parent() -> Callable[[], None] | None:
-    """A function for the child process: the kernel then sends it SIGTERM when this process ends, even by SIGKILL. None if not on
-    Linux."""
+    """A function for the child process to call. The kernel then sends SIGTERM to the child when this process ends, even by SIGKILL.
+    None if not on Linux."""
     if sys.platform != "linux":
         return None
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()

@@ -46,7 +46,8 @@ class ResidualBlock(nn.Module):
 
 
 class DigitsNet(nn.Module):
-    """A stem, three residual blocks, global average pooling and a linear layer. Widths are multiples of SIMD registers."""
+    """A stem, three residual blocks, global average pooling and a linear layer. Widths are multiples of the width of SIMD
+    registers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +105,7 @@ def accuracy(model: DigitsNet, images: Images) -> float:
 
 
 def export(model: DigitsNet, path: Path) -> None:
-    """Write ``model`` as ONNX with a dynamic batch axis and its BatchNormalization nodes left in.
+    """Write ``model`` as ONNX with a dynamic batch axis, and keep its BatchNormalization nodes.
 
     ``penstock build`` folds them, so the exporter must not: ``PRESERVE`` keeps the model in inference mode without the exporter's own
     fusions. Paths of source files that the exporter records are removed.

@@ -1,4 +1,4 @@
-"""Write a model repository with a network, Python code that prepares its input, and an ensemble of both; and write a request."""
+"""Write a request, and a model repository with a network, Python code that prepares the network's input, and an ensemble of both."""
 
 import json
 import shutil
@@ -46,7 +46,7 @@ LABELS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 
 def write(repository: Path, request: Path) -> int:
-    """Existing files are overwritten. Returns the digit that the request shows."""
+    """Write all files, and overwrite existing ones. Returns the digit in the image of the request."""
     for name in ("prepare", "network", "read"):
         (repository / name / "1").mkdir(parents=True, exist_ok=True)
     (repository / "prepare" / "1" / "model.py").write_text(PREPARE)

@@ -21,7 +21,7 @@ from penstock.tensor import Array
 
 
 def shifted(arrays: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:
-    """Shift images by up to one pixel, for student and teacher alike. Other inputs are returned unchanged."""
+    """Shift images by up to one pixel. Student and teacher get the same shifted images. Other inputs are returned unchanged."""
 
     def moved(array: Array) -> Array:
         if array.ndim != 4:

@@ -3,8 +3,8 @@
     python examples/students/search.py examples/digits/model.onnx examples/digits/calibrate.npz --limit-ms 0.05
 
 Latency is measured first: every point is timed in ONNX Runtime with random weights, which take the same time as trained weights.
-Points that are too slow are not trained. The others are distilled in rungs: each rung continues from the weights of the previous one,
-and keeps the better half.
+Points that are too slow are not trained. All other points are distilled in rungs: each rung continues from the weights of the previous
+rung, and keeps the better half.
 """
 
 import argparse
@@ -40,13 +40,14 @@ class Point(msgspec.Struct):
 def latency_table(
     students: dict[tuple[int, int], Artifact], data: Dataset, budget_s: float
 ) -> dict[tuple[int, int], float]:
-    """Median milliseconds of one row on one thread, measured interleaved."""
+    """Median milliseconds for one row on one thread, from interleaved calls."""
     timings = race(students, repeat_rows(data.inputs, 1), budget_s)
     return {size: timing.p50_ms for size, timing in timings.items()}
 
 
 def search(teacher: Artifact, data: Dataset, points: Sequence[Point], rungs: Sequence[float]) -> list[Point]:
-    """All ``points``, the best first: by trained epochs, then by accuracy on a held-out third of ``data``."""
+    """All ``points``, the best first. Points with more trained epochs come first, then points with higher accuracy on a held-out third
+    of ``data``."""
     train, held_out = data.split(1 / 3)
     judge = Judge(teacher, held_out)
     alive = list(points)

@@ -1,6 +1,6 @@
 """Small students as ONNX graphs with random weights, for distillation. Width and depth are free; the inputs are the teacher's.
 
-No BatchNormalization: distillation trains with the statistics in the file, and a new network has none.
+The networks have no BatchNormalization: distillation uses the statistics in the file, and a new network has no statistics.
 """
 
 from collections.abc import Callable

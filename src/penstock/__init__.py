@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.online.instances.python.typed_model import Context
     from penstock.runtime import Model, open
 
-# ONNX Runtime reads this variable on import. Without the variable, it leaves a telemetry file in the temporary folder.
+# ONNX Runtime reads this variable on import. Without the variable, ONNX Runtime leaves a telemetry file in the temporary folder.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = [

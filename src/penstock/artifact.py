@@ -18,7 +18,7 @@ from penstock.errors import InvalidModel, NotFound, ResourceExhausted, Unsupport
 from penstock.protocol.onnx_scan import external_files
 
 _CHUNK_BYTES = 1 << 20
-"""Bytes per system call. The call must be short, because other threads on the same core wait until it ends."""
+"""Number of bytes to hash in one call. Calls must be short, because other threads on the same core wait until a call ends."""
 
 
 class Format(enum.Enum):
@@ -49,13 +49,13 @@ _DEFAULT_NAMES = {format: f"model{suffix}" for suffix, format in SUFFIXES.items(
     Format.SAVED_MODEL: "saved_model.pb"
 }
 _ADDRESS = re.compile(r"(s3|gs|as|az|abfss?|wasbs?|hdfs|https?|hf):/+", re.IGNORECASE)
-"""One slash suffices, because ``Path`` merges two slashes into one."""
+"""One slash after the scheme suffices, because ``Path`` merges two slashes into one."""
 _MAX_FILES = 10_000
 _LFS = b"version https://git-lfs"
 
 
 class ProvenanceStep(msgspec.Struct, frozen=True):
-    """One entry of provenance: the step that created the artifact, its options, the source digest, and measurements."""
+    """One entry of the provenance: the step that made the artifact, its options, the digest of the source, and measurements."""
 
     name: str
     source_digest: str
@@ -74,8 +74,8 @@ class FileEntry(msgspec.Struct, frozen=True):
 class Artifact(msgspec.Struct, frozen=True):
     """A model's files with their digest and provenance.
 
-    The main file is always in memory. The other files stay on disk if the model was read from a path; otherwise they are in
-    ``contents``, so that a bundle of one file is served without being unpacked.
+    The main file is always in memory. The other files stay on disk if the model was read from a path. Otherwise they are in
+    ``contents``, so that a bundle in one file can be served without unpacking it.
     """
 
     data: bytes

@@ -105,8 +105,8 @@ def resolve(
     """Merge the sources of ``section`` into a configuration. Raises InvalidConfig.
 
     A flag of None counts as absent. ``into`` may list removed settings and their reasons in a class attribute ``REMOVED``.
-    ``assignments`` are the texts ``name=value`` of ``--set``. Repeated assignments to a list append their items. ``path`` is where
-    ``file`` was read from, for error messages.
+    ``assignments`` are the texts ``name=value`` of ``--set``. Repeated assignments to a list append their items. ``path`` is the path
+    of ``file``, for error messages.
     """
     kinds = {field.name: field.type for field in msgspec.structs.fields(into)}
     removed: Mapping[str, str] = getattr(into, "REMOVED", {})

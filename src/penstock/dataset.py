@@ -17,10 +17,10 @@ LABELS = "labels"
 """Name of the array of labels in an npz file."""
 
 _ROWS = 256
-"""Number of samples that are checked at a time, to limit the memory of the check."""
+"""Number of samples to check at a time, which limits the memory of the check."""
 
 _MAGICS = b"\x93NUMPY", b"PK"
-"""First bytes of an npy file (a single array) and of an npz file. numpy would read any other file as Python objects."""
+"""First bytes of an npy file (a single array) and of an npz file. numpy would unpickle any other file."""
 
 _MAX_CODE = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
@@ -51,8 +51,8 @@ class Dataset(msgspec.Struct, frozen=True):
         return {name: array[start:stop] for name, array in self.inputs.items()}
 
     def split(self, held_out: float, multiple: int = 1) -> tuple[Dataset, Dataset]:
-        """Split off the last fraction ``held_out``. Returns the first part, then the part that was split off. Both have a positive
-        multiple of ``multiple`` samples.
+        """Split off the last fraction ``held_out``. Returns the first part, then the part that was split off. The size of each part is
+        a positive multiple of ``multiple``.
         """
         parts = self.count // multiple
         self._check_splits(parts, multiple)
@@ -60,7 +60,8 @@ class Dataset(msgspec.Struct, frozen=True):
         return self._part(0, cut), self._part(cut, self.count)
 
     def split_shuffled(self, held_out: float, multiple: int = 1, seed: int = 0) -> tuple[Dataset, Dataset]:
-        """Like ``split``, for a random fraction ``held_out`` with nearly the same share of every class; samples keep their order."""
+        """Like ``split``, for a random fraction ``held_out`` with nearly the same proportion of every class. Samples keep their
+        order."""
         blocks = self.count // multiple
         self._check_splits(blocks, multiple)
         order = np.random.default_rng(seed).permutation(self.count)
@@ -73,9 +74,9 @@ class Dataset(msgspec.Struct, frozen=True):
         return self.pick(rest[: len(rest) - len(rest) % multiple]), self.pick(np.flatnonzero(is_held))
 
     def split_evenly(self, period: int, multiple: int = 1) -> tuple[Dataset, Dataset]:
-        """Split off every ``period``-th block of ``multiple`` samples. Returns the remaining samples, then those that were split off.
+        """Split off every ``period``-th block of ``multiple`` samples. Returns the remaining samples, then the split-off samples.
 
-        Both parts represent the data even if it is sorted. Raises InvalidData if there are fewer than two blocks.
+        Both parts represent the data even if the data are sorted. Raises InvalidData if there are fewer than two blocks.
         """
         blocks = self.count // multiple
         self._check_splits(blocks, multiple)
@@ -134,7 +135,7 @@ def load_dataset(path: str | Path, signature: Signature) -> Dataset:
 
 
 def check_dataset(arrays: Mapping[str, Array], signature: Signature) -> Dataset:
-    """A dataset of the arrays for the inputs of ``signature``, and ``labels``. Ignores other arrays. Raises InvalidData."""
+    """A dataset of the arrays for the inputs of ``signature``, and of ``labels``. Other arrays are ignored. Raises InvalidData."""
     labels = arrays.get(LABELS) if LABELS not in signature.input_names else None
     missing = [name for name in signature.input_names if name not in arrays]
     if missing:
@@ -182,7 +183,7 @@ def _check_array(spec: TensorSpec, array: Array) -> Array:
             f"input '{spec.name}' is a single number, with no axis for samples",
             "export the model with that input as a constant",
         )
-    # npy files have no name for bfloat16; numpy reads its elements as 16 bits of type void.
+    # npy files have no name for bfloat16, so numpy reads the elements as 16-bit void.
     if spec.datatype is DataType.BF16 and array.dtype.str[1:] == "V2":
         array = array.view(spec.datatype.dtype)
     if not _holds(array, spec.datatype):

@@ -179,7 +179,7 @@ def quoted(text: str) -> str:
 
 
 def bounded(text: str, limit: int = _SHOWN_BYTES) -> str:
-    """``text`` for a client: printable, except for line ends. If it exceeds ``limit`` bytes as JSON, its middle is left out."""
+    """``text`` for a client: printable, except for line ends. If it takes more than ``limit`` bytes as JSON, its middle is cut out."""
     kept = limit
     while True:
         part = text if len(text) <= kept else f"{text[: kept * 2 // 3]} … {text[-(kept // 3) :]}"

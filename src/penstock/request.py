@@ -12,10 +12,10 @@ from penstock.errors import DeadlineExceeded, InvalidArgument, PenstockError
 from penstock.tensor import Array
 
 MAX_BYTES_ELEMENTS = 1 << 20
-"""Maximum number of BYTES elements in a request. Reading them blocks the server's event loop for about a quarter of a second."""
+"""Maximum number of BYTES elements in a request. Parsing this many blocks the server's event loop for about a quarter of a second."""
 
 MAX_PARAMETERS = 1024
-"""Maximum number of parameters of a request or a tensor. Each takes processing time, and many times its bytes in memory."""
+"""Maximum number of parameters of a request or a tensor. A parameter takes many times its bytes in memory, and time to process."""
 
 Parameters = dict[str, Any]
 
@@ -56,11 +56,11 @@ class InferRequest(msgspec.Struct):
     deadline: Deadline | None = None
     """Time after which the response is useless, on the system's monotonic clock."""
     timeout_us: int = 0
-    """Maximum time in the queue that the client requests; 0 means the model's default."""
+    """Maximum time in the queue, requested by the client; 0 means the model's default."""
     priority: int = 0
     """Priority level; 1 is the highest, and 0 means the model's default."""
     sequence_id: int | str = 0
-    """The sequence that the request belongs to; 0 or empty for none."""
+    """Identifier of the sequence to which the request belongs; 0 or empty without a sequence."""
     sequence_start: bool = False
     sequence_end: bool = False
     client: str = ""
@@ -72,7 +72,7 @@ class InferRequest(msgspec.Struct):
     step: object = None
     """The request's role in its sequence; used by the scheduler."""
     held: Mapping[tuple[str, str], Any] | None = None
-    """Only for a request to an ensemble: the models that stay loaded until it ends, by name and version."""
+    """For a request to an ensemble: the models, by name and version, that stay loaded until the request ends."""
     lease: object = None
     """The shared memory of the request's inputs and outputs; used by the server."""
 
@@ -80,7 +80,7 @@ class InferRequest(msgspec.Struct):
 class InferResponse(msgspec.Struct):
     """The response to one request. The receiver owns ``outputs``.
 
-    A decoupled model sends any number of responses to one request. The last one is ``final``; it may have no outputs.
+    A decoupled model sends any number of responses to one request. The last response is ``final``; it may have no outputs.
     """
 
     model_name: str
@@ -93,7 +93,8 @@ class InferResponse(msgspec.Struct):
 
 Outcome = InferResponse | PenstockError
 Done = Callable[[Outcome], None]
-"""Receives the responses to a request. It is called once or, for a decoupled model, until it gets an error or a ``final`` response."""
+"""Receives the responses to a request. It is called once. For a decoupled model, it is called until an error or a ``final``
+response."""
 
 
 def check_bytes_elements(count: int) -> None:

@@ -1,7 +1,7 @@
 """The cores and memory of a machine, the resources that a model needs, and the machine properties that determine speed.
 
-Core counts are the numbers of cores that this process may use: the minimum of the host's cores, the CPU affinity and the cgroup quota
-(v1 and v2). ``os.cpu_count`` and similar functions report the host's cores even inside a container.
+The number of cores is the number that this process may use: the minimum of the host's cores, the CPU affinity and the cgroup quota (v1
+and v2). ``os.cpu_count`` and similar functions return the host's cores even inside a container.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 
 class Resources(msgspec.Struct, frozen=True):
-    """Resources of a model. In estimates, they are upper bounds."""
+    """The resources that a model needs. Estimates are upper bounds."""
 
     memory_bytes: int
     cores: int = 1
@@ -43,7 +43,8 @@ class MachineFacts(msgspec.Struct, frozen=True):
         return not _DOT_PRODUCT.isdisjoint(self.isa)
 
     def lacks(self, requires: Iterable[str]) -> list[str]:
-        """The entries of ``requires`` that this machine lacks, sorted. An entry is from ``isa``, or ``INTEGER_DOT_PRODUCT``."""
+        """The entries of ``requires`` that this machine lacks, sorted. An entry is the name of an instruction set or
+        ``INTEGER_DOT_PRODUCT``."""
         return sorted(
             name
             for name in set(requires)
@@ -52,7 +53,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
 
 
 INTEGER_DOT_PRODUCT = "integer_dot_product"
-"""An entry of a variant's ``requires``, met by any instruction set that accumulates INT8 products in 32 bits."""
+"""An entry of a variant's ``requires``. Any instruction set that accumulates INT8 products in 32 bits satisfies it."""
 
 _DOT_PRODUCT = {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}
 _RELEVANT_ISA = _DOT_PRODUCT | {
@@ -97,7 +98,7 @@ def usable_cores(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int:
 
 
 class CorePlan(msgspec.Struct, frozen=True):
-    """The number of threads of each instance of a model, and the cores that it uses."""
+    """The number of threads of each instance of a model, and the cores that the instance uses."""
 
     threads: int
     """Number of threads per instance, for parallel work within an operator."""
@@ -109,9 +110,9 @@ def plan_cores(instances: int, threads: int, cores: Sequence[int], quota: float 
     """Distribute ``cores`` among ``instances`` (>= 1). ``quota`` is the CPU quota, in cores.
 
     Each instance gets a block of neighbouring ids, since such cores usually share caches and memory. It gets ``threads`` threads, but
-    no more than its share of the usable cores. With ``threads`` 0, it gets exactly its share. ``instances`` × ``threads`` therefore
-    exceeds the usable cores only if there are more instances than cores. No core is reserved for the event loop. It needs little
-    time, and the engine's threads do not spin, so they leave it that time.
+    no more than its share of the usable cores; if ``threads`` is 0, it gets exactly its share. So all instances together have more
+    threads than usable cores only if there are more instances than cores. No core is reserved for the event loop. The event loop needs
+    little time, and gets it, since the engine's threads do not spin.
     """
     usable = max(1, min(len(cores), math.ceil(quota))) if quota else len(cores)
     fitting = max(1, usable // instances)
@@ -162,10 +163,9 @@ def allow_open_files(count: int) -> int:
 
 
 def _cgroup_folders(controller: str, proc: Path, sys: Path) -> list[Path]:
-    """This process's cgroup folders for ``controller``, from its own up to the root, v1 and v2.
+    """This process's cgroup folders for ``controller``, from the process's own cgroup up to the root, v1 and v2.
 
-    Inside a container, the path in /proc may not exist in the mounted hierarchy. The limit is then in those of its ancestors that
-    exist.
+    Inside a container, the path in /proc may not exist in the mounted hierarchy. The limit is then in an ancestor that exists.
     """
     folders: list[Path] = []
     for line in _read(proc / "self/cgroup").splitlines():

@@ -21,7 +21,7 @@ from penstock.rows.proof import unproven
 from penstock.tensor import Array, Signature
 
 _MAX_BATCH = 32
-"""Rows per call of a model file, if its rows are proven to be independent."""
+"""Rows per call of a model without a bundle, if its rows are proven to be independent."""
 
 
 class Model:
@@ -49,7 +49,7 @@ class Model:
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run once on ``inputs`` (name -> array). Raises InvalidArgument if they do not fit ``signature``.
 
-        Inputs for which the model has a default value are optional.
+        Inputs for which the model has a default value may be omitted.
         """
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
         optional = {spec.name: spec for spec in self._loaded.optional_inputs if spec.name in arrays}
@@ -62,9 +62,9 @@ class Model:
     def infer_rows(self, inputs: Mapping[str, Array], batch: int | None = None) -> dict[str, Array]:
         """Run inference on any number of rows, ``batch`` rows per call.
 
-        The default is the size that the bundle was tuned for. For a model file, it is 32, or 1 without proof of independent rows.
-        Outputs are joined along the axis that has one entry for each row. An output without such an axis is returned once if all
-        calls agree on it; otherwise the results of all calls are stacked.
+        ``batch`` defaults to the size for which the bundle was tuned. For a model file, it defaults to 32, or to 1 if its rows are not
+        proven to be independent. Outputs are joined along their batch axis. An output without a batch axis is returned once if all
+        calls give the same value; otherwise the values of all calls are stacked.
         """
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
         if optional := sorted(arrays.keys() & {spec.name for spec in self._loaded.optional_inputs}):
@@ -109,13 +109,13 @@ class Model:
         return Signature(tuple(specs), self.signature.outputs)
 
     def _joined(self, name: str, parts: list[Array], rows: list[int]) -> Array:
-        """Output ``name`` of all calls. The calls had ``rows`` rows."""
+        """The output ``name`` of all calls, joined. ``rows`` has the number of rows of each call."""
         axis = row_axis(self.signature, name, parts, rows)
         if axis is not None:
             return np.concatenate(parts, axis)
         has_free_rows = all(spec.shape[:1] == (-1,) for spec in self.signature.inputs)
         is_shared = has_free_rows or rows[0] > 1
-        # A call of one row, in a model of fixed batch, gives the answer of that row.
+        # If the batch is fixed at one row, every output belongs to its call's row, even if all values are equal.
         same = is_shared and all(np.array_equal(part, parts[0], equal_nan=_may_be_nan(part)) for part in parts[1:])
         if not same and len({part.shape for part in parts}) > 1:
             raise InvalidArgument(

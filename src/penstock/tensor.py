@@ -1,8 +1,7 @@
 """Tensors in the terms of the Open Inference Protocol: datatypes, specs, signatures, and their wire form.
 
-A tensor in memory is a C-ordered ``numpy.ndarray``. For a BYTES tensor, the array has dtype ``object`` and its elements are
-``bytes``. The wire form consists of the elements in little-endian row-major order. A BYTES element is a 4-byte length followed by the
-bytes.
+A tensor in memory is a C-ordered ``numpy.ndarray``. For a BYTES tensor, the array has dtype ``object`` and its elements are ``bytes``.
+The wire form consists of the elements in little-endian row-major order. Each BYTES element is its length in 4 bytes, then its bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Buffer = bytes | bytearray | memoryview
 
 _LENGTH = struct.Struct("<I")
 MAX_RANK = 64
-"""Limit on the dimensions of a tensor, which is numpy's."""
+"""Maximum number of dimensions of a tensor: the limit of numpy."""
 _MAX_ELEMENTS = 2**48
 
 
@@ -144,11 +143,11 @@ class Signature(msgspec.Struct, frozen=True):
 
     @property
     def smallest_batch(self) -> int:
-        """The minimum number of rows per call: the size of the inputs' first axis if it is fixed, otherwise 1."""
+        """The minimum number of rows per call: the size of the first axis if it is fixed, otherwise 1."""
         return max([1, *(spec.shape[0] for spec in self.inputs if spec.shape)])
 
     def check(self, inputs: Mapping[str, Array]) -> None:
-        """Raise InvalidArgument unless ``inputs`` match the signature's inputs and, if batchable, have the same batch size."""
+        """Raise InvalidArgument unless ``inputs`` match the signature and, if the model is batchable, have the same batch size."""
         for name in inputs:
             if all(name != spec.name for spec in self.inputs):
                 raise InvalidArgument(
@@ -198,10 +197,9 @@ def to_wire(array: Array) -> bytes | memoryview:
 
 
 def from_wire(buffer: Buffer, datatype: DataType, shape: Sequence[int]) -> Array:
-    """The array of ``datatype`` and ``shape`` whose wire form is ``buffer``. It is a read-only view, except for BYTES, which are
-    copied.
+    """The array of ``datatype`` and ``shape`` whose wire form is ``buffer``. The array is a read-only view; only BYTES are copied.
 
-    The size of ``buffer`` is checked before memory is allocated for ``shape``. Raises InvalidArgument if it does not match.
+    The size of ``buffer`` is checked before memory is allocated. Raises InvalidArgument if ``buffer`` does not have this size.
     """
     count = element_count(shape)
     if datatype is DataType.BYTES:
@@ -239,7 +237,7 @@ def _bytes_from_wire(buffer: Buffer, count: int) -> Array:
     # Each element has at least a length field, so this detects a wrong count before memory is allocated.
     if count * _LENGTH.size > len(buffer):
         raise InvalidArgument(f"{count} BYTES elements do not fit in {len(buffer)} bytes")
-    # Slices stop at the end of the bytes, so one check after all slices suffices. Checking each slice would take three times as long.
+    # Slices stop at the end of the bytes, so one check after the loop suffices. A check of each slice would take three times as long.
     data, end = bytes(buffer), 0
     elements: list[bytes] = []
     add, unpack, prefix = elements.append, _LENGTH.unpack_from, _LENGTH.size

@@ -1,4 +1,4 @@
-"""Fakes and assertions, for Penstock's own tests and for users' tests. They make patching unnecessary."""
+"""Fakes and assertions for Penstock's own tests and for users' tests. With these fakes, tests need not patch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DOUBLER = Signature(
     inputs=(TensorSpec("x", DataType.FP32, (-1, 2)),),
     outputs=(TensorSpec("y", DataType.FP32, (-1, 2)),),
 )
-"""The signature of the default fake: ``y = 2 x``."""
+"""The signature of the default fake model: ``y = 2 x``."""
 
 
 def double(inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -101,7 +101,7 @@ class FakeStreamingModel:
 
 
 class FakeEngine:
-    """An engine whose models are ``FakeModel``. ``models`` contains all models that it has loaded."""
+    """An engine whose models are instances of ``FakeModel``. ``models`` contains all models that the engine has loaded."""
 
     name = "fake"
     version = "1"
@@ -130,7 +130,7 @@ class MemoryStorage:
 
     def __init__(self, scratch: Path | None = None) -> None:
         self._files: dict[str, tuple[bytes, int]] = {}
-        """For each path, its content, and how many times it was written before that."""
+        """For each path, its content and the number of earlier writes."""
         self._writes = 0
         self._scratch = scratch
 

@@ -12,43 +12,43 @@ Status = Literal["baseline", "chosen", "outrun", "rejected", "failed"]
 
 
 class Accuracy(msgspec.Struct, frozen=True):
-    """A candidate's accuracy. It is compared with the original model's sample by sample, on the same evaluation data."""
+    """A candidate's accuracy, compared sample by sample with the original model's on the same evaluation data."""
 
     metric: str
-    """Name of the metric; ``penstock build --help`` lists them. ``agreement``: proportion of samples with the original's class.
+    """Name of the metric; ``penstock build --help`` lists all. ``agreement``: proportion of samples with the original's class.
     ``fidelity``: 1 - mean difference from the original's outputs, relative to their spread.
     """
     value: float
     loss: Interval
-    """How much worse the candidate is than the original, with its 95 % interval. It is a difference of the values or, for errors
-    without a scale, such as mae, a fraction of the original's value."""
+    """Loss of the candidate against the original, with its 95 % interval. The loss is a difference of the values. For errors without a
+    scale, such as mae, it is a fraction of the original's value."""
     relative_error: float
-    """Norm of the difference from the original's output, divided by the norm of that output; for the worst output."""
+    """Norm of the difference from the original's output, divided by the norm of that output. The worst output counts."""
     samples: int
     bound: float | None = None
-    """The loss is at most this with 95 % confidence; None in bundles of older versions."""
+    """Upper bound of the loss at 95 % confidence; None in bundles of older versions."""
     lost: int = 0
     won: int = 0
-    """Samples that only the original, or only the candidate, gets right; 0 if samples are not right or wrong."""
+    """Numbers of samples that only the original, and only the candidate, gets right; 0 if the metric does not count right samples."""
     looks: int = 1
-    """Number of candidates for which the intervals and bounds hold together."""
+    """The confidence of 95 % holds for the intervals and bounds of this number of candidates together."""
     unjudged_output: str = ""
-    """The output that differs most from the original's, apart from those whose loss measures the difference; empty if none."""
+    """The output that differs most from the original's, if the loss does not compare it with the original; empty if none."""
     unjudged_error: float = 0.0
-    """The share of changed classes in ``unjudged_output``, or its error relative to the spread of the original's output."""
+    """The fraction of changed classes in ``unjudged_output``, or its error relative to the spread of the original's output."""
     broken: str = ""
-    """Where outputs are NaN or infinite; empty if nowhere. Then the other figures mean nothing."""
+    """The places of NaN and infinities in the outputs; empty if there are none. If not empty, the other figures are not valid."""
     is_share: bool = True
-    """True if ``value`` is shown in per cent."""
+    """True if ``value`` is displayed in per cent."""
 
     @property
     def shown(self) -> str:
-        """``value`` for people."""
+        """``value`` as text."""
         return f"{self.value:.2%}" if self.is_share else f"{self.value:.4g}"
 
     @property
     def level(self) -> float:
-        """A figure of which 1 is best: ``value`` if it is a share, otherwise 1 less the loss."""
+        """A figure whose best value is 1: ``value`` if ``is_share``, otherwise 1 minus the loss."""
         return self.value if self.is_share else 1 - self.loss.value
 
 
@@ -73,7 +73,7 @@ class CandidateRecord(msgspec.Struct, frozen=True):
     latency_ms: float | None = None
     p99_ms: float | None = None
     calls: int = 0
-    """Number of timed calls behind the latencies."""
+    """Number of timed calls from which the latencies were computed."""
     speedup: Interval | None = None
     """Speed-up over the original with as many threads, timed in turns with it, with its 95 % interval."""
     accuracy: Accuracy | None = None
@@ -82,7 +82,7 @@ class CandidateRecord(msgspec.Struct, frozen=True):
 
     @property
     def disk_bytes(self) -> int:
-        """Size in a bundle."""
+        """Size in a bundle, in bytes."""
         return self.stored_bytes or self.size_bytes
 
 
@@ -115,7 +115,7 @@ class Evidence(msgspec.Struct, frozen=True):
     candidates: tuple[CandidateRecord, ...]
     conditions: Conditions
     baseline_latency: tuple[LatencyPoint, ...] = ()
-    """Profile of the original by batch size, interleaved with that of the chosen variant."""
+    """Profile of the original by batch size. Its calls were interleaved with calls of the chosen variant."""
     rows_per_call: int = 1
     """Number of rows per call when the candidates were timed and judged."""
     attempts: tuple[Attempt, ...] = ()
@@ -125,23 +125,23 @@ class Evidence(msgspec.Struct, frozen=True):
     data: dict[str, str] = {}
     """Digests of the calibration and evaluation data."""
     notes: tuple[str, ...] = ()
-    """Remarks on the measurements."""
+    """Warnings about the measurements."""
     metric: str = ""
-    """The contract's metric; empty in bundles of older versions."""
+    """The metric of the contract; empty in bundles of older versions."""
     metric_outputs: tuple[str, ...] = ()
     """The outputs that the metric judges."""
     metric_reason: str = ""
-    """The reason for the metric."""
+    """The reason why this metric was chosen."""
     max_output_error: float = 0.1
     """Maximum deviation of an output from the original's."""
     prove_accuracy: bool = False
-    """True if the maximum loss had to hold with 95 % confidence."""
+    """True if the maximum loss had to be proven at 95 % confidence."""
     seen_rows: int = 0
     """Number of evaluation rows that are also calibration or training rows."""
 
     @property
     def optimized(self) -> CandidateRecord | None:
-        """The optimised graph in FP32 on the baseline's engine and threads. The comparison shows the gain of the passes."""
+        """The optimised graph in FP32 on the baseline's engine and threads. Its speed-up is the gain of graph optimisation."""
         before = self.baseline
         same = [one for one in self.candidates if (one.engine, one.threads) == (before.engine, before.threads)]
         exact = (one for one in same if one.precision == "fp32" and not one.compression)
@@ -154,7 +154,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def contract(self) -> str:
-        """The contract on accuracy and the reason for its metric, in words."""
+        """The contract on accuracy and the reason for its metric, as text."""
         proof = " with 95 % confidence" if self.prove_accuracy else ""
         if not self.metric:
             return f"at most {self.max_accuracy_loss:.2%} loss of accuracy{proof}"

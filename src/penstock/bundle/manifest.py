@@ -29,7 +29,7 @@ MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.sha256"
 
 SCHEMA_VERSION = 4
-"""The newest version that can be read. It increases when older versions of Penstock would misread a new manifest. Version 2 added
+"""The newest schema version that this Penstock reads. It increases when older versions would misread a new manifest. Version 2 added
 coded variants; version 3 added formats other than ONNX, models of several files, and pipelines; version 4 added metrics.
 """
 _PLAIN, _CODED, _FORMATS = 1, 2, 3
@@ -49,12 +49,12 @@ class Variant(msgspec.Struct, frozen=True):
     """``fp32``, ``bf16`` or ``int8``."""
     options: dict[str, Any] = {}
     requires: tuple[str, ...] = ()
-    """Instruction sets that the variant requires: without them, outputs or speed would differ from the measurements."""
+    """Instruction sets that the variant requires. On a CPU without them, outputs or speed would differ from the measurements."""
     coding: Literal["", "coded"] = ""
     """``coded`` if the file is a coded model (``penstock.bundle.coded``), which is decoded on loading."""
     decoded_bytes: int = 0
     decoded_sha256: str = ""
-    """Size and digest of the decoded model; only for a coded file."""
+    """Size and digest of the decoded model; set only if the file is coded."""
     format: Format = Format.ONNX
     """The format of the model; for a coded model, the format after decoding."""
     beside: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class Variant(msgspec.Struct, frozen=True):
 
 
 class SourceModel(msgspec.Struct, frozen=True):
-    """The model that the bundle was made from."""
+    """The model from which the bundle was made."""
 
     digest: str
     format: Format
@@ -82,9 +82,9 @@ class DeclaredStep(msgspec.Struct, frozen=True):
     run: str
     """Name of the variant or transform that the step runs."""
     inputs: dict[str, str]
-    """The pipeline's tensor for each input of the step."""
+    """For each input of the step, the pipeline's tensor that it reads."""
     outputs: dict[str, str]
-    """The pipeline's tensor for each output of the step."""
+    """For each output of the step, the pipeline's tensor that it produces."""
     condition: str = ""
     """The step runs only if this condition holds, e.g. ``score >= 0.5``; empty: always."""
 
@@ -97,7 +97,7 @@ class ServingConfig(msgspec.Struct, frozen=True):
     threads: int
     instances: int
     max_batch: int
-    """Maximum batch size; 1 if requests are not merged."""
+    """Maximum batch size; 1 if requests are not batched."""
     latency: tuple[LatencyPoint, ...] = ()
     """Measured profile of the chosen variant, by ascending batch size."""
     p99_ms: float | None = None
@@ -183,7 +183,7 @@ def check_version(version: str) -> None:
 
 
 def check_paths(paths: Sequence[str]) -> None:
-    """Raise IntegrityError unless every path is below the bundle's folder and none collides with another, ignoring case."""
+    """Raise IntegrityError unless every path is below the bundle's folder and no two paths are equal, ignoring case."""
     for path in paths:
         if not is_contained(path) or _CONTROL.search(path):
             raise IntegrityError(f"path '{path}' leaves the bundle")
@@ -205,7 +205,7 @@ class _Versioned(msgspec.Struct):
     schema_version: int
 
 
-# Created at import: msgspec is not safe if several threads use a type for the first time.
+# Created at import: msgspec is not safe if several threads first use a type at the same time.
 _decode_version = msgspec.json.Decoder(_Versioned).decode
 _decode_manifest = msgspec.json.Decoder(Manifest).decode
 

@@ -16,10 +16,10 @@ from penstock.bundle.pack import SEAL_SIZE
 from penstock.errors import IntegrityError, NotFound, Unavailable, Unsupported
 from penstock.resources import MachineFacts
 
-# Errors that zipfile raises for forged archives.
+# The errors that zipfile raises for forged archives.
 _ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, struct.error)
 _MAX_MANIFEST_BYTES = 64 << 20
-"""Limit on the manifest's size, because the manifest is read before its digest can be checked. Manifests of builds are far smaller."""
+"""Limit on the manifest's size. The manifest is read before its digest can be checked; manifests of builds are far smaller."""
 
 
 class Bundle:
@@ -80,7 +80,7 @@ class Bundle:
         )
 
     def differences(self, machine: MachineFacts) -> list[str]:
-        """The differences between ``machine`` and the machine of the measurements. If there are any, the profile may not be valid."""
+        """The differences between ``machine`` and the machine of the build. If there are any, the profile may not be valid."""
         built = self.manifest.machine
         facts = (
             ("CPU", built.cpu, machine.cpu),
@@ -155,7 +155,7 @@ def _open_file(path: Path) -> Bundle:
                     "make a bundle of it with `penstock build`",
                 )
             raise IntegrityError(f"'{path.name}' is not a Penstock bundle, or the file is truncated")
-        # An archive contains each entry's name twice, so at least one is intact if a single byte is damaged.
+        # An archive contains each name twice. If one byte is damaged, at least one of the two copies is intact.
         if MANIFEST_DIGEST.encode() not in data:
             raise _no_manifest(path)
         raise _changed(path, "the archive")
@@ -176,7 +176,7 @@ def _sizes_in_archive(path: Path, archive: zipfile.ZipFile, total: int) -> dict[
             raise IntegrityError(
                 f"entry '{info.filename}' of '{path.name}' is compressed, but entries of bundles are stored"
             )
-    # Stored entries that do not overlap are smaller than the file, so no archive expands beyond the bytes read.
+    # Stored entries that do not overlap are smaller than the file, so reading them takes no more memory than the file.
     if sum(info.file_size for info in infos) > total:
         raise IntegrityError(f"the entries of '{path.name}' are larger than the file: they overlap")
     return {info.filename: info.file_size for info in infos}

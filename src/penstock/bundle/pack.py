@@ -1,10 +1,10 @@
 """Write a bundle: one file (an uncompressed zip that any zip tool lists) or a folder of the same files.
 
 The same manifest and files always give the same bytes. A bundle appears whole or not at all: it is written into the folder
-``<target>.<random>.partial`` beside the target, and renamed when it is complete. A killed build leaves that folder behind; it is
+``<target>.<random>.partial`` next to the target, and renamed when it is complete. If the process is killed, this folder remains. It is
 never mistaken for a bundle and can be removed.
 
-The zip's comment is the SHA-256 of all bytes before it, which protects the container itself; the digests of the files do not.
+The comment of the zip is the SHA-256 of all bytes before it. It protects the container, which the digests of the files do not cover.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def place(artifact: Artifact) -> dict[str, bytes]:
-    """The files of ``artifact`` by their paths in a bundle, the main one first. The same model always has the same paths."""
+    """The files of ``artifact`` by their paths in a bundle, the main file first. The same model always has the same paths."""
     stem = f"models/{artifact.digest[:16]}"
     if not artifact.beside:
         return {stem + PurePosixPath(artifact.file_name).suffix: artifact.data}
@@ -40,7 +40,7 @@ def place(artifact: Artifact) -> dict[str, bytes]:
 def code_variants(
     manifest: Manifest, files: Mapping[str, bytes], options: CodingOptions | None = None
 ) -> tuple[Manifest, dict[str, bytes]]:
-    """The same bundle, in which the model of each ONNX variant is coded if that makes its file smaller. Raises as ``coded.encode``."""
+    """The bundle with each ONNX model coded if that makes its file smaller. Raises the errors of ``coded.encode``."""
     plain = {one.file for one in manifest.variants if one.format is Format.ONNX and not (one.coding or one.beside)}
     coded = {path: encode_model(files[path], options) for path in sorted(plain)}
     coded = {path: data for path, data in coded.items() if len(data) < len(files[path])}
@@ -72,9 +72,9 @@ def pack(
 ) -> None:
     """Write ``manifest`` and the ``files`` that it lists to ``target``.
 
-    ``overwrite`` replaces a file or a bundle, but never a folder that holds files other than those of a bundle. Raises AlreadyExists
-    if ``target`` exists and may not be replaced, ResourceExhausted if it cannot be written, IntegrityError if the manifest
-    contradicts itself.
+    ``overwrite`` replaces a file or a bundle, but not a folder that contains other files than those of a bundle. Raises AlreadyExists
+    if ``target`` exists and may not be replaced, ResourceExhausted if it cannot be written, IntegrityError if the parts of the
+    manifest contradict each other.
     """
     if manifest.files != file_entries(files):
         raise PenstockError("the manifest does not list the files that are to be packed")
@@ -92,7 +92,7 @@ def pack(
 
 
 def check_folder(target: Path) -> None:
-    """Raise AlreadyExists if ``target`` is a folder that holds anything but one bundle's own files."""
+    """Raise AlreadyExists if ``target`` is a folder that contains anything except the files of one bundle."""
     if not target.is_dir() or not any(target.iterdir()):
         return
     try:
@@ -110,7 +110,7 @@ def check_folder(target: Path) -> None:
 
 
 def zip_bytes(entries: Mapping[str, bytes]) -> bytes:
-    """A sealed zip of ``entries``: stored, in sorted order after the manifest, with fixed times and modes."""
+    """A zip of ``entries`` with its digest as comment. Entries are stored in order after the manifest, with fixed times and modes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for path in sorted(entries, key=lambda path: (path not in (MANIFEST, MANIFEST_DIGEST), path)):

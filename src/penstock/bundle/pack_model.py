@@ -1,4 +1,4 @@
-"""Pack an existing model into a bundle unchanged; nothing is optimised or measured."""
+"""Pack an existing model into a bundle unchanged, without optimisation or measurement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.resources import machine_facts
 from penstock.rows.proof import unproven
 
 _MAX_BATCH = 64
-"""Maximum batch size of a model that was not tuned, but whose rows are proven to be independent."""
+"""Maximum batch size of a model that was not tuned, if its rows are proven to be independent."""
 
 
 def pack_model(

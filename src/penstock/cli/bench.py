@@ -33,7 +33,7 @@ Row = ClosedLoopResult | OpenLoopResult
 _CONCURRENCIES = (1, 16, 64)
 _RANDOM_REQUESTS = 16
 _MAX_REQUESTS = 1024  # limit for requests read from a file, which are kept in memory
-_SATURATED = 0.95  # fraction of a core at which the client may be the bottleneck
+_SATURATED = 0.95  # fraction of a core; a client that uses more may be the bottleneck
 
 
 def bench(
@@ -81,12 +81,12 @@ def bench(
 ) -> None:
     """Measure throughput and latency of a model behind any Open Inference Protocol server.
 
-    A closed loop (--concurrency) measures capacity: each connection sends its next request after the response to the last one.
+    A closed loop (--concurrency) measures capacity: each connection sends its next request as soon as it has received a response.
 
-    An open loop (--rate) measures latency at a given rate of requests: they are sent on schedule, even while responses are slow.
-    Latency is measured from the scheduled time, so a stall counts for every request that it delays.
+    An open loop (--rate) measures latency at a given request rate: requests are sent on schedule, even if responses are slow. Latency
+    is measured from the scheduled time, so a stall increases the latency of every request that it delays.
 
-    Keys on the command line are visible to other users of the machine; PENSTOCK_KEY is not.
+    Other users of the machine can see keys on the command line, but not in PENSTOCK_KEY.
 
     The exit code is 0 if all requests succeeded, otherwise 1.
 
@@ -172,7 +172,7 @@ def _print(title: str, rows: Sequence[Row]) -> None:
 
 
 def _explain(rows: Sequence[Row]) -> None:
-    """Print the first error message of each kind, and the reason for an empty row, on stderr."""
+    """Print on stderr the first error message of each kind, and the reason if a row is empty."""
     said: dict[str, str] = {}
     for row in rows:
         said = row.first_errors | said
@@ -183,7 +183,7 @@ def _explain(rows: Sequence[Row]) -> None:
 
 
 def _text(body: str) -> str:
-    """The field ``error`` in the body of an error response, or else the whole body, on one line."""
+    """The field ``error`` in the body of an error response or, without it, the whole body, on one line."""
     try:
         text = msgspec.json.decode(body, type=dict[str, Any])["error"]
     except (msgspec.DecodeError, KeyError):

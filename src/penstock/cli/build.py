@@ -22,7 +22,7 @@ from penstock.perf.report import check_report_target, write_report
 from penstock.storage.atomic import real_path
 
 _BEST = "best"
-"""The calibration that chooses each tensor's range by its effect on the outputs, equalises channels and corrects biases."""
+"""The method that chooses each tensor's range by its effect on the outputs. It also equalises channels and corrects biases."""
 
 
 def build(
@@ -63,8 +63,8 @@ def build(
 ) -> None:
     """Build a bundle: optimise, quantise, measure and choose under a contract.
 
-    The arrays in the npz files are named after the model's inputs, one row per sample; `labels` contains the right answers. Without
-    --calibrate, INT8 is not tried. Without --evaluate, a fifth of the calibration data is held out.
+    The arrays in the npz files are named after the model's inputs, one row per sample; an array `labels` is used to measure accuracy.
+    Without --calibrate, INT8 is not tried. Without --evaluate, a fifth of the calibration data is held out.
 
     [bold]Examples[/bold]
 
@@ -112,7 +112,7 @@ def show_result(result: BuildResult, report: Path | None, json: bool) -> None:
 
 
 def check_places(output: Path, report: Path | None, inputs: list[Path]) -> None:
-    """Check, before the build, that no output overwrites an input and the report is outside the bundle."""
+    """Raise an error before the build if an output would overwrite an input, or the report would be inside the bundle."""
     places = {real_path(given) for given in inputs}
     for target in (output, *([report] if report else [])):
         if real_path(target) in places:

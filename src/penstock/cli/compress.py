@@ -16,7 +16,7 @@ from penstock.offline.compress.planner.plan_store import remove_plan
 from penstock.offline.judge.contract import Contract
 
 _TIMING_SHARE, _MAX_TIMING_S = 0.1, 20.0
-"""The time for the final choice, in addition to the plan's budget: this fraction of the budget, but at most this many seconds."""
+"""The time for the final choice, after the plan's budget: this fraction of the budget, but at most this many seconds."""
 
 
 def compress(
@@ -43,12 +43,12 @@ def compress(
     budget: Annotated[
         str,
         typer.Option(
-            help="Time for the search. The command takes longer: no step starts after this time, but a running one may use half as "
-            "much again (at least 30s), and quantising before and measuring after are extra."
+            help="Time for the search. No step starts after this time, but a running step may continue for half as long "
+            "again (at least 30s). Quantising before the search and measuring after it are not included."
         ),
     ] = "10m",
-    epochs: Annotated[float, typer.Option(help="Passes over the data in each training.")] = 10,
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    epochs: Annotated[float, typer.Option(help="Passes over the data in each training run.")] = 10,
+    seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
     threads: options.Threads = None,
     resume: Annotated[
         Path | None,
@@ -59,10 +59,10 @@ def compress(
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
-    """Compress a model under a contract: try pruning, low rank, quantisation, weight sharing and training; keep the steps that pay.
+    """Compress a model under a contract. Tries pruning, low rank, quantisation, weight sharing and training; keeps steps that pay.
 
-    Training needs no labels: it reproduces the original's outputs. Repeat the command to continue an interrupted run. Steps that
-    train need `pip install 'penstock\\[torch]'`.
+    Training needs no labels, because it reproduces the original's outputs. Repeat the command to continue an interrupted run. Steps
+    that train the model need `pip install 'penstock\\[torch]'`.
 
     [bold]Examples[/bold]
 
@@ -86,7 +86,7 @@ def compress(
         name=name,
         threads=parse_counts(threads) if threads else (),
         objective="size" if target == "size" else "latency",
-        careful=False,  # the plan itself has such a step
+        careful=False,  # the plan has a step for this
         compression=Compression(budget_s, epochs, seed, folder),
         budget_s=min(_MAX_TIMING_S, _TIMING_SHARE * budget_s),
         overwrite=force,

@@ -22,10 +22,10 @@ def config(
     action: Annotated[Literal["show"], typer.Argument(metavar="show", help="List all settings.", show_default=False)],
     json: options.Json = False,
 ) -> None:
-    """Show the server's settings: value, and origin (default, file, environment NAME, flag or --set).
+    """Show the server's settings, with the value and the origin of each (default, file, environment NAME, flag or --set).
 
-    The command takes the options of "penstock serve" and reads the same file and environment. It does not start a server. Values
-    that may contain a password are hidden.
+    The command takes the options of "penstock serve", and reads the same file and environment. It does not start a server. Values that
+    may contain a password are hidden.
 
     [bold]Examples[/bold]
 
@@ -46,7 +46,7 @@ def config(
 
 
 def _rows(given: ServerSettings) -> Iterator[tuple[str, str, Any, str]]:
-    """Panel, name, value and origin."""
+    """Yields panel, name, value and origin of each setting."""
     for (panel, setting), (name, value, origin) in zip(grouped_settings(), given.server.explain(), strict=True):
         yield panel, name, _HIDDEN if setting.is_secret and value else value, origin
     for model, fields in given.models.items():

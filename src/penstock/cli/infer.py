@@ -99,7 +99,8 @@ def _check_target(outputs: Path, bundle: Path, inputs: Path) -> None:
 
 
 def _accuracy(data: Dataset, outputs: dict[str, Array]) -> tuple[float | None, str]:
-    """The proportion of labels that the first output with class scores predicts, or None and, with labels, the reason."""
+    """The proportion of labels that the first output with class scores predicts. Without it: None, and the reason if there are
+    labels."""
     if data.labels is None:
         return None, ""
     classes = 0

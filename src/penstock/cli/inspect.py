@@ -85,7 +85,7 @@ def _inspect_onnx(path: Path, report: Path | None, json: bool) -> None:
 
 
 def make_console() -> Console:
-    """A console on stdout. Without a terminal, it is wide enough for the tables."""
+    """A console on stdout. If stdout is not a terminal, the console is wide enough for the tables."""
     console = Console()
     return console if console.is_terminal else Console(width=_PIPE_WIDTH)
 

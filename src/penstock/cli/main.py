@@ -90,8 +90,7 @@ def run() -> None:
             fail(PenstockError(message, "this is a bug in Penstock; please report it with the lines above"), as_json)
         )
     except SystemExit as exit:
-        # Typer has already reported an interrupt or a wrong command line. With --json, scripts get a JSON object as
-        # well.
+        # Typer has already reported the interrupt or the wrong command line. With --json, a JSON object for scripts is printed too.
         if exit.code == _EXIT_CODES[Code.CANCELLED]:
             fail(Cancelled("interrupted"), as_json)
         elif exit.code == _EXIT_CODES[Code.INVALID_ARGUMENT] and as_json:
@@ -102,7 +101,7 @@ def run() -> None:
 def make_app(command: str | None) -> typer.Typer:
     """The application with only ``command`` imported; the other commands appear only in ``--help``."""
     app = typer.Typer(
-        help="Penstock builds bundles from trained models and serves them. Every decision is measured.",
+        help="Penstock builds bundles from trained models and serves them. Every decision is based on measurements.",
         epilog="Every command has --help with examples, and --json for scripts.",
         no_args_is_help=True,
         add_completion=False,
@@ -131,7 +130,7 @@ def fail(error: PenstockError, as_json: bool) -> int:
 
 
 def _interrupted(error: BaseException | None) -> bool:
-    """True if an interrupt caused ``error``. A package that loads native code may turn an interrupt into an ImportError."""
+    """True if an interrupt caused ``error``. A package with native code may have turned the interrupt into an ImportError."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -198,4 +197,4 @@ def _options(
         False, "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
     ),
 ) -> None:
-    """Penstock builds bundles from trained models and serves them. Every decision is measured."""
+    """Penstock builds bundles from trained models and serves them. Every decision is based on measurements."""

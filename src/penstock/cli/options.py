@@ -19,22 +19,22 @@ MaxAccuracyLoss = Annotated[str, typer.Option(help="Maximum loss of accuracy aga
 MaxOutputError = Annotated[
     str,
     typer.Option(
-        help="Maximum difference of every output from the original's: share of changed classes, or relative error. Decides alone "
-        "where no metric of accuracy applies."
+        help="Maximum difference of every output from the original's: fraction of changed classes, or relative error. The only limit"
+        " if no metric of accuracy applies."
     ),
 ]
 Metric = Annotated[
     str,
     typer.Option(
-        help=f"Metric of accuracy: {', '.join(METRICS)}; or your own module:function. Default: what suits the outputs and labels."
+        help=f"Metric of accuracy: {', '.join(METRICS)}; or your own module:function. Default: chosen by the outputs and labels."
     ),
 ]
-MetricOutput = Annotated[str, typer.Option(help="Output that the metric judges; default: the first that fits.")]
+MetricOutput = Annotated[str, typer.Option(help="Output that the metric judges; default: the first suitable output.")]
 TrustLabels = Annotated[
     bool, typer.Option("--trust-labels", help="Accept labels on which the original is no better than chance.")
 ]
 ProveAccuracy = Annotated[
-    bool, typer.Option("--prove-accuracy", help="Require the maximum loss to hold with 95% confidence.")
+    bool, typer.Option("--prove-accuracy", help="Require proof of the maximum loss at 95% confidence.")
 ]
 P99 = Annotated[str | None, typer.Option(help="Required p99 latency of one call, e.g. 5ms.")]
 Threads = Annotated[str | None, typer.Option(help="Thread counts to try, e.g. 1,2.")]

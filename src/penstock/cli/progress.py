@@ -43,7 +43,7 @@ class StageProgress:
         if error is None:
             self._finish()
         if self._stage is not None and self._console.is_terminal:
-            self._progress.stop()  # it prints a line even if the display has not started
+            self._progress.stop()  # would print a line even if the display had not started
 
     def _finish(self) -> None:
         """Complete the current stage."""

@@ -25,7 +25,7 @@ DEFAULTS: Mapping[str, Any] = {
     "max_request_bytes": 1 << 30,
     "max_json_bytes": 64 << 20,
 }
-"""Triton's defaults, where they differ from ``ServerConfig``. Triton does not limit the size of tensors."""
+"""Triton's defaults that differ from those of ``ServerConfig``. Triton does not limit the size of tensors."""
 
 _WORDS = {"true": "1", "on": "1", "false": "0", "off": "0"}
 _PARTS = re.compile(r"(?:([^,=]+),)?([^,=]+)=(.+)", re.DOTALL)
@@ -36,7 +36,7 @@ class TritonFlag(NamedTuple):
     """One flag, and its effect on the settings."""
 
     apply: Callable[[Settings, str], str | None]
-    """Applies the text of the flag to the settings. Returns a note for the user or None. Raises ValueError."""
+    """Applies the flag's text to the settings. Returns a note for the user, or None. Raises ValueError."""
     may_stand_alone: bool = False
     """The flag may be given without a value, which means true."""
 
@@ -212,7 +212,7 @@ FLAGS: Mapping[str, TritonFlag] = {
 
 
 def _settle(settings: Settings) -> list[str]:
-    """Convert flags that only together determine a setting. Returns notes for the user. Raises InvalidArgument."""
+    """Derive the settings that depend on several flags. Returns notes for the user. Raises InvalidArgument."""
     poll_secs = settings.pop("repository-poll-secs", None)
     if poll_secs is not None and settings.get("model_control_mode") == "poll":
         settings["repository_poll_secs"] = poll_secs

@@ -1,8 +1,8 @@
 """Run models in a child process, because ONNX Runtime may end its process.
 
-Some kernels divide integers by the number of elements of an axis: empty inputs end the process with SIGFPE, which no exception handler
-can catch. Some rewrites abort on graphs that they do not expect. The child is started on first use, serves all calls, is replaced when
-it dies, and ends with its parent.
+Some kernels divide an integer by the length of an axis. If the length is 0, SIGFPE ends the process, which no exception handler can
+catch. Some graph rewrites abort the process. All calls share one child process, which the first call starts. If the child dies, the
+next call starts a new one. The child ends with its parent.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _KEPT_BYTES = 1 << 30
 _MAX_BYTES = 256 << 20
 _PATIENCE_S = 60.0
 ENDED = "the model ended its process"
-"""How the message begins if a model does not survive."""
+"""Start of the error message if running a model ended the child process."""
 
 
 class Apart:
-    """One child process. Several threads may use it; their calls wait for one another."""
+    """A child process that runs models. Several threads may share it; it runs one model at a time."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
     def forward(self, artifact: Artifact, inputs: Mapping[str, Array], *, as_written: bool = True) -> dict[str, Array]:
-        """The outputs of ``artifact`` on ``inputs``, computed on one thread. ``as_written`` as in ``loaded``.
+        """The outputs of ``artifact`` on ``inputs``, computed on one thread. ``as_written`` means the same as in ``loaded``.
 
         Raises PenstockError if the model fails, ends its process, or runs longer than a minute.
         """
@@ -61,7 +61,7 @@ class Apart:
         return found
 
     def close(self) -> None:
-        """End the child process. The next run of a model starts a new one."""
+        """End the child process. The next run of a model starts a new process."""
         with self._lock:
             self._end()
 
@@ -104,12 +104,12 @@ atexit.register(apart.close)
 
 
 def is_light(artifact: Artifact) -> bool:
-    """True if the model is small enough to be run in the child too, which loads it again."""
+    """True if the model is small enough to be loaded a second time, in the child process."""
     return artifact.size_bytes <= _MAX_BYTES
 
 
 def serve(questions: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer questions until there are no more."""
+    """Run each model that ``questions`` describes, and write its outputs to ``answers``, until ``questions`` ends."""
     with keep_models(_KEPT_BYTES):
         while True:
             try:

@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 _HELD_OUT = 0.2
 _KEPT_SHARE, _KEPT_BYTES = 4, 4 << 30
-"""Parsed models and sessions may take a quarter of the usable memory, or this many bytes if the usable memory is unknown."""
+"""Cache size for parsed models and sessions, in bytes, if the usable memory is unknown. Otherwise it is a quarter of that memory."""
 _SHORT_CALL_MS = 1.0
 _THROUGHPUT_ROWS = 16
 _FEW_CALLS = 100
@@ -69,13 +69,13 @@ class Compression(msgspec.Struct, frozen=True):
     """Options of the compression plan, which runs under the recipe's contract."""
 
     budget_s: float = 600.0
-    """Seconds in which new steps may start. A running step then gets extra time: half the budget, or 30 s if that is longer.
-    Optimising, quantising and tuning are not included."""
+    """Time limit in seconds for starting steps. A step that is running at the limit may take extra time: half the limit, or 30 s if
+    that is longer. Optimising, quantising and tuning are not included."""
     epochs: float = 10.0
-    """Passes over the calibration data in each training."""
+    """Passes over the calibration data in each training run."""
     seed: int = 0
     folder: Path | None = None
-    """Folder for finished steps, from which an interrupted plan continues; None stores nothing."""
+    """Folder that stores finished steps, so that an interrupted plan can continue. None: steps are not stored."""
 
 
 class Recipe(msgspec.Struct, frozen=True):
@@ -83,25 +83,25 @@ class Recipe(msgspec.Struct, frozen=True):
 
     contract: Contract = Contract()
     name: str = ""
-    """Name under which the model is served; empty: the name of the bundle file without its suffix."""
+    """Name of the model on the server. Empty: the name of the bundle file without its suffix."""
     version: str = "1"
-    """Version under which the model is served: a whole number of at least 1."""
+    """Version of the model on the server: a whole number of at least 1."""
     engines: tuple[str, ...] = ()
-    """Engines to try; empty: all installed engines."""
+    """Engines to try. Empty: all installed engines."""
     threads: tuple[int, ...] = ()
-    """Thread counts to try; empty: 1, the number of cores, and powers of two between."""
+    """Thread counts to try. Empty: 1, the number of cores, and the powers of two between them."""
     methods: tuple[RangeMethod, ...] = tuple(RangeMethod)
     """INT8 calibration methods to try."""
     careful: bool = True
     """Also try INT8 with equalised channels, ranges chosen for each tensor, and corrected biases."""
     objective: Literal["latency", "throughput", "size"] = "latency"
-    """Optimise the latency of one row, the throughput of calls of sixteen rows, or the size of the bundle."""
+    """The quantity to optimise: latency of calls with one row, throughput of calls with sixteen rows, or size of the bundle."""
     compression: Compression | None = None
-    """Options of the compression plan; None makes no plan."""
+    """Options of the compression plan. None: no plan is made."""
     budget_s: float = 20.0
     """Maximum seconds for timing candidates, but each is loaded at least three times. More time gives narrower intervals."""
     overwrite: bool = False
-    """Overwrite a target that is not a bundle. A bundle is always overwritten."""
+    """Overwrite an existing file or folder that is not a bundle. An existing bundle is always overwritten."""
     folder: bool = False
     """Write the bundle as a folder instead of one file."""
 
@@ -160,7 +160,7 @@ def _build(
     calibration, evaluation = _data(calibrate, evaluate, signature, seed)
     _check_plan(original, calibration, options, recipe)
     with _blaming(evaluate if evaluate is not None else calibrate):
-        # Labels and metric that do not fit are refused before long work.
+        # Reject labels or a metric that do not fit the model before any long work.
         Judge(original, evaluation, min(threads), contract=recipe.contract)
 
     on_progress("optimize", 0, 1)
@@ -210,7 +210,7 @@ def _build(
 
 
 def _check_target(output: Path, recipe: Recipe) -> None:
-    """Reject a target before the build if ``pack`` would reject it at the end."""
+    """Raise an error now if ``pack`` would reject the target at the end of the build."""
     check_version(recipe.version)
     if not output.stem or output.name == "..":
         raise InvalidArgument(f"'{output}' is not the name of a file", "name the bundle, e.g. -o model.bundle")
@@ -229,7 +229,7 @@ def _check_target(output: Path, recipe: Recipe) -> None:
 
 @contextmanager
 def _blaming(data: Data | None) -> Iterator[None]:
-    """Report an error of a running model as InvalidData: if a model fails although it has loaded, its inputs are the reason."""
+    """Report errors of running a model as InvalidData. A model that has loaded can fail only because of its inputs."""
     try:
         yield
     except PenstockError as error:
@@ -291,13 +291,13 @@ def _dataset(data: Data, signature: Signature) -> Dataset:
 
 
 def _caveats(recipe: Recipe, tuned: TuneResult) -> list[str]:
-    """Notes on the limits of the chosen candidate's measurements."""
+    """Warnings about the measurements of the chosen candidate."""
     records = (tuned.baseline, *tuned.records)
     chosen = next(record for record in records if record.name == tuned.chosen.name)
     found = []
     if recipe.engines and chosen.engine not in recipe.engines:
         found.append(
-            f"no candidate on {', '.join(recipe.engines)} was provably faster, so the original is served on {chosen.engine}"
+            f"no candidate on {', '.join(recipe.engines)} is provably faster than the original, which is served on {chosen.engine}"
         )
     if chosen.accuracy is not None and (chosen.precision != "fp32" or chosen.compression):
         found += unproved(chosen.accuracy, recipe.contract.limit(chosen.accuracy.metric))
@@ -399,7 +399,7 @@ def _disappointed(planned: CompressionPlan, tuned: TuneResult) -> tuple[str, ...
 
 
 def _versions(made: Sequence[Version], recipe: Recipe) -> list[Version]:
-    """The distinct models to tune. For the objective size, they have their coded size, and need no fallback variant."""
+    """The models to tune, without duplicates. For the objective ``size``, models that need a fallback are left out."""
     distinct = list({version.artifact.digest: version for version in reversed(made)}.values())[::-1]
     if recipe.objective != "size":
         return distinct
@@ -422,7 +422,7 @@ def _serving(tuned: TuneResult, recipe: Recipe, machine: MachineFacts) -> Servin
 
 
 def _variants(chosen: Candidate, fp32: Artifact) -> tuple[tuple[Variant, ...], dict[str, bytes]]:
-    """The variants and their files: the chosen variant and, unless that runs on any machine, FP32 on ONNX Runtime as a fallback."""
+    """The variants of the bundle, and their files. Unless the chosen variant runs anywhere, FP32 on ONNX Runtime is the fallback."""
     runs_anywhere = not chosen.requires and chosen.engine == BASELINE_ENGINE
     kept = [chosen] if runs_anywhere else [chosen, fallback(fp32, chosen.threads)]
     files: dict[str, bytes] = {}
@@ -437,5 +437,5 @@ def _variants(chosen: Candidate, fp32: Artifact) -> tuple[tuple[Variant, ...], d
 
 
 def instances(cores: int, threads: int, call_ms: float) -> int:
-    """Number of instances: as many as the cores allow. One is enough if a call takes less time than passing it to a thread."""
+    """Number of instances: one if calls take less time than a handover between threads, else as many as the cores allow."""
     return 1 if call_ms < _SHORT_CALL_MS else max(1, cores // threads)

@@ -1,8 +1,8 @@
-"""Cache of parsed and loaded models for the duration of a build, so that each is parsed and loaded once.
+"""Cache of parsed and loaded models for the duration of a build, so that each model is parsed and loaded once.
 
-A build runs within ``keep_models``. In that block, ``remembered`` returns an earlier result for the same key, and ``borrowed``
-returns a session that is already loaded. Outside it, nothing is kept. The store has a limit in bytes; it drops the least recently
-used entries first. At the end of the block it drops all entries. Other threads do not see the store.
+A build runs within ``keep_models``. In this block, ``remembered`` returns the earlier result for a key, and ``borrowed`` returns a
+session that is already loaded. Outside the block, nothing is cached. The store has a limit in bytes; it drops the least recently used
+entries first. At the end of the block, it drops all entries. Other threads do not use the store.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ T = TypeVar("T")
 
 
 class ModelStore:
-    """Keeps objects by kind and key, within ``limit_bytes``; objects in use are always kept."""
+    """Caches objects by kind and key, within ``limit_bytes``. Objects in use are never dropped."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.made: Counter[str] = Counter()
-        """For each kind, the number of objects that were made."""
+        """For each kind, the number of calls of ``make``."""
         self._limit_bytes = limit_bytes
         self._kept: OrderedDict[tuple[str, Hashable], _Kept] = OrderedDict()
         self._bytes = 0
 
     def take(self, kind: str, key: Hashable, make: Callable[[], Any], size_bytes: int) -> _Kept:
-        """The object of ``kind`` under ``key``. It is made now unless the store holds it. It is in use until ``give_back``."""
+        """The object of ``kind`` under ``key``, made now if it is not cached. It counts as in use until ``give_back``."""
         kept = self._kept.get((kind, key))
         if kept is None:
             value = make()
@@ -72,7 +72,7 @@ _current: ContextVar[ModelStore | None] = ContextVar("penstock_model_store", def
 
 @contextlib.contextmanager
 def keep_models(limit_bytes: int) -> Iterator[ModelStore]:
-    """Keep models within this block; an inner block joins the outer one."""
+    """Cache models within this block. An inner block uses the store of the outer block."""
     outer = _current.get()
     if outer is not None:
         yield outer
@@ -99,7 +99,7 @@ def remembered(kind: str, key: Hashable, make: Callable[[], T], size_bytes: int)
 
 @contextlib.contextmanager
 def borrowed(key: Hashable, load: Callable[[], LoadedModel], size_bytes: int) -> Iterator[LoadedModel]:
-    """The session from ``load``, or the one kept under ``key``. Without a store, it is unloaded at the end of the block."""
+    """The session from ``load``, or the session cached under ``key``. Without a store, it is unloaded at the end of the block."""
     store = _current.get()
     if store is None:
         model = load()

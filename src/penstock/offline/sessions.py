@@ -1,4 +1,4 @@
-"""Sessions: models loaded into an engine for a ``with`` block. Within a build they are kept and shared (``model_store.py``)."""
+"""Sessions: models loaded into an engine for a ``with`` block. During a build they are cached and shared (``model_store.py``)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def loaded(
 ) -> Iterator[LoadedModel]:
     """``artifact``, loaded and ready to run. Raises the errors of ``session``.
 
-    With ``as_written``, ONNX Runtime does not rewrite the graph, so that every tensor exists as in the file, and it releases memory
+    With ``as_written``, ONNX Runtime does not optimise the graph, so that every tensor of the file exists. It also releases memory
     after each large batch.
     """
     with session(artifact, engine, {"threads": threads, **(_AS_WRITTEN if as_written else {})}) as model:

@@ -51,7 +51,7 @@ class Condition(msgspec.Struct, frozen=True):
 
     def excludes(self, other: Condition) -> bool:
         """True if no request can meet both conditions."""
-        # The conditions are constant between and beyond the two bounds, so these points represent all numbers.
+        # The conditions are constant between the two bounds and beyond them, so these points represent all numbers.
         points = (-math.inf, self.bound, self.bound / 2 + other.bound / 2, other.bound, math.inf, math.nan)
         one, two = _COMPARISONS[self.comparison], _COMPARISONS[other.comparison]
         both = any(one(point, self.bound) and two(point, other.bound) for point in points)

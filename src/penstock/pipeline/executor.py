@@ -1,6 +1,6 @@
 """One run of a graph: a step starts as soon as its inputs are available, and a tensor is released after its last consumer.
 
-A run uses callbacks instead of tasks: a started step calls back with its outcome, possibly before the start returns.
+A run uses callbacks instead of tasks: a started step reports its outcome by a callback, possibly before ``start`` returns.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ class Work(Protocol):
     """A step that has been started."""
 
     def cancel(self) -> object:
-        """Abandon the step. Its outcome is ignored. Idempotent."""
+        """Abandon the step and ignore its outcome. Idempotent."""
 
 
 Told = Mapping[str, Array] | PenstockError
 """Arrays by name, or an error."""
 Start = Callable[[PipelineStep, dict[str, Array], Callable[[Told], None]], Work | None]
-"""``start(step, inputs, done)`` begins a step on read-only ``inputs``. It calls ``done`` once with the outputs; if it does so at
-once, it returns None. Inputs and outputs have the step's own names. Raises PenstockError."""
+"""``start(step, inputs, done)`` starts a step on read-only ``inputs``. The step calls ``done`` once with its outputs. If it has done
+so when ``start`` returns, ``start`` returns None. Inputs and outputs have the step's own names. Raises PenstockError."""
 
 
 class PipelineRun:
-    """Ends once: ``done`` gets the wanted outputs that exist, in order, or the first error; other running steps are then cancelled.
-    Only one thread may use it.
+    """Runs a graph once. At the end, ``done`` is called once, with the wanted outputs that exist, in order, or with the first error.
+    An error cancels all running steps. Only one thread may use the object.
     """
 
     def __init__(self, plan: GraphPlan, start: Start, done: Callable[[Told], None]) -> None:
@@ -42,10 +42,10 @@ class PipelineRun:
         self._start = start
         self._done: Callable[[Told], None] | None = done
         self._arrays: dict[str, Array | None] = {}
-        """The tensors that are settled (their value or absence is known) and still needed. An absent tensor is None."""
+        """The tensors that are settled (known to have a value or to be absent) and still needed. An absent tensor is None."""
         self._uses, self._givers = dict(plan.uses), dict(plan.givers)
         self._waits = [len(step.reads) for step in plan.steps]
-        """For each step, the number of its input tensors that are not settled yet."""
+        """For each step, the number of its input tensors that are not yet settled."""
         self._ready = deque(position for position, waits in enumerate(self._waits) if not waits)
         self._running: dict[int, Work | None] = {}
         self._is_advancing = False
@@ -74,7 +74,7 @@ class PipelineRun:
                 self._ready.append(position)
 
     def _advance(self) -> None:
-        """Start all ready steps. A loop instead of recursion, because steps may finish before their start returns."""
+        """Start all ready steps. A loop replaces recursion, because steps may finish before ``start`` returns."""
         if self._is_advancing:
             return
         self._is_advancing = True

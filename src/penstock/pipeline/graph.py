@@ -1,7 +1,6 @@
-"""The declaration of a pipeline: steps that read and produce named tensors. The declaration is checked once, so that a run cannot
-deadlock.
+"""The declaration of a pipeline: steps that read and produce named tensors. It is checked once, so that no run can deadlock.
 
-A step has named inputs and outputs: it is a model, or a transform before or after a model.
+A step is a model, or a transform before or after a model. It has named inputs and outputs.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from penstock.tensor import DataType, Signature, TensorSpec
 
 
 class PipelineStep(msgspec.Struct, frozen=True, eq=False):
-    """One step. ``inputs`` and ``outputs`` map its own tensor names to tensors of the graph."""
+    """One step. ``inputs`` and ``outputs`` map the step's own tensor names to tensors of the graph."""
 
     name: str
     inputs: Mapping[str, str]
@@ -34,7 +33,7 @@ class PipelineStep(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def reads(self) -> frozenset[str]:
-        """The tensors that must be settled before the step can start."""
+        """The graph's tensors that must be settled before the step can start."""
         read = self.inputs.values()
         return frozenset(read) if self.condition is None else frozenset((*read, self.condition.tensor))
 
@@ -57,7 +56,7 @@ class GraphPlan(msgspec.Struct, frozen=True, eq=False):
 
 
 class Graph(msgspec.Struct, frozen=True, eq=False):
-    """A checked pipeline. Use ``declare`` to make one."""
+    """A checked pipeline, made by ``declare``."""
 
     steps: tuple[PipelineStep, ...]
     """In topological order."""
@@ -68,7 +67,8 @@ class Graph(msgspec.Struct, frozen=True, eq=False):
     """Declarations that are allowed but probably mistakes."""
 
     def plan(self, wanted: Sequence[str]) -> GraphPlan:
-        """The plan for the outputs ``wanted``, which must be known. Steps on which they do not depend are left out."""
+        """The plan for the outputs ``wanted``, which must be outputs of the graph. Steps that these outputs do not need are left
+        out."""
         needed, kept = set(wanted), []
         for step in reversed(self.steps):
             if not needed.isdisjoint(step.outputs.values()):
@@ -90,7 +90,7 @@ def declare(
     batchable: bool = False,
     optional: frozenset[str] = frozenset(),
 ) -> Graph:
-    """Check ``steps`` and make the graph with ``signature``. Any input, and the outputs ``optional``, may be absent in a request.
+    """Check ``steps``, and make the graph with ``signature``. Any input, and any output in ``optional``, may be absent from a request.
 
     Raises InvalidConfig, with step and tensor, for unknown tensors, tensors with two producers (unless their conditions exclude one
     another), outputs without a producer, cycles, and datatypes or shapes that do not fit.
@@ -157,7 +157,7 @@ def _sort(steps: Sequence[PipelineStep], givers: Mapping[str, Sequence[PipelineS
 
 
 def _cycle(waits: Mapping[PipelineStep, set[PipelineStep]], stuck: set[PipelineStep]) -> str:
-    """One cycle of the steps ``stuck``. Each of these steps waits for another one."""
+    """One cycle among the steps ``stuck``, each of which waits for another."""
     step, path = min(stuck, key=lambda one: one.name), list[PipelineStep]()
     while step not in path:
         path.append(step)

@@ -1,6 +1,6 @@
 """Interface of storages: files by path below a root, which may be local or remote.
 
-``tests/conformance/storage.py`` states this contract as tests; every storage runs it. A new storage needs only one new file.
+``tests/conformance/storage.py`` states this contract as tests that every storage passes. A new storage needs only one new file.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class StorageEntry(msgspec.Struct, frozen=True):
 class Storage(Protocol):
     """Files below a root. Paths are relative to the root, use ``/``, and never leave it.
 
-    A folder exists while there are files in it. All methods block and may be called from any thread. Besides the errors named below,
-    every method raises InvalidArgument for a path that leaves the root.
+    A folder exists while there are files in it. All methods block, and any thread may call them. In addition to the errors named
+    below, every method raises InvalidArgument for a path that leaves the root.
     """
 
     def list(self, folder: str = "") -> Sequence[StorageEntry]:
@@ -49,8 +49,8 @@ class Storage(Protocol):
         ...
 
     def publish(self, folder: str, files: Mapping[str, bytes]) -> None:
-        """Add a folder in two phases: write all ``files`` (path in the folder -> content) under a hidden name, then make all
-        visible together.
+        """Add a folder in two phases. First write all ``files`` (path in the folder -> content) under a hidden name; then make all of
+        them visible together.
 
         Published files do not change. Raises AlreadyExists if the folder exists, ResourceExhausted.
         """
@@ -66,14 +66,14 @@ class Storage(Protocol):
 
 
 def is_contained(path: str) -> bool:
-    """True if ``path`` is relative, in its simplest form, and does not lead out of its base folder."""
+    """True if ``path`` is relative, in its simplest form, and stays inside its base folder."""
     pure = PurePosixPath(path)
     is_plain = pure.as_posix() == path and path != "." and "\\" not in path and "\0" not in path
     return is_plain and not pure.is_absolute() and ".." not in pure.parts
 
 
 def check_contained(path: str) -> str:
-    """``path``. Raises InvalidArgument unless ``is_contained``."""
+    """Return ``path`` unchanged. Raises InvalidArgument unless ``is_contained(path)``."""
     if not is_contained(path):
         raise InvalidArgument(
             f"the path '{path}' is not relative to the storage's root", "write e.g. 'model/1/model.onnx'"

@@ -16,7 +16,7 @@ from penstock.storage.base import StorageEntry, check_contained, missing, too_la
 
 
 class LocalStorage:
-    """A ``Storage`` below the folder ``root``, which is created by the first write if it does not exist.
+    """A ``Storage`` below the folder ``root``. If the folder does not exist, the first write creates it.
 
     Symbolic links that stay below the root are followed. With ``follows_links``, links that leave the root are followed too; use it
     only if the root's owner is trusted.
@@ -70,7 +70,7 @@ class LocalStorage:
         else:
             with suppress(FileNotFoundError):
                 target.unlink()
-        with suppress(OSError):  # up to the first folder that is not empty
+        with suppress(OSError):  # ends at the first folder that is not empty
             for folder in list(target.relative_to(self.root).parents)[:-1]:
                 (self.root / folder).rmdir()
 
@@ -85,7 +85,7 @@ class LocalStorage:
         return self._inside(self.root / check_contained(path), path)
 
     def _new(self, path: str) -> Path:
-        """The file system's path for writing ``path``. A link there is replaced, so only its folder must be below the root."""
+        """The file system's path for writing ``path``. A link at this path is replaced, so only its folder must be below the root."""
         target = self.root / check_contained(path)
         self._inside(target.parent, path)
         return target
@@ -101,7 +101,7 @@ def _entry(found: os.DirEntry[str]) -> StorageEntry:
         if found.is_dir():
             return StorageEntry(found.name, is_folder=True)
         stat = found.stat()
-    except OSError:  # it is a broken or circular link, or has just been removed
+    except OSError:  # a broken or circular link, or removed in the meantime
         return StorageEntry(found.name)
     return StorageEntry(found.name, False, stat.st_size, f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ino}")
 

@@ -6,8 +6,8 @@ The file, all numbers little-endian::
     header, raw deflate: the description (msgpack, ``Description``), then the ONNX file without the data of coded tensors
     blocks: of each tensor in the order of the file, each a CRC-32 and the block; see ``tensors`` and ``lanes``
 
-The raw data of initialisers is cut out of the model file, and decoding puts it back, so decoding does not parse ONNX. The description
-contains the SHA-256 of the model file. Decoding checks it, and rejects a file that yields different bytes.
+Encoding cuts the raw data of initialisers out of the model file, and decoding inserts the data again, so decoding does not parse ONNX.
+The description contains the SHA-256 of the model file. Decoding rejects a coded model that yields different bytes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ MAGIC, _VERSION = b"PSTC", 1
 HEAD = struct.Struct("<4sBIIII")
 _CRC = struct.Struct("<I")
 _BATCH_SYMBOLS = 1 << 21
-"""Number of symbols that are decoded together. This many give enough lanes for speed, and take a few MiB of memory."""
+"""Number of symbols that are decoded together. With this number, there are enough lanes for speed, and the memory is a few MiB."""
 _MAX_DESCRIPTION_BYTES = 16 << 20
 _SMALL_DESCRIPTION_BYTES = 64 << 10
-"""A description may always have this size, however small the model is."""
+"""The limit on the size of a description is at least this, even for small models."""
 _SMALL_BYTES = 4096
-"""A tensor below this size stays in the header, which is deflated as a whole, if Huffman codes do not shrink it."""
+"""A tensor below this size stays in the header if Huffman codes do not make it smaller. The whole header is deflated."""
 
 
 class CodingOptions(msgspec.Struct, frozen=True):
@@ -109,7 +109,7 @@ def decode(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
     suffice; Unsupported if a newer Penstock wrote it. Sizes are checked before memory is allocated.
     """
     description, graph, decoders = parse(data, max_bytes)
-    # A coded model of zeros is tiny, so only the declared size shows how much memory its tensors and its file need.
+    # A coded model of zeros is tiny, so only the declared size shows how much memory decoding needs.
     if 2 * description.model_bytes > (usable := usable_memory()) > 0:
         raise ResourceExhausted(
             f"the coded model takes {description.model_bytes >> 20} MiB decoded and twice that while decoding, "
@@ -178,7 +178,7 @@ def _sizes(description: Description, graph_bytes: int, max_bytes: int) -> list[i
 
 
 def _decoders(description: Description, sizes: list[int], body: memoryview) -> list[Decoder]:
-    """The tensors with their blocks. Together, the blocks must fill ``body`` exactly."""
+    """The tensors with their blocks. Raises IntegrityError unless the blocks fill ``body`` exactly."""
     found, at = [], 0
     for tensor, size in zip(description.tensors, sizes, strict=True):
         blocks = []

@@ -1,6 +1,6 @@
 """Sparse positions as gaps (Han et al. 2016, §2): the number of zeros before each value, in a few bits.
 
-For a gap of ``2 ** bits - 1`` or more, fillers are written. Each filler represents ``2 ** bits - 1`` zeros without a value.
+A gap of ``2 ** bits - 1`` or more is written with fillers. Each filler represents ``2 ** bits - 1`` zeros and no value.
 """
 
 from __future__ import annotations

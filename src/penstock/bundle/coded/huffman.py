@@ -30,7 +30,7 @@ def code_lengths(counts: Array, limit: int) -> Array:
     leaves = np.asarray(counts, np.int64)[order]
     levels: list[
         Array
-    ] = []  # for each level, the deepest first: True for the items, by ascending weight, that are leaves
+    ] = []  # for each level, the deepest first: True for each item, by ascending weight, that is a leaf
     items = leaves
     for _ in range(limit):
         packages = items[: len(items) & ~1].reshape(-1, 2).sum(axis=1) if levels else items[:0]
@@ -48,7 +48,7 @@ def code_lengths(counts: Array, limit: int) -> Array:
 
 
 def codes(lengths: Array) -> Array:
-    """The code of each symbol, uint16. ``lengths`` must be those of a complete code. The first bit is the lowest."""
+    """The code of each symbol, uint16. ``lengths`` must be the lengths of a complete code. The first bit is the lowest."""
     order = np.argsort(lengths, kind="stable")
     spans = 1 << (MAX_LENGTH - lengths[order].astype(np.int64))
     found = np.empty(len(lengths), np.uint16)
@@ -57,10 +57,10 @@ def codes(lengths: Array) -> Array:
 
 
 def decoding_table(lengths: Array) -> Array:
-    """The meaning of the next ``log2(len(table))`` bits: ``symbol << 4 | length``, uint16.
+    """A table indexed by the next bits of the stream: ``symbol << 4 | length``, uint16. Its length is a power of two.
 
-    ``lengths`` (uint8) must have at least two symbols. Raises IntegrityError unless the code is complete: over-subscribed lengths are
-    contradictory, and incomplete lengths leave bits without a meaning.
+    ``lengths`` (uint8) must have at least two symbols. Raises IntegrityError unless the code is complete: over-subscribed lengths
+    contradict each other, and incomplete lengths leave some bit patterns without a symbol.
     """
     if not 2 <= len(lengths) <= MAX_ALPHABET or lengths.min() < 1 or lengths.max() > MAX_LENGTH:
         raise IntegrityError("a Huffman table of the coded model has lengths that are impossible for a code")

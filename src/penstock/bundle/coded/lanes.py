@@ -1,8 +1,8 @@
-"""Bit streams that numpy decodes fast: a block of up to 65,536 symbols is split into lanes (bit streams decoded in lock-step).
+"""Bit streams that numpy decodes fast. A block of up to 65,536 symbols is split into lanes, which are decoded in lock-step.
 
-Symbol ``i`` of a block is in lane ``i % lanes``. Each lane is a separate bit stream, so one vectorised table look-up decodes a
-symbol of every lane of many blocks, also with different tables. This takes about 5 ns per symbol without compiled code. (Threads do
-not help: the calls are so short that threads would mainly wait for the interpreter's lock.)
+Symbol ``i`` of a block is in lane ``i % lanes``. Each lane is a separate bit stream. One vectorised table look-up decodes a symbol of
+every lane of many blocks, even if the blocks have different tables. This takes about 5 ns per symbol without compiled code. (Threads
+do not help: the calls are so short that threads would mainly wait for the interpreter's lock.)
 
 A block is ``least u16, width u8``, then for each lane its length in bits minus ``least``, in ``width`` bits, padded to a byte, then
 the lanes without gaps, padded to a byte. All numbers are little-endian, lowest bit first; padding bits are zero. The last step of a
@@ -73,7 +73,7 @@ def encode_block(symbols: Array, lengths: Array) -> bytes:
 def decode_blocks(blocks: Sequence[Block]) -> list[Array]:
     """The symbols of each block, uint16 [symbols]. Raises IntegrityError for bytes that ``encode_block`` cannot have written."""
     found: list[Array] = [np.empty(0, np.uint16)] * len(blocks)
-    # The lanes are in descending order of their steps, so that the unfinished lanes are always the first ones.
+    # The lanes are in descending order of their numbers of steps, so that the unfinished lanes always come first.
     order = sorted(range(len(blocks)), key=lambda number: -blocks[number].steps)
     for group in _groups(order, blocks):
         symbols = _decode_group([blocks[number] for number in group])
@@ -125,7 +125,7 @@ def _decode_group(blocks: Sequence[Block]) -> Array:
 
 
 def _run_end(lanes_at: Array | None, step: int, steps: int) -> int:
-    """The first step after ``step`` in which fewer lanes are active."""
+    """The first step after ``step`` in which fewer lanes have symbols."""
     if lanes_at is None:
         return steps
     return step + int((lanes_at[step:] == lanes_at[step]).sum())
@@ -134,7 +134,7 @@ def _run_end(lanes_at: Array | None, step: int, steps: int) -> int:
 def _advance(windows: Array, table: Array, width: int, first_entry: Array, positions: Array, entries: Array) -> None:
     """Decode ``len(entries)`` symbols of each lane into ``entries``, and advance ``positions`` (bits).
 
-    A window of 64 bits starts at every 32nd bit, so after at most 31 used bits it contains ``33 // width`` symbols.
+    A window of 64 bits starts at every 32nd bit. At most 31 of its bits are used, so it contains ``33 // width`` new symbols.
     """
     ahead = 33 // width
     index, window, entry = np.empty((3, len(positions)), np.int64)

@@ -1,4 +1,4 @@
-"""The positions of weights in the bytes of an ONNX file, so that they can be cut out and put back bit for bit.
+"""Find the weights in the bytes of an ONNX file, so that they can be cut out and inserted again bit for bit.
 
 Reads the protobuf wire format (https://protobuf.dev/programming-guides/encoding): ``ModelProto.graph.initializer.raw_data``.
 """
@@ -82,7 +82,7 @@ def _read_tensor(model: bytes, start: int, stop: int) -> Payload | None:
 
 
 def _fields(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """For each field, its number, then the start and end of its content. A field without a length gives its value and -1 instead."""
+    """For each field, its number and the start and end of its content; for a field without a length, its value and -1."""
     while position < end:
         tag, position = read_varint(data, position, end)
         kind = tag & 7

@@ -27,14 +27,14 @@ class TensorSummary(msgspec.Struct, frozen=True):
     table_bytes: int
     """Bytes of codebook and code lengths, before the header is deflated."""
     values: int
-    """Number of stored elements: either all, or only those that are not zero."""
+    """Number of stored elements: all elements, or only the elements other than zero."""
     zeros: int
     """Number of elements that are zero, stored or not."""
     symbols: int
     """Number of distinct values among the stored elements."""
     gap_bits: int
     entropy_bytes: float
-    """Lower bound on the bytes of values and gaps, for any code of single symbols."""
+    """Lower bound on the bytes of values and gaps in any code that encodes symbols one by one."""
 
     @property
     def sparsity(self) -> float:

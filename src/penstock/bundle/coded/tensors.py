@@ -1,4 +1,4 @@
-"""The coding of one tensor: verbatim, deflated, Huffman-coded, or Huffman-coded without its zeros, whichever is smallest.
+"""The coding of one tensor: verbatim, deflated, Huffman-coded, or Huffman-coded without its zeros. The smallest of these is used.
 
 Tensors are treated as bit patterns (unsigned integers of the element's size), so that decoding restores every bit: ``-0.0`` is not
 zero, and a NaN keeps its payload.
@@ -33,7 +33,7 @@ _STREAM_BYTES = 12
 
 
 class SymbolStream(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A sequence of ``count`` symbols in blocks of ``sizes`` bytes. Every symbol of the alphabet occurs."""
+    """A sequence of ``count`` symbols in blocks of ``sizes`` bytes. Every symbol of the alphabet occurs at least once."""
 
     count: int
     alphabet: bytes
@@ -64,7 +64,7 @@ class Coded(NamedTuple):
     streams: list[SymbolStream]
     blocks: list[bytes]
     half: bool = False
-    """True if the alphabet of values is FP16; decoding widens it to the tensor's FP32."""
+    """True if the values are stored as FP16. Decoding converts them to FP32, the tensor's type."""
     gap_bits: int = 0
 
     @property
@@ -83,7 +83,7 @@ def encode_tensor(payload: memoryview, item_size: int, limit: int) -> Coded:
             choices.append(_sparse(index, small[1:], counts[1:], limit, half))
         choices.append(Coded("huffman", *_streams([_encode(index, small, counts, limit)]), half))
     best = min(choices, key=lambda coded: coded.cost)
-    # Deflating at the highest level can take seconds per megabyte, and inflating is the slowest decoding.
+    # Deflating at level 9 can take seconds per megabyte, so it is tried only if level 1 comes close to the best coding.
     if len(deflate(payload, level=1)) < 1.3 * best.cost:
         best = min(best, _stored("deflate", deflate(payload)), key=lambda one: one.cost * _reluctance(one.codec))
     return best
@@ -158,7 +158,7 @@ class Decoder:
         return self._spelt([np.arange(MAX_ALPHABET, dtype=np.uint16)] * len(self._alphabets), decoded)
 
     def _spelt(self, alphabets: Sequence[Array], decoded: Sequence[Array]) -> list[Array]:
-        """For each stream, the values that its alphabet gives to its symbols. Works block by block to save memory, because numpy
+        """For each stream, the values of its symbols according to its alphabet. Works block by block to save memory, because numpy
         converts indices to 8 bytes.
         """
         found, blocks = [], iter(decoded)
@@ -192,7 +192,7 @@ class Decoder:
 
 
 def entropy_bytes(symbols: Array) -> float:
-    """The bytes of ``symbols`` at the entropy of their counts: the lower bound for any code of single symbols (Shannon)."""
+    """The bytes of ``symbols`` at the entropy of their counts: the minimum for any code that encodes symbols one by one (Shannon)."""
     counts = np.bincount(symbols)
     share = counts[counts > 0] / max(1, len(symbols))
     return float(-(share * np.log2(share)).sum() * len(symbols) / 8)
@@ -241,7 +241,7 @@ def _streams(encoded: Sequence[tuple[SymbolStream, list[bytes]]]) -> tuple[list[
 
 
 def _sparse(index: Array, alphabet: Array, counts: Array, limit: int, half: bool) -> Coded:
-    """Elements other than the alphabet's zero, which is symbol 0 of ``index``, with their positions as gaps."""
+    """The elements other than zero, with their positions as gaps. Zero is symbol 0 of ``index``."""
     positions = np.flatnonzero(index)
     bits = min(_GAP_BITS, key=lambda bits: _gap_cost(positions[:_SAMPLE], bits))
     used, gaps, gap_counts = np.unique(to_gaps(positions, bits), return_inverse=True, return_counts=True)

@@ -52,7 +52,7 @@ class MethodCommand:
         self._common = {field.name for field in msgspec.structs.fields(TrainingMethod)}
 
     def parameters(self) -> list[inspect.Parameter]:
-        """The parameters: files, then the method's own options, then the options that all methods share."""
+        """The parameters: files, then the options of the method, then the options that all methods share."""
         docs = field_docs(self.method)
         own = [_parameter(field, self._usages[name], docs[name]) for name, field in self._fields.items()]
         own.sort(key=lambda parameter: parameter.name in self._common)
@@ -127,7 +127,7 @@ def _flags(method: type[Method]) -> list[inspect.Parameter]:
 
 
 def _parameter(field: msgspec.structs.FieldInfo, usage: Usage, text: str) -> inspect.Parameter:
-    """The option of one field. Its default is None, which selects the method's own default."""
+    """The option of one field. Its default is None, which stands for the method's own default."""
     name = option_name(field.name, field.default)
     if field.default is True:
         text = f"Do not {text[:1].lower()}{text[1:]}"

@@ -66,7 +66,7 @@ def _comparison(outcome: Outcome, titles: tuple[str, str]) -> Table:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Table:
-    """A table with the titles in the first row. The first column is text; the others are numbers."""
+    """A table with the titles in the first row. The first column is text; all other columns are numbers."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     titles, *lines = rows
     for number, title in enumerate(titles):

@@ -10,10 +10,8 @@ from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.tensor import Array, Signature
 
 Data = Dataset | Mapping[str, Array] | Iterable[Mapping[str, Array]]
-"""A mapping with an array for each input, whose first axis counts the samples; or an iterable of such mappings, whose free dimensions
-may differ.
-
-Each iteration over an iterable must start at the beginning, like that of a list."""
+"""A mapping from input names to arrays whose first axis counts the samples, or an iterable of such mappings, whose free dimensions
+may differ. Each iteration over an iterable must start at the beginning, as for a list."""
 
 
 class CalibrationBatches:

@@ -54,7 +54,7 @@ def read_checkpoint(path: Path, kind: type[T]) -> T | None:
             return msgspec.msgpack.decode(data[_DIGEST_BYTES:], type=kind, dec_hook=_unpack)
     except FileNotFoundError:
         return None
-    # msgspec raises ValueErrors; so does numpy for forged types and shapes.
+    # msgspec raises ValueError, and so does numpy for invalid types and shapes.
     except (OSError, ValueError, TypeError, MemoryError, RecursionError) as error:
         raise _damaged(path) from error
     raise _damaged(path)

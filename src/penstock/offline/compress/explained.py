@@ -1,17 +1,17 @@
-"""Check that the outputs of a compressed model differ from the original's by no more than the compression explains.
+"""Check that the outputs of a compressed model differ from the original's by no more than the compression can explain.
 
-The check needs no evaluation data. It runs both models at several sizes of each free dimension, on rows of the method's data or, if
-there are none, on generated values. The bound of the error of each output is:
+The check needs no evaluation data. It runs both models on rows of the method's data, or on generated values if there are none, with
+several sizes of each free dimension. Each output has a bound on its error:
 
-1. A quantised model: ``_FACTOR`` times the change of the output when the model's rounded numbers are perturbed by as much as rounding
-   has changed them (``perturb.py``). To first order, this change has the distribution of the error, so that a larger error means that
-   the model does not compute the original's function. At sizes that the data do not have, this includes the effect of ranges.
-2. Another model: ``_SIZE_FACTOR`` times the error at the data's own sizes, at least half, so that a method that is right at one
-   size only is found.
-3. A model whose weights were trained, pruned or shared has no bound: any weights are possible, and the graph is the same.
+1. Quantised models: ``_FACTOR`` times the change of the output when the model's rounded numbers are perturbed by the size of a
+   rounding error (``perturb.py``). To first order, this change has the same distribution as the error. A larger error means that the
+   model computes another function. At sizes that the data do not have, ranges are perturbed more strongly.
+2. Other models: ``_SIZE_FACTOR`` times the error at the sizes of the data, but at least 0.5. This detects methods that are correct at
+   one size only.
+3. Models whose weights were trained, pruned or shared: no bound, since these methods may choose any weights.
 
-All models must run wherever the original runs, with outputs of the same types and shapes, and with NaN and infinities only where the
-original has them. The accuracy on real data is the contract's matter, not that of this check.
+A compressed model must accept every input that the original accepts. Its outputs must have the same types and shapes, with NaN and
+infinities in the same places. The contract judges the accuracy on real data; this check does not.
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ from penstock.offline.sessions import loaded
 from penstock.tensor import Array, DataType, Signature
 
 _FACTOR = 4.0
-"""The error of 317 INT8 versions of random models was 0.6 times the change in the median, 2.1 times at the 95th percentile."""
+"""Bound divided by change. For 317 INT8 models, error divided by change had a median of 0.6 and a 95th percentile of 2.1."""
 _SIZE_FACTOR, _SIZE_FLOOR = 10.0, 0.5
 _FLOOR = 2e-3
-"""The least bound of a relative error: differences in the order of sums, and numbers that are not perturbed."""
+"""Minimum bound of a relative error. It allows for another order of summation, and for numbers that are not perturbed."""
 _DRAWS, _MOST_DRAWS = 2, 10
-"""The number of perturbations, and their number if an error is beyond the bound of the first ones, which can be small by chance."""
+"""Number of perturbations. If an error exceeds the bound, the larger number is used, since few perturbations may give too small a
+bound."""
 _NEGLIGIBLE = 1e-2
-"""Outputs below this fraction of the output's usual magnitude count as this large; without perturbation, below all of it."""
+"""The magnitude of an output counts as at least this fraction of its usual magnitude or, without perturbation, as at least the usual
+magnitude."""
 _ROWS = 16
 _UNBOUNDED = frozenset(
     {"qat", "distill", "recover", "retrain", "tune-centroids", "prune_iteratively", "shrink", "refresh_norms"}
     | {"prune", "prune_n_m", "share"}
 )
-"""Steps of the provenance that train, or end with training, or change nothing but weights."""
+"""Provenance steps that train the model or change only its weights."""
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -56,16 +58,16 @@ class Difference(msgspec.Struct, frozen=True):
 
     output: str
     error: float
-    """Norm of the difference divided by the norm of the original's output; for integers and text, the fraction of other values."""
+    """Norm of the difference divided by the norm of the original's output; for integers and text, the fraction of unequal values."""
     bound: float
     sizes: str
-    """The inputs with their shapes."""
+    """The names and shapes of the inputs."""
 
 
 def check_explained(original: Artifact, made: Artifact, data: Dataset | None = None) -> list[Difference]:
     """The largest difference of each output. Raises WrongResult for an error beyond its bound.
 
-    ``data`` are rows on which the method was fitted; without them, values are generated.
+    ``data`` has the rows on which the method was fitted. Without it, inputs are generated.
     """
     with ExitStack() as stack:
         before, check = _Runner(original, stack, as_written=True), None
@@ -82,7 +84,7 @@ def check_explained(original: Artifact, made: Artifact, data: Dataset | None = N
 
 
 def _check_survives(made: Artifact, sample: LabelledInputs) -> None:
-    """Raise WrongResult if ``made`` ends its process."""
+    """Raise WrongResult if running ``made`` ends the process."""
     try:
         apart.forward(made, sample, as_written=False)
     except PenstockError as error:
@@ -97,18 +99,18 @@ class _Check:
         self._is_unbounded = any(step.name in _UNBOUNDED for step in made.provenance[len(original.provenance) :])
         try:
             self._made = _Runner(made, stack)
-            # Integer kernels take a bias's scale for the product of the other two, so that only the form as written is perturbed.
+            # Integer kernels ignore a bias's own scale, so only the model without graph optimisations can be perturbed.
             self._written = _Runner(made, stack, as_written=True)
             self._widened = self._perturbed([_DRAWS], widened=True)
             self._others = self._perturbed(range(_DRAWS))
         except InvalidModel as error:
             raise WrongResult(f"the compressed model does not load: {error.message}", _FIX) from error
         self._bounds: dict[str, float] = {}
-        """The bound of each output, at the sizes for which it was needed."""
+        """The bound of each output so far. Further samples can raise it."""
         self._magnitudes: dict[str, float] = {}
 
     def compare(self, sample: LabelledInputs, want: Mapping[str, Array]) -> None:
-        """Compare the outputs with those of the original, ``want``."""
+        """Compare the outputs with ``want``, the outputs of the original."""
         got = _outputs(self._made, sample, want)
         for name, array in want.items():
             self._magnitudes[name] = max(self._magnitudes.get(name, 0.0), _mean_square(array))
@@ -139,9 +141,9 @@ class _Check:
         return all(error <= self._bounds.get(name, -1.0) for name, error in errors.items())
 
     def _extend_bounds(self, sample: LabelledInputs, errors: Mapping[str, float]) -> None:
-        """Include ``sample`` in the bounds."""
+        """Raise each bound to the bound for ``sample``, if that is larger."""
         got = _outputs(self._written, sample, errors) if self._others else {}
-        # Values at other sizes can exceed the ranges that the data gave.
+        # At other sizes, values can exceed the calibrated ranges.
         runners = [*self._others, *(self._widened if sample.is_odd else [])]
         others = [other for other in (_run(runner, sample) for runner in runners) if other is not None]
         for name, error in errors.items():
@@ -157,15 +159,15 @@ class _Check:
 
 
 def _size_bound(error: float) -> float:
-    """The bound at other sizes of an error at the data's own."""
+    """The bound at other sizes, from the error at the sizes of the data."""
     return max(_SIZE_FACTOR * error, _SIZE_FLOOR) if np.isfinite(error) else 0.0
 
 
 def distance(want: Array, got: Array, least: float = 0.0) -> float:
-    """Norm of the difference divided by the norm of ``want``; for integers and text, the fraction of other values.
+    """Norm of the difference divided by the norm of ``want``; for integers and text, the fraction of values that differ.
 
-    Infinite if types or shapes differ, or if NaN and infinities are in other places. ``least`` is the least mean square of ``want`` to
-    divide by.
+    Infinite if types or shapes differ, or if NaN and infinities are in other places. A mean square of ``want`` below ``least`` counts
+    as ``least``.
     """
     if want.shape != got.shape or want.dtype != got.dtype:
         return float("inf")
@@ -189,7 +191,7 @@ def _bytes(proto: onnx.ModelProto) -> bytes:
 def _samples(
     signature: Signature, data: Dataset | None, names: Mapping[str, Sequence[str]]
 ) -> Iterator[LabelledInputs]:
-    """Inputs at the data's own sizes first, then at others."""
+    """Inputs at the sizes of the data first, then at other sizes."""
     if data is None:
         for size in free_sizes(signature):
             yield from generate(signature, size)
@@ -205,7 +207,7 @@ def _samples(
 
 
 def _resized(array: Array, dims: Sequence[int], batch: int, free: int | None) -> Array:
-    """``array`` with ``batch`` rows and ``free`` elements along each other free dimension, repeated or cut off."""
+    """``array``, repeated or cut to ``batch`` rows and to ``free`` elements along every other free dimension."""
     for axis, dim in enumerate(dims):
         size = batch if axis == 0 else free
         if dim == -1 and size is not None and array.shape[axis]:
@@ -214,7 +216,7 @@ def _resized(array: Array, dims: Sequence[int], batch: int, free: int | None) ->
 
 
 class _Runner:
-    """A loaded model that runs unusual sizes in a child process."""
+    """A loaded model. Inputs of unusual sizes run in a child process."""
 
     def __init__(self, artifact: Artifact, stack: ExitStack, *, as_written: bool = False) -> None:
         self._artifact = artifact

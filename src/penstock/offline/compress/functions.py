@@ -21,10 +21,10 @@ class CompressFunctions:
 
         outcome = penstock.compress.quantize("model.onnx", "train.npz", evaluate="test.npz", output="int8.onnx")
 
-    The parameters are ``(model, data=None, evaluate=None, output=None, *, force=False, on_progress=None, **options)``. ``model`` is
-    an ONNX file or an ``Artifact``. The method uses ``data``; the result is measured on ``evaluate``. Both are npz files or
-    mappings of arrays. ``output`` is a file to write. The options are those of the command of the same name. A method is imported
-    on first use.
+    The parameters are ``(model, data=None, evaluate=None, output=None, *, force=False, on_progress=None, **options)``. ``model`` is an
+    ONNX file or an ``Artifact``. The method uses ``data``; the result is measured on ``evaluate``. Both are npz files or mappings of
+    arrays. ``output`` is a file to write. The options are the options of the command with this name. Methods are imported on first
+    use.
     """
 
     def __getattr__(self, name: str) -> Callable[..., Outcome]:

@@ -34,7 +34,7 @@ Data = str | os.PathLike[str] | Mapping[str, Array]
 _log = logging.getLogger(__name__)
 
 _FEW = 16
-"""Minimum number of samples without a warning."""
+"""With fewer samples than this, a warning is given."""
 
 
 class Job:
@@ -51,7 +51,7 @@ class Job:
         force: bool = False,
         tell: Callable[[str], None] = _log.info,
     ) -> None:
-        """The method uses ``data``, and the result is measured on ``evaluate``. ``tell`` is called with each remark.
+        """The method uses ``data``; the result is measured on ``evaluate``. ``tell`` is called with each warning and note.
 
         Raises InvalidConfig, EngineUnavailable, InvalidArgument, AlreadyExists, NotFound, InvalidModel, Unsupported, InvalidData.
         """
@@ -88,7 +88,7 @@ class Job:
     def run(self, on_progress: OnProgress = lambda *_: None) -> Outcome:
         """Apply the method, check its result, measure it if there is evaluation data, and write it.
 
-        Raises PenstockError, of which WrongResult if the result is not what the method promises.
+        Raises WrongResult if the compressed model is wrong, and other PenstockErrors.
         """
         method = self._method
         model = self._folded(on_progress) if method.folds else self_contained(self.original)
@@ -124,7 +124,7 @@ class Job:
         return Outcome(self.original, made, comparison, sizes)
 
     def _check_places(self, inputs: list[Path], force: bool) -> None:
-        """Raise InvalidArgument or AlreadyExists for a file that must not be written."""
+        """Raise InvalidArgument or AlreadyExists if an output file must not be written."""
         used = usages(type(self._method))
         given = {name: getattr(self._method, name) for name, usage in used.items() if usage.text == "file"}
         inputs += [Path(path) for name, path in given.items() if path and name != "resume" and not used[name].writes]

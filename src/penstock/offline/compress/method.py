@@ -48,15 +48,15 @@ class StepContext(msgspec.Struct, frozen=True):
     folder: Path | None = None
     """Folder for progress, from which an interrupted run continues."""
     on_progress: OnProgress = lambda *_: None
-    """Raises DeadlineExceeded to stop the method."""
+    """Callback for progress. It raises DeadlineExceeded to stop the method."""
     is_over: Callable[[], bool] = lambda: False
     """Returns True when a method that works in rounds must end with its best result so far."""
     check_memory: Callable[[Artifact], None] = lambda _: None
     """Raises ResourceExhausted if training a model needs more memory than the machine has."""
     options: dict[str, Any] = {}
-    """Values that a plan sets for the options with these names, in all methods that have them."""
+    """Option values that a plan sets, by name. They apply to every method that has the option."""
     placements: dict[str, QdqPlacement] = {}
-    """The fastest placement of each model that was already measured, by the model's digest."""
+    """The fastest QDQ placement of each model that was already measured, by the model's digest."""
 
     def stage(self, name: str) -> Progress:
         """A callback that reports the progress of one stage."""
@@ -77,8 +77,8 @@ class StepContext(msgspec.Struct, frozen=True):
         return fitted, Judge(self.original, held, threads)
 
     def once(self, name: str, make: Callable[[], Artifact], *decides: object) -> Artifact:
-        """Return the result of ``make()``, or the stored result of an earlier run. Results are stored because they may depend on
-        measured times, and training continues from them.
+        """Return the stored result of an earlier run, or else store and return the result of ``make()``. A second ``make()`` could
+        give another result, since methods measure times, and later training depends on the result.
 
         ``name`` and the plain data ``decides`` together identify the result.
         """
@@ -105,13 +105,13 @@ class Made(msgspec.Struct, frozen=True):
     model: Artifact | None
     """The changed model; None if the method only measures."""
     aims: tuple[Aim, ...] = ()
-    """The aims of the method."""
+    """The quantities that the method should improve."""
     facts: dict[str, Any] = {}
     """Facts about the result, as plain data for the JSON output."""
     notes: tuple[str, ...] = ()
-    """Remarks for the user."""
+    """Notes for the user."""
     short: dict[Aim, str] = {}
-    """Aims that the method missed according to its own measurements, with the reason."""
+    """Aims that the method missed according to its own measurements, each with the reason."""
     files: dict[str, bytes] = {}
     """Pictures, reports and other files to write, by path."""
     heading: str = ""
@@ -131,7 +131,7 @@ class Method(Options, frozen=True, kw_only=True):
     data_options: ClassVar[tuple[str, ...]] = ("--train",)
     """Names of the command-line option that takes the method's data."""
     role: ClassVar[str] = "model"
-    """Name of the model in errors. Unless it is ``model``, the command has an option of this name for it."""
+    """Name of the model in errors. If it is not ``model``, the command takes the model by an option of this name."""
     titles: ClassVar[tuple[str, str]] = ("original", "made")
     writes_model: ClassVar[bool] = True
 
@@ -162,7 +162,7 @@ class Method(Options, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def allowance(self, context: StepContext, max_accuracy_loss: float) -> Contract:
-        """The contract of the plan; without a plan, one with ``max_accuracy_loss``."""
+        """The contract of the plan; without a plan, a contract with ``max_accuracy_loss``."""
         return context.contract or Contract(max_accuracy_loss)
 
 
@@ -172,7 +172,7 @@ class TrainingMethod(Method, frozen=True, kw_only=True):
     epochs: Annotated[Positive | None, Usage(default="depends on the method")] = None
     """Passes over the training data."""
     seed: Seed = 0
-    """Seed of everything random."""
+    """Seed of all random numbers."""
     resume: Annotated[str | None, Usage("file")] = None
     """Folder for checkpoints, from which the same command continues after an interruption."""
 

@@ -14,18 +14,18 @@ from penstock.errors import InvalidConfig
 
 
 class Usage(msgspec.Struct, frozen=True, eq=False):
-    """The form of an option on the command line and its relation to other options; part of the field's annotation."""
+    """The form of an option on the command line, and its relation to other options. It is part of the field's annotation."""
 
     text: Literal["", "share", "seconds", "file"] = ""
     """The text form of the value: ``share`` for 5%, ``seconds`` for 20s, ``file`` for a path; empty for the form of its type."""
     needs: Mapping[str, tuple[str, ...]] = {}
-    """Other options that this one requires, with their allowed values. Without values, any true value is allowed."""
+    """Other options that this option requires, with their allowed values. Without values, any true value is allowed."""
     excludes: tuple[str, ...] = ()
-    """Options that cannot be combined with this one."""
+    """Options that cannot be combined with this option."""
     writes: Literal["", "picture", "report", "coded model"] = ""
-    """The kind of file that the method writes here. It replaces only files of the same kind."""
+    """The kind of file that the method writes here. An existing file is replaced only if it is of the same kind."""
     default: str = ""
-    """The default in help, if it differs from the field's."""
+    """The default shown in help, if it differs from the field's default."""
     hidden: bool = False
     """True if the option exists only in Python, not on the command line."""
 
@@ -41,7 +41,7 @@ File = Annotated[str, Usage("file")]
 
 _BOUNDS = {">": "greater than", ">=": "at least", "<": "less than", "<=": "at most"}
 Spell = Callable[[str], str]
-"""Formats the name of an option for messages."""
+"""Formats the name of an option for error messages."""
 
 
 class Options(msgspec.Struct, frozen=True):

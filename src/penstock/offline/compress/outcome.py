@@ -19,9 +19,9 @@ class Outcome(msgspec.Struct, frozen=True):
     original: Artifact
     made: Made
     comparison: Comparison | None
-    """Accuracy and speed of both; None without evaluation data."""
+    """Accuracy and speed of both models; None without evaluation data."""
     coded: tuple[int, int] | None = None
-    """Sizes of original and result as coded models, if the coded size is an aim of the method."""
+    """Sizes of the original and the result as coded models, if the method should reduce the coded size."""
 
     @property
     def model(self) -> Artifact:
@@ -54,7 +54,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def notes(self) -> list[str]:
-        """Remarks for the user, including shortfalls."""
+        """Notes for the user, including shortfalls."""
         return [*self.made.notes, *self.shortfalls.values()]
 
     def summary(self) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""Perturb the rounded numbers of a quantised model by as much as rounding has changed them.
+"""Perturb the rounded numbers of a quantised model by the size of a rounding error.
 
 Rounding to a step ``s`` acts like noise of the standard deviation ``s / sqrt(12)`` (Widrow and Kollár, "Quantization Noise", 2008,
 chapter 5). Therefore:
 
 1. One in twelve weights of 16 bits or less moves by one step, up or down, which has the same variance.
-2. The range of each activation becomes wider by up to a quarter, so that all its values round differently. If clipping matters,
-   this changes the outputs too. ``widened`` perturbs ranges more: four times as wide.
+2. The range of each activation becomes wider by up to a quarter, so that all its values round differently. If the range clipped
+   values, the outputs also change for this reason. ``widened`` makes ranges four times as wide.
 
-Numbers that the original model has too stay the same.
+Numbers that the original model also contains are not perturbed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.tensor import Array
 _MOVED, _LEAST_MOVED = 1 / 12, 3
 _WIDENED, _FAR_WIDENED = (1.1, 1.25), (3.5, 4.0)
 _ROUNDED = {"DequantizeLinear": (0,), "MatMulInteger": (0, 1), "MatMulNBits": (1,), "Cast": (0,)}
-"""The inputs of operators that, if constant, are rounded weights."""
+"""For each operator, the inputs that are rounded weights if they are constant."""
 _HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 _HALF_TYPES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
@@ -33,7 +33,7 @@ _HALF_TYPES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 def perturbed(
     model: onnx.ModelProto, original: onnx.ModelProto, draw: int, *, widened: bool = False
 ) -> onnx.ModelProto | None:
-    """A copy of ``model`` with other values of its rounded numbers, which follow from ``draw``; None if it has no such numbers."""
+    """A copy of ``model`` with perturbed numbers, which depend on the seed ``draw``; None if ``model`` has no rounded numbers."""
     constants = (one.t for node in original.graph.node if node.op_type == "Constant" for one in node.attribute)
     known = {_content(tensor) for tensor in (*original.graph.initializer, *constants)}
     made = onnx.ModelProto()
@@ -55,7 +55,7 @@ def perturbed(
 
 
 def _roles(graph: onnx.GraphProto, tensors: Collection[str]) -> tuple[set[str], set[str], set[str]]:
-    """The names of rounded weights, of those among them that hold two numbers in a byte, and of scales of activations."""
+    """The names of rounded weights, of those rounded weights that store two numbers per byte, and of scales of activations."""
     weights: set[str] = set()
     packed: set[str] = set()
     scales: set[str] = set()
@@ -65,7 +65,7 @@ def _roles(graph: onnx.GraphProto, tensors: Collection[str]) -> tuple[set[str], 
             packed.add(node.input[1])
         if node.op_type == "QuantizeLinear" and node.input[0] not in tensors and node.input[1] in tensors:
             scales.add(node.input[1])
-    # A scale that weights use too is not the scale of an activation alone.
+    # A scale that an activation shares with weights is not perturbed.
     fixed = (n.input[1] for n in graph.node if n.op_type == "DequantizeLinear" and n.input[0] in weights)
     return weights - scales, packed, scales - set(fixed)
 
@@ -76,7 +76,7 @@ def _moved(array: Array, rng: np.random.Generator, *, is_packed: bool) -> Array 
         first, second = (array & 15).astype(np.int16) + steps, (array >> 4).astype(np.int16) + _steps(array.shape, rng)
         return np.asarray(first.clip(0, 15) | (second.clip(0, 15) << 4)).astype(np.uint8)
     if array.dtype in _HALVES:
-        # Neighbouring numbers of one sign are neighbouring integers.
+        # Floats of one sign that are neighbours have neighbouring bit patterns.
         bits = array.view(np.uint16)
         moved = (bits.astype(np.int32) + np.where(bits & 0x7FFF, steps, 0)).astype(np.uint16).view(array.dtype)
         return np.asarray(np.where(np.isfinite(moved.astype(np.float32)), moved, array))
@@ -87,14 +87,15 @@ def _moved(array: Array, rng: np.random.Generator, *, is_packed: bool) -> Array 
 
 
 def _steps(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Which elements move, and in which direction. Of a small tensor, at least three elements move."""
+    """For each element, its step: -1, 0 or 1. At least three elements of a tensor move."""
     count = math.prod(shape)
     moved = rng.permutation(count) < max(_LEAST_MOVED, count * _MOVED)
     return np.asarray(np.where(moved, rng.choice([-1, 1], count), 0).reshape(shape))
 
 
 def _contents(tensor: onnx.TensorProto) -> Iterator[tuple[int, tuple[int, ...], bytes]]:
-    """The content of ``tensor`` and, if it is narrow, of what it was rounded from if rounding has changed nothing."""
+    """The content of ``tensor``. A 16-bit tensor also yields its content in FP32 and FP64, which the original has if rounding to 16
+    bits was exact."""
     yield _content(tensor)
     if tensor.data_type in _HALF_TYPES:
         array = numpy_helper.to_array(tensor)

@@ -23,7 +23,7 @@ class PlannedStep(msgspec.Struct, frozen=True):
     targets: tuple[Target, ...] = ("latency", "size")
     """Targets of a plan for which the step is tried."""
     cures: Literal["", "inaccurate"] = ""
-    """Try this step only if an earlier step of its stage ended with this result. Empty: always."""
+    """Try this step only if an earlier step of its stage had this result. Empty: always."""
 
 
 class MethodEntry(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class MethodEntry(msgspec.Struct, frozen=True):
     summary: str
     steps: tuple[PlannedStep, ...] = ()
     order: Literal["first", "descend"] = "first"
-    """``first``: a plan tries the steps until one is kept; ``descend``: until one is not kept."""
+    """``first``: a plan tries the steps in order until a model is kept. ``descend``: until a model is rejected."""
 
     def load(self) -> Any:
         """The subclass of ``Method``: ``prune-channels`` is ``PruneChannelsMethod`` in ``methods/prune_channels.py``."""
@@ -48,7 +48,7 @@ def _shrink(speedup: float, *targets: Target) -> PlannedStep:
 
 
 def _share(name: str, error: float, loss: float) -> PlannedStep:
-    """Bounds for one layer before training: ``error`` is relative; ``loss`` is a fraction of the allowed loss."""
+    """The bounds hold for one layer before training. ``error`` is relative; ``loss`` is a fraction of the allowed loss."""
     options = {"by_sensitivity": True, "layer_error": error, "layer_loss": loss, "most_rows": 512}
     options |= {"tune": True, "tune_optional": True}
     return PlannedStep(f"share-{name}", options, ("size",))
@@ -66,7 +66,7 @@ METHODS = {
                 PlannedStep("int8-mixed", {"budget_s": 5.0, "mixed": True}),
             ),
         ),
-        # Only if accuracy is the problem: training does not change the speed of INT8.
+        # Tried only if INT8 is too inaccurate: training does not change its speed.
         MethodEntry(
             "qat",
             "precision",

@@ -1,8 +1,8 @@
 """Taps: read the tensors inside a model while it runs over data, for calibration, equalisation, bias correction and factorisation.
 
-Tensors come one batch at a time, so statistics of any amount of data need little memory. Tensors are read in groups: a copy of the
-model with a group's tensors as outputs runs over all batches. The memory budget bounds the tensors of a group for one batch, so
-many tensors take several passes.
+Tensors are read one batch at a time, so statistics of any amount of data need little memory. They are read in groups: a copy of the
+model, with a group's tensors as outputs, runs over all batches. The memory budget limits a group's size for one batch, so many tensors
+take several passes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Progress = Callable[[int, int], None]
 """Called with the number of finished steps and the total."""
 
 _MEMORY_SHARE = 0.5
-"""One batch of the largest tensor, with the tensor from which it is computed, may take this fraction of the machine's memory."""
+"""Fraction of the machine's memory for one batch of the largest tensor and of the tensor from which it is computed."""
 _NAMED = 5
-"""Maximum number of samples named in a message."""
+"""Maximum number of samples to name in an error message."""
 
 
 def no_progress(_done: int, _total: int) -> None:
@@ -35,7 +35,7 @@ def no_progress(_done: int, _total: int) -> None:
 
 
 class Taps:
-    """Reads a model's tensors on data, by name, batch by batch. The engine runs the graph without optimising it."""
+    """Reads tensors inside a model, by name, while the model runs over data. The engine does not optimise the graph."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class Taps:
         memory_bytes: int = 256 << 20,
         signature: Signature | None = None,
     ) -> None:
-        """``memory_bytes`` bounds the tensors of a group for one batch. A larger tensor forms a group alone.
+        """``memory_bytes`` limits the size of a group's tensors for one batch. A tensor that is larger is read alone.
 
-        ``signature`` is the model's, if known. Raises the errors of ``CalibrationBatches``.
+        ``signature`` is the model's signature, if known. Raises the errors of ``CalibrationBatches``.
         """
         self._proto = read_proto(artifact)
         self._threads = threads
@@ -67,15 +67,15 @@ class Taps:
     ) -> Iterator[tuple[str, Array]]:
         """Yield the tensors ``names`` for every batch, group by group.
 
-        ``group``, one of ``groups``, includes all ``names``. The model of the group is run, so that calls for different names share a
-        session. ``values`` are values of optional inputs. Raises InvalidData, which names tensor and samples, if a value is NaN or
-        infinite. Raises ResourceExhausted if one batch of the largest tensor needs more than half of the memory.
+        ``group`` is an element of ``groups`` that includes all ``names``. The model of the whole group runs, so that calls for
+        different names share a session. ``values`` are values of optional inputs. Raises InvalidData, with the tensor and the samples,
+        if a value is NaN or infinite. Raises ResourceExhausted if one batch of the largest tensor needs more than half of the memory.
         """
         passes = [list(group)] if group else self.groups(names)
         for number, shown in enumerate(passes):
             first = 0
             for done, (rows, outputs) in enumerate(self._outputs(shown, values or {}), 1):
-                # A local variable would keep the array in memory while the next batch runs.
+                # A local variable in this function would keep the array in memory while the next batch runs.
                 for name in [name for name in outputs if name in names]:
                     _check_finite(name, outputs[name], first, rows)
                     yield name, outputs.pop(name)
@@ -89,7 +89,7 @@ class Taps:
         return [given, *groups] if given else groups
 
     def sample(self, rows: int) -> dict[str, Array]:
-        """Inputs for a call of ``rows`` samples, or of the number that the model requires."""
+        """Inputs for a call with ``rows`` samples, or with the model's fixed batch size."""
         return repeat_rows(self.batches.largest, call_rows(self._signature, rows))
 
     def shapes(self, names: Sequence[str], rows: int) -> dict[str, tuple[int, ...]]:
@@ -99,7 +99,7 @@ class Taps:
         }
 
     def _outputs(self, group: list[str], values: Mapping[str, Array]) -> Iterator[tuple[int, dict[str, Array]]]:
-        """The number of samples and the tensors of ``group`` for each batch. For inputs alone the model does not run."""
+        """For each batch, the number of samples and the tensors of ``group``. If these are all inputs, the model does not run."""
         if group[0] in self._signature.input_names:
             for batch in self.batches:
                 yield _rows(batch), {name: batch[name] for name in group}
@@ -115,7 +115,7 @@ class Taps:
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
         """The bytes of each tensor in the largest batch, extrapolated from the smallest possible call.
 
-        Raises ResourceExhausted if the largest one needs more than half of the memory.
+        Raises ResourceExhausted if the largest tensor needs more than half of the memory.
         """
         names = list(dict.fromkeys(names))
         computed = [name for name in names if name not in self._signature.input_names]
@@ -129,7 +129,7 @@ class Taps:
         return sizes
 
     def showing(self, outputs: Sequence[str]) -> Artifact:
-        """The model with other ``outputs``. It does not run operators on which these do not depend."""
+        """The model with the outputs ``outputs``. Operators that these outputs do not need are not run."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self._proto)
         own = {value.name: value for value in proto.graph.output}

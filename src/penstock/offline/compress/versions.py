@@ -25,7 +25,7 @@ from penstock.resources import MachineFacts
 _log = logging.getLogger(__name__)
 
 _CHOICE_S = 4.0
-"""Time limit in seconds for choosing the range methods of all tensors. After that, ranges of least squared error are used."""
+"""Time limit in seconds for choosing range methods. The remaining tensors get the range of least squared error."""
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class Version(msgspec.Struct, frozen=True):
     artifact: Artifact
     precision: str = "fp32"
     calibration: str = ""
-    """The calibration method of an INT8 version; empty for others."""
+    """The calibration method of an INT8 version; empty for other versions."""
     compression: str = ""
     """The steps that changed weights or structure, joined by ``+``; empty if there are none."""
     requires: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ def integer_versions(
     *,
     anywhere: bool = False,
 ) -> tuple[list[Version], tuple[str, ...]]:
-    """The distinct INT8 models of ``fp32`` whose error is what rounding explains, by calibration method and placement, and notes.
+    """An INT8 version of ``fp32`` for each calibration method and placement, and notes. Drops duplicates and models with defects.
 
     ``careful`` adds versions with equalised channels, ranges chosen for each tensor, and corrected biases. ``anywhere`` uses 7-bit
     weights, which every CPU multiplies without overflow.
@@ -110,7 +110,7 @@ def integer_versions(
 
 
 def _attempt(name: str, make: Callable[[], Artifact], failures: dict[str, str]) -> Artifact | None:
-    """What ``make`` returns; None, with the reason in ``failures``, if it fails. A failure must not end the build."""
+    """Return the result of ``make()``; None, with the reason in ``failures``, if it fails. A failure must not end the build."""
     try:
         return make()
     except PenstockError as error:
@@ -122,7 +122,7 @@ def _attempt(name: str, make: Callable[[], Artifact], failures: dict[str, str]) 
 
 
 def _objection(fp32: Artifact, model: Artifact, calibration: Dataset) -> str:
-    """Why ``model`` does not compute what ``fp32`` computes; empty if it does."""
+    """Why ``model`` does not compute the same function as ``fp32``; empty if it does."""
     try:
         check_explained(fp32, model, calibration)
     except WrongResult as error:

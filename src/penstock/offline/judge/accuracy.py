@@ -1,7 +1,7 @@
 """Accuracy of a candidate relative to the original model, compared on the same samples by one metric.
 
-The candidate is held to the original in two ways. The metric's loss compares both with the truth: labels or, without labels, the
-original's answers. The deviation compares every output with the original's, unless the loss already does so.
+A candidate is compared in two ways. The loss compares the candidate's metric with the original's metric; the truth is the labels or,
+without labels, the original's outputs. The deviation compares every output with the original's output, unless the loss does so.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _TINY = 1e-9
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """The original's outputs on the evaluation data, and the metric that compares other outputs with them."""
+    """The original's outputs on the evaluation data, and the metric that judges other outputs against them."""
 
     choice: Choice
     answers: Outputs
     labels: Array | None
     looks: int = 1
-    """Number of candidates whose intervals must hold together."""
+    """Number of candidates whose intervals must be valid together."""
 
     @property
     def metric(self) -> str:
@@ -64,7 +64,7 @@ class Reference(msgspec.Struct, frozen=True):
 
     @property
     def is_exact(self) -> bool:
-        """True if a bound of the loss is valid for any number of samples; otherwise it is approximate."""
+        """True if the bound on the loss is valid for any number of samples; False if it is approximate."""
         return self.choice.metric.span is not None
 
     @property
@@ -75,7 +75,7 @@ class Reference(msgspec.Struct, frozen=True):
     def compare(self, outputs: Outputs) -> Accuracy:
         """The accuracy of a candidate with these ``outputs`` for the same samples.
 
-        Raises PenstockError if shapes differ, or the metric fails. Outputs with NaN or infinity are not judged but marked as broken.
+        Raises PenstockError if shapes differ or the metric fails. Outputs with NaN or infinity get no score; ``broken`` names them.
         """
         for name, array in self.answers.items():
             if outputs[name].shape != array.shape:
@@ -87,7 +87,7 @@ class Reference(msgspec.Struct, frozen=True):
         base = Accuracy(metric.name, 0.0, Interval(1.0, 0.0, 1.0), error, samples, looks=self.looks)
         if broken := not_finite(outputs):
             return msgspec.structs.replace(base, broken=broken, bound=1.0, is_share=metric.is_share)
-        # A metric whose truth is the original measures the distance itself.
+        # If the truth is the original, the metric measures the deviation itself.
         judged = self.choice.outputs if self._truth_is_original() else ()
         far = {name: self._deviation(name, outputs[name]) for name in self.answers if name not in judged}
         worst = max(far, key=lambda name: far[name], default="")
@@ -105,12 +105,12 @@ class Reference(msgspec.Struct, frozen=True):
         )
 
     def value(self, outputs: Outputs, labels: Array | None = None) -> float:
-        """The metric of ``outputs``, for ``labels`` other than the reference's if given. Raises PenstockError if the metric fails."""
+        """The metric of ``outputs`` for ``labels``, by default the reference's. Raises PenstockError if the metric fails."""
         rows = self._rows(outputs, np.arange(len(self.answers[self.output])), labels)
         return float(np.mean(rows))
 
     def scores(self, outputs: Outputs) -> Array:
-        """A score for each sample, whose mean is the metric; for metrics that are no means, 1 less the deviation."""
+        """A score for each sample. The mean score is the metric or, for metrics that are not means, 1 minus the deviation."""
         if not_finite({name: outputs[name] for name in self.choice.outputs}):
             kept = [np.isfinite(_numbers(outputs[name])).all(axis=1) for name in self.choice.outputs]
             usable = np.logical_and.reduce(kept)
@@ -123,7 +123,7 @@ class Reference(msgspec.Struct, frozen=True):
     def divergence(self, outputs: Outputs) -> Array:
         """The distance of ``outputs`` from the original's, per sample, float32. Unlike accuracy, it is continuous.
 
-        The distance is the KL divergence, summed over the judged outputs with class scores; the relative error if there are none.
+        The distance is the KL divergence, summed over judged outputs with class scores; without such outputs, the relative error.
         """
         if scored := self._scored():
             total = np.sum([share_divergence(self.answers[name], outputs[name]) for name in scored], axis=0)
@@ -144,7 +144,7 @@ class Reference(msgspec.Struct, frozen=True):
         return matched_pairs(len(differences), float(differences.sum()), float(differences @ differences))
 
     def original(self) -> Accuracy:
-        """The original's own accuracy; its loss is 0 by definition."""
+        """The accuracy of the original itself; its loss is 0 by definition."""
         samples, value = len(self.answers[self.output]), self.value(self.answers)
         return Accuracy(
             self.metric,
@@ -158,7 +158,7 @@ class Reference(msgspec.Struct, frozen=True):
         )
 
     def _loss(self, outputs: Outputs) -> tuple[float, Interval, float, int, int]:
-        """Value, loss with interval, upper bound, and the numbers of samples lost and won."""
+        """The metric, the loss with its interval, the loss's upper bound, and the numbers of samples lost and won."""
         metric, samples = self.choice.metric, len(self.answers[self.output])
         every = np.arange(samples)
         if metric.span is None:
@@ -170,7 +170,7 @@ class Reference(msgspec.Struct, frozen=True):
             down, up = int((lost > 0).sum()), int((lost < 0).sum())
             loss = loss_interval(samples, down, up, self.looks)
             return value, loss, loss_bound(samples, down, up, tail(self.looks)), down, up
-        # Without labels, the original's own score is the highest possible.
+        # Without labels, the score of the original is the highest possible.
         width = metric.span[1] - metric.span[0]
         least = 0.0 if self._truth_is_original() else -width
         lost = lost.clip(least, width)
@@ -187,7 +187,7 @@ class Reference(msgspec.Struct, frozen=True):
             except InvalidData:
                 if len(rows) == len(every):
                     raise
-                return whole  # A group without which the metric is undefined tells nothing.
+                return whole  # without this group, the metric is undefined
             difference = sign * (before - after)
             return _bounded(difference / max(abs(before), _TINY) if metric.relative else difference)
 
@@ -197,7 +197,7 @@ class Reference(msgspec.Struct, frozen=True):
         return self.value(outputs), interval, interval.high
 
     def _rows(self, outputs: Outputs, rows: Array, labels: Array | None = None) -> Array:
-        """The scores of the samples ``rows``, or one number. Of several judged outputs, each sample counts by its worst."""
+        """The scores of the samples ``rows``, or a single score. If several outputs are judged, the worst counts for each sample."""
         labels = self.labels if labels is None else labels
         found = []
         for name in self.choice.outputs:
@@ -212,7 +212,7 @@ class Reference(msgspec.Struct, frozen=True):
         return metric.truth is not None and (self.labels is None or not metric.labels)
 
     def _scored(self) -> list[str]:
-        """The judged outputs with scores of classes."""
+        """The judged outputs that contain class scores."""
         is_classes = self.choice.metric.kind == "classes"
         names = [name for name in self.choice.outputs if is_classes or has_class_scores(name, self.answers[name], {})]
         return [
@@ -222,7 +222,7 @@ class Reference(msgspec.Struct, frozen=True):
         ]
 
     def _deviation(self, name: str, output: Array) -> float:
-        """The share of changed classes, the metric with the original's answers as truth, or the relative error."""
+        """The fraction of changed classes, the metric with the original's outputs as truth, or the relative error."""
         want, metric = self.answers[name], self.choice.metric
         if name in self.choice.outputs and metric.kind == "other" and metric.truth is not None:
             same = float(np.mean(_called(metric, output, metric.truth(want))))
@@ -242,7 +242,7 @@ def make_reference(
 
 
 def not_finite(outputs: Outputs) -> str:
-    """Where ``outputs`` have NaN or infinity, in words; empty if nowhere."""
+    """A text that says where ``outputs`` have NaN or infinity; empty if all values are finite."""
     for name, array in outputs.items():
         if array.dtype.kind not in "OSUiub":
             bad = np.flatnonzero(~np.isfinite(_numbers(array)).all(axis=1))
@@ -263,11 +263,11 @@ def answers(model: LoadedModel, data: Dataset, batch: int = 64) -> Outputs:
 
 
 def joined(counts: Iterable[int], calls: Iterable[Mapping[str, Array]]) -> Outputs:
-    """The outputs of ``calls`` with ``counts`` samples each, one row per sample. Raises Unsupported like ``answers``."""
+    """The outputs of ``calls``, which have ``counts`` samples each, as one row per sample. Raises Unsupported as ``answers`` does."""
     parts: dict[str, list[Array]] = {}
     for count, outputs in zip(counts, calls, strict=True):
         for name, array in outputs.items():
-            # A model for one sample may have outputs without an axis for samples.
+            # If a model takes one sample, its outputs may lack a batch axis.
             row = array if array.shape[:1] == (count,) else _one_row(name, array, count)
             parts.setdefault(name, []).append(row)
     for name, arrays in parts.items():
@@ -288,7 +288,7 @@ def answers_of(
 
 
 def _called(metric: AccuracyMetric, output: Array, truth: Array | None) -> Array:
-    """The metric's result, checked."""
+    """The metric's result, after checks of its shape and values."""
     try:
         found = np.asarray(metric.of(output, truth), np.float64)  # type: ignore[arg-type]
     except PenstockError:

@@ -1,4 +1,4 @@
-"""Checks of the labels against the original: a model that is no better than chance on them means wrong labels."""
+"""Check the labels against the original. If the original is no better than chance on them, the labels are probably wrong."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from penstock.errors import InvalidData
 from penstock.tensor import Array
 
 _SHUFFLES = 39
-"""With this number, wrong labels pass in at most one of twenty cases."""
+"""Number of shuffles. With this number, the check accepts wrong labels in at most one of twenty cases."""
 _FEWEST = 20
-"""Fewer samples cannot tell right labels from wrong ones."""
+"""Minimum number of labels for the check. With fewer labels, right and wrong labels look alike."""
 _TRUST = "check that row i of the labels belongs to row i of the inputs; --trust-labels accepts them as they are"
 
 
 def check_labels(name: str, value: Callable[[Array], float], labels: Array, higher: bool, seed: int = 0) -> None:
-    """Raise InvalidData if the original's ``value`` by the metric ``name`` is no better for ``labels`` than for shuffled labels.
+    """Raise InvalidData if the metric ``name``, computed by ``value``, is no better on ``labels`` than on shuffled labels.
 
-    The labels pass a permutation test at 5 %. Fewer than 20 labels are not tested.
+    The check is a permutation test at 5 %. Fewer than 20 labels are not tested.
     """
     if len(labels) >= 2 and (labels == labels[:1]).all():
         raise InvalidData(

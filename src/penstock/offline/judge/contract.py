@@ -13,7 +13,7 @@ from penstock.measurement import Interval
 from penstock.offline.judge.sample_size import proof_advice
 
 FASTER = 1.01
-"""A candidate counts as faster only if the lower bound of its speed-up is above this."""
+"""A candidate counts as faster only if the lower bound of its speed-up exceeds this value."""
 
 
 _ROUNDING = 1e-12
@@ -23,26 +23,26 @@ class Contract(msgspec.Struct, frozen=True):
     """Requirements for accuracy and latency, and the metric of accuracy."""
 
     max_accuracy_loss: float = 0.01
-    """Maximum loss against the original, as a fraction (0.01 is one percentage point of accuracy)."""
+    """Maximum loss of accuracy against the original, as a fraction (0.01 is one percentage point)."""
     p99_ms: float | None = None
     """Maximum p99 latency of a single forward call, in milliseconds; None for no limit."""
     prove_accuracy: bool = False
-    """Require that the upper bound of the 95 % interval of the loss, not only its estimate, is within ``max_accuracy_loss``."""
+    """Require that the upper bound of the 95 % interval of the loss is within ``max_accuracy_loss``, not only the estimate."""
 
     max_output_error: float = 0.1
-    """Maximum deviation of every output from the original's: the share of changed classes, or the error relative to the output's
-    spread. If the metric is fidelity, this limit replaces ``max_accuracy_loss``."""
+    """Maximum deviation of every output from the original's output: the fraction of changed classes, or the error relative to the
+    output's spread. If the metric is fidelity, this limit replaces ``max_accuracy_loss``."""
     metric: str = ""
-    """Name of the metric, or ``module:function``; empty: what suits the model's outputs and the labels."""
+    """Name of the metric, or ``module:function``. Empty: a metric that suits the model's outputs and the labels."""
     output: str = ""
-    """The output that the metric judges; empty: the first that fits."""
+    """The output that the metric judges. Empty: the first output that suits the metric."""
     trust_labels: bool = False
     """Accept labels on which the original is no better than chance."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_accuracy_loss <= 1:
             raise InvalidConfig(
-                f"the accuracy loss allowed must be between 0 % and 100 %, not {self.max_accuracy_loss:.1%}",
+                f"the allowed accuracy loss must be between 0 % and 100 %, not {self.max_accuracy_loss:.1%}",
                 "give a fraction, e.g. 1% or 0.01",
             )
         if not self.max_output_error >= 0:
@@ -60,7 +60,7 @@ class Contract(msgspec.Struct, frozen=True):
         return self.max_output_error if metric == "fidelity" else self.max_accuracy_loss
 
     def accuracy_objection(self, accuracy: Accuracy) -> str:
-        """The reason why ``accuracy`` is not good enough; empty if it is."""
+        """The reason why ``accuracy`` violates the contract; empty if the contract is met."""
         return accuracy.broken or self._loss_objection(accuracy) or self._deviation_objection(accuracy)
 
     def _loss_objection(self, accuracy: Accuracy) -> str:
@@ -84,12 +84,12 @@ class Contract(msgspec.Struct, frozen=True):
         )
 
     def bound(self, accuracy: Accuracy) -> float:
-        """The loss that counts: its upper bound with ``prove_accuracy``, otherwise the estimate."""
+        """The loss to compare with the limit: the upper bound with ``prove_accuracy``, otherwise the estimate."""
         proven = accuracy.loss.high if accuracy.bound is None else accuracy.bound
         return proven if self.prove_accuracy else accuracy.loss.value
 
     def latency_objection(self, p99_ms: float) -> str:
-        """The reason why a p99 of ``p99_ms`` misses the contract; empty if it meets it."""
+        """The reason why a p99 of ``p99_ms`` violates the contract; empty if the contract is met."""
         if self.p99_ms is None or p99_ms <= self.p99_ms:
             return ""
         return f"p99 {p99_ms:.3g} ms, {self.p99_ms:.3g} ms are allowed"
@@ -111,7 +111,7 @@ def while_busy(busy: str) -> str:
 
 
 def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnmet:
-    """The error for a contract that none of ``records`` meets, with the binding requirement and the nearest feasible requirement."""
+    """The error if none of ``records`` meets the contract. It names the missed requirement, and the nearest feasible requirement."""
     measured = [record for record in records if record.accuracy is not None and record.p99_ms is not None]
     if not measured:
         return ContractUnmet("no candidate could be measured", "see the reasons: `penstock build --json` lists them")
@@ -153,13 +153,13 @@ def _p99(record: CandidateRecord) -> float:
 
 
 def _least(contract: Contract, record: CandidateRecord) -> tuple[bool, float, float]:
-    """The order of candidates by accuracy: broken ones last, then by loss, then by deviation."""
+    """The sort key of candidates by accuracy: broken candidates last, then by loss, then by deviation."""
     accuracy = _accuracy(record)
     return bool(accuracy.broken), contract.bound(accuracy), accuracy.unjudged_error
 
 
 def _concessions(contract: Contract, record: CandidateRecord) -> list[str]:
-    """The limits that ``record`` would need, as one option of the command line; empty if it is broken."""
+    """The options with the limits that ``record`` would meet, as one text for the command line; empty if its outputs are broken."""
     accuracy = _accuracy(record)
     loss = _percent(contract.bound(accuracy))
     error = _percent(accuracy.unjudged_error)
@@ -176,7 +176,7 @@ def _percent(value: float) -> str:
 
 
 def _round_up(value: float) -> float:
-    """``value`` plus a tenth for the noise of the next measurement, rounded up to two significant digits."""
+    """``value`` plus 10 % for noise in the next measurement, rounded up to two significant digits."""
     if value <= 0:
         return 0.0
     value *= 1.1

@@ -1,6 +1,6 @@
-"""The choice of the metric when the user names none, from the shapes and values of outputs and labels.
+"""Choose the metric from the shapes and values of outputs and labels, if the user names none.
 
-Only answers that are certainly classes are judged by the highest score: an embedding or a regression has a highest element as well.
+Only outputs that are certainly class scores are judged by their highest element, since every other output has a highest element too.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from penstock.tensor import Array
 _SCORES = re.compile(r"logit|prob|softmax|class|score|categor", re.IGNORECASE)
 _BOXES = re.compile(r"box|mask|anchor|detection", re.IGNORECASE)
 _EMBEDDING = 64
-"""Least number of columns of an output that is taken for an embedding although its rows have no unit norm."""
+"""Minimum number of columns of an output that counts as an embedding although its rows do not have norm 1."""
 _CENTRED = 0.5
-"""Maximum part of the mean row in the mean square of an embedding."""
+"""Maximum mean square of an embedding's mean row, as a fraction of the mean square of all rows."""
 _LABEL_METRICS = ("top-1", "average-precision", "iou", "r2", "wer", "map")
-"""Metrics for labels, in the order in which they are tried."""
+"""Metrics that use labels, in the order in which they are tried."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -36,9 +36,9 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def choose_metric(answers: Mapping[str, Array], labels: Array | None, name: str = "", output: str = "") -> Choice:
-    """The metric ``name`` for ``output``. An empty argument is chosen to suit the original's answers and the labels.
+    """The metric ``name`` for ``output``. If an argument is empty, it is chosen to suit the original's answers and the labels.
 
-    Raises InvalidArgument for an unknown metric or output, InvalidData if labels fit no output.
+    Raises InvalidArgument for an unknown metric or output, InvalidData if the labels suit no output.
     """
     if output and output not in answers:
         raise InvalidArgument(f"the model has no output '{output}'", f"its outputs are {', '.join(answers)}")
@@ -49,7 +49,7 @@ def choose_metric(answers: Mapping[str, Array], labels: Array | None, name: str 
 
 
 def has_class_scores(name: str, array: Array, names: Mapping[str, Array]) -> bool:
-    """True if the rows of an output are certainly scores [samples, classes]: they are probabilities, or the name says so."""
+    """True if an output certainly has class scores [samples, classes]: its rows are probabilities, or its name is like "logits"."""
     if not is_float(array) or array.ndim != 2 or array.shape[1] < 2:
         return False
     is_named = bool(_SCORES.search(name)) and not any(_BOXES.search(other) for other in names)
@@ -65,7 +65,7 @@ def scored_output(answers: Mapping[str, Array], labels: Array) -> str:
 
 
 def are_shares(array: Array) -> bool:
-    """True if every row consists of probabilities whose sum is 1."""
+    """True if the elements of every row are probabilities with sum 1."""
     rows = array.astype(np.float64)
     return bool((rows >= 0).all() and np.allclose(rows.sum(axis=1), 1, atol=1e-3))
 

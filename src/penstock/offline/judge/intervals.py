@@ -1,4 +1,4 @@
-"""Confidence bounds that are exact for the number of samples, and an approximate one for metrics that are no means.
+"""Confidence bounds that are valid for any number of samples, and an approximate bound for metrics that are not means.
 
 ::
 
@@ -6,7 +6,7 @@
     mean of bounded rows  bets against the mean                             valid for any distribution
     other metrics         jackknife over groups of rows                     approximate
 
-"Exact" and "valid" mean that the bound is wrong with at most the given probability, whatever the number of samples. Samples must be
+"Exact" and "valid" mean that, for any number of samples, the bound is wrong with at most the given probability. Samples must be
 independent. ``tail`` is the probability that a one-sided bound is wrong.
 """
 
@@ -23,29 +23,29 @@ from penstock.tensor import Array
 
 CONFIDENCE = 0.95
 _NUISANCE = 0.002
-"""Part of the tail for an unknown rate of wins outside its own interval (R. Berger, D. Boos, *JASA* 89, 1994)."""
+"""The part of the tail for the case that the rate of wins is outside its interval (R. Berger, D. Boos, *JASA* 89, 1994)."""
 _RATES = 33
 """Number of rates of wins at which the test is evaluated."""
 _SPREADS = 6.5
-"""Counts further from their mean, in standard deviations plus as many counts, are left out; their probability is below 1e-8."""
+"""Counts above the mean by more than this many standard deviations plus this number, with a probability below 1e-8, are left out."""
 _MAX_CELLS = 1 << 19
-"""Above this number of contingency tables, the two rates are bounded separately: a looser bound, which takes little memory."""
+"""With more contingency tables than this, the two rates are bounded separately. That bound is looser but takes little memory."""
 _TOLERANCE = 1e-5
 _EDGE = 1e-12
-"""Least probability of an outcome, so that its logarithm is finite."""
+"""Minimum probability of an outcome, so that its logarithm is finite."""
 _BETS = 2.0 ** -np.arange(0, 16)
-"""Fractions of the largest possible bet."""
+"""Sizes of the bets, as fractions of the largest possible bet."""
 GROUPS = 20
-"""Groups of rows in the jackknife."""
+"""Number of groups of rows in the jackknife."""
 
 
 def tail(looks: int = 1) -> float:
-    """The probability that a one-sided bound may be wrong if ``looks`` bounds must hold together (Bonferroni)."""
+    """The allowed probability that a one-sided bound is wrong, if ``looks`` bounds must be valid together (Bonferroni)."""
     return (1 - CONFIDENCE) / looks
 
 
 def rate_bound(count: int, samples: int, probability: float) -> float:
-    """The upper bound of a rate of which ``count`` of ``samples`` were seen (C. Clopper, E. Pearson, *Biometrika* 26, 1934)."""
+    """The upper bound of a rate, if ``count`` of ``samples`` are hits (C. Clopper, E. Pearson, *Biometrika* 26, 1934)."""
     if count >= samples:
         return 1.0
     logs = _log_factorials(samples)[[samples]] - _log_factorials(samples)[: count + 1]
@@ -59,17 +59,17 @@ def rate_bound(count: int, samples: int, probability: float) -> float:
 
 
 def loss_interval(samples: int, lost: int, won: int, looks: int = 1) -> Interval:
-    """The mean loss with its two-sided interval, if ``lost`` and ``won`` samples changed from right to wrong and back."""
+    """The mean loss with its two-sided interval. ``lost`` samples became wrong, and ``won`` samples became right."""
     half = tail(looks) / 2
     return Interval((lost - won) / samples, -loss_bound(samples, won, lost, half), loss_bound(samples, lost, won, half))
 
 
 @functools.lru_cache(1 << 14)
 def loss_bound(samples: int, lost: int, won: int, probability: float) -> float:
-    """The upper bound of a loss, the rate of ``lost`` minus the rate of ``won`` among ``samples`` paired samples.
+    """The upper bound of a loss: the rate of ``lost`` minus the rate of ``won`` among ``samples`` paired samples.
 
-    If more than ``_MAX_CELLS`` contingency tables would have to be examined, returns a looser bound: the upper bound of the rate lost
-    minus the lower bound of the rate won.
+    If there are more than ``_MAX_CELLS`` contingency tables, returns a looser bound: the upper bound of the rate of ``lost`` minus the
+    lower bound of the rate of ``won``.
     """
     wide = rate_bound(lost, samples, probability / 2) - 1 + rate_bound(samples - won, samples, probability / 2)
     if _is_large(samples, lost, won):
@@ -84,10 +84,9 @@ def loss_bound(samples: int, lost: int, won: int, probability: float) -> float:
 
 
 def proves_loss(samples: int, lost: int, won: int, limit: float, probability: float) -> bool:
-    """True if a loss of ``limit`` or more would give a result as good as this with at most ``probability``.
+    """True if counts as good as these have at most the given ``probability`` when the true loss is ``limit`` or more.
 
-    The results are ordered by their likelihood ratio. The probability is exact, and the largest over all rates of wins that ``won``
-    does not exclude.
+    Counts are ordered by their likelihood ratio. The probability is exact: the maximum over the rates of wins that ``won`` allows.
     """
     if (lost - won) / samples >= limit or limit >= 1:
         return limit >= 1 and lost < samples
@@ -112,8 +111,8 @@ def proves_loss(samples: int, lost: int, won: int, limit: float, probability: fl
 def mean_bound(values: Array, probability: float, most: float = 1.0) -> float:
     """The upper bound of the mean of independent ``values`` that are at most ``most``.
 
-    The bound is the least mean against which no mixture of bets wins enough (I. Waudby-Smith, A. Ramdas, *JRSS B* 86, 2024): if the
-    mean is ``m``, the expected wealth of ``prod(1 + bet * (m - value))`` is 1 and seldom reaches ``1 / probability`` (Markov).
+    The bound is the smallest mean that no mixture of bets refutes (I. Waudby-Smith, A. Ramdas, *JRSS B* 86, 2024). If the mean is
+    ``m``, the wealth ``prod(1 + bet * (m - value))`` has the expectation 1, so it seldom exceeds ``1 / probability`` (Markov).
     """
     values = values.astype(np.float64)
 
@@ -127,7 +126,7 @@ def mean_bound(values: Array, probability: float, most: float = 1.0) -> float:
 
 
 def bounded_interval(values: Array, looks: int = 1, least: float = -1.0, most: float = 1.0) -> Interval:
-    """The mean of ``values`` between ``least`` and ``most``, with its two-sided interval by ``mean_bound``."""
+    """The mean of ``values``, which lie between ``least`` and ``most``, with its two-sided interval by ``mean_bound``."""
     half = tail(looks) / 2
     return Interval(float(values.mean()), -mean_bound(-values, half, -least), mean_bound(values, half, most))
 
@@ -135,10 +134,10 @@ def bounded_interval(values: Array, looks: int = 1, least: float = -1.0, most: f
 def jackknife_interval(
     statistic: Callable[[Array], float], samples: int, looks: int = 1, scale: float = 1.0
 ) -> Interval:
-    """``statistic`` of all rows with an approximate two-sided interval, from groups of rows that are left out in turn.
+    """``statistic`` of all rows with an approximate two-sided interval. It is computed by leaving out groups of rows in turn.
 
-    ``statistic`` takes row numbers. The interval is never narrower than if one unseen kind of row could change it by ``scale``: for
-    a single row it is plus or minus nearly ``scale``.
+    ``statistic`` takes row numbers. The interval always allows for one unseen kind of row, which could change the statistic by
+    ``scale``. For a single row, the interval is plus or minus nearly ``scale``.
     """
     value, groups = statistic(np.arange(samples)), min(GROUPS, samples)
     half = tail(looks) / 2
@@ -155,9 +154,9 @@ def jackknife_interval(
 
 
 def _score(samples: int, lost: Array, won: Array, limit: float) -> Array:
-    """The signed root of the likelihood ratio: how much likelier the counts are under their own rates than with a loss of ``limit``.
+    """The signed root of the likelihood ratio between the observed rates and the most likely rates with a loss of ``limit``.
 
-    The likeliest rates with that loss are those of T. Tango (*Statistics in Medicine* 17, 1998).
+    T. Tango (*Statistics in Medicine* 17, 1998) gives the most likely rates with that loss.
     """
     a, c = 2.0 * samples, -won * limit * (1 - limit)
     b = -lost - won + (2.0 * samples - lost + won) * limit
@@ -183,7 +182,7 @@ def _log_factorials(samples: int) -> Array:
 
 
 def _bisect(is_below: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
-    """The least value, rounded up, at which ``is_below`` is no longer true; ``high`` if it always is."""
+    """The smallest value, rounded up, at which ``is_below`` is False; ``high`` if it is always True."""
     while high - low > tolerance:
         middle = (low + high) / 2
         low, high = (middle, high) if is_below(middle) else (low, middle)

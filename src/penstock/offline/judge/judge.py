@@ -1,4 +1,4 @@
-"""The judge: compares candidates with the original, on samples that were not used for calibration or training.
+"""The judge: compares candidates with the original on samples that were not used for calibration or training.
 
 The original is the model that the user gave. Its outputs are computed once, and candidates are compared with them sample by sample.
 Candidates are timed in turns with the original; see ``race.py``.
@@ -27,7 +27,7 @@ from penstock.perf.measure import Timings, repeat_rows, speedup
 from penstock.tensor import Array
 
 ORIGINAL = "original"
-"""The original's name among the candidates of a race, and the prefix of its name in the evidence."""
+"""The original's name in a race, and the prefix of its name in the evidence."""
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -35,9 +35,9 @@ class Judgement(msgspec.Struct, frozen=True):
 
     accuracy: Accuracy
     scores: Array
-    """Per sample, float32; see ``Reference.scores``."""
+    """Scores of the samples, float32; see ``Reference.scores``."""
     divergence: Array
-    """Per sample, float32; see ``Reference.divergence``."""
+    """Divergences of the samples, float32; see ``Reference.divergence``."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -76,12 +76,12 @@ class Judge:
         contract: Contract = Contract(),  # noqa: B008 - immutable
         looks: int = 1,
     ) -> None:
-        """``contract`` names the metric. Intervals hold together for ``looks`` candidates.
+        """``contract`` names the metric. Intervals are valid together for ``looks`` candidates.
 
         Raises InvalidModel or EngineUnavailable if the original does not load; InvalidData if there are no samples, the original's
-        outputs are not finite, or the labels fit no output or fit no better than chance; InvalidArgument if the contract's metric
-        or output does not exist; InvalidConfig if the contract requires a proof that the metric does not allow; Unsupported if the
-        outputs cannot be compared sample by sample.
+        outputs are not finite, or the labels suit no output or are no better than chance; InvalidArgument if the contract's metric or
+        output does not exist; InvalidConfig if the contract requires a proof but the metric has only approximate intervals;
+        Unsupported if the outputs cannot be compared sample by sample.
         """
         if data.count == 0:
             raise InvalidData("there are no samples to judge on", "give samples that are not used for training")
@@ -98,7 +98,7 @@ class Judge:
         return self.reference.metric
 
     def assess(self, candidate: Artifact) -> Judgement:
-        """Run ``candidate`` on all samples and compare it. Raises PenstockError if it does not run or its outputs have other
+        """Run ``candidate`` on all samples, and judge its outputs. Raises PenstockError if it does not run or its outputs have other
         shapes.
         """
         with loaded(candidate, self.threads, engine=self._engine) as model:
@@ -154,7 +154,7 @@ def checked_reference(found: Outputs, labels: Array | None, contract: Contract, 
             reference.labels,
             reference.choice.metric.higher,
         )
-    reference.original()  # A metric that fails does so before long work.
+    reference.original()  # A metric that fails must fail before long work.
     return reference
 
 

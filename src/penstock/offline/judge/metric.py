@@ -1,7 +1,7 @@
-"""A metric: how good answers are, compared with labels or with the original's answers.
+"""A metric: the quality of a model's outputs, compared with labels or with the original's outputs.
 
-A metric is a pure function of one output and its truth, both with one row per sample. It returns one score per row, whose mean is the
-metric, or a single number. ``metric_table.py`` has all metrics by name.
+A metric is a pure function of one output and its truth, both with one row per sample. It returns a single number, or one score per
+row. In the second case, the mean score is the metric. ``metric_table.py`` has all metrics by name.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ Function = Callable[[Array, Array], "Array | float"]
 
 
 class AccuracyMetric(msgspec.Struct, frozen=True):
-    """One metric, and what it needs."""
+    """One metric, and its requirements."""
 
     name: str
     of: Function
-    """Its docstring states the shapes and the source."""
+    """The function. Its docstring states the shapes and the source."""
     shapes: str
-    """The shapes of the output and of the labels, for people."""
+    """The shapes of the output and of the labels, as text for messages."""
     fits: Callable[[Array, Array | None], bool]
-    """True if an output and labels have suitable shapes and types."""
+    """Returns True if an output and labels have shapes and types that the metric accepts."""
     truth: Callable[[Array], Array] | None = None
-    """The truth, without labels, from the original's output. None if labels are required."""
+    """Without labels, derives the truth from the original's output. None if labels are required."""
     labels: bool = True
     """False if labels are never used."""
     higher: bool = True
     """True if higher is better."""
     relative: bool = False
-    """True if a loss is a fraction of the original's value; otherwise it is a difference."""
+    """True if a loss is relative to the original's value; False if it is a difference."""
     span: tuple[float, float] | None = None
-    """The range of a row's score; None for a single number or an unlimited range, whose intervals are approximate."""
+    """The range of a row's score. None if the metric is a single number or the range is unlimited; intervals are then approximate."""
     kind: Literal["classes", "numbers", "other"] = "other"
-    """How far an output is from the original's: the share of changed classes, the relative error, or the metric with the original's
-    answers as truth."""
+    """The measure of an output's distance from the original's output: the fraction of changed classes, the relative error, or the
+    metric with the original's output as truth."""
 
     @property
     def is_share(self) -> bool:
-        """True if values are shown in per cent."""
+        """True if values are displayed in per cent."""
         return self.higher and self.span == (0.0, 1.0)
 
 
 def itself(output: Array) -> Array:
-    """The truth of metrics that compare numbers or text with the original's."""
+    """The original's output itself, as the truth of metrics that compare numbers or text."""
     return output

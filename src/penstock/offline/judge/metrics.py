@@ -18,22 +18,22 @@ _TAIL = 0.025
 _TINY, _HUGE = 1e-150, 1e150
 """Sums of squares are limited to this range, so that their quotients and totals are finite."""
 _NEGLIGIBLE = 1e-6
-"""Smaller elements count as zero."""
+"""Elements smaller than this count as zero."""
 _WORST = 1e6
 """Upper limit of a relative error."""
 _LEAST_SPREAD = 1e-4
-"""Least spread of rows, relative to their norm, so that rounding in a constant output is not an error."""
+"""Minimum spread of rows, relative to their norm, so that rounding of a constant output does not count as an error."""
 _LEAST_SHARE = 1e-12
 """Lower limit of a probability, so that the divergence of one sample is at most 28."""
 
 
 def matched_pairs(count: int, total: float, squares: float) -> Interval:
-    """The 95 % confidence interval of the mean of ``count`` independent paired differences, from their sum ``total`` and sum of
-    squares ``squares``. The interval is approximate, for the search; ``intervals.py`` has the bounds that decide about the contract.
+    """The approximate 95 % interval of the mean of ``count`` independent paired differences, from their sum ``total`` and sum of
+    squares ``squares``. The search uses this interval; ``intervals.py`` has the bounds that decide about the contract.
 
-    1. Usually the adjusted Wald interval for matched pairs of Agresti and Min (2005), with half a lost and half a won sample added.
+    1. Usually it is the adjusted Wald interval for matched pairs of Agresti and Min (2005), plus half a lost and half a won sample.
     2. If no pair differs, the Wald interval is too narrow. The exact bound of Clopper and Pearson (1934) for the rate of pairs that
-       differ limits the loss in both directions.
+       differ then limits the loss in both directions.
     """
     if not squares:
         bound = 1 - _TAIL ** (1 / count)
@@ -44,7 +44,7 @@ def matched_pairs(count: int, total: float, squares: float) -> Interval:
 
 
 def mean_interval(values: Array) -> Interval:
-    """The mean of ``values`` with its normal 95 % interval. For one value, the interval is wide but finite, as reports require."""
+    """The mean of ``values`` with its normal 95 % interval. For a single value, it is wide but finite, since JSON needs that."""
     values = values.astype(np.float64)
     spread = _Z95 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else _WORST
     mean, spread = float(values.mean()), min(spread, _WORST)
@@ -54,8 +54,8 @@ def mean_interval(values: Array) -> Interval:
 def sample_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> Array:
     """Relative error of each sample's worst output: norm of the difference divided by norm of the reference, at most 1.
 
-    A sample with NaN or infinity at a position where the reference has none has error 1. A norm counts as at least a
-    hundredth of the output's mean norm, so that a reference near zero does not exaggerate the error.
+    The error is 1 if a sample has NaN or infinity at a place where the reference is finite. A norm counts as at least a hundredth of
+    the output's mean norm, so that a reference near zero does not exaggerate the error.
     """
     errors = []
     for name, want in reference.items():
@@ -65,7 +65,7 @@ def sample_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) 
 
 
 def output_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> dict[str, float]:
-    """Relative error of each output over all samples. The error is always finite, as a manifest requires."""
+    """Relative error of each output over all samples. The error is always finite, because the manifest stores it as JSON."""
     errors = {}
     for name, want in reference.items():
         difference, norm = _squares(want, outputs[name])
@@ -74,11 +74,11 @@ def output_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) 
 
 
 def deviations(reference: Array, output: Array) -> Array:
-    """The difference of each row from the reference's, relative to the spread of the reference's rows; text and integers: the
-    proportion of unequal elements.
+    """The difference between each row and the same row of the reference, relative to the spread of the reference's rows. For text and
+    integers, the difference is the proportion of unequal elements.
 
-    The spread of a number or a row of numbers per sample is about the mean row: a large offset does not hide an error. The spread of
-    other tensors is their root mean square norm. NaN and infinity differ by at least the spread.
+    The spread of numbers, or of rows of numbers, is measured from the mean row, so that a large offset does not hide an error. For
+    other tensors, it is the root mean square norm. A NaN or infinity counts as a difference of at least the spread.
     """
     if reference.dtype.kind in "OSUiub":
         return np.asarray((reference != output).reshape(len(reference), -1).mean(axis=1), np.float64)
@@ -91,16 +91,16 @@ def deviations(reference: Array, output: Array) -> Array:
 
 
 def share_divergence(reference: Array, outputs: Array) -> Array:
-    """KL(reference‖outputs) of each row's class probabilities: softmax of the scores, or the scores if they are probabilities."""
+    """KL(reference‖outputs) of each row's class probabilities: the softmax of its scores, or its scores if these are probabilities."""
     are_shares = _are_shares(reference)
     want, got = (_log_shares(array, are_shares) for array in (reference, outputs))
     return np.asarray((np.exp(want) * (want - got)).sum(axis=1))
 
 
 def _squares(want: Array, got: Array) -> tuple[Array, Array]:
-    """For each sample, the sum of squared differences and the sum of squares of the reference. Two texts differ by 0 or 1.
+    """For each sample, the sum of squared differences and the sum of squares of the reference. Unequal texts have the difference 1.
 
-    Equal NaN and infinities count as no difference. If they differ in a sample, its difference equals its norm.
+    If NaN and infinities are in the same places, they add no difference. Otherwise the difference of the sample equals its norm.
     """
     rows, got = want.reshape(len(want), -1), got.reshape(len(want), -1)
     if want.dtype.kind in "OSU":
@@ -112,7 +112,7 @@ def _squares(want: Array, got: Array) -> tuple[Array, Array]:
     with np.errstate(over="ignore"):
         difference = (np.subtract(got, rows, out=np.zeros_like(rows), where=finite) ** 2).sum(axis=1)
         norm = (np.where(np.isfinite(rows), rows, 0) ** 2).sum(axis=1)
-    # A rounding difference from a reference of zeros is not an error.
+    # A rounding error relative to a reference of zeros is not an error.
     norm = np.clip(norm, max(_TINY, _NEGLIGIBLE**2 * rows.shape[1]), _HUGE)
     return np.where(broken, np.maximum(difference, norm), difference).clip(max=_HUGE), norm
 

@@ -1,4 +1,4 @@
-"""Evaluation rows that are also calibration or training rows, and copies among the evaluation rows."""
+"""Find evaluation rows that are also calibration or training rows, and evaluation rows that occur more than once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHOWN = 10
 
 
 def seen_rows(judged: Dataset, fitted: Dataset) -> Array:
-    """The numbers of the rows of ``judged`` whose inputs are also those of a row of ``fitted``."""
+    """The numbers of the rows of ``judged`` whose inputs equal those of a row of ``fitted``."""
     known = set(_digests(fitted))
     return np.flatnonzero([digest in known for digest in _digests(judged)])
 
@@ -24,7 +24,7 @@ def copies(data: Dataset) -> int:
 
 
 def overlap_notes(judged: Dataset, fitted: Dataset | None) -> tuple[int, tuple[str, ...]]:
-    """The number of rows of ``judged`` that are also in ``fitted``, and notes on them and on copies."""
+    """The number of rows of ``judged`` that are also in ``fitted``, and notes on these rows and on copies."""
     notes: list[str] = []
     rows = seen_rows(judged, fitted) if fitted is not None else np.zeros(0, np.intp)
     if len(rows):

@@ -1,4 +1,4 @@
-"""The number of samples that a decision about accuracy needs, and notes on decisions with too few."""
+"""The number of samples that is needed to prove that a loss is within its limit, and notes on data with too few samples."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from penstock.errors import InvalidArgument
 from penstock.offline.judge.intervals import proves_loss, tail
 
 RATES = ("top-1", "top-5", "agreement")
-"""Metrics that count samples as right or wrong."""
+"""Metrics that count each sample as right or wrong."""
 
 _REACHABLE = 20
-"""A note suggests at most this many times the samples; a loss close to the bound would need an arbitrarily large number."""
+"""A note suggests at most this multiple of the given samples. If the loss is close to the limit, a proof may need any number."""
 _MOST = 1 << 22
 
 
 def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02, looks: int = 1) -> int | None:
-    """The number of samples that proves a loss within ``max_loss`` at 95 % confidence, by the test of ``proves_loss``.
+    """The number of samples that proves a loss within ``max_loss`` at 95 % confidence by ``proves_loss``.
 
-    ``loss`` is the true loss. ``changed`` is the fraction of samples that only one of the two models gets right; it is at least as
-    large as the loss. ``looks`` candidates are judged on the same samples. None if the loss is not below ``max_loss``, or so close
-    that more than four million samples would be needed.
+    ``loss`` is the true loss. ``changed`` is the fraction of samples that only one of the two models gets right; it is at least
+    ``loss``. ``looks`` is the number of candidates that are judged on the same samples. None if ``loss`` is not below ``max_loss``, or
+    so close to it that more than four million samples would be needed.
     """
     if not 0 < max_loss <= 1 or not -1 <= loss <= 1 or not 0 <= changed <= 1:
         raise InvalidArgument(
@@ -46,10 +46,10 @@ def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02, lo
 
 
 def too_few(samples: int, metric: str, max_loss: float, what: str, looks: int = 1) -> tuple[str, ...]:
-    """A note if no result on ``samples`` samples of the kind ``what`` can prove a loss within ``max_loss``, with a sufficient
-    number.
+    """A note if ``samples`` samples cannot prove a loss within ``max_loss``, even if no answer changes. The note suggests a number of
+    samples; ``what`` names their kind in the note.
 
-    No note for metrics that do not count hits, or for a maximum loss of 0, which no number of samples can prove.
+    There is no note for metrics that do not count hits, or for a maximum loss of 0, which no number of samples can prove.
     """
     if metric not in RATES or max_loss <= 0:
         return ()
@@ -78,7 +78,7 @@ def unproved(accuracy: Accuracy, max_loss: float) -> tuple[str, ...]:
 
 
 def proof_advice(accuracy: Accuracy, max_loss: float) -> str:
-    """The number of samples that would prove the loss if answers keep changing at the same rate; empty if that number is unknown."""
+    """The number of samples that would prove the loss at the same rate of changes, as advice; empty if it is unknown."""
     if accuracy.metric not in RATES or max_loss <= 0:
         return ""
     changed = (accuracy.lost + accuracy.won) / accuracy.samples

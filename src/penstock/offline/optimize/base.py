@@ -15,9 +15,9 @@ from penstock.offline.optimize import graph
 class Pass(ABC):
     """One rewrite of the graph, in place.
 
-    The docstring of a pass numbers its rules and exceptions; comments in the code refer to them. A pass keeps the names of inputs and
-    outputs. Every other name either denotes the same tensor as before or disappears. A tensor that a subgraph refers to counts as
-    used. A pass is deterministic.
+    The docstring of a pass numbers its rules and exceptions; comments in the code refer to these numbers. A pass keeps the names of
+    the graph's inputs and outputs. Any other name must denote the same tensor as before, or disappear. A tensor that a subgraph refers
+    to counts as used. A pass is deterministic.
     """
 
     name: ClassVar[str]
@@ -26,12 +26,12 @@ class Pass(ABC):
     def applications(self, model: ir.Model, skipped: Collection[str] = ()) -> Iterator[str]:
         """Edit ``model``, whose values have inferred types and shapes, one application at a time.
 
-        Yields the site of each application after it was made. A site is a name of a value that identifies the application: the
-        same model has the same sites. Sites in ``skipped`` are left alone. A caller that stops early has a valid model.
+        Yields the site of each application after the change was made. A site is the name of a value that identifies the application:
+        the same model has the same sites. Sites in ``skipped`` are not changed. If the caller stops early, the model is valid.
         """
 
     def call(self, model: ir.Model) -> bool:
-        """Make every application. Returns whether the model changed."""
+        """Make every application. Returns True if the model changed."""
         return sum(1 for _ in self.applications(model)) > 0
 
 
@@ -47,7 +47,7 @@ class NodePass(Pass):
 
     @abstractmethod
     def rewrite(self, node: ir.Node, model: ir.Model) -> bool:
-        """Rewrite ``node``. Returns whether the graph changed."""
+        """Rewrite ``node``. Returns True if the graph changed."""
 
 
 class PassRecord(msgspec.Struct, frozen=True):
@@ -60,13 +60,13 @@ class PassRecord(msgspec.Struct, frozen=True):
     nodes_after: int
     """Number of nodes after the pass; for a reverted pass, the same as before it."""
     max_relative_error: float | None
-    """Error against the original over all samples. Passes that are verified together share the error after the last
-    one. None if nothing was run. JSON writes an infinite error as null too.
+    """Error against the original over all samples. Passes that are verified together share the error after the last of them. None if
+    nothing was run. In JSON, an infinite error is null too.
     """
     seconds: float
     reason: str = ""
     """Why the pass, or some of its applications, were undone: the site, the output, its error and the first divergent tensor, or the
-    reason why nothing could be verified. Empty if all applications were kept.
+    reason why no comparison was possible. Empty if all applications were kept.
     """
     example: str = ""
     """The smallest model found on which an undone application changes the outputs, as ONNX text; empty if there is none."""
@@ -81,12 +81,12 @@ class OptimizeReport(msgspec.Struct, frozen=True):
 
     @property
     def applied(self) -> list[str]:
-        """Names of the passes that changed the model, without duplicates, in order of their first change."""
+        """Names of the passes that changed the model, without duplicates, in the order of their first change."""
         return list(dict.fromkeys(record.name for record in self.passes if record.status == "applied"))
 
     @property
     def reverted(self) -> dict[str, str]:
-        """The reasons why passes, or some of their applications, were undone, by name."""
+        """The reasons why passes, or some of their applications, were undone, by the name of the pass."""
         return {record.name: record.reason for record in self.passes if record.reason}
 
     @property

@@ -1,7 +1,7 @@
-"""Find the single application of a pass that changes a model's outputs, and a minimal model that shows it.
+"""Find the single application of a pass that changes a model's outputs, and a minimal model that reproduces the change.
 
-The search is a bisection over the number of applications, as in LLVM's ``-opt-bisect-limit``: none keeps the outputs, all change
-them, so that there is a number at which one more application makes the difference.
+The search is a bisection over the number of applications, as in LLVM's ``-opt-bisect-limit``. With no application, the outputs are
+right; with all applications, they are wrong. So there is a number at which one more application makes the outputs wrong.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from penstock.offline.optimize.model import infer_shapes, to_proto
 from penstock.offline.optimize.verify import Verifier
 
 _GROWN = 3
-"""How often the part of a model that is to show an error is extended to neighbouring nodes."""
+"""Maximum number of times that a part of the model is extended by neighbouring nodes to reproduce an error."""
 _SHOWN_CHARACTERS = 4000
 _SHOWN_ELEMENTS = 16
 
 
 def first_wrong(count: int, is_wrong: Callable[[int], bool]) -> int:
-    """A number of applications that is wrong although one fewer is not. 0 is not wrong, ``count`` is."""
+    """A number, at most ``count``, of applications with wrong outputs, while one application fewer gives right outputs."""
     right, wrong = 0, count
     while wrong - right > 1:
         middle = (right + wrong) // 2
@@ -48,8 +48,8 @@ def applied(current: Pass, proto: onnx.ModelProto, skipped: Collection[str], lim
 def minimal_model(before: onnx.ModelProto, current: Pass) -> str:
     """The smallest part of ``before``, as ONNX text, on which the pass is wrong; empty if none is found.
 
-    ``before`` must be a model whose outputs the pass changes. The parts are the nodes that the pass changes, with ever more of their
-    neighbours.
+    ``before`` must be a model whose outputs the pass changes. The first part consists of the nodes that the pass changes; each further
+    part adds their neighbours.
     """
     after = to_proto(applied(current, before, ()))
     kept = {node.SerializeToString(deterministic=True) for node in after.graph.node}
@@ -73,7 +73,7 @@ def _shows(part: onnx.ModelProto, current: Pass) -> bool:
         return not verifier.obstacle and bool(verifier.check(changed.SerializeToString()).failure)
     except PenstockError:
         return False
-    except Exception:  # noqa: BLE001 - a pass that fails on the part does not show how it fails on the whole
+    except Exception:  # noqa: BLE001 - a pass that raises on the part does not reproduce the wrong outputs
         return False
 
 
@@ -100,7 +100,7 @@ def _part(model: onnx.ModelProto, chosen: Collection[int]) -> onnx.ModelProto | 
 
 
 def _neighbours(model: onnx.ModelProto, chosen: Collection[int]) -> set[int]:
-    """The numbers of the nodes that write what the chosen nodes read, or read what these write."""
+    """The numbers of the nodes that produce inputs of the chosen nodes, or consume their outputs."""
     nodes = [model.graph.node[number] for number in chosen]
     read = {name for node in nodes for name in _reads(node) if name}
     written = {name for node in nodes for name in node.output if name}
@@ -112,13 +112,13 @@ def _neighbours(model: onnx.ModelProto, chosen: Collection[int]) -> set[int]:
 
 
 def _reads(node: onnx.NodeProto) -> set[str]:
-    """The tensors that ``node`` and the nodes of its subgraphs read."""
+    """The tensors that ``node`` reads, including the nodes in its subgraphs."""
     inner = (inside for attribute in node.attribute for inside in attribute.g.node)
     return set(node.input).union(*map(_reads, inner))
 
 
 def _text(model: onnx.ModelProto) -> str:
-    """``model`` as ONNX text, with only the shapes of large weights."""
+    """``model`` as ONNX text. Large weights are replaced by their shapes."""
     for tensor in model.graph.initializer:
         count = 1
         for size in tensor.dims:

@@ -38,7 +38,7 @@ def plain_nodes(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def site(node: ir.Node) -> str:
-    """The name of the first output of ``node`` that has one, which identifies it."""
+    """The name of the first output of ``node`` that has a name. It identifies the node."""
     return next((output.name for output in node.outputs if output.name), "")
 
 
@@ -53,7 +53,7 @@ def opset(model: ir.Model) -> int:
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """True if ``value`` is an initialiser that callers neither override nor receive, so that a change of it stays inside."""
+    """True if ``value`` is an initialiser that is neither a graph input nor a graph output, so that no caller sees a change."""
     if value is None or not value.is_initializer() or value.const_value is None:
         return False
     return not value.is_graph_input() and not value.is_graph_output()
@@ -72,12 +72,12 @@ def input_of(node: ir.Node, index: int) -> ir.Value | None:
 
 
 def is_used(value: ir.Value) -> bool:
-    """True if ``value`` is read by a node, also one of a subgraph, or by the model's caller."""
+    """True if ``value`` is read by a node, by a node of a subgraph, or by the model's caller."""
     return bool(value.uses()) or value.is_graph_output()
 
 
 def sole_consumer(value: ir.Value) -> ir.Node | None:
-    """The consumer of ``value``, if it is the only one and in the same graph. None if it has others or is a graph output."""
+    """The only consumer of ``value``, if it is in the same graph. None if there are several, or if ``value`` is a graph output."""
     uses = value.uses()
     if len(uses) != 1 or value.is_graph_output():
         return None
@@ -143,7 +143,7 @@ def replace_by_input(node: ir.Node, source: ir.Value) -> bool:
             return False
         name, output.name = output.name, None
         source.name, source.type = name, output.type or source.type
-        source.shape = source.shape if output.shape is None else output.shape  # the shape of a scalar is false
+        source.shape = source.shape if output.shape is None else output.shape  # a scalar's shape is falsy
         output.replace_all_uses_with(source, replace_graph_outputs=True)
     else:
         output.replace_all_uses_with(source)
@@ -152,7 +152,7 @@ def replace_by_input(node: ir.Node, source: ir.Value) -> bool:
 
 
 def replace_by_nodes(node: ir.Node, nodes: list[ir.Node]) -> None:
-    """Replace ``node`` by ``nodes``. The first output of the last one becomes the value that ``node`` wrote."""
+    """Replace ``node`` by ``nodes``. The first output of the last of ``nodes`` becomes the value that ``node`` produced."""
     graph, output, result = node.graph, node.outputs[0], nodes[-1].outputs[0]
     assert isinstance(graph, ir.Graph)
     name, output.name = output.name, None
@@ -165,8 +165,7 @@ def replace_by_nodes(node: ir.Node, nodes: list[ir.Node]) -> None:
 def replace_pair(
     first: ir.Node, second: ir.Node, op_type: str, inputs: list[ir.Value | None], attributes: list[ir.Attr]
 ) -> None:
-    """Replace ``first`` and ``second`` by one node of ``op_type``. Only ``second`` reads ``first``, which has one used
-    output.
+    """Replace ``first`` and ``second`` by one node of ``op_type``. ``first`` must have one used output, which only ``second`` reads.
 
     The new node takes the place of ``second`` and writes the same value under the same name.
     """

@@ -1,8 +1,8 @@
-"""Linear layers: what Conv, ConvTranspose, Gemm and MatMul compute from their weight, bias and attributes.
+"""Linear layers: the function that Conv, ConvTranspose, Gemm and MatMul compute from their weight, bias and attributes.
 
-Passes, quantiser, pruner, factorisation and trainer read it here. The operators compute ``y = W x + b`` for each output channel. A
-following ``s y + t`` per channel folds into the weights: ``W' = s W``, ``b' = s b + t`` (Jacob et al., "Quantization and Training
-of Neural Networks for Efficient Integer-Arithmetic-Only Inference", 2018, §3.2).
+All passes, quantisation, pruning, factorisation and training use this module. The operators compute ``y = W x + b`` for each output
+channel. A subsequent ``s y + t`` per channel folds into the weights: ``W' = s W``, ``b' = s b + t`` (Jacob et al., "Quantization and
+Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", 2018, §3.2).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class LinearForm(NamedTuple):
     """The product that a node computes with its weight, which is its second input."""
 
     inputs: int
-    """The axis of the weight that is summed over."""
+    """The summed axis of the weight."""
     outputs: int
-    """The axis of the weight's output channels; in a ConvTranspose, those of one group."""
+    """The axis of the weight's output channels; in a ConvTranspose, the channels of one group."""
     groups: int = 1
     transposes_input: bool = False
     alpha: float = 1.0
@@ -41,7 +41,7 @@ class LinearForm(NamedTuple):
 def linear_form(op_type: str, attribute: Callable[[str, Any], Any]) -> LinearForm | None:
     """The form of a linear operator, by its attributes: ``attribute(name, default)``. None for other operators.
 
-    For a MatMul, the axes are those of a weight on the right.
+    For a MatMul, the form has the axes of a weight on the right.
     """
     match op_type:
         case "Conv":
@@ -68,10 +68,10 @@ def form_of(node: ir.Node) -> LinearForm | None:
 
 
 def make_plain(node: ir.Node) -> bool:
-    """Rewrite a Gemm with a constant weight as ``x W + b`` with one bias per output channel. Returns whether it changed.
+    """Rewrite a Gemm with a constant weight as ``x W + b`` with one bias per output channel. Returns True if it changed.
 
-    ``alpha`` becomes part of the weight, and ``beta`` of the bias. Other nodes transpose ``x``, and add a bias that is computed or
-    differs between rows. A Gemm stays as it is if a folded value is not finite.
+    ``alpha`` becomes part of the weight, and ``beta`` of the bias. If ``x`` is transposed, or the bias is computed or differs between
+    rows, separate nodes do this. The Gemm is not changed if a folded value is not finite.
     """
     form, weight, bias_value = form_of(node), graph.constant(graph.input_of(node, 1)), graph.input_of(node, 2)
     weight_value, owner = graph.input_of(node, 1), node.graph
@@ -116,7 +116,7 @@ def _per_channel(bias: Array, channels: int) -> Array | None:
 
 
 def _scaled(array: Array, by: float) -> Array:
-    """``by * array``, rounded once."""
+    """``by * array``, rounded to its type once."""
     with np.errstate(over="ignore"):  # the caller rejects values out of range
         return np.asarray(array.astype(np.float64) * by).astype(array.dtype)
 
@@ -129,7 +129,7 @@ class Linear(NamedTuple):
     bias: Array
     """FP64, one per channel, already multiplied by the ``beta`` of a Gemm."""
     channel_view: tuple[int, ...]
-    """A shape of ``weight`` in which the channels have separate axes."""
+    """A shape of ``weight`` in which the output channels have axes of their own."""
     scale_view: tuple[int, ...]
     """The shape in which one number per channel broadcasts over ``channel_view``."""
 
@@ -138,8 +138,8 @@ class Linear(NamedTuple):
         return len(self.bias)
 
     def per_channel(self, array: Array) -> Array | None:
-        """``array`` as FP64 with one number per channel. None if broadcasting it over ``y`` would not apply one number to each
-        channel.
+        """``array`` as FP64 with one number per channel. None if ``array``, broadcast over ``y``, does not apply exactly one number to
+        each channel.
         """
         rank = self.weight.ndim
         padded = (1,) * (rank - array.ndim) + array.shape
@@ -150,8 +150,8 @@ class Linear(NamedTuple):
     def fold(self, follower: ir.Node, scale: Array, shift: Array) -> bool:
         """Replace the node and ``follower``, its sole consumer, by one node for ``scale * y + shift`` (FP64, per channel).
 
-        The folding computes in FP64 and rounds once to the weight's type. Other nodes that share the weights keep the old ones.
-        Returns False, without a change, if a folded weight is not finite.
+        The folded values are computed in FP64 and rounded once to the weight's type. Other nodes that share the weights keep the old
+        weights. Returns False, without a change, if a folded weight is not finite.
         """
         scaled = self.weight.reshape(self.channel_view).astype(np.float64) * scale.reshape(self.scale_view)
         with np.errstate(over="ignore"):  # values out of range for FP16 are rejected below

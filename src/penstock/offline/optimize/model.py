@@ -20,9 +20,9 @@ _EXPORT_AGAIN = "export the model again, or fetch it again if it was downloaded"
 
 
 def load_model(artifact: Artifact) -> ir.Model:
-    """The model of ``artifact``, including its external data from the folder of ``artifact.path``.
+    """The model of ``artifact``, including its external data, which is read from the folder of ``artifact.path``.
 
-    Before IR version 4 a model had to list initialisers as inputs; they become plain initialisers. Raises InvalidModel if the bytes
+    Before IR version 4, a model had to list initialisers as inputs; these become plain initialisers. Raises InvalidModel if the bytes
     are corrupt, ``onnx.checker`` rejects the model, or external data is missing or outside the model's folder. Raises Unsupported
     for models over 2 GiB and for sparse initialisers.
     """
@@ -63,7 +63,7 @@ def _parse(artifact: Artifact) -> onnx.ModelProto:
 
 def infer_shapes(proto: onnx.ModelProto) -> ir.Model:
     """The model with the types and shapes that ONNX shape inference finds; unchanged if inference fails."""
-    # Shapes are optional: a rule that needs one skips the node where it is unknown.
+    # Shapes are optional: a rule that needs a shape skips nodes with an unknown shape.
     with contextlib.suppress(Exception):
         proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     return _from_proto(proto)
@@ -78,12 +78,12 @@ def self_contained(artifact: Artifact) -> Artifact:
 
 
 def to_bytes(model: ir.Model) -> bytes:
-    """The serialised protobuf of ``to_proto``; the same model gives the same bytes."""
+    """The serialised protobuf of ``to_proto``. Equal models give equal bytes."""
     return bytes(to_proto(model).SerializeToString(deterministic=True))
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """The protobuf of ``model``, without types and shapes of initialisers: the tensors themselves have them."""
+    """The protobuf of ``model``. Types and shapes of initialisers are left out, since the tensors contain them."""
     proto: onnx.ModelProto = ir.to_proto(model)
     infos = [value for value in proto.graph.value_info if value.name not in model.graph.initializers]
     del proto.graph.value_info[:]

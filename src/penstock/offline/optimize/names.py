@@ -1,4 +1,4 @@
-"""Names of tensors: names for new ones, and the tensors that a node reads, also in its subgraphs."""
+"""Names of tensors: unused names for new tensors, and the tensors that a node and its subgraphs read."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import onnx_ir as ir
 
 
 class FreshNames:
-    """Gives every new tensor a name that no tensor of the graph or of its subgraphs has, and that was not given before."""
+    """Gives every new tensor a name that is not used in the graph or its subgraphs, and that was not given before."""
 
     def __init__(self, graph: onnx.GraphProto | ir.Graph) -> None:
         self._taken = set(_names_in(graph) if isinstance(graph, onnx.GraphProto) else _names_of(graph))
 
     def __call__(self, like: str) -> str:
-        """``like`` if it is free, otherwise ``like`` with a number."""
+        """``like`` if this name is unused, otherwise ``like`` with a number."""
         name, number = like, 1
         while name in self._taken:
             number += 1
@@ -51,7 +51,7 @@ def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 
 
 def reads(node: onnx.NodeProto) -> set[str]:
-    """The inputs of ``node`` and of all nodes in its subgraphs, both outer tensors and tensors of the subgraphs."""
+    """The inputs of ``node`` and of all nodes in its subgraphs. These include tensors of the subgraphs."""
     within = [{value.name for value in graph.output}.union(*map(reads, graph.node)) for graph in subgraphs(node)]
     return set(node.input).union(*within) - {""}
 

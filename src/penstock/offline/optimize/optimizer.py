@@ -1,9 +1,9 @@
 """``optimize``: run passes over a model, verify them, and undo those that change the outputs.
 
-artifact ─ load, infer shapes ─▶ all passes ─ modified? ─ verify ─┬ agrees: keep ──▶ next round … until one changes nothing
-                                                                  └ differs: undo, then verify pass by pass; of a pass
-                                                                    that is wrong, the wrong applications are undone
-                                                                    and not tried again (bisect.py)
+artifact ─ load, infer shapes ─▶ all passes ─ changed? ─ verify ─┬ agrees: keep ──▶ next round … until nothing changes
+                                                                 └ differs: undo all, then verify each pass separately;
+                                                                   undo only the wrong applications of a wrong pass,
+                                                                   and do not try them again (bisect.py)
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from penstock.protocol.onnx_scan import has_external_data
 from penstock.tensor import Array
 
 MAX_ROUNDS = 8
-"""Maximum number of rounds through all passes. Two or three reach the fixed point; this bounds a pass that always reports a change."""
+"""Maximum number of rounds through all passes. Two or three usually suffice; the limit stops a pass that always reports a change."""
 
 _MAX_WRONG = 8
-"""Maximum number of wrong applications of one pass in one round; a pass with more of them is undone as a whole."""
+"""Maximum number of wrong applications of one pass in one round. If there are more, the whole pass is undone."""
 
 
 def optimize(
@@ -37,8 +37,8 @@ def optimize(
     """Returns a self-contained artifact with the same outputs and fewer nodes, and the report of every pass.
 
     ``samples`` are real inputs on which the outputs are compared, in addition to generated inputs; the first 8 are used. ``passes``
-    replaces the default passes. An application of a pass that changes the outputs is undone, and the pass's record gives the reason
-    and a minimal model. The result is deterministic, and a self-contained model that no pass changes keeps its bytes. Raises
+    replaces the default passes. If an application of a pass changes the outputs, it is undone, and the record of the pass gives the
+    reason and a minimal model. The result is deterministic, and a self-contained model that no pass changes keeps its bytes. Raises
     InvalidModel or Unsupported for a model that cannot be read, InvalidArgument for a sample that does not fit.
     """
     active = default_passes() if passes is None else list(passes)
@@ -65,7 +65,7 @@ def optimize(
 
 
 class _Build:
-    """The model that passes work on, and the protobuf of its last verified state."""
+    """The model that passes edit, and the protobuf of its last verified state."""
 
     def __init__(self, model: ir.Model, verifier: Verifier) -> None:
         self.model = model
@@ -76,7 +76,7 @@ class _Build:
         """The sites of wrong applications, by pass."""
 
     def round(self, passes: Sequence[Pass], number: int) -> list[PassRecord]:
-        """Run ``passes`` and verify the result. If it is wrong, undo all and verify them one by one. Then infer shapes again."""
+        """Run ``passes`` and verify the result. If it is wrong, undo all, and verify each pass separately. Then infer shapes again."""
         start = self._proto
         records = [self._run(current, number) for current in passes]
         if any(record.status != "unchanged" for record in records):
@@ -97,7 +97,7 @@ class _Build:
         return sum(1 for _ in self.model.graph.all_nodes())
 
     def _run(self, current: Pass, number: int, verify: bool = False) -> PassRecord:
-        """Run one pass. Undo it if it fails and, with ``verify``, undo its applications that change the outputs."""
+        """Run one pass. Undo it if it raises an error. With ``verify``, undo those of its applications that change the outputs."""
         start, before = time.perf_counter(), self.node_count()
         reasons: list[str] = []
         example, error = "", None
@@ -124,11 +124,11 @@ class _Build:
         )
 
     def _attempt(self, current: Pass, verify: bool) -> tuple[list[str], Verdict]:
-        """Make all applications of a pass that are not known to be wrong; undo them all if the outputs change. Returns their sites."""
+        """Make all applications of a pass not known to be wrong. If the outputs change, undo all of them. Returns their sites."""
         try:
             sites = list(current.applications(self.model, self._skipped.get(current.name, ())))
             proto = to_proto(self.model) if sites else self._proto
-        except Exception as failure:  # noqa: BLE001 - a pass that fails is undone like one that is wrong
+        except Exception as failure:  # noqa: BLE001 - a pass that raises is undone, as a wrong pass is
             self._go_back(self._proto)
             return [], Verdict(None, f"the pass failed: {type(failure).__name__}: {failure}")
         verdict = self._verifier.check(_bytes(proto)) if verify and sites else Verdict(None)
@@ -139,7 +139,7 @@ class _Build:
         return sites, verdict
 
     def _wrong_application(self, current: Pass, sites: list[str]) -> tuple[str, Verdict, str]:
-        """The site of an application that changes the outputs, how it changes them, and a minimal model that shows it."""
+        """The site of an application that changes the outputs, a description of the change, and a minimal model that reproduces it."""
         skipped, verdicts = self._skipped.get(current.name, ()), {}
 
         def is_wrong(limit: int) -> bool:

@@ -1,4 +1,4 @@
-"""Inputs for comparing two models, generated from a signature with a seed. They include extreme values and sizes on purpose."""
+"""Inputs for comparing two models, generated from a signature with a seed. They include extreme values and unusual sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SEPARATE_SIZES = (2, 3, 4, 6, 7, 9, 10, 11)
 _LARGEST_DOUBLED = 64
 _MAX_ELEMENTS = 1 << 22
 
-# The largest FP16 number is 65504, which inputs of 100 can reach after a few layers.
+# The largest FP16 number is 65504. Activations can reach it after a few layers if inputs are 100.
 _LARGE = {DataType.FP16: 8.0, DataType.BF16: 32.0}
 
 Shapes = dict[str, tuple[int, ...]]
@@ -33,11 +33,11 @@ class LabelledInputs(dict[str, Array]):
 
 
 def generate(signature: Signature, free_size: int) -> Iterator[LabelledInputs]:
-    """Generate deterministic samples: normally distributed values for batches of 1 and 3; zeros, large values and negative values for
-    a batch of 1.
+    """Generate deterministic samples. Normally distributed values come in batches of 1 and 3; zeros, large values and negative values
+    in a batch of 1.
 
-    A free first axis is the batch, and every other free dimension has size ``free_size``. Integers are 0 or 1, so that they are valid
-    indices; in the sample ``large``, they are at most 99. The model may reject some samples.
+    A free first axis is the batch axis. Every other free dimension has the size ``free_size``. Integers are 0 or 1, so that they are
+    valid indices; in the sample ``large``, they are at most 99. The model may reject some samples.
     """
     seen = set()
     for kind, batch in _CASES:
@@ -51,11 +51,11 @@ def generate(signature: Signature, free_size: int) -> Iterator[LabelledInputs]:
 def generate_sizes(
     signature: Signature, free_size: int, names: Mapping[str, Sequence[str]] | None = None
 ) -> Iterator[LabelledInputs]:
-    """Generate one sample of normal values for each of several sizes of the free dimensions, other than those of ``generate``.
+    """Generate one sample of normal values for each of several sizes of free dimensions that ``generate`` does not use.
 
-    The sizes are: a size of its own for every free dimension, twice; at batch 2, all others twice ``free_size``, 1, 5, 17 and 0; and
-    batch 0. ``names`` has the names of the dimensions by input: dimensions of one name have one size. The model may reject some
-    samples.
+    In two samples, all free dimensions have different sizes. In up to five samples with batch size 2, all other free dimensions have
+    the same size: twice ``free_size``, 1, 5, 17 or 0. One sample has batch size 0. ``names`` has the names of the dimensions by input;
+    dimensions with the same name have the same size. The model may reject some samples.
     """
     doubled = [2 * free_size] if free_size <= _LARGEST_DOUBLED else []
     found = [_separate_shapes(signature, names or {}, least) for least in (0, free_size)]
@@ -72,7 +72,7 @@ def generate_sizes(
 def free_sizes(signature: Signature) -> tuple[int, ...]:
     """Sizes to try for free dimensions after the first axis, smallest first; a single size if there are none.
 
-    Sizes that give an input more than four million elements are left out.
+    Sizes with which an input has more than four million elements are left out.
     """
     is_free = any(-1 in spec.shape[1:] for spec in signature.inputs)
     larger = _FREE_SIZES[1:] if is_free else ()
@@ -87,7 +87,7 @@ def make_sample(signature: Signature, shapes: Shapes, kind: str, seed: Sequence[
 
 
 def sizes_of(inputs: Mapping[str, Array]) -> str:
-    """The inputs with their shapes, for messages: ``x [3, 4], mask [3]``."""
+    """The names and shapes of the inputs, for messages: ``x [3, 4], mask [3]``."""
     return ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
 
 

@@ -1,4 +1,4 @@
-"""Verify that a change keeps a model's outputs: run both models in ONNX Runtime on the same inputs and compare.
+"""Verify that a change keeps a model's outputs: run both models in ONNX Runtime on the same inputs, and compare the outputs.
 
 ONNX Runtime runs without optimisations and on one thread, so that the change is the only cause of a difference.
 """
@@ -27,7 +27,7 @@ _MAX_GIVEN = 8
 _SIZED_BY_VALUES = {"Compress", "NonMaxSuppression", "NonZero", "Range", "Unique"}
 """Operators whose outputs may be empty even if their inputs are not."""
 
-# Rounding differs by a few units in the last place per layer. A wrong rewrite differs by orders of magnitude more.
+# Rounding changes outputs by a few units in the last place per layer. A wrong rewrite changes them by orders of magnitude more.
 _TOLERANCES = {
     ir.DataType.BFLOAT16: 5e-2,
     ir.DataType.FLOAT16: 1e-2,
@@ -47,16 +47,16 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Verifier:
-    """Holds the original's outputs, and compares changed models with them.
+    """Stores the original's outputs, and compares changed models with them.
 
-    The inputs are generated samples (``samples.py``) that the original accepts, at several sizes of each free dimension, and up to 8
-    of ``samples``. Outputs agree if shapes
-    and datatypes are the same, NaN and infinities are in the same places, integers, booleans and text are equal, and for floats
-    ``max |new - old| / max |old|`` is at most ``tolerance``. The default tolerance follows from the narrowest float type among the
-    model's tensors: 1e-4 for FP32, 1e-2 for FP16, 5e-2 for BF16, 1e-6 for FP64.
+    The inputs are up to 8 of ``samples``, and generated samples (``samples.py``) with several sizes of each free dimension, if the
+    original accepts them. Outputs agree under these conditions: shapes and datatypes are the same; NaN and infinities are in the same
+    places; integers, booleans and text are equal; for floats, ``max |new - old| / max |old|`` is at most ``tolerance``. The default
+    tolerance depends on the narrowest float type among the model's tensors: 1e-4 for FP32, 1e-2 for FP16, 5e-2 for BF16, 1e-6 for
+    FP64.
 
-    ``obstacle`` is the reason why no comparison is possible, otherwise empty. Raises InvalidArgument if one of ``samples`` does not
-    fit the model's signature.
+    ``obstacle`` is the reason why no comparison is possible; otherwise, it is empty. Raises InvalidArgument if one of ``samples`` does
+    not fit the model's signature.
     """
 
     def __init__(
@@ -131,14 +131,14 @@ class Verifier:
 
 
 def _may_be_empty(graph: onnx.GraphProto) -> bool:
-    """True if a tensor may be empty for some values of the inputs, which ends the process in some kernels of ONNX Runtime."""
+    """True if a tensor may be empty for some values of the inputs. Empty tensors end the process in some kernels of ONNX Runtime."""
     return any(node.op_type in _SIZED_BY_VALUES or any(map(_may_be_empty, subgraphs(node))) for node in graph.node)
 
 
 def compare(old: Array, new: Array | None, magnitude: float = 0.0) -> tuple[float, str]:
-    """``(error, difference)``: the relative error of floats, infinite for any other difference, 0 if there is none.
+    """``(error, difference)``: the relative error and a text. If something other than floats differs, the error is infinite.
 
-    ``magnitude`` is the tensor's largest magnitude on any sample. The error is relative to at least a thousandth of it.
+    ``magnitude`` is the tensor's largest magnitude on any sample. The error is relative to at least a thousandth of ``magnitude``.
     """
     if reason := _exact_difference(old, new):
         return float("inf"), reason
@@ -190,7 +190,7 @@ def first_divergence(original: Artifact, data: bytes, sample: LabelledInputs, to
 
 
 def dimension_names(model: onnx.ModelProto) -> dict[str, list[str]]:
-    """The names of the dimensions of each input; empty for a dimension without a name."""
+    """The names of the dimensions of each input. A dimension without a name has the name ""."""
     return {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
 
 

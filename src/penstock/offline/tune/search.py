@@ -15,14 +15,14 @@ from penstock.perf.measure import Timings
 from penstock.perf.profile import knee, rows_per_second
 
 FINALISTS = 4
-"""Number of candidates that are measured again, for longer, in addition to the best exact candidates."""
+"""Number of candidates that are measured a second time, for longer. The best exact candidates are measured in addition."""
 
 CLOSE_CALL = 1.05
-"""Among candidates within this ratio of the lowest cost, the one with the fewest threads wins, then that of the least loss, then that
-of the least error."""
+"""Candidates within this ratio of the lowest cost are a close call. The one with the fewest threads wins, then the one with the least
+loss, then the one with the least error."""
 
 CLOSE_SIZE = 1.01
-"""Among candidates within this ratio of the smallest size, the fastest one wins."""
+"""Among candidates within this ratio of the smallest size, the fastest wins."""
 
 Compare = Callable[["Trial", "Trial"], Interval]
 """Returns the speed-up of the second trial over the first."""
@@ -50,9 +50,9 @@ class Trial(msgspec.Struct, eq=False):
 
     @property
     def cost(self) -> float:
-        """Latency relative to the original, times the square root of the number of threads. The lowest cost wins.
+        """Latency relative to the original, times the square root of the number of threads. The candidate of lowest cost wins.
 
-        Twice the threads must make a call 1.4 times as fast; otherwise the cores are better used for more instances.
+        Twice the threads must make a call 1.4 times as fast. Otherwise the cores serve more requests with more instances.
         """
         return math.sqrt(self.candidate.threads) / self.pace if self.pace else math.inf
 
@@ -66,14 +66,14 @@ class Trial(msgspec.Struct, eq=False):
 
 
 def running(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials that were timed, and that neither failed nor were rejected."""
+    """The trials that were timed, did not fail and were not rejected."""
     return [trial for trial in trials if trial.status == "outrun" and trial.timings is not None]
 
 
 def finalists(trials: Sequence[Trial], smallest: bool = False) -> list[Trial]:
-    """The best running trials by cost (with ``smallest`` by size), and the fastest exact trial for each of their thread counts.
+    """The running trials of lowest cost (with ``smallest``: size), and the fastest exact trial for each of their thread counts.
 
-    The p99 is checked only for finalists: in the short screening it depends more on other load than on the model.
+    Only finalists are checked against the p99 limit: in the short screening, p99 depends more on other load than on the model.
     """
     ranked = sorted(running(trials), key=lambda trial: (_disk_bytes(trial) if smallest else 0, trial.cost))
     chosen = ranked[:FINALISTS]
@@ -85,12 +85,12 @@ def finalists(trials: Sequence[Trial], smallest: bool = False) -> list[Trial]:
 
 
 def choose(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract, compare: Compare) -> Trial | None:
-    """The winner, or None if no trial meets the contract. ``bases`` are the original with each number of threads.
+    """The winner, or None if no trial meets the contract. ``bases`` are trials of the original, one for each number of threads.
 
     1. An exact candidate must beat the original with the same number of threads.
     2. An inexact candidate must beat the original and the fastest exact candidate with the same number of threads.
-    3. Among these and unbeaten originals, the lowest cost wins. In a close call, fewer threads win, then accuracy.
-    4. If none of them meets the required latency, the fastest exact candidate that meets it wins.
+    3. Among these and the originals that were not beaten, the lowest cost wins. In a close call, fewer threads win, then accuracy.
+    4. If no candidate of rule 3 meets the required latency, the fastest exact candidate that meets it wins.
     """
     alive = running(trials)
     proven = [trial for trial in alive if _is_proven(trial, alive, compare)]  # 1, 2
@@ -105,7 +105,7 @@ def choose(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract, 
 
 
 def choose_smallest(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract) -> Trial | None:
-    """The smallest trial on disk or, among trials of nearly equal size, the one of lowest cost. None if none meets the contract."""
+    """The smallest trial on disk. Among trials of nearly equal size, the lowest cost wins. None if no trial meets the contract."""
     field = [trial for trial in (*running(trials), *bases) if not contract.latency_objection(trial.p99_ms)]
     least = min((_disk_bytes(trial) for trial in field), default=0)
     close = [trial for trial in field if _disk_bytes(trial) <= CLOSE_SIZE * least]
@@ -113,7 +113,7 @@ def choose_smallest(bases: Sequence[Trial], trials: Sequence[Trial], contract: C
 
 
 def explain_sizes(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]) -> None:
-    """Set the reason of every trial, after the choice was made by size."""
+    """Set the reason of every trial after a choice by size."""
     least = _disk_bytes(winner)
     for trial in (*bases, *running(trials)):
         larger = _disk_bytes(trial) / least

@@ -1,4 +1,4 @@
-"""The candidates: all combinations of version, engine and number of threads. This module loads and measures nothing."""
+"""The candidates: all combinations of version, engine and number of threads. This module neither loads nor measures models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BF16_ISA = ("avx512_bf16", "amx_bf16", "bf16")
 
 
 class Candidate(Version, frozen=True, kw_only=True):
-    """One way to run the model: a version in an engine with a number of threads."""
+    """One way to run the model: a version, an engine and a number of threads."""
 
     name: str
     engine: str
@@ -27,12 +27,12 @@ class Candidate(Version, frozen=True, kw_only=True):
 
     @property
     def exact(self) -> bool:
-        """True if the candidate has the original's weights and computes in its precision."""
+        """True if the candidate has the original's weights and computes in the original's precision."""
         return self.precision == "fp32" and not self.compression
 
     @property
     def disk_bytes(self) -> int:
-        """The size in bytes that it takes in a bundle."""
+        """The size of the candidate in a bundle, in bytes."""
         return self.stored_bytes or self.artifact.size_bytes
 
     @property
@@ -54,8 +54,8 @@ def candidates(
 ) -> list[Candidate]:
     """Every candidate worth measuring on ``machine``.
 
-    FP32 versions are also tried in BF16 on engines with that precision, if the CPU supports it. Emulated BF16 is slower than FP32
-    and less accurate.
+    FP32 versions are also tried in BF16 on engines that support BF16, if the CPU does too. Emulated BF16 is slower and less accurate
+    than FP32.
     """
     bf16 = next((isa for isa in _BF16_ISA if isa in machine.isa), None)
     found = []
@@ -76,7 +76,7 @@ def fallback(fp32: Artifact, threads: int) -> Candidate:
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:
-    """Thread counts worth trying: 1, the number of cores, and powers of two between."""
+    """Thread counts worth trying: 1, the number of cores, and the powers of two between them."""
     return tuple(sorted({*(1 << bit for bit in range(cores.bit_length())), cores}))
 
 

@@ -1,10 +1,11 @@
 """Decompose convolutions into two or three smaller ones. Weights have the shape (outputs, inputs, *kernel).
 
-CHANNEL  the whole kernel to r channels, then 1×1: the principal components of the results (Zhang et al. 2015, §3.1)
-SPATIAL  a column of the kernel to r channels, then a row (M. Jaderberg et al., "Speeding up Convolutional Neural Networks with
-         Low Rank Expansions", 2014, scheme 2)
-TUCKER   1×1 to fewer channels, the kernel on those, 1×1 back (Y.-D. Kim et al., "Compression of Deep Convolutional Neural
-         Networks for Fast and Low Power Mobile Applications", 2016)
+CHANNEL  a convolution with the whole kernel to r channels, then a 1×1 convolution; the r channels are the principal components of the
+         results (Zhang et al. 2015, §3.1)
+SPATIAL  a convolution with a column of the kernel to r channels, then one with a row (M. Jaderberg et al., "Speeding up Convolutional
+         Neural Networks with Low Rank Expansions", 2014, scheme 2)
+TUCKER   a 1×1 convolution to fewer channels, one with the whole kernel, and a 1×1 convolution back (Y.-D. Kim et al., "Compression of
+         Deep Convolutional Neural Networks for Fast and Low Power Mobile Applications", 2016)
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from penstock.tensor import Array
 
 _SWEEPS = 5
 _RANKS = 8
-"""Number of ranks to try per layer and form."""
+"""Number of ranks to try for each layer and form of split."""
 
 
 class SplitForm(enum.Enum):
@@ -58,12 +59,12 @@ def factor_shapes(shape: tuple[int, ...], form: SplitForm | None, ranks: tuple[i
 
 
 def products(shape: tuple[int, ...], form: SplitForm | None, ranks: tuple[int, ...] = ()) -> int:
-    """Multiplications per position of the result at stride 1. This equals the number of weights. ``form`` None: unsplit."""
+    """Multiplications per output position at stride 1, which is the number of weights. With ``form`` None, the layer is unsplit."""
     return sum(math.prod(factor) for factor in factor_shapes(shape, form, ranks))
 
 
 def rank_choices(shape: tuple[int, ...], form: SplitForm) -> list[tuple[int, ...]]:
-    """Up to 8 ranks, ascending, with fewer multiplications than the unsplit layer: multiples of 16, or of 8 for narrow layers."""
+    """Up to 8 ascending ranks that need fewer multiplications than the unsplit layer: multiples of 16, or of 8 for narrow layers."""
     outputs, inputs, *_ = shape
     dense = products(shape, None)
     found: list[tuple[int, ...]]
@@ -79,7 +80,7 @@ def rank_choices(shape: tuple[int, ...], form: SplitForm) -> list[tuple[int, ...
 def spatial(weight: Array, inputs: Moments | None) -> Decomposition:
     """Factorise a weight [outputs, inputs, height, width] into a height×1 and a 1×width convolution, for ``spatial_split``.
 
-    The errors are those of the weights, weighted by the second moments of the input channels.
+    The errors are errors of the weights, weighted by the second moments of the input channels.
     """
     outputs, channels, height, width = weight.shape
     matrix = weight.astype(np.float64).transpose(0, 3, 1, 2)
@@ -103,7 +104,7 @@ def spatial_split(found: Decomposition, rank: int, shape: tuple[int, ...]) -> Sp
 def tucker(
     weight: Array, ranks: tuple[int, int], inputs: Moments | None, results: Moments | None
 ) -> tuple[Split, float]:
-    """Factors (q, inputs, 1…), (p, q, *kernel) and (outputs, p, 1…) for ``ranks`` (q, p), and their error as in ``spatial``.
+    """Factors (q, inputs, 1…), (p, q, *kernel) and (outputs, p, 1…) for ``ranks`` (q, p), and their error, measured as in ``spatial``.
 
     Higher-order SVD, then alternating sweeps (L. De Lathauwer et al., "On the Best Rank-1 and Rank-(R1, …, RN) Approximation of
     Higher-Order Tensors", 2000). With data, the output side is fixed to the principal components of the results.
@@ -130,7 +131,7 @@ def tucker(
 
 
 def _root(inputs: Moments | None, channels: int) -> Array:
-    """The lower triangular L with L Lᵀ = E[xxᵀ] + λI over the channels. Without data, the identity."""
+    """The lower triangular matrix L with L Lᵀ = E[xxᵀ] + λI over the channels. Without data, L is the identity."""
     if inputs is None or not np.trace(inputs.second) > 0:
         return np.eye(channels)
     second = inputs.second

@@ -29,7 +29,7 @@ Accept = Callable[[Artifact], bool]
 
 _MODEL_SECONDS = 1.0
 _ROWS = 4096
-"""A tensor's moments use this many rows of each batch, evenly spaced. Neighbouring pixels are nearly redundant."""
+"""Number of evenly spaced rows of each batch that a tensor's moments include. Neighbouring pixels are nearly redundant."""
 
 
 class FactorizeOptions(Options, frozen=True):
@@ -40,18 +40,17 @@ class FactorizeOptions(Options, frozen=True):
     target_speedup: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """Stop when the measured times of the layers predict this speed-up of the whole model."""
     rank: int | None = None
-    """Use this rank for every matrix product, without timing. Layers that it would not make cheaper stay unsplit."""
+    """Rank of every matrix product, used without timing. A layer stays unsplit if this rank does not make it cheaper."""
     forms: tuple[str, ...] = ("channel", "spatial", "tucker")
     """Forms of split to consider for convolutions. Matrix products are always split by "channel"."""
     aware: bool = True
     """Minimise the change of the layers' results on the data. False: the change of the weights."""
     min_ms: NotNegative = 0.05
-    """Skip layers that take less time, since a second operator costs as much as the split saves."""
+    """Skip layers that take fewer milliseconds than this: the extra operator would cost as much as the split saves."""
     rows: Count = 1
-    """Samples in one call, as in serving."""
+    """Number of samples in a timed call; choose the batch size of serving."""
     samples: Count = 64
-    """Number of samples, at the end of the data, on which the error is measured. The moments come from the other samples if there are
-    enough of them."""
+    """Number of samples at the end of the data for measuring the error. The moments come from the other samples, if enough."""
     batch_size: Count = 32
     threads: Count = 1
 
@@ -67,12 +66,12 @@ def factorize(
     accept: Accept | None = None,
     progress: Progress = no_progress,
 ) -> Artifact:
-    """Split Gemm, MatMul and Conv layers of ``artifact`` (FP32) where that saves measured time, within ``max_error``.
+    """Split Gemm, MatMul and Conv layers of ``artifact`` (FP32) if that saves measured time and keeps the error within ``max_error``.
 
-    ``accept`` replaces the test of ``max_error``. The result depends on measured times, which the provenance step records
-    (``facts``); with a fixed ``rank``, it is deterministic. ``training.distill.recover`` can restore accuracy afterwards. Raises
-    Unsupported if no layer can be split or none becomes faster; InvalidArgument for a ``rank`` that makes no layer cheaper;
-    InvalidData if the data do not fit.
+    ``accept`` decides instead of ``max_error``. The result depends on measured times, which the provenance step records (``facts``);
+    with a fixed ``rank``, it is deterministic. ``training.distill.recover`` can restore accuracy afterwards. Raises Unsupported if no
+    layer can be split or none becomes faster; InvalidArgument for a ``rank`` that makes no layer cheaper; InvalidData if the data do
+    not fit.
     """
     options.check()
     known = {form.value for form in SplitForm}
@@ -91,7 +90,7 @@ def factorize(
 
 
 class _Factory:
-    """Builds and judges variants of one model with some layers split."""
+    """Splits some layers of one model, and measures the result."""
 
     def __init__(self, artifact: Artifact, data: Dataset, options: FactorizeOptions, progress: Progress) -> None:
         self._proto = read_proto(artifact)
@@ -121,7 +120,7 @@ class _Factory:
         return {name: (SplitForm.CHANNEL, (rank,)) for name, limit in limits.items() if 0 < rank < limit}
 
     def choose(self, accept: Accept | None) -> tuple[dict[str, Way], dict[str, Any]]:
-        """The last accepted point on the path of cheapest steps, and what the provenance step records about it."""
+        """The last accepted set of splits on the path of cheapest steps, and its facts for the provenance step."""
         times, whole_ms = self._times()
         frontiers = {name: rank_choice.frontier(self._choices(name, times[name])) for name in times}
         if all(len(choices) == 1 for choices in frontiers.values()):
@@ -161,7 +160,7 @@ class _Factory:
         }
 
     def build(self, assignment: Mapping[str, Way]) -> Artifact:
-        """The model with the layers of ``assignment`` split, by name."""
+        """The model with the layers in ``assignment`` (by name) split."""
         model = self._model()
         here = {layer.name: layer for layer in layers(model)}
         for name, (form, ranks) in assignment.items():
@@ -174,8 +173,8 @@ class _Factory:
         return float(sample_errors(self._reference, self._answers(found)).mean())
 
     def _choices(self, name: str, times: Mapping[Way, float]) -> list[RankChoice]:
-        """All ways that were timed, with their estimated errors. One trial model per form relates the layer's error to that of the
-        outputs.
+        """All timed ways to run the layer ``name``, with their estimated errors. One trial model for each form of split gives the
+        ratio of the outputs' error to the layer's error.
         """
         found = [RankChoice(times[WHOLE], 0.0)]
         for form in dict.fromkeys(form for form, _ in times if form is not None):
@@ -228,7 +227,7 @@ class _Factory:
 
 
 class Splitter:
-    """Splits layers by the moments that ``observe`` collected, or by their weights alone.
+    """Splits layers. Uses the moments that ``observe`` collected or, without moments, the weights alone.
 
     Memory: 8 · min(outputs, inputs)² bytes per layer for moments, and 16 bytes per weight for cached decompositions. A convolution
     needs 8 · (outputs² + inputs²) bytes for moments.
@@ -242,7 +241,7 @@ class Splitter:
         self._errors: dict[tuple[str, Way], float] = {}
 
     def observe(self, taps: Taps, progress: Progress) -> None:
-        """Collect the moments of each layer's output or input, whichever has fewer channels; for convolutions, of both."""
+        """Collect moments of the input or output of each layer, whichever has fewer channels. For convolutions, collect both."""
         wanted: dict[str, list[tuple[Moments, int, Array | None]]] = {}
         for layer in self._layers.values():
             outputs, inputs, *kernel = layer.weight.shape

@@ -23,7 +23,7 @@ _NARROW = 64
 """Splitting a 1×1 convolution with fewer channels than this saves no time."""
 _OPSET = 17
 _SECONDS_EACH = 0.06
-"""Time to spend on measuring one way to run a layer."""
+"""Seconds for timing one way to run a layer."""
 
 
 class SplittableLayer(NamedTuple):
@@ -109,7 +109,7 @@ def alone(layer: SplittableLayer, form: SplitForm | None, factors: Sequence[Arra
 
 
 def measure(layer: SplittableLayer, shape: Sequence[int], ways: Sequence[Way], threads: int) -> dict[Way, float]:
-    """Median milliseconds of every way to run ``layer`` in isolation on an input of ``shape``, interleaved.
+    """The median time in milliseconds of every way to run ``layer`` alone on an input of ``shape``. Calls are interleaved.
 
     Weights are random, since time does not depend on the values.
     """
@@ -167,5 +167,5 @@ def _attributes(node: ir.Node, kernel: tuple[int, ...], owned: frozenset[int]) -
     auto = node.attributes.get("auto_pad")
     if auto is None or auto.as_string() == "NOTSET":
         return [*attributes, along("pads", 0, times=2)]
-    # auto_pad has no effect along an axis of kernel 1 and stride 1.
+    # auto_pad has no effect along an axis with kernel size 1 and stride 1.
     return [*attributes, ir.AttrString("auto_pad", auto.as_string())]

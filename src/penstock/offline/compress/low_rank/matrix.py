@@ -1,10 +1,10 @@
-"""Approximate a matrix by the product of two low-rank factors, with the least change of the layer's results.
+"""Approximate a weight matrix by the product of two low-rank factors that change the layer's results least.
 
-The factors of W (outputs × inputs) of rank r that minimise E‖(W - Ŵ)x‖² over the data come from the singular value decomposition of
-W C^½, with C = E[xxᵀ] + λI. With its left singular vectors U, Ŵ = U_r U_rᵀ W. U are also the eigenvectors of W C Wᵀ = E[(Wx)(Wx)ᵀ]
-+ λ W Wᵀ, the principal components of the layer's results (X. Zhang et al., "Accelerating Very Deep Convolutional Networks for
-Classification and Detection", 2015, §3.1). So moments are collected on the side with fewer channels. If the layer has a bias, the
-bias absorbs the mean, and x and Wx are centred first.
+The factors of W (outputs × inputs) of rank r that minimise E‖(W - Ŵ)x‖² over the data come from the singular value decomposition of W
+C^½, with C = E[xxᵀ] + λI. If U has the left singular vectors as columns, Ŵ = U_r U_rᵀ W. The columns of U are also the eigenvectors of
+W C Wᵀ = E[(Wx)(Wx)ᵀ] + λ W Wᵀ, the principal components of the layer's results (X. Zhang et al., "Accelerating Very Deep Convolutional
+Networks for Classification and Detection", 2015, §3.1). So moments of either side suffice, and the side with fewer channels is used.
+If the layer has a bias, x and Wx are centred first, and the bias absorbs the mean.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from penstock.tensor import Array
 
 _RIDGE = 1e-4
-"""λ is chosen so that it adds this fraction to the results' variance. It gives some weight to directions outside the samples."""
+"""λ adds this fraction to the variance of the results. It gives some weight to directions outside the samples."""
 
 
 class Moments:
@@ -52,9 +52,9 @@ class Split(NamedTuple):
     """The factors of one layer."""
 
     factors: tuple[Array, ...]
-    """In the order of application, each (outputs, inputs, *kernel)."""
+    """The factors in the order of application, each of shape (outputs, inputs, *kernel)."""
     shift: Array | None = None
-    """Addend for the bias of the last factor."""
+    """Added to the bias of the last factor."""
 
 
 class Decomposition(NamedTuple):
@@ -63,7 +63,7 @@ class Decomposition(NamedTuple):
     left: Array
     right: Array
     carried: Array
-    """The share of each column in E‖Wx‖², at least 0."""
+    """The part of E‖Wx‖² that each column carries, at least 0."""
     mean: Array | None
     """E[Wx], if a bias absorbs it."""
     projected: Array | None
@@ -106,7 +106,7 @@ def decompose(weight: Array, moments: Moments | None, *, of_results: bool, centr
     if known is not None:
         ridge = _ridge(float(((weight @ known) * weight).sum()), energy)
         inner = known + ridge * inner
-    # Cholesky would lose the ridge to rounding if moments are large where weights are zero.
+    # Rounding in a Cholesky decomposition would lose λ if moments are large where weights are zero.
     values, axes = descending(inner)
     sizes = np.sqrt(np.maximum(values, ridge))
     scaled = weight @ (axes * sizes)
@@ -117,7 +117,7 @@ def decompose(weight: Array, moments: Moments | None, *, of_results: bool, centr
 
 
 def _ridge(total: float, energy: float) -> float:
-    """The value of λ. For data that are all zero it is 1, which gives the plain decomposition."""
+    """The value of λ. If all data are zero, λ is 1, which gives the plain decomposition."""
     return _RIDGE * total / energy if total > 0 and energy > 0 else 1.0
 
 

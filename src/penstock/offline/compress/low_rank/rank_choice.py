@@ -13,18 +13,18 @@ class RankChoice(msgspec.Struct, frozen=True):
     """One way to run a layer."""
 
     ms: float
-    """Measured for the layer alone."""
+    """Milliseconds, measured for the layer alone."""
     error: float
     """The estimated increase of the squared relative error of the model's outputs."""
     form: SplitForm | None = None
-    """None: unsplit."""
+    """The form of the split; None: unsplit."""
     ranks: tuple[int, ...] = ()
 
 
 def frontier(choices: Sequence[RankChoice]) -> list[RankChoice]:
-    """The lower convex hull of the choices over time and error, from the slowest.
+    """The lower convex hull of the choices over time and error, starting with the slowest choice.
 
-    Along it, each further millisecond saved adds more error than the previous one.
+    Along the hull, each further millisecond saved adds more error than the previous one.
     """
     best: list[RankChoice] = []
     for choice in sorted(choices, key=lambda choice: (choice.error, choice.ms)):
@@ -42,9 +42,9 @@ def price(slower: RankChoice, faster: RankChoice) -> float:
 
 
 def path(options: Sequence[Sequence[RankChoice]]) -> list[tuple[int, ...]]:
-    """The points on the path from no layer split to each layer at its fastest rank. Each step is the cheapest one available.
+    """The path from all layers unsplit to each layer at its fastest choice. Each step adds the least error per millisecond saved.
 
-    ``options`` has the frontier of each layer. A point has one index into each frontier.
+    ``options`` has the frontier of each layer. Each point of the path has one index into each frontier.
     """
     at = [0] * len(options)
     stops = [tuple(at)]
@@ -63,7 +63,7 @@ def path(options: Sequence[Sequence[RankChoice]]) -> list[tuple[int, ...]]:
 def furthest(count: int, accept: Callable[[int], bool]) -> int:
     """The last of ``count`` points that ``accept`` accepts, found by bisection with about log2(count) calls.
 
-    Point 0 is always accepted. If acceptance is not monotone, the result is an accepted point before a rejected one.
+    Point 0 is always accepted. If ``accept`` is not monotone, the result is an accepted point whose successor is rejected.
     """
     good, bad = 0, count
     while bad - good > 1:

@@ -30,7 +30,7 @@ class LowRankMethod(TrainingMethod, frozen=True, kw_only=True):
     max_error: Annotated[Part, Usage(excludes=("rank",))] = 0.05
     """Maximum mean relative error of the outputs."""
     rank: Count | None = None
-    """Rank of every matrix product, instead of choosing ranks by timing."""
+    """Use this rank for every matrix product instead of choosing ranks by timing."""
     speedup: Annotated[Annotated[float, msgspec.Meta(gt=1)] | None, Usage(excludes=("rank",))] = None
     """Stop at this estimated speed-up of the model, e.g. 1.5."""
     min_ms: NotNegative = FactorizeOptions().min_ms

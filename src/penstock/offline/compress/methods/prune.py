@@ -25,7 +25,7 @@ class PruneMethod(TrainingMethod, frozen=True, kw_only=True):
     share).
 
     --iterative needs --train and `pip install 'penstock[torch]'`. It measures accuracy on a fifth of the data, and stops before the
-    loss exceeds --max-accuracy-loss. --chart draws accuracy by sparsity: for each layer alone or, with --iterative, for the levels.
+    loss exceeds --max-accuracy-loss. --chart plots accuracy against sparsity, for each layer alone or for the levels of --iterative.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -42,7 +42,7 @@ class PruneMethod(TrainingMethod, frozen=True, kw_only=True):
     iterative: Annotated[bool, Usage(excludes=("per_layer",))] = False
     """Alternate pruning and training, within --max-accuracy-loss."""
     levels: Annotated[int, msgspec.Meta(ge=1, le=100), _ITERATIVE] = 8
-    """Number of rounds of pruning and training."""
+    """Number of rounds of pruning and training; each round is one level of sparsity."""
     max_accuracy_loss: Annotated[Part, _ITERATIVE] = 0.005
     """Maximum loss of accuracy against the original, e.g. 0.5%."""
     skip: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class PruneMethod(TrainingMethod, frozen=True, kw_only=True):
     epochs: Annotated[Positive | None, Usage(default="the method's"), _ITERATIVE] = None
     resume: Annotated[str | None, Usage("file"), _ITERATIVE] = None
     second_chance: Annotated[NotNegative, Usage(hidden=True)] = 3.0
-    """A failed level is trained again for this multiple of its epochs; 0 for never."""
+    """If a level fails, train it again for this multiple of its epochs. 0: never."""
 
     @property
     def trains(self) -> bool:
@@ -127,7 +127,7 @@ class PruneMethod(TrainingMethod, frozen=True, kw_only=True):
 
 
 def _levels_chart(facts: dict[str, Any]) -> str:
-    """SVG of accuracy by sparsity, for the levels and for the original pruned in one step."""
+    """SVG of accuracy against sparsity, for the levels and for the original pruned in one step."""
     levels = [(level["sparsity"], level["accuracy"]) for level in facts["levels"]]
     scales = Scale("sparsity", "{:.0%}"), Scale(facts["metric"], "{:.1%}")
     lines = {"at once": facts["one_shot"], "iterative": levels}

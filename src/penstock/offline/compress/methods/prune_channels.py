@@ -19,8 +19,8 @@ _RECOVER = Usage(needs={"recover": ()})
 class PruneChannelsMethod(TrainingMethod, frozen=True, kw_only=True):
     """Remove the least important channels and attention heads of a model, which leaves a smaller dense model.
 
-    --recover needs --train and `pip install 'penstock[torch]'`. With --width, training follows one cut. With --speedup, cuts and
-    training alternate until the model is fast enough, or until the loss of accuracy on a fifth of --train would exceed
+    --recover needs --train and `pip install 'penstock[torch]'`. With --width, channels are cut once, before training. With --speedup,
+    cutting and training alternate until the model is fast enough, or until the loss of accuracy on a fifth of --train would exceed
     --max-accuracy-loss.
     """
 
@@ -30,9 +30,9 @@ class PruneChannelsMethod(TrainingMethod, frozen=True, kw_only=True):
     )
 
     width: Annotated[Share | None, Usage(default="75%, with --speedup 100%")] = None
-    """Fraction of units to keep in each group; with --speedup the maximum fraction."""
+    """Fraction of channels to keep in each group of layers; with --speedup, the maximum fraction."""
     speedup: Annotated[float, msgspec.Meta(gt=1)] | None = None
-    """Required speed-up, e.g. 1.5; groups then have different widths."""
+    """Required speed-up, e.g. 1.5; the groups then keep different fractions."""
     importance: Literal["norm", "batch-norm", "activation", "taylor"] = "norm"
     """Measure of importance. activation and taylor need --train; taylor also needs torch."""
     recover: bool = False
@@ -46,7 +46,7 @@ class PruneChannelsMethod(TrainingMethod, frozen=True, kw_only=True):
     epochs: Annotated[Positive | None, Usage(default="the method's"), _RECOVER] = None
     resume: Annotated[str | None, Usage("file"), _RECOVER] = None
     second_chance: Annotated[NotNegative, Usage(hidden=True)] = 3.0
-    """A failed round is trained again for this multiple of its epochs; 0 for never."""
+    """If a round fails, train it again for this multiple of its epochs. 0: never."""
 
     @property
     def trains(self) -> bool:
@@ -54,7 +54,7 @@ class PruneChannelsMethod(TrainingMethod, frozen=True, kw_only=True):
 
     @property
     def folds(self) -> bool:
-        # Folding would remove the scales, which the batch-norm importance reads.
+        # Folding would remove the scales of BatchNormalization, from which the batch-norm importance is computed.
         return self.importance != "batch-norm"
 
     def reason_for_data(self) -> str:

@@ -24,7 +24,7 @@ class QatMethod(TrainingMethod, frozen=True, kw_only=True):
     """Quantise a model to INT8, then train the integers and scales to reproduce the float model's outputs.
 
     Needs `pip install 'penstock[torch]'` but no labels. A fifth of --train is held out. If training does not improve the outputs on
-    it, the untrained INT8 model is written, with a note. Try penstock quantize first: it takes seconds.
+    these samples, the untrained INT8 model is written, with a note. Try penstock quantize first: it takes seconds.
     """
 
     examples: ClassVar[tuple[str, ...]] = (

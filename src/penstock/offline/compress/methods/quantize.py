@@ -37,8 +37,8 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
     """Quantise a model without further training.
 
     The arrays in the npz files are named after the model's inputs, one row per sample; an array named `labels` has class numbers.
-    int8 and int8-dynamic need --calibrate. --chart draws the search for the range of one tensor. --mixed bounds the loss by
-    --max-accuracy-loss, measured on a fifth of the calibration data.
+    int8 and int8-dynamic need --calibrate. --chart draws the search for the range of one tensor. --mixed keeps the loss of accuracy
+    within --max-accuracy-loss, measured on a fifth of the calibration data.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -48,7 +48,7 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
     data_options: ClassVar[tuple[str, ...]] = ("--calibrate",)
 
     precision: Literal["int8", "int8-dynamic", "int8-weights", "int4-weights", "fp16-weights", "bf16-weights"] = "int8"
-    """int8 calibrates ranges; int8-dynamic computes ranges at run time; the others only store weights in fewer bits."""
+    """int8 calibrates ranges; int8-dynamic computes ranges at run time; all other precisions only store weights in fewer bits."""
     method: MethodName = "best"
     """Calibration method of int8; best chooses one for each tensor."""
     placement: PlacementName = "fastest"
@@ -58,17 +58,17 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
     bias_correction: bool = True
     """Correct biases for the errors of rounding."""
     mixed: Annotated[bool, _INT8] = False
-    """Keep groups of operators in float that would lose too much accuracy."""
+    """Keep in float those groups of operators that would lose too much accuracy in INT8."""
     max_accuracy_loss: Annotated[Part, Usage(needs={"mixed": ()})] = 0.01
     """Maximum loss of accuracy against the original, e.g. 0.5%."""
     block: Annotated[Literal[16, 32, 64, 128, 256], Usage(needs={"precision": ("int8-weights", "int4-weights")})] = 32
-    """Weights per scale, for int8-weights and int4-weights: 16 to 256."""
+    """Number of weights that share one scale, for int8-weights and int4-weights: 16 to 256."""
     chart: Annotated[str | None, Usage("file", writes="picture"), _INT8] = None
     """Also write a chart to this SVG file."""
     chart_tensor: Annotated[
         str | None, Usage(needs={"chart": ()}, default="the tensor on which the methods differ most")
     ] = None
-    """Tensor of the chart."""
+    """Tensor to chart."""
     choice_s: Annotated[Positive | None, Usage("seconds", hidden=True)] = None
     """Maximum time for ``method="best"``; None for no limit."""
 

@@ -19,9 +19,9 @@ from penstock.offline.compress.sharing.share import MAX_BITS, ShareOptions, shar
 from penstock.offline.sessions import signature_of
 
 _LZMA_BYTES = 64 << 20
-"""Maximum size for the comparison with lzma, which takes a second per MiB."""
+"""Maximum size of a model, in bytes, for the comparison with lzma, which takes a second per MiB."""
 _MIN_ROWS, _MAX_VALUES = 32, 1 << 22
-"""Bounds for ``most_rows``: a minimum number of samples, and the maximum number of values above that minimum."""
+"""If ``most_rows`` is set: the minimum number of samples, and the maximum number of values in all samples together."""
 
 _Bits = Annotated[int, msgspec.Meta(ge=0, le=MAX_BITS)]
 
@@ -51,13 +51,13 @@ class ShareMethod(TrainingMethod, frozen=True, kw_only=True):
     epochs: Annotated[Positive | None, Usage(default="the method's", needs={"tune": ()})] = None
     resume: Annotated[str | None, Usage(hidden=True)] = None
     layer_error: Annotated[Part, Usage(hidden=True)] = 0.02
-    """With ``by_sensitivity``: maximum relative error of an output due to one layer."""
+    """With ``by_sensitivity``: maximum relative error that one layer may cause in an output."""
     layer_loss: Annotated[Part, Usage(hidden=True)] = 0.1
-    """With ``by_sensitivity``: maximum fraction of ``max_accuracy_loss`` for one layer."""
+    """With ``by_sensitivity``: maximum fraction of ``max_accuracy_loss`` that one layer may use."""
     max_accuracy_loss: Annotated[Part, Usage(hidden=True)] = 0.01
     """Maximum loss of accuracy against the original."""
     most_rows: Annotated[Count | None, Usage(hidden=True)] = None
-    """With ``by_sensitivity``: maximum number of samples; large samples reduce it."""
+    """With ``by_sensitivity``: maximum number of samples. If samples are large, fewer are used."""
     tune_optional: Annotated[bool, Usage(hidden=True)] = False
     """Keep the untrained model if training is impossible."""
 

@@ -28,8 +28,8 @@ class Spending(msgspec.Struct, frozen=True):
     def allowance(self, kind: Kind) -> Contract:
         """The contract for a model after a step of ``kind``. It bounds the loss of this step and all earlier steps together.
 
-        If any loss is allowed, the loss of one sample is allowed too, because a smaller loss cannot be measured. Proof is required
-        only if there are enough samples to prove it at least for a model whose outputs do not change.
+        If any loss is allowed, the loss of one sample is allowed too, because a smaller loss cannot be measured. A proof is required
+        only if the samples would suffice to prove that a model with unchanged outputs loses little enough.
         """
         asked = self.contract
         share = _SHARES.get(kind, 1.0)

@@ -1,9 +1,9 @@
 """Planner: combines the methods under one accuracy contract, within a time budget.
 
-A step starts from a kept model, its parent. The result is kept under two conditions. Its loss of accuracy against the original is
-within the allowance for the kind of step (``budget.py``). The loss is measured on samples held out from training. It is also provably
-faster than its parent or, when optimising for size, smaller as a coded model. Every attempt is recorded with the reason. The tuner
-judges the kept models again on data that no step has seen.
+A step makes a new model from a kept model, its parent. The new model is kept if it meets two conditions. First, its loss of accuracy
+against the original, measured on held-out samples, is within the allowance for the kind of step (``budget.py``). Second, it is
+provably faster than its parent or, when optimising for size, smaller as a coded model. Every attempt is recorded with the reason for
+its outcome. The tuner judges the kept models again on data that no step has seen.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from penstock.version import __version__
 _log = logging.getLogger(__name__)
 
 _HELD_OUT = 4
-"""One of this many samples is held out."""
+"""One of this many samples is held out from training."""
 _OPTIMISED = "optimised"
 """Name of the first model of the plan, if it is not the original itself."""
 _BATCH = 32
@@ -74,9 +74,9 @@ class PlanOptions(msgspec.Struct, frozen=True):
     target: Target = "latency"
     """Minimise the latency of a single row, or the size as a coded model."""
     budget_s: float = 600.0
-    """Seconds in which new steps may start. A running step then gets extra time: half the budget, or 30 s if that is longer."""
+    """Time limit in seconds for starting steps. A running step may take extra time: half the limit, or 30 s if that is longer."""
     epochs: float = 10.0
-    """Passes over the data in each recovery."""
+    """Passes over the data in each training run."""
     threads: int = 1
     """Threads for timing and training."""
     seed: int = 0
@@ -112,7 +112,7 @@ def plan(  # noqa: PLR0913 - collaborators are handed in by keyword
 ) -> CompressionPlan:
     """Compress ``model`` and judge the results against ``original``, which defaults to ``model``.
 
-    Steps train on three quarters of ``data``, with or without labels; decisions are based on the other quarter. ``folder`` stores
+    Steps train on three quarters of ``data``, with or without labels; models are judged on the remaining quarter. ``folder`` stores
     every attempt, so that the same plan can continue after an interruption or with a larger budget. ``route`` defaults to all steps
     for the target. Without torch, steps that train are skipped. Raises InvalidConfig; InvalidData if the data do not fit the model
     or are too few to hold out a quarter; InvalidArgument if ``folder`` holds another plan.
@@ -202,8 +202,7 @@ class _Search:
     def _take(
         self, stage: Stage, move: Move, parent: KeptModel, scratch: Path
     ) -> tuple[Result, KeptModel | None, bool] | None:
-        """Returns the result of one step, its model if it was kept, and True if the step ran to its end. Returns None if the time is
-        used up.
+        """The result of one step, its model if it was kept, and True if the step ran to its end. None if the time is used up.
 
         A step in the store is not repeated.
         """

@@ -75,7 +75,7 @@ class PlanStore:
 
 
 def check_plan(folder: Path, known: Mapping[str, str]) -> None:
-    """Raise InvalidArgument if ``folder`` holds another plan, as far as the ``known`` part of the identity shows."""
+    """Raise InvalidArgument if ``folder`` holds a plan whose identity differs in one of the ``known`` parts."""
     pages = _read(folder)
     if pages is not None:
         _refuse_other(folder, {name: value for name, value in pages.plan.items() if name in known}, known)

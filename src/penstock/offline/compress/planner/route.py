@@ -41,18 +41,18 @@ Result = Literal["kept", "inaccurate", "useless", "failed"]
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """Steps from one model, tried in order. The order ``descend`` ends when a step is not kept, ``first`` when one is kept."""
+    """Steps from one model, tried in order. ``descend`` ends when a model is rejected, ``first`` when a model is kept."""
 
     moves: tuple[Move, ...]
     order: Literal["descend", "first"]
     then: tuple[Stage, ...] = ()
-    """Stages that continue immediately from each kept model, so that a complete result exists even if time runs out."""
+    """Stages that start immediately from each kept model, so that a complete result exists even if time runs out."""
     until: float = 1.0
-    """Fraction of the time in which steps of this stage may start. The rest remains for later stages."""
+    """Fraction of the time in which steps of this stage may start. The remaining time is for later stages."""
 
 
 def stages(target: Target) -> tuple[Stage, ...]:
-    """The steps to try for ``target``, fast ones first. Further steps start only from FP32 models without shared weights."""
+    """The steps to try for ``target``, fast steps first. Further steps start only from FP32 models without shared weights."""
     integers, shared = _stages("precision", target), _stages("sharing", target)
     structures = _stages("structure", target)
     if target == "size":
@@ -68,7 +68,7 @@ def stages(target: Target) -> tuple[Stage, ...]:
 
 
 def _stages(kind: Kind, target: Target) -> tuple[Stage, ...]:
-    """One stage for each method of ``kind``; one stage for all methods that change the precision, which are alternatives."""
+    """One stage for each method of ``kind``. Methods that change the precision are alternatives, so they share one stage."""
     found = []
     for entry in METHODS.values():
         moves = tuple(_move(entry, step) for step in entry.steps if entry.kind == kind and target in step.targets)

@@ -1,9 +1,8 @@
 """INT8 without calibration: the range of each activation is computed at run time, over the whole batch.
 
-Only products with constant weights (MatMul, Gemm) become integer. ONNX Runtime has a fused kernel for them, but none for Conv, which
-would become several times slower than FP32. Because the range is computed over the batch, the outputs for a sample depend on the
-other samples in its batch. In a server that merges requests, they depend on other requests. ``batch_dependence`` is the size of this
-effect.
+Only products with constant weights (MatMul, Gemm) become integer. ONNX Runtime has a fused kernel for these products, but none for
+Conv, which would become several times slower than FP32. Because the range is computed over the batch, the outputs for a sample depend
+on the other samples in its batch. In a server that batches requests, responses thus depend on other requests (``batch_dependence``).
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ class DynamicOptions(msgspec.Struct, frozen=True):
 def quantize_dynamic(artifact: Artifact, data: Dataset, options: DynamicOptions | None = None) -> Artifact:
     """``artifact`` with its large products in INT8. Weights have one scale per output channel.
 
-    In the facts of the provenance step, ``batch_invariant`` is true if outputs on ``data`` are the same alone and in a batch.
+    The provenance step records ``batch_invariant``: true if each sample of ``data`` has the same outputs alone and in a batch.
     Raises Unsupported if there is no product to quantise, and the errors of ``FloatModel``.
     """
     options = options or DynamicOptions()
     model = ProductModel(artifact, options.least_weights)
-    # Queries, keys and values have the same input, which is rounded once.
+    # The projections of queries, keys and values have the same input, which is rounded once.
     rounded: dict[ir.Value, ir.Node] = {}
     for product in model.products:
         first = product.input not in rounded
@@ -63,14 +62,14 @@ def quantize_dynamic(artifact: Artifact, data: Dataset, options: DynamicOptions 
 
 
 def is_batch_invariant(artifact: Artifact, data: Dataset) -> bool:
-    """True if outputs on ``data`` do not depend on the rest of the batch (``batch_dependence``)."""
+    """True if the outputs for each sample of ``data`` do not depend on the other samples in its batch (``batch_dependence``)."""
     return batch_dependence(artifact, data) <= _SAME
 
 
 def batch_dependence(artifact: Artifact, data: Dataset) -> float:
     """Largest relative error between the outputs for a sample alone and in a batch of 8 samples, evenly spaced in ``data``.
 
-    The result is 0 for a model with a fixed batch size. Outputs without an axis for samples do not count.
+    The result is 0 for a model with a fixed batch size. Outputs without a batch axis are ignored.
     """
     with loaded(artifact) as model:
         if not model.signature.batchable:

@@ -1,11 +1,11 @@
 """Groups of operators that become float or integer together, and INT8 models with some groups left in float.
 
-Switching a single operator would add conversions that the INT8 model does not have: between a convolution and its Relu, on one side
-of an addition, or on one of the three projections of an attention. Two rules form the groups:
+If a single operator became float, the model would need conversions that the INT8 model does not have, for example between a
+convolution and its Relu. So operators are grouped by two rules:
 
-1. An operator that is not a product with weights joins the producers of which it is the only consumer. If all its producers have
-   other consumers, it joins the last producer. So the addition of a residual block joins the block's last convolution, not the
-   convolution before the block.
+1. An operator other than a product with weights joins the operators that produce its inputs, if it is their only consumer. If all of
+   them have other consumers, it joins the last of them. For example, the addition of a residual block joins the block's last
+   convolution, not the convolution before the block.
 2. The projections that feed a product of two activations are one group: query, key and value of an attention.
 """
 
@@ -94,7 +94,7 @@ class MixedModel:
         return bool(self.model.integer_nodes(self.placement, self.nodes(floats)))
 
     def with_float(self, floats: Collection[str] = ()) -> Artifact:
-        """The INT8 version with these groups float; the original if that leaves no product to quantise."""
+        """The INT8 version with these groups float; the original if no product is left to quantise."""
         if not self.is_integer(floats):
             return self.artifact
         return quantize(self.artifact, self.ranges, self.scheme, self.placement, self.nodes(floats))

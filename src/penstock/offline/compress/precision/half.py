@@ -1,4 +1,4 @@
-"""Weights stored in 16 bits and converted to 32 bits on load. This halves the size of the file at the speed of the original.
+"""Weights stored in 16 bits and converted to 32 bits on load. The file has half the size, and the model keeps its speed.
 
 A Cast to FP32 follows each weight. Engines run it once, when they load the model. Arithmetic remains in 32 bits: ONNX Runtime has no
 x86 kernels for 16 bits, and OpenVINO computes in BF16 on CPUs that support it, for any type in the file.

@@ -1,9 +1,10 @@
-"""Mixed precision: find the fewest groups that must stay float so that an INT8 model meets its contract.
+"""Mixed precision: find the fewest groups of operators that must stay float so that an INT8 model meets its contract.
 
-Groups whose integers save no time become float first. The others are sorted by accuracy gained per millisecond lost. Bisection, with
-log2(n) versions, finds the number of groups at the front that must be float. It assumes that more float groups are never worse. If
-the measurements contradict this assumption, or bisection needs many groups, groups are also added one by one. Every few steps, the
-remaining groups are then ranked again. Unnecessary groups become integer again. Every decision is based on a version that was run.
+Groups that save no time in INT8 become float first. The other groups are sorted by the accuracy that float gains per millisecond lost.
+Bisection over log2(n) versions finds how many groups at the front of this order must be float. It assumes that more float groups never
+make a version worse. If measurements contradict this assumption, or if bisection needs many groups, a second search adds groups one by
+one, and ranks the remaining groups again every few steps. At the end, unnecessary groups become integer again. Every decision is based
+on a version that was run.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class MixedOptions(msgspec.Struct, frozen=True):
     """Limits of the search."""
 
     max_versions: int = 100
-    """Maximum number of versions to run in addition to those of the sensitivity report. The result is the best of them."""
+    """Maximum number of versions to run, besides the versions of the sensitivity report. The result is the best of all versions."""
     refresh: int = 4
-    """After this many groups were added one by one, the remaining groups are ranked again. Groups are also added one by one if
-    bisection needs more than this number."""
+    """Number of groups that the search one by one adds before it ranks the remaining groups again. That search runs if bisection needs
+    more groups than this, or finds a contradiction."""
 
 
 Precision = Literal["float", "integer"]
@@ -44,7 +45,7 @@ class Decision(msgspec.Struct, frozen=True):
     """The groups that changed to ``precision``."""
     reason: str
     loss: float
-    """Accuracy lost against the original after this step."""
+    """Accuracy lost against the original after this decision."""
 
 
 class MixedResult(msgspec.Struct, frozen=True):
@@ -58,18 +59,18 @@ class MixedResult(msgspec.Struct, frozen=True):
     accuracy: Accuracy
     trail: tuple[Decision, ...]
     versions: int
-    """Number of versions run in addition to those of the report."""
+    """Number of versions run in addition to the versions of the report."""
 
 
 def choose(
     trials: Trials, report: SensitivityReport, contract: Contract, options: MixedOptions | None = None
 ) -> MixedResult:
-    """Search as described above. A model with all groups float always meets the contract. The search is deterministic."""
+    """Search as the module describes. A model with all groups float always meets the contract. The search is deterministic."""
     return _Search(trials, report, contract, options or MixedOptions()).run()
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """The accuracy and divergence that the first groups of a report recover in float, as fractions of the loss in INT8."""
+    """The accuracy and divergence recovered by making the first groups of a report float, as fractions of the loss in INT8."""
 
     groups: int
     accuracy: float | None
@@ -78,7 +79,7 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 def recovery(trials: Trials, report: SensitivityReport, share: float = 0.1) -> Recovery:
-    """The recovery with the first fraction ``share`` of the groups float, rounded up."""
+    """The recovery if the first groups become float: the fraction ``share`` of all groups, rounded up."""
     count = math.ceil(share * len(report.groups))
     found = trials.outcome([one.group.name for one in report.groups[:count]])
     lost = report.int8.loss.value
@@ -106,7 +107,7 @@ class _Search:
         self._before = trials.count
 
     def run(self) -> MixedResult:
-        """Try the searches described above. Return the result that loses the least time."""
+        """Run both searches of the module docstring, and return the result that loses the least time."""
         start = _Way(frozenset())
         if self._unpaying:
             start = self._step(start, "float", self._unpaying, "their integers save no time")
@@ -119,8 +120,8 @@ class _Search:
         return self._result(min(map(self._trim, ways), key=self._given_up))
 
     def _bisect(self, start: _Way) -> tuple[_Way, bool]:
-        """The smallest number of groups at the front that meets the contract. Also True if this number is small and more groups were
-        never provably worse.
+        """The version with the fewest groups from the front that meets the contract. Also returns True if these groups are few and no
+        version with more float groups was provably worse.
         """
         rest = self._sorted([rank for name, rank in self._ranks.items() if name not in start.floats])
         fails, keeps = 0, len(rest)
@@ -152,7 +153,7 @@ class _Search:
         return [way]
 
     def _trim(self, way: _Way) -> _Way:
-        """Remove the groups that the contract does not need, starting with the groups of least effect."""
+        """Make float groups integer again if the contract is met without them, starting with the groups of least effect."""
         added = sorted(way.floats - set(self._unpaying), key=lambda name: (self._ranks[name].expected, name))
         for name in added:
             if self._may_run and self._keeps(way.floats - {name}):
@@ -182,11 +183,11 @@ class _Search:
         return [rank.name for rank in (*timed, *(rank for rank in ranks if not self._savings[rank.name]))]
 
     def _given_up(self, way: _Way) -> tuple[float, int, int]:
-        """The sort key of a search: the milliseconds lost, then the numbers of groups and steps. Of two searches with the same
-        result, the shorter one wins.
+        """The sort key of a search: the milliseconds lost, then the numbers of groups and steps. If results are equal, the shorter
+        search wins.
         """
         savings = [saving for name in way.floats if (saving := self._savings[name])]
-        # The float groups are a set, and a plain sum would depend on their order.
+        # Addition of floats depends on the order, which a set does not fix.
         return math.fsum(max(0.0, saving.value) for saving in savings), len(way.floats), len(way.trail)
 
     def _keeps(self, floats: frozenset[str]) -> bool:

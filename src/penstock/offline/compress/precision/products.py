@@ -50,7 +50,7 @@ class ProductModel:
         self._model: ir.Model = ir.from_proto(FloatModel(artifact).proto)
         found = (_product(node, least_weights) for node in graph.plain_nodes(self._model))
         self.products = [product for product in found if product is not None]
-        """In order."""
+        """The products, in graph order."""
         if not self.products:
             raise Unsupported(
                 f"the model has no MatMul or Gemm with at least {least_weights} constant FP32 weights",
@@ -65,12 +65,12 @@ class ProductModel:
         return self._constants[name]
 
     def replace(self, product: Product, nodes: Sequence[ir.Node]) -> None:
-        """Replace the product by ``nodes``, the last of which computes it without its bias."""
+        """Replace the product by ``nodes``, the last of which computes the product without its bias."""
         bias = [] if product.bias is None else [node("Add", nodes[-1].outputs[0], product.bias)]
         graph.replace_by_nodes(product.node, [*nodes, *bias])
 
     def write(self, *domains: str) -> bytes:
-        """The model without unused weights, with imports of ``domains``. The same calls give the same bytes."""
+        """The bytes of the model without unused weights, with imports of ``domains``. They are reproducible."""
         DeadCode().call(self._model)
         for domain in domains:
             self._model.opset_imports.setdefault(domain, 1)

@@ -1,11 +1,12 @@
 """The order in which groups should become float again.
 
-If two neighbours round the same tensor, leaving one of them float recovers nothing, since the other still rounds it. Yet each of them
-alone causes the loss. So a group's part in the loss is the mean of two measurements: the loss if it is the only integer group (Δ),
-and the accuracy recovered if it is the only float group (Δ'). These are the first and the last term of the group's Shapley value. If
-groups interact in pairs only, the mean equals the Shapley value, and the parts add up to the whole loss. (L. Shapley, "A value for
-n-person games", 1953; M. Grabisch, "k-order additive discrete fuzzy measures", 1997.) Errors can also mask one another, so the first
-places are decided one after another. For each place, the groups before it are float.
+If two neighbouring groups round the same tensor, leaving one of them float recovers nothing, since the other group still rounds it.
+Yet each of the two groups, if it is the only integer group, causes the loss. So a group's part in the loss is the mean of two
+measurements: the loss if it is the only integer group (Δ), and the accuracy recovered if it is the only float group (Δ'). These are
+the first and the last term of the group's Shapley value. If groups interact in pairs only, the mean equals the Shapley value, and the
+parts add up to the whole loss. (L. Shapley, "A value for n-person games", 1953; M. Grabisch, "k-order additive discrete fuzzy
+measures", 1997.) Errors can also mask one another. So the first places are decided one at a time, with the groups of all earlier
+places in float.
 
 Accuracy on a few hundred samples changes in steps, and most groups change it by at most one step. So the leader, the group with the
 largest part, is compared with each other group, sample by sample. The leader and the groups that do not differ significantly from it
@@ -28,7 +29,7 @@ from penstock.offline.judge.metrics import mean_interval
 from penstock.tensor import Array
 
 _CANDIDATES = 8
-"""Number of groups that are measured again for one place."""
+"""Number of groups that are measured again to decide one place of the ranking."""
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -44,9 +45,9 @@ class Rank(msgspec.Struct, frozen=True):
     divergence: Interval
     """The group's part in the divergence from the original's outputs."""
     by: Literal["accuracy", "divergence"]
-    """The value that decided the place: divergence if the accuracy does not differ significantly from the tier leader's."""
+    """The measure by which the group was sorted: divergence, if other groups of its tier do not differ significantly in accuracy."""
     expected: float
-    """Estimated part in the loss: the tier's loss, at least half a sample, distributed by ``divergence``."""
+    """Estimated part in the loss. The loss of a tier, at least half a sample, is divided in proportion to ``divergence``."""
     most: float
     """The larger of the two divergences whose mean is ``divergence``. It bounds the group's effect when its neighbours are float."""
 
@@ -81,7 +82,7 @@ def rank_again(trials: Trials, floats: Collection[str], ranks: Iterable[Rank], w
 def first_ranked(trials: Trials, ranks: Sequence[Rank], count: int, with_alone: bool = True) -> list[Rank]:
     """``ranks`` with the first ``count`` places decided one after another.
 
-    ``by`` and ``expected`` of these ranks are measured with all earlier groups float. The other fields do not change.
+    ``by`` and ``expected`` of the ranks at these places are measured with all earlier groups float. The other fields do not change.
     """
     rest = {rank.name: rank for rank in ranks}
     first: list[Rank] = []
@@ -92,9 +93,7 @@ def first_ranked(trials: Trials, ranks: Sequence[Rank], count: int, with_alone: 
 
 
 def tiers(names: Sequence[str], gains: Mapping[str, float], is_behind: Callable[[str, str], bool]) -> list[list[str]]:
-    """``names`` in tiers. Each tier contains the remaining name with the largest gain, and all names that are not significantly behind
-    it.
-    """
+    """``names`` in tiers. A tier contains the remaining name with the largest gain, and all names not significantly behind it."""
     rest, found = list(names), []
     while rest:
         leader = max(rest, key=lambda name: gains[name])

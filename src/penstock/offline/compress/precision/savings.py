@@ -1,4 +1,4 @@
-"""Measure the time that the integers of each group save, in calls interleaved with calls of the INT8 model."""
+"""Measure the time that INT8 saves in each group, in calls interleaved with calls of the INT8 model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from penstock.perf.measure import Timings, speedup
 _INT8 = ""
 """Name of the INT8 model in a race. Other versions are named after groups."""
 _MOST_TOGETHER = 12
-"""Number of versions that are timed in one block. They are enough to share the timing of the INT8 model, and few enough to run under
-the same conditions."""
+"""Number of versions timed in one block together with the INT8 model. In a longer block, the machine's speed could change."""
 
 
 class Savings(msgspec.Struct, frozen=True):
@@ -27,10 +26,9 @@ class Savings(msgspec.Struct, frozen=True):
     int8_ms: float | None
     """Median latency of one call of the INT8 model; None if nothing was timed."""
     saving_ms: dict[str, Interval]
-    """For each group, the latency with the group float minus the latency of the INT8 model, with the 95 % interval of the paired
-    rounds."""
+    """By group: the latency with the group float minus the latency of the INT8 model, with the 95 % interval of the paired rounds."""
     unpaying: tuple[str, ...]
-    """Groups whose integers provably save no time, neither each group alone nor all of them together."""
+    """Groups that provably save no time in INT8, neither each group alone nor all of them together."""
 
 
 def measure_savings(trials: Trials, names: Sequence[str], rows: int, budget_s: float, memory_bytes: int) -> Savings:
@@ -67,7 +65,7 @@ class _Round(NamedTuple):
 
 
 def _time(trials: Trials, versions: Sequence[Sequence[str]], rows: int, budget_s: float) -> _Round:
-    """Time ``versions``, lists of float groups, for about ``budget_s`` seconds."""
+    """Time ``versions`` for about ``budget_s`` seconds. A version is given by its float groups."""
     mixed = trials.mixed
     models = {_INT8: mixed.with_float(), **{floats[0]: mixed.with_float(floats) for floats in versions}}
     start = time.perf_counter()

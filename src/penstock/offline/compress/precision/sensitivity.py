@@ -25,18 +25,18 @@ from penstock.perf.chart import Scale, bar_chart
 
 
 class SensitivityOptions(msgspec.Struct, frozen=True):
-    """Extent of the measurements."""
+    """Options of the measurements."""
 
     alone: bool = True
     """Also measure Δ of every group, which doubles the number of versions."""
     refined: float = 0.1
-    """Fraction of the groups, rounded up, that are ranked one after another, with eight more versions each."""
+    """Fraction of the groups, rounded up, whose places are decided one at a time. Each place takes eight more versions."""
     rows: int = 1
-    """Samples in a timed call, if the batch size is free."""
+    """Samples in a timed call, if the model's batch size is free."""
     budget_s: float = 20.0
-    """Seconds for all latencies. If they do not suffice, the groups of least effect stay untimed. 0 disables timing."""
+    """Seconds for all latencies. If the time is too short, the groups of least effect stay untimed. 0 disables timing."""
     memory_bytes: int = 1 << 30
-    """Memory for the versions timed together, by the engine's estimate. At least two are loaded."""
+    """Memory for the versions timed together, by the engine's estimate. At least two versions are loaded."""
 
     def __post_init__(self) -> None:
         if self.rows < 1 or not 0 <= self.budget_s < math.inf or not 0 <= self.refined <= 1:
@@ -51,7 +51,7 @@ class GroupSensitivity(msgspec.Struct, frozen=True):
 
     group: OperatorGroup
     rank: Rank
-    """The place in the order, with Δ and Δ'."""
+    """The group's place in the ranking, with Δ and Δ'."""
     saving_ms: Interval | None
     """τ: milliseconds that the group's integers save in one call; None if not measured."""
     activation: TensorNoise | None
@@ -65,7 +65,7 @@ class SensitivityReport(msgspec.Struct, frozen=True):
 
     metric: str
     proxy: str
-    """The measure of ``Rank.divergence``."""
+    """Name of the measure in ``Rank.divergence``."""
     samples: int
     original: Accuracy
     int8: Accuracy
@@ -117,9 +117,9 @@ def measure_sensitivity(
 
 
 def score(rank: Rank, saving_ms: Interval | None) -> float:
-    """Expected accuracy per millisecond lost.
+    """Expected gain of accuracy per millisecond lost, if the group becomes float.
 
-    A saving counts as at least half the width of its interval, and at least a microsecond; without a measurement, as a millisecond.
+    A saving counts as at least half the width of its interval, and at least 1 µs. An unmeasured saving counts as 1 ms.
     """
     if saving_ms is None:
         return rank.expected

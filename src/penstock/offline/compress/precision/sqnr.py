@@ -1,8 +1,8 @@
 """Signal-to-quantisation-noise ratio of tensors, by the source of the noise: clipping or rounding.
 
 SQNR = 10·log10(Σ x² / Σ (x - x̂)²). For activations, the sums are integrals over the calibration histogram, with the values spread
-evenly within each bin. The quantisation error is piecewise linear, so the integrals are exact: the squared rounding error
-integrates to Δ³/12 over one step Δ, and the squared excess x² beyond the last integer to x³/3.
+evenly within each bin. The quantisation error is piecewise linear, so the integrals are exact. The integral of the squared rounding
+error over one step Δ is Δ³/12. The integral of the squared clipping error over an excess from 0 to x is x³/3.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def noisiest(noises: Mapping[str, Noise]) -> TensorNoise | None:
 def activation_noise(
     statistics: Mapping[str, TensorStatistics], ranges: Mapping[str, Range], scheme: IntegerScheme
 ) -> dict[str, Noise]:
-    """The noise of every tensor that has a range and a histogram with values, which tensors of fixed range do not have."""
+    """The noise of every tensor that has a range and a histogram with values. Tensors of fixed range have no histogram."""
     return {
         name: histogram_noise(known.histogram, ranges[name], scheme)
         for name, known in statistics.items()

@@ -10,7 +10,7 @@ from penstock.offline.judge.judge import Judge, Judgement
 
 
 class Trials:
-    """Judges each version of ``mixed`` once and stores the judgement. The data of ``judge`` must not be calibration data."""
+    """Judges versions of ``mixed``, each only once. The data of ``judge`` must not be calibration data."""
 
     def __init__(self, mixed: MixedModel, judge: Judge) -> None:
         self.mixed, self.judge = mixed, judge
@@ -29,5 +29,5 @@ class Trials:
         return self._known[key]
 
     def gain(self, before: Collection[str], after: Collection[str]) -> Interval:
-        """The gain in accuracy from the version with ``before`` float to that with ``after`` float."""
+        """The gain in accuracy from the version with ``before`` in float to the version with ``after`` in float."""
         return self.judge.reference.interval(self.outcome(after).scores - self.outcome(before).scores)

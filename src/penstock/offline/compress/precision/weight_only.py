@@ -1,9 +1,9 @@
 """Weight-only quantisation: weights of large products in INT8 or INT4 with one scale per block, and FP32 activations.
 
-This suits memory-bound products. They become ONNX Runtime's MatMulNBits, which multiplies without unpacking the weights first. A
-block is a run of weights along the summed axis. Integers are unsigned with zero in the middle of their range. The weight of largest
-magnitude becomes the integer -2^(bits-1), so that all levels are used; the scale therefore has the opposite sign of that weight, as
-in the Q4_0 format of llama.cpp.
+Weight-only quantisation suits memory-bound products. They become ONNX Runtime's MatMulNBits, which multiplies without first unpacking
+the whole weight matrix. A block is a run of weights along the summed axis. Integers are unsigned, and the middle of their range stands
+for zero. In each block, the weight of largest magnitude becomes the integer -2^(bits-1), so that all levels are used. The scale
+therefore has the opposite sign of that weight, as in the Q4_0 format of llama.cpp.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from penstock.offline.judge.metrics import output_errors
 from penstock.tensor import Array
 
 _SHARES = np.linspace(1.0, 0.5, 21)
-"""The search for the least squared error tries the scale of the largest weight multiplied by each of these factors."""
+"""Factors of the scale of the largest weight. The search tries each of them, and takes the one with the least squared error."""
 _INTEGERS, _FLOATS = 4, 1
-"""ONNX Runtime's ``accuracy_level``: activations are rounded to INT8 by block and row, or stay FP32."""
+"""Values of ONNX Runtime's ``accuracy_level``: round activations to INT8 for each row and block, or keep them in FP32."""
 
 
 class WeightOnlyOptions(msgspec.Struct, frozen=True):

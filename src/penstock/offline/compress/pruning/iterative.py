@@ -1,9 +1,9 @@
 """Iterative pruning: alternate pruning and retraining while a contract is met.
 
-Han, Pool, Tran, Dally, "Learning both Weights and Connections for Efficient Neural Networks", 2015, with the cubic schedule of Zhu
-and Gupta, "To prune, or not to prune", 2017, §3: level t of T reaches the fraction ``1 - (1 - t/T)³`` of the goal, so the first
-steps are large and the last ones small. The model is already trained, so the first phase of Han et al. is skipped. Surviving
-weights keep their values, and training continues from them; pruned weights stay zero.
+The method is that of Han, Pool, Tran, Dally, "Learning both Weights and Connections for Efficient Neural Networks", 2015, with the
+cubic schedule of Zhu and Gupta, "To prune, or not to prune", 2017, §3. Level t of T reaches the fraction ``1 - (1 - t/T)³`` of the
+goal, so the first steps are large and the last steps small. The model is already trained, so the first phase of Han et al. is skipped.
+Retraining starts from the values of the remaining weights; pruned weights stay zero.
 
 Each level starts from the stored file of an earlier one, so an interrupted run continues to the same result.
 """
@@ -45,14 +45,14 @@ class IterativeOptions(Options, frozen=True):
     """The contract that every level must meet on the held-out data; its latency is ignored."""
     retrain: FitOptions = FitOptions(epochs=10, learning_rate=3e-3)
     """The training of each level. Its ``weight_decay`` is the L2 penalty. Han et al. retrain by SGD on labels, at a tenth of the
-    original learning rate or less. Distillation with AdamW tolerates and benefits from a higher rate."""
+    original learning rate or less. Distillation with AdamW tolerates a higher rate, and benefits from it."""
     second_chance: NotNegative = 3.0
-    """If a level fails the contract, retrain it for this multiple of ``retrain.epochs``; 0 disables this."""
+    """If a level fails the contract, retrain it for this multiple of ``retrain.epochs``. 0: never."""
     retries: Annotated[int, msgspec.Meta(ge=0, le=20)] = 2
     """Number of intermediate levels to try after a failure, each halfway between the failed level and the last good level."""
     l1: NotNegative = 0.0
-    """L1 penalty of prunable weights: each step moves them towards zero by this value times the learning rate. Han et al. find L2
-    better if the remaining weights are retrained.
+    """L1 penalty of prunable weights: each step moves these weights towards zero by this value times the learning rate. Han et al.
+    find L2 better if the remaining weights are retrained.
     """
 
 
@@ -78,7 +78,7 @@ def prune_iteratively(
     """Return the sparsest model of the run that meets the contract on ``held_out``, which defaults to the last fifth of ``data``.
 
     Retraining distils from ``artifact`` and uses labels if ``data`` has them. ``folder`` stores every level, so that a later call
-    with the same arguments continues from it. The run ends before the next level when ``is_over()`` is true. The provenance step
+    with the same arguments continues from it. When ``is_over()`` returns True, no further level starts. The provenance step
     records the sparsity by layer, every level in order, and the accuracy of the original at the same sparsities without retraining.
 
     Raises ContractUnmet, with the levels as candidates, if no level meets the contract; InvalidArgument if ``folder`` holds another
@@ -117,9 +117,7 @@ def prune_iteratively(
 
 
 def next_step(levels: Sequence[PruningLevel], options: IterativeOptions) -> PruningLevel | None:
-    """The next level: its fraction of the goal, the level that it starts from, and its epochs. None at the goal, or when no more
-    attempts are allowed.
-    """
+    """The next level: its fraction of the goal, the level from which it starts, and its epochs. None if there is no next level."""
     good = max((n for n, level in enumerate(levels) if not level.objection), key=lambda n: levels[n].factor, default=-1)
     reached = levels[good].factor if good >= 0 else 0.0
     epochs = options.retrain.epochs
@@ -138,7 +136,7 @@ def next_step(levels: Sequence[PruningLevel], options: IterativeOptions) -> Prun
 
 
 def _one_shot(original: Artifact, levels: Rounds[PruningLevel], goal: PruneOptions) -> list[tuple[float, float]]:
-    """Sparsity and accuracy of the original, pruned to each level's sparsity without retraining."""
+    """Sparsity and accuracy of the original model, pruned to each level's sparsity in one step without retraining."""
     points = {}
     for factor in sorted({level.factor for level in levels.entries}):
         pruned = prune(original, _towards(goal, factor))
@@ -160,7 +158,7 @@ def retrain_pruned(
     l1: float = 0.0,
     **hooks: Any,
 ) -> Artifact:
-    """One level: prune ``artifact`` by ``options``, and train it to reproduce the outputs of ``teacher``.
+    """Make one level: prune ``artifact`` by ``options``, and train it to reproduce the outputs of ``teacher``.
 
     ``hooks`` are the hooks of ``recover`` except ``before_step`` and ``after_step``. Raises Unsupported if a prunable weight cannot
     be trained, and the errors of ``prune`` and ``recover``.
@@ -177,8 +175,8 @@ def retrain_pruned(
 class _Masking:
     """Keeps pruned weights at zero.
 
-    A weight hook masks them in the graph, so they receive no gradient. The parameters are masked again after every step, since
-    the optimiser's moments and weight decay would move them.
+    A weight hook masks pruned weights in the graph, so they receive no gradient. The parameters are masked again after every step,
+    since the optimiser's moments and weight decay would move them.
     """
 
     def __init__(self, model: TrainableModel, masks: Masks, fit: FitOptions, l1: float) -> None:

@@ -1,7 +1,7 @@
-"""Measure the loss of each layer by sparsity, and choose sparsities that reach a total with the least predicted loss.
+"""Measure how the loss depends on the sparsity of each layer, and find the sparsities that reach a total with the least loss.
 
-Each layer is pruned alone to several sparsities, which gives a curve per layer (Han et al., 2015, §3.2, "sensitivity"). The true loss
-never falls as sparsity grows, so an isotonic fit reduces the noise of few samples. Losses of layers are assumed to add up.
+Each layer alone is pruned to several sparsities, which gives a curve per layer (Han et al., 2015, §3.2, "sensitivity"). The true loss
+never falls as sparsity grows, so an isotonic fit reduces the noise of few samples. The losses of layers are assumed to add up.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LayerSensitivity(msgspec.Struct, frozen=True):
     curves: tuple[LayerCurve, ...]
 
     def chart(self) -> str:
-        """An SVG chart of accuracy by sparsity, one line per layer."""
+        """An SVG chart of accuracy against sparsity, with one line for each layer."""
         lines = {curve.weight: list(zip(curve.sparsities, curve.accuracies, strict=True)) for curve in self.curves}
         scales = Scale("sparsity of the layer", "{:.0%}"), Scale(self.metric, "{:.1%}")
         return line_chart(lines, "Accuracy by sparsity of each layer alone", *scales, [("original", self.accuracy)])
@@ -63,7 +63,7 @@ class Allocation(msgspec.Struct, frozen=True):
 
     sparsities: dict[str, Part]
     predicted: float
-    """The sum of the layers' divergences, read from the convex hulls of the fitted curves."""
+    """The sum of the layers' divergences, according to the convex hulls of the fitted curves."""
     sparsity: float
     """Sparsity of all layers together."""
 

@@ -26,7 +26,7 @@ Masks = dict[str, Array]
 """For each weight, by name, a boolean array of its shape. True marks the elements that are kept."""
 
 LAYER_CAP = 0.99
-"""Maximum sparsity of one layer. A layer without any weight would block the signal."""
+"""Maximum sparsity of one layer. A layer without nonzero weights would block the signal."""
 
 _WEIGHT_INPUTS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (1,), "MatMul": (0, 1)}
 
@@ -78,7 +78,7 @@ class DeviationRule(msgspec.Struct, frozen=True, tag="deviations"):
     """Prune weights below ``quality`` times the standard deviation of their layer, as in Han et al., 2015."""
 
     quality: Annotated[float, msgspec.Meta(ge=0)] = 1.0
-    """The largest weight of a layer always stays."""
+    """The threshold is this multiple of the layer's standard deviation. The largest weight of a layer is never pruned."""
 
     def scaled(self, factor: float) -> DeviationRule:
         return DeviationRule(self.quality * factor)

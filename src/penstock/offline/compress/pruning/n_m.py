@@ -1,7 +1,7 @@
 """N:M sparsity: for every output and kernel position, keep the N largest weights of each M neighbouring input channels.
 
-Engines with sparse kernels multiply such matrices faster, for example 2:4 on NVIDIA GPUs since Ampere. ONNX Runtime's CPU kernels
-do not support this.
+Engines with sparse kernels multiply such matrices faster, for example 2:4 on NVIDIA GPUs since Ampere. ONNX Runtime has no such
+kernels for CPUs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NMOptions(Options, frozen=True):
 def prune_n_m(artifact: Artifact, options: NMOptions | None = None) -> Artifact:
     """Return ``artifact`` with N of M weights kept. On a tie, the first weight is kept.
 
-    In the provenance step, ``pattern`` has, for each layer, the fraction of the magnitude that was kept, or why it was left unpruned.
+    In the provenance step, ``pattern`` holds for each layer the fraction of the magnitude that was kept, or why the layer was skipped.
     Raises InvalidConfig for numbers out of range, or if N is not below M, and the errors of ``magnitude.prune``.
     """
     options = options or NMOptions()
@@ -60,7 +60,7 @@ def prune_n_m(artifact: Artifact, options: NMOptions | None = None) -> Artifact:
 
 
 def _prune_layer(weight: ir.Value, array: Array, options: NMOptions) -> tuple[Array, dict[str, Any]]:
-    """The pruned array, and what the provenance step records about it."""
+    """The pruned array, and its record for the provenance step."""
     axis = _input_axis(weight)
     if axis is None:
         return array, {"left_alone": "its consumers sum over different axes"}

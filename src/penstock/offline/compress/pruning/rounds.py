@@ -1,4 +1,4 @@
-"""Pruning in rounds: each round starts from an earlier one, is judged by a contract on held-out data, and is stored in a folder.
+"""Pruning in rounds. A round starts from an earlier round, is judged by a contract on held-out data, and is stored in a folder.
 
 A later run of the same model, data and options reads its first rounds from that folder.
 """
@@ -22,12 +22,12 @@ class RoundEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One judged round."""
 
     start: int
-    """The number of the round that this one started from; -1 is the original."""
+    """The number of the round from which this round started; -1 is the original."""
     accuracy: float = 0.0
     loss: float = 0.0
     """Loss of accuracy on held-out samples, against the original."""
     objection: str = ""
-    """The reason why the round does not meet the contract; empty if it does."""
+    """The reason why the round fails the contract; empty if it meets the contract."""
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ def last_good(entries: Sequence[RoundEntry]) -> int:
 
 
 class Rounds(Generic[E]):
-    """The rounds of a run so far. It keeps the models that are still needed: original, best, last good one, last one."""
+    """The rounds of a run so far, and the models still needed: the original, and the models of the best, last good and last rounds."""
 
     def __init__(
         self,
@@ -57,15 +57,14 @@ class Rounds(Generic[E]):
         folder: Path | None,
         *decides: object,
     ) -> None:
-        """The best round is the one of highest ``rank`` that meets ``contract``; on a tie, the first. The contract's latency is
-        ignored.
+        """The best round has the highest ``rank`` of all rounds that meet ``contract`` (without its latency); on a tie, the first
+        wins.
 
-        ``folder`` stores every round. Two runs are the same if the original, the held-out data and ``decides`` (plain data) are the
-        same.
+        ``folder`` stores every round. Runs are the same if the original, the held-out data and ``decides`` (plain data) are equal.
         """
         self.entries: list[E] = []
         self.models = {-1: judge.original}
-        """The models that are kept, by number of the round; -1 is the original."""
+        """The models in memory, by number of the round; -1 is the original."""
         self.judge = judge
         self._kind, self._name, self._contract, self._rank, self._folder = kind, name, contract, rank, folder
         self._origin = sha256(msgspec.json.encode([judge.original.digest, judge.data.digest, *decides], order="sorted"))
@@ -93,7 +92,7 @@ class Rounds(Generic[E]):
             if path and checkpoint:
                 write_checkpoint(path, _Kept(self._origin, msgspec.to_builtins(found[1]), found[0].data))
                 checkpoint.unlink(missing_ok=True)
-                # A later round that is already stored continued from a different model, so it is not valid.
+                # A stored later round continued from a different model, so it is no longer valid.
                 path.with_name(f"{self._name}-{number + 1:03}.kept").unlink(missing_ok=True)
         self.models[number], entry = found
         self.entries.append(entry)

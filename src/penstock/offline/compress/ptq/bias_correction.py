@@ -1,8 +1,8 @@
 """Bias correction: rounding weights and activations shifts the mean of a layer's results; a new bias restores the mean.
 
-M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019, §4.2, in the empirical form of
-its appendix D: b -= E[Wq x̂ - W x] for each output channel, layer by layer in the graph's order, where x̂ is computed with the
-previous layers already corrected. Both models run over the data, and only means are kept.
+The method is that of M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019, §4.2, in
+the empirical form of appendix D: b -= E[Wq x̂ - W x] for each output channel. Layers are corrected in the graph's order, and x̂ is
+computed with all previous layers corrected. Both models run over the data, and only means are stored.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from penstock.offline.sessions import Overridden, loaded, signature_of
 from penstock.tensor import Array, Signature
 
 _HELD_OUT = 0.25
-"""The error of the outputs is measured on this fraction of the samples. The means come from the others."""
+"""The error of the outputs is measured on this fraction of the samples. The means are computed from the other samples."""
 _SAMPLES = 256
-"""Maximum number of samples, from the beginning of the data. About 50 are enough for means."""
+"""Maximum number of samples, from the beginning of the data. About 50 samples suffice for means."""
 _BATCH = 32
 _INT32 = np.iinfo(np.int32)
 
@@ -42,9 +42,9 @@ Corrections = dict[str, Array]
 def correct_biases(original: Artifact, quantised: Artifact, data: Dataset) -> Artifact:
     """Correct the biases of ``quantised``, which ``quantize`` made from ``original``, so that they restore the layers' means.
 
-    All layers are corrected if that lowers the mean relative error of the outputs on held-out samples. Otherwise layers are tried
-    one by one, and only corrections that lower the error are kept. INT32 biases keep their scale. A Conv or Gemm without a bias
-    gets one, which its integer kernel adds at no cost. For a MatMul, the correction changes the constant of the following Add.
+    All layers are corrected if that lowers the mean relative error of the outputs on held-out samples. Otherwise layers are tried one
+    by one, and only corrections that lower the error are kept. INT32 biases keep their scale. A Conv or Gemm without a bias receives a
+    bias, which its integer kernel adds at no cost. For a MatMul, the correction changes the constant of the following Add.
     Raises Unsupported if no quantised layer of ``original`` is found in ``quantised``; InvalidData if the data do not fit or are
     fewer than two samples.
     """
@@ -83,9 +83,9 @@ class _Layer(NamedTuple):
     wanted: str
     """The layer's result in the float model."""
     found: str
-    """The layer's result in the quantised model, before it is rounded."""
+    """The layer's result in the quantised model before rounding."""
     axis: int
-    """The axis of the channels in both."""
+    """The axis of the channels in both results."""
 
 
 def _layers(quantised: Artifact, original: FloatModel) -> list[_Layer]:
@@ -106,7 +106,7 @@ def _layers(quantised: Artifact, original: FloatModel) -> list[_Layer]:
 
 
 class _Probe:
-    """The quantised model with its layers' biases as optional inputs, so that corrections can be tried without a reload."""
+    """The quantised model with its layers' biases as optional inputs, so that corrections can be tried without loading it again."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class _Bias(NamedTuple):
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             found = self.start - np.round(by / self.scale.astype(np.float64))
         if not np.isfinite(found).all() or np.abs(found).max() > _INT32.max:
-            raise Unsupported("the corrected bias exceeds INT32 in its scale")
+            raise Unsupported("the corrected bias does not fit INT32 at its scale")
         return found.astype(np.int32)
 
 
@@ -280,7 +280,7 @@ def _own_integers(node: ir.Node, integers: Array, scale: Array) -> _Bias:
 def _means(
     taps: Taps, axes: Mapping[str, int], group: Sequence[str] = (), values: Mapping[str, Array] | None = None
 ) -> dict[str, Array]:
-    """The FP64 mean of every channel of the tensors in ``axes``, which maps each to the axis of its channels.
+    """The FP64 mean of every channel of some tensors. ``axes`` maps the name of each tensor to its channel axis.
 
     ``group`` and ``values`` are the arguments of ``Taps.run``.
     """

@@ -26,13 +26,13 @@ def collect(
     progress: Progress = no_progress,
     memory_bytes: int = 256 << 20,
 ) -> dict[str, TensorStatistics]:
-    """Statistics of ``tensors``, by default of all tensors for which an integer version of the model may need a range.
+    """Statistics of ``tensors``, by default of all tensors that may need a range in an integer version of the model.
 
     ``data`` holds an array for each input by name, samples along the first axis, or is an iterable of such mappings, whose shapes
-    may differ (``batches.py``). Batches have at most ``batch_size`` samples, or the model's fixed batch size. The histograms depend
-    on the batch size only as far as the engine's results do. Within a build, statistics of the same model on the same ``Dataset``
-    are collected once. Memory: one histogram per tensor, and up to ``memory_bytes`` (or the largest tensor, if that is larger) for
-    one batch.
+    may differ (``batches.py``). Batches have at most ``batch_size`` samples, or the model's fixed batch size. The batch size affects
+    the histograms only if it affects the engine's results. Within a build, statistics of the same model on the same ``Dataset`` are
+    collected once. Memory: one histogram per tensor, and up to ``memory_bytes`` (or the largest tensor, if that is larger) for one
+    batch.
 
     A tensor that is always empty has an empty histogram. ``ranges`` gives it no range, so that its operators stay float.
 

@@ -1,10 +1,10 @@
 """Detect calibration data that differ from the evaluation data and therefore give wrong ranges.
 
-The population stability index compares each tensor's histograms on both data sets, with one bin per tenth of the calibration
-values: PSI = Σ (e - c)·ln(e / c), where c and e are a bin's fractions of calibration and evaluation values. By convention, 0.1 is a
-change and 0.25 a shift. The expected PSI of two samples of one population is about (bins - 1)(1/n + 1/m) [Yurdakul, "Statistical
-Properties of Population Stability Index", 2018]. Values within a sample are not independent, so n and m are the numbers of samples.
-A finding must exceed the expected PSI by a factor.
+The population stability index compares each tensor's histograms on both data sets, with one bin per tenth of the calibration values:
+PSI = Σ (e - c)·ln(e / c), where c and e are a bin's fractions of calibration and evaluation values. By convention, a PSI of 0.1 is a
+change, and a PSI of 0.25 is a shift. The expected PSI of two samples of one population is about (bins - 1)(1/n + 1/m) [Yurdakul,
+"Statistical Properties of Population Stability Index", 2018]. Values within a sample are not independent, so n and m are the numbers
+of samples. A tensor is reported only if its PSI exceeds the expected PSI by a factor.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from penstock.tensor import Array
 
 _SHIFT = 0.25
 _NOISE_FACTOR = 3.0
-"""A finding must exceed the expected PSI of equal populations by this factor."""
+"""A tensor is reported only if its PSI exceeds the expected PSI of equal populations by this factor."""
 _TENTHS = 10
 _ROWS, _BYTES = 512, 64 << 20
-"""At most this many samples, and this many bytes of samples, are compared from each data set."""
+"""Maximum number of samples, and of bytes of samples, that are compared from each data set."""
 _BEYOND = 0.001
-"""A finding is reported from this fraction of values beyond the calibrated extremes on, if there are enough samples."""
+"""A tensor is reported if at least this fraction of its values is beyond the calibrated extremes, and there are enough samples."""
 _PSEUDO_COUNT = 0.5
 """Number of samples added to each bin, so that an empty bin has a finite logarithm."""
 
@@ -45,10 +45,9 @@ class Drift(msgspec.Struct, frozen=True):
     calibration_median: float
     evaluation_median: float
     beyond: float
-    """Fraction of evaluation values beyond the extremes of the calibration values. The extremes are resolved to 1/2048 of the
-    histogram's range."""
+    """Fraction of evaluation values beyond the calibration extremes, which are known to 1/2048 of the histogram's range."""
     bearable: float = _BEYOND
-    """For this number of samples, a fraction of up to this value can be chance."""
+    """With this number of samples, a fraction up to this value can occur by chance."""
 
     @property
     def is_shifted(self) -> bool:
@@ -89,7 +88,7 @@ def compare_histograms(tensor: str, calibration: Histogram, evaluation: Histogra
     exponent = max(calibration.exponent, evaluation.exponent)
     old, new = _shares(calibration, exponent), _shares(evaluation, exponent)
     tenth = np.floor(_TENTHS * (np.cumsum(old) - old / 2)).clip(0, _TENTHS - 1).astype(np.intp)
-    # A histogram bin cannot be split, so it belongs to the tenth of its middle. Often more than a tenth of the values are zero.
+    # A bin of the histogram belongs to the tenth that contains its middle. Often more than a tenth of the values are zero.
     groups = np.unique(tenth, return_inverse=True)[1]
     bins = int(groups.max()) + 1
     shares = []
@@ -106,7 +105,7 @@ def compare_histograms(tensor: str, calibration: Histogram, evaluation: Histogra
         _median(old, exponent),
         _median(new, exponent),
         float(new[: filled[0]].sum() + new[filled[-1] + 1 :].sum()),
-        # The next value of a population is beyond n others with probability 2 / (n + 1).
+        # The next value from a population is beyond n other values with probability 2 / (n + 1).
         max(_BEYOND, _NOISE_FACTOR * 2 / (samples[0] + 1)),
     )
 
@@ -117,9 +116,9 @@ def shift_warnings(found: list[Drift]) -> list[str]:
 
 
 def about(artifact: Artifact, fitted: Dataset | None, judged: Dataset, multiple: int = 1) -> tuple[str, ...]:
-    """Warnings before a build about ``judged`` samples that differ from the ``fitted`` samples.
+    """Warnings, before a build, about ``judged`` samples that differ from the ``fitted`` samples.
 
-    ``artifact`` is the FP32 model; its batches are multiples of ``multiple``. No warnings if it does not run on the data.
+    ``artifact`` is the FP32 model; its batches are multiples of ``multiple``. If it does not run on the data, there are no warnings.
     """
     if fitted is None or fitted.digest == judged.digest:
         return ()
@@ -129,7 +128,7 @@ def about(artifact: Artifact, fitted: Dataset | None, judged: Dataset, multiple:
 
 
 def _first_layer(model: FloatModel) -> list[str]:
-    """The outputs of the first linear operators, which no other linear operator precedes."""
+    """The outputs of the linear operators that no other linear operator precedes."""
     reached = set(model.input_names)
     found = []
     for node in model.nodes:
@@ -143,8 +142,8 @@ def _first_layer(model: FloatModel) -> list[str]:
 
 
 def _shares(histogram: Histogram, exponent: int) -> Array:
-    """The fractions of the values in the 4096 bins for R = 2^exponent, with the fraction of zeros between the two halves. The shape
-    is (4097,).
+    """The fractions of the values in the 4096 bins for R = 2^exponent, with the fraction of exact zeros between the negative and
+    positive bins. The shape is (4097,).
     """
     return np.insert(histogram.counts_for(exponent).astype(np.float64), BINS, histogram.zeros) / histogram.count
 

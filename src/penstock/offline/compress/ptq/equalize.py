@@ -1,10 +1,10 @@
-"""Cross-layer equalisation: give all channels of a tensor between two layers similar ranges, so that one scale suits all.
+"""Cross-layer equalisation: give all channels of a tensor between two layers similar ranges, so that one scale fits all channels.
 
-M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019, §4.1: channel i of the tensor
-between weights W1 and W2 is divided by s_i = sqrt(r1_i / r2_i), where r is the largest magnitude of the rows of W1 and the columns
-of W2. Sweeps over all pairs repeat until no scale changes. For pointwise, depthwise, pointwise this gives the formula of Nagel et
-al. for three layers. Today weights have a scale for each output channel and need no equalisation, but an activation has only one
-scale. So, if there are data, r1_i is the largest magnitude of the activation's channel.
+The method is that of M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019, §4.1.
+Channel i of the tensor between weights W1 and W2 is divided by s_i = sqrt(r1_i / r2_i), where r is the largest magnitude of the rows
+of W1 and the columns of W2. Sweeps over all pairs repeat until no scale changes. For a pointwise, a depthwise and a pointwise
+convolution, this gives the formula of Nagel et al. for three layers. Weights now have one scale per output channel and need no
+equalisation, but an activation has only one scale. So, if there are data, r1_i is the largest magnitude of the activation's channel.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from penstock.tensor import Array
 
 _LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _ALPHA = 0.5
-"""How much of the unevenness of a tensor's ranges moves into the weights of its consumers, from 0 to 1."""
+"""The exponent α of the scales, from 0 to 1: how much of a tensor's uneven ranges moves into the weights of its consumers."""
 _LIMIT = 1e4
 """Maximum factor by which a channel is scaled, up or down."""
 _DEAD = 1e-6
-"""A channel below this fraction of the largest channel counts as this large, because it is practically empty."""
+"""Minimum range of a channel, as a fraction of the largest channel's range. A channel below it is practically empty."""
 _MAX_SWEEPS = 50
 _CHECKED_ROWS = 64
 _TOLERANCE = 1e-5
@@ -42,10 +42,10 @@ _TOLERANCE = 1e-5
 def equalize(artifact: Artifact, data: Dataset | None = None, exact: bool = True) -> Artifact:
     """Return a model of the same function whose channels have similar ranges. ``artifact`` is FP32, with BatchNormalization folded.
 
-    The ranges are those of activations on ``data`` or, without data, of weights. ``exact`` rounds scales to powers of two, so that
-    every product in the model keeps its bits. A path may contain a Clip from 0 (ReLU6) only if no value of the data exceeds its
-    bound; the Clip becomes a Relu. A tensor with consumers other than products stays unchanged. Raises InvalidModel or Unsupported if
-    the model cannot be read or holds BatchNormalization; InvalidData if the data do not fit.
+    The ranges are taken from activations on ``data`` or, without data, from weights. ``exact`` rounds scales to powers of two, so that
+    no product in the model changes its significant bits. A path may contain a Clip from 0 (ReLU6) only if no value of the data exceeds
+    the Clip's bound; the Clip becomes a Relu. A tensor with consumers other than products stays unchanged. Raises InvalidModel or
+    Unsupported if the model cannot be read or contains BatchNormalization; InvalidData if the data do not fit.
     """
     model = infer_shapes(read_proto(artifact))
     if any(node.op_type == "BatchNormalization" for node in model.graph):
@@ -130,9 +130,9 @@ def _to_relu(clip: ir.Node) -> str:
 
 
 def verify(original: Artifact, changed: bytes, data: Dataset | None, clipped: bool = False) -> float | None:
-    """The largest relative error of an output. Raises Unsupported if it exceeds the error of rounding.
+    """The largest relative error of an output. Raises Unsupported if this error is larger than rounding can explain.
 
-    If a Clip was replaced (``clipped``), the functions are equal on ``data`` only, so only their outputs on ``data`` are compared.
+    If a Clip was replaced (``clipped``), the two models are equal only on ``data``, so only their outputs on ``data`` are compared.
     """
     samples = [] if data is None else [data.rows(0, call_rows(signature_of(original), _CHECKED_ROWS))]
     error: float | None
@@ -162,7 +162,7 @@ def _bounded(clip: ir.Node) -> str:
 
 
 def _describe(link: Link, total: Array, reached: Array | None) -> dict[str, object]:
-    """The facts of a link. ``spread``: the range of the largest channel divided by the median, before and after."""
+    """The facts of a link. ``spread`` is the range of the largest channel divided by the median range, before and after."""
     found: dict[str, object] = {
         "readers": [f"{read.node.outputs[0].name}" for read in link.reads],
         "channels": link.channels,

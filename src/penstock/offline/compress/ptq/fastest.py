@@ -29,7 +29,7 @@ class TimedPlacement(msgspec.Struct, frozen=True):
     placement: QdqPlacement
     scheme: IntegerScheme
     artifact: Artifact
-    """The quantised model, with min-max ranges; its speed does not depend on the ranges."""
+    """The quantised model, with min-max ranges; ranges do not affect its speed."""
     p50_ms: float
     speedup: Interval
     """Speed relative to the float model, with its 95 % interval."""
@@ -38,13 +38,13 @@ class TimedPlacement(msgspec.Struct, frozen=True):
 def candidate_schemes(machine: MachineFacts) -> list[IntegerScheme]:
     """The scheme that ``integer_scheme`` selects for ``machine``, and the scheme whose activations have the other signedness.
 
-    Excludes schemes whose products saturate on ``machine``: they are fast but silently wrong.
+    Excludes schemes whose products saturate on ``machine``, since saturation changes results without an error.
     """
     ruled = integer_scheme(machine)
     other = DataType.INT8 if ruled.activation is DataType.UINT8 else DataType.UINT8
     return [
         ruled,
-        msgspec.structs.replace(ruled, activation=other, reason="the other signedness of activations, for comparison"),
+        msgspec.structs.replace(ruled, activation=other, reason="for comparison: activations of other signedness"),
     ]
 
 
@@ -58,9 +58,8 @@ def fastest_placement(
 ) -> list[TimedPlacement]:
     """Time every QDQ placement with each of ``schemes``, and return the results, fastest first.
 
-    ``budget_s`` is the total time in seconds. Calls are interleaved with calls of the float model. If two placements write the same
-    model, only the first is timed. INT8 is faster on this machine if the whole interval of a speed-up is above 1. Raises the errors
-    of ``quantize``.
+    ``budget_s`` is the total time in seconds. Calls are interleaved with calls of the float model. If two placements give the same
+    model, it is timed once. INT8 is faster here if the whole interval of a speed-up is above 1. Raises the errors of ``quantize``.
     """
     if not schemes:
         raise InvalidArgument("there are no integer schemes to time", "give candidate_schemes(machine_facts())")
@@ -68,7 +67,7 @@ def fastest_placement(
     for scheme in schemes:
         chosen = ranges(statistics, RangeMethod.MIN_MAX, scheme)
         for placement in QdqPlacement:
-            # A model whose products have no weights is integer in the wide placement only.
+            # If no product of a model has weights, only the wide placement makes it integer.
             with contextlib.suppress(Unsupported):
                 quantised = quantize(artifact, chosen, scheme, placement)
                 ways.setdefault(quantised.digest, (placement, scheme, quantised))

@@ -1,13 +1,14 @@
-"""QDQ placement: the operators that become integer, and the ranges that the graph implies for their tensors.
+"""QDQ placement: choose the operators that become integer, and derive the ranges that the graph implies for tensors.
 
 Four rules hold in every placement:
 
-1. An operator becomes integer only if its weights are constant FP32 and every tensor it touches is known to be FP32.
+1. An operator becomes integer only if its weights are constant FP32 and all its inputs and outputs are known to be FP32.
 2. The operators between the last matrix product and a Softmax (scaling, masks) stay in float, and that product's result is never
-   clipped: a mask of -10000 would take the whole range, and the order of the largest scores decides the result.
+   clipped. A mask of -10000 would take the whole range, and the result depends on the order of the largest scores.
 3. Outputs of the model are never clipped. Outputs of Softmax and Sigmoid have the range 0 to 1 by definition.
-4. An operator other than a product becomes integer only if a path of such operators leads to it from a product, and not between
-   the square and the root of a variance, where small values decide. So LayerNormalization made of single operators stays float.
+4. An operator other than a product becomes integer only if a path of such operators leads to it from a product. The operators between
+   the square and the root of a variance stay float, since the result depends on small values there. So a LayerNormalization made of
+   single operators stays float.
 """
 
 from __future__ import annotations
@@ -34,22 +35,22 @@ from penstock.offline.optimize.names import reads
 from penstock.tensor import DataType
 
 LINEAR_OPS = frozenset({"Conv", "Gemm", "MatMul"})
-"""Operators that integers make faster even on their own."""
+"""Operators that become faster as integers even if their neighbours stay float."""
 
 ACTIVATIONS = frozenset({"Relu", "Clip"})
-"""Activation functions that the integer range of the preceding operator absorbs."""
+"""Activation functions that the range of the preceding operator's integers can replace."""
 
 _WIDE_OPS = frozenset(
     {"Add", "Mul", "LeakyRelu", "Sigmoid", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool"}
     | {"Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Pad"}
 )
-"""Operators that can work on integers, so that a tensor between two linear operators stays integer."""
+"""Operators that can work on integers, so that a tensor on its way between two linear operators stays integer."""
 
 _OPSET = 13
 """The first opset whose DequantizeLinear accepts one scale per channel."""
 
 _CONVERTED_OPSET = 14
-"""The opset that older models are converted to: the first one whose Reshape can give an axis no elements."""
+"""The opset to which older models are converted: the first whose Reshape can give an axis the length zero."""
 
 _SCORE_OPS = frozenset(
     {"Add", "Sub", "Mul", "Div", "Where", "Reshape", "Transpose", "Identity", "Squeeze", "Unsqueeze"}
@@ -66,7 +67,7 @@ class QdqPlacement(enum.Enum):
     LINEAR = "linear"
     """Convolutions and products with constant weights. Results of matrix products stay float, which is more accurate."""
     WIDE = "wide"
-    """Like ``LINEAR``, and also additions, pooling, data movement and products of two activations. This can be faster in models with
+    """Like ``LINEAR``, and also additions, pooling, data movement and products of two activations. This can be faster if a model has
     many of these operators."""
 
     @property
@@ -79,8 +80,8 @@ class FloatModel:
     """An FP32 model prepared for quantisation: nodes have unique names, constants are initialisers, each Gemm is ``x W + b``."""
 
     def __init__(self, artifact: Artifact) -> None:
-        """Raises the errors of ``read_proto``. Raises Unsupported also for a model that is already quantised, or has an old opset
-        that cannot be converted.
+        """Raises the errors of ``read_proto``. Also raises Unsupported if the model is already quantised, or has an old opset that
+        cannot be converted.
         """
         proto = _at_opset(read_proto(artifact))
         if any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in proto.graph.node):
@@ -102,10 +103,10 @@ class FloatModel:
         self.weights = {name: tensor for name, tensor in constants.items() if name not in overridable}
         values = (*graph.value_info, *graph.input, *graph.output)
         self.values = {value.name: value for value in values if value.type.tensor_type.elem_type}
-        """The type of each tensor whose type is known, with its shape as far as that is known."""
+        """The type of each tensor whose type is known, with the dimensions that are known."""
         self.producers = {name: node for node in self.nodes for name in node.output if name}
         self.readers = Counter(name for node in self.nodes for name in reads(node)) + Counter(self.output_names)
-        """The number of nodes that read each tensor, also in their subgraphs, plus one for an output of the model."""
+        """The number of nodes that read each tensor, including nodes in subgraphs, plus one for an output of the model."""
 
     def artifact(self) -> Artifact:
         """The prepared model."""
@@ -118,10 +119,10 @@ class FloatModel:
         return tensor in self.values and bool(self.values[tensor].type.tensor_type.elem_type == DataType.FP32.onnx)
 
     def integer_nodes(self, placement: QdqPlacement, keep_float: Collection[str] = ()) -> list[onnx.NodeProto]:
-        """The nodes that ``placement`` makes integer, in order; none if there is no linear operator among them.
+        """The nodes that ``placement`` makes integer, in order; none if no linear operator is among them.
 
-        Nodes named in ``keep_float`` stay float, and so does an activation function that follows one of them. Raises
-        InvalidArgument for an unknown name.
+        Nodes named in ``keep_float`` stay float, and so do activation functions that follow them. Raises InvalidArgument for an
+        unknown name.
         """
         unknown = set(keep_float) - {node.name for node in self.nodes}
         if unknown:
@@ -155,7 +156,7 @@ class FloatModel:
         return {node.output[0]: _FIXED[node.op_type] for node in self.nodes if node.op_type in _FIXED}
 
     def _connected(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
-        """The products among ``nodes``, and the others that a path of ``nodes`` connects with a product before them (rule 4)."""
+        """The products among ``nodes``, and the other ``nodes`` to which a path within ``nodes`` leads from a product (rule 4)."""
         computed = set[str]()
         found: list[onnx.NodeProto] = []
         for node in nodes:
@@ -165,7 +166,7 @@ class FloatModel:
         return self._with_producers(found)
 
     def _with_producers(self, nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
-        """``nodes``, in order, without activation functions whose producer is not among them."""
+        """``nodes``, in order, without activation functions whose producer is not in ``nodes``."""
         found: dict[str, onnx.NodeProto] = {}
         for node in nodes:
             if node.op_type not in ACTIVATIONS or self.producers[node.input[0]].name in found:
@@ -286,7 +287,7 @@ def _at_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _allow_empty(converted: onnx.ModelProto, proto: onnx.ModelProto) -> None:
-    """Let the Reshapes that the converter has put around a Softmax restore the shapes of empty tensors."""
+    """Let the Reshapes that the converter inserted around a Softmax restore the shapes of empty tensors."""
     known = {name for node in proto.graph.node for name in node.output}
     shapes = {node.output[0] for node in converted.graph.node if node.op_type == "Shape"} - known
     for node in converted.graph.node:
@@ -304,7 +305,7 @@ def _with_plain_gemms(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _constants_to_initializers(graph: onnx.GraphProto) -> None:
     """Replace Constant nodes by initialisers, since ONNX Runtime's quantiser reads weights only from initialisers.
 
-    ``onnx.checker`` has made sure that names are unique.
+    ``onnx.checker`` has already checked that names are unique.
     """
     kept = []
     for node in graph.node:

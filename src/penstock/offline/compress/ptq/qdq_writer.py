@@ -1,11 +1,11 @@
 """Write the QDQ form of a model: QuantizeLinear and DequantizeLinear around the operators that become integer.
 
-Each computed tensor t is rounded where it is written, and keeps its name for all that read it, also in subgraphs::
+Each computed tensor t is rounded once, after its producer. The rounded tensor keeps the name t for all consumers and subgraphs::
 
     operator ── t_QuantizeLinear_Input ── QuantizeLinear ── DequantizeLinear ── t
 
-Weights and biases are dequantised for each operator on its own terms, so operators of different layouts can share a weight. New
-tensors have names that are not taken. Nodes stay in order.
+Weights and biases are dequantised separately for each operator, so operators with different channel axes can share a weight. New
+tensors have unused names. Nodes stay in order.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from penstock.offline.optimize.names import FreshNames, reads
 from penstock.tensor import Array
 
 _BIAS_LIMIT = 2**30
-"""Largest magnitude of an integer bias. The sum of the products needs the other half of INT32."""
+"""Largest magnitude of an integer bias. It leaves half of INT32 to the sum of the products."""
 _BIAS_STEPS = 2**23
-"""Steps up to the bias of a channel whose weights are all zero; as many as FP32 has."""
+"""Number of steps from zero to the bias of a channel whose weights are all zero; as many as FP32 can distinguish."""
 
 
 def write_qdq(
@@ -42,12 +42,12 @@ def write_qdq(
     scheme: IntegerScheme,
     placement: QdqPlacement,
 ) -> onnx.ModelProto:
-    """``model`` with ``nodes`` between integers. ``ranges`` has every tensor that is rounded."""
+    """``model`` with ``nodes`` in integers. ``ranges`` contains every tensor that is rounded."""
     return _Writer(model, nodes, ranges, scheme, placement).write()
 
 
 class _Rounded(NamedTuple):
-    """The constants of one rounding."""
+    """The constants that round one tensor."""
 
     scale_name: str
     zero_name: str
@@ -70,11 +70,11 @@ class _Writer:
         self._nodes: list[onnx.NodeProto] = []
         self._constants: list[onnx.TensorProto] = []
         self._parameters: dict[str, _Rounded] = {}
-        """By tensor."""
+        """The constants that round each tensor, by the tensor's name."""
         self._inputs: dict[str, str] = {}
-        """The rounded version of each model input that is rounded."""
+        """The name of the rounded version of each rounded model input, by the input's name."""
         self._dequantised: dict[tuple[str, bytes], str] = {}
-        """By constant and its parameters."""
+        """The name of the tensor that dequantises each constant, by the constant's name and its parameters."""
 
     def write(self) -> onnx.ModelProto:
         rounding = self._rounding
@@ -140,7 +140,7 @@ class _Writer:
             self._replace_weights(node, names)
 
     def _replace_weights(self, node: onnx.NodeProto, names: Sequence[str]) -> None:
-        """Quantise the weight, with one scale per output channel, and the bias, whose scale is the product's."""
+        """Quantise the weight, with one scale per output channel, and the bias, with the scale of the product."""
         weight, axis = self._array(names[1]), output_axis(node)
         bias = self._array(names[2]) if len(names) > 2 and names[2] else None
         step = self._activation(self._rounding.sources[names[0]]).scale
@@ -163,7 +163,7 @@ class _Writer:
         return self._dequantise(name, self._zero(integers), np.asarray(scale, np.float32), None, self._zero(zero))
 
     def _dequantise(self, name: str, integers: Array, scale: Array, axis: int | None, zero: Array | None = None) -> str:
-        """The tensor that dequantises the constant ``name``, which several nodes share if they want the same integers."""
+        """The tensor that dequantises the constant ``name``. Nodes that need the same integers share it."""
         key = name, b"".join([f"{axis} {integers.dtype} ".encode(), scale.tobytes(), integers.tobytes()])
         if key not in self._dequantised:
             suffix = "_quantized_scale" if integers.dtype == np.int32 else "_scale"
@@ -192,8 +192,8 @@ def _axis_attribute(axis: int | None) -> dict[str, int]:
 def weight_scales(weight: Array, axis: int, limit: int, bias: Array | None, step: float) -> Array:
     """The FP32 scale of each output channel of ``weight``: its largest magnitude over ``limit``.
 
-    The scale of a bias is the product of the channel's scale and ``step``, the scale of the input. So a scale is larger if the bias
-    would exceed its limit. Where all weights are zero, any scale is exact, and the bias decides.
+    The scale of a bias is the product of the channel's scale and ``step``, the scale of the input. So the channel's scale is enlarged
+    if the bias would exceed its limit. If all weights of a channel are zero, any scale is exact, and the bias determines the scale.
     """
     channels = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1).astype(np.float64)
     scales = np.abs(channels).max(axis=1, initial=0.0) / limit

@@ -34,11 +34,11 @@ Equalisation = Callable[[Artifact, Dataset], Artifact]
 MethodName = Literal["best", "min-max", "percentile", "mse", "entropy"]
 PlacementName = Literal["fastest", "linear", "wide"]
 RANGE_METHODS = {method.value: method for method in RangeMethod}
-"""Range methods by name, without ``best``, which tries all methods for each tensor."""
+"""Range methods by name. ``best``, which tries all methods for each tensor, is not among them."""
 _WORTH_IT = 0.1
-"""Minimum fraction of the error that an equalisation must prove to save. Another draw of the data changes errors by about as much."""
+"""Minimum fraction of the error that equalisation must provably save. Sampling of the data alone changes errors by about this much."""
 _ROWS = 32
-"""Number of samples from which placements get their ranges when they are timed."""
+"""Number of calibration samples for the ranges of placements that are timed."""
 
 
 class PtqRecipe(msgspec.Struct, frozen=True):
@@ -50,9 +50,9 @@ class PtqRecipe(msgspec.Struct, frozen=True):
     equalize: bool = True
     """First give channels similar ranges: between layers, and after normalisations that feed matrix products."""
     correct_biases: bool = True
-    """Correct the shift of means that rounding causes."""
+    """Correct the shift of means that rounding causes in the layers' results."""
     choice: RangeChoiceOptions = RangeChoiceOptions()
-    """Limits on the cost of choosing a method for each tensor."""
+    """Limits on the cost of choosing a range method for each tensor."""
 
 
 def quantize_with(
@@ -83,14 +83,14 @@ def quantize_with(
 
 
 def equalized(artifact: Artifact, data: Dataset, scheme: IntegerScheme) -> Artifact:
-    """A model of the same function with channels of similar ranges, by every method that lowers the error on rows held out."""
+    """The same function with channels of similar ranges. Applies every method that lowers the error on held-out rows."""
     key = artifact.digest, artifact.path, data.digest, scheme
     return remembered("equalized", key, lambda: _equalized(artifact, data, scheme), artifact.size_bytes)
 
 
 def _equalized(artifact: Artifact, data: Dataset, scheme: IntegerScheme) -> Artifact:
     for method in (equalize, smooth_quant):
-        # Without equalisation INT8 still works, with less accuracy.
+        # INT8 also works without equalisation, but less accurately.
         with contextlib.suppress(Unsupported, InvalidData):
             before, after = _cross_errors(artifact, method, data, scheme)
             if mean_interval(before - after).low > _WORTH_IT * before.mean():
@@ -101,7 +101,7 @@ def _equalized(artifact: Artifact, data: Dataset, scheme: IntegerScheme) -> Arti
 def _cross_errors(
     artifact: Artifact, method: Equalisation, data: Dataset, scheme: IntegerScheme
 ) -> tuple[Array, Array]:
-    """The errors of ``_errors`` of each sample without and with ``method``. Either half of the data judges the other one's."""
+    """The ``_errors`` of each sample without and with ``method``. Each half of the data is judged with ranges from the other half."""
     halves = data.split_evenly(2, signature_of(artifact).smallest_batch)
     found = [
         [_errors(artifact, model, fit, held_out, scheme) for model in (artifact, method(artifact, fit))]

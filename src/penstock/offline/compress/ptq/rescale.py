@@ -1,8 +1,8 @@
 """Rescale channels of a tensor inside a model without changing the model's function.
 
-A tensor x can be divided by positive numbers s, one per channel, under three conditions: its producer can be divided by s, the
-weights of all its consumers can be multiplied by s, and every operator in between is positively homogeneous in each channel, f(s x)
-= s f(x). Cross-layer equalisation and SmoothQuant rescale with different s.
+A tensor x can be divided by positive numbers s, one per channel, if three conditions hold. Its producer can be divided by s. The
+weights of all its consumers can be multiplied by s. Every operator between them is positively homogeneous in each channel: f(s x) = s
+f(x). Cross-layer equalisation and SmoothQuant choose different s.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Operand:
 
 
 class Side(NamedTuple):
-    """An operand that has the channels of a link. ``view`` gives the channels separate axes, and ``scale`` broadcasts over it."""
+    """An operand with the channels of a link. ``view`` is its shape with separate axes for channels; ``scale`` broadcasts to it."""
 
     operand: Operand
     view: tuple[int, ...]
@@ -78,7 +78,7 @@ class Read(NamedTuple):
     side: Side
     tensor: str
     axis: int
-    """1 or -1."""
+    """The axis of the channels: 1 or -1."""
     block: int
     """Number of consecutive elements of one channel along the axis; more than 1 after Flatten."""
 
@@ -117,7 +117,7 @@ class Link:
 
 
 class Rescaling:
-    """All links of a model, in the order of their producers. Links can share operands."""
+    """All links of a model, in the order of their producers. Several links can share an operand."""
 
     def __init__(self, model: ir.Model) -> None:
         self._operands: dict[tuple[int, int], Operand] = {}

@@ -1,4 +1,4 @@
-"""Rounding: the tensors that become integers when some operators do, and the range that each of them has."""
+"""Rounding: the tensors that must be rounded when some operators become integer, and the tensor that determines each range."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _SHARING_OPS = frozenset(
 
 
 class Rounding:
-    """The tensors that are rounded when ``nodes``, in order, become integer."""
+    """The tensors that are rounded when ``nodes``, given in order, become integer."""
 
     def __init__(self, model: FloatModel, nodes: Iterable[onnx.NodeProto], placement: QdqPlacement) -> None:
         self._model = model
         self._float_outputs = placement.float_outputs
         self.sources: dict[str, str] = {}
-        """For each rounded tensor, the tensor whose range it has: itself, or one that an operator passes on."""
+        """For each rounded tensor, the tensor whose range it uses: itself, or the source of values that operators only pass on."""
         self.absorbed: dict[str, str] = {}
-        """Tensors that nothing but a Relu or Clip reads, with its output, whose range clips them."""
+        """For each tensor that only a Relu or Clip reads, the output of that operator. The output's range clips the tensor."""
         self.removed: set[str] = set()
         """Names of the Relu and Clip nodes that ranges replace."""
         written: set[str] = set()
@@ -39,7 +39,7 @@ class Rounding:
             written.update(node.output)
 
     def constant_inputs(self, node: onnx.NodeProto) -> list[int]:
-        """The places of FP32 constants that are rounded like activations."""
+        """The indices of the constant FP32 inputs of ``node`` that are rounded like activations."""
         if node.op_type in LINEAR_OPS | ACTIVATIONS | _SHARING_OPS:
             return []
         return [place for place, name in enumerate(node.input) if name in self._model.weights]
@@ -69,7 +69,7 @@ class Rounding:
 
 
 def _keeps_values(node: onnx.NodeProto, model: FloatModel) -> bool:
-    """True unless ``node`` pads with values other than zero."""
+    """False if ``node`` pads with values other than zero; otherwise True."""
     if node.op_type != "Pad" or attributes_of(node).get("mode", b"constant") != b"constant":
         return True
     value = node.input[2] if len(node.input) > 2 else ""

@@ -15,8 +15,8 @@ _ARM = {"aarch64", "arm64"}
 class IntegerScheme(msgspec.Struct, frozen=True):
     """Integer types of activations (one scale and zero point per tensor) and weights (symmetric, one scale per output channel).
 
-    Activations have a zero point, so that the values of a ReLU use every integer, and clipping at the smallest integer replaces the
-    ReLU. Only then do engines compute the ReLU in integers.
+    Activations have a zero point, so that the values of a ReLU use every integer. Clipping at the smallest integer then replaces the
+    ReLU, and engines compute the ReLU in integers only in this case.
     """
 
     activation: DataType
@@ -27,7 +27,7 @@ class IntegerScheme(msgspec.Struct, frozen=True):
 
     @property
     def activation_limits(self) -> tuple[int, int]:
-        """The smallest and largest integer of an activation, at which QuantizeLinear clips."""
+        """The smallest and the largest integer of an activation; QuantizeLinear clips at them."""
         return (0, 255) if self.activation is DataType.UINT8 else (-128, 127)
 
     @property
@@ -36,7 +36,7 @@ class IntegerScheme(msgspec.Struct, frozen=True):
         return 64 if self.reduce_range else 127
 
     def parameters(self, low: Array, high: Array) -> tuple[Array, Array]:
-        """Scale and zero point (whole numbers in float64) of activations from ``low`` to ``high``. An empty range has scale 1."""
+        """Scale and zero point (whole numbers in float64) of activations from ``low`` to ``high``. An empty range has the scale 1."""
         width = np.asarray(high, np.float64) - low
         scale = np.where(width > 0, width / 255, 1.0)
         return scale, np.round(self.activation_limits[0] - low / scale)
@@ -61,8 +61,8 @@ def integer_scheme(machine: MachineFacts) -> IntegerScheme:
 
 
 def required_isa(scheme: IntegerScheme, machine: MachineFacts) -> tuple[str, ...]:
-    """The instruction sets that a model of ``scheme``, made on ``machine``, needs.
+    """The instruction sets that a CPU must have to run a model of ``scheme`` made on ``machine``.
 
-    Weights of 8 bits saturate on CPUs without an integer dot product. Weights of 7 bits run anywhere.
+    8-bit weights saturate on CPUs without an integer dot product. 7-bit weights are exact on every CPU.
     """
     return (INTEGER_DOT_PRODUCT,) if machine.has_integer_dot_product and not scheme.reduce_range else ()

@@ -1,9 +1,9 @@
 """SmoothQuant: move outliers in the channels of activations that feed matrix products into the weights, exactly in float.
 
-G. Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models", ICML 2023, §4: s_j =
-max|X_j|^α / max|W_j|^(1-α). The LayerNormalization, Mul or product that writes X is divided by s. The weights of all products that
-read it (queries, keys and values together) are multiplied by s. Each tensor gets the α with the lowest error of the quantised
-products on data. It stays unchanged if no α lowers the error.
+The method is that of G. Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models", ICML
+2023, §4: s_j = max|X_j|^α / max|W_j|^(1-α). The LayerNormalization, Mul or product that writes X is divided by s. The weights of all
+products that read X (queries, keys and values together) are multiplied by s. Each tensor gets the α with the lowest error of the
+quantised products on data. If no α lowers the error, the tensor stays unchanged.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from penstock.tensor import Array
 
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
 _ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-"""Fractions of the activations' uneven ranges that move into the weights."""
+"""Values of α: the fraction of the activations' uneven ranges that moves into the weights."""
 _LIMIT = 1e3
 """Maximum factor by which a channel is scaled, up or down."""
 _ROWS = 256
 """Number of rows of each tensor on which the error is measured. The rows are kept in memory."""
 _WORTH_IT = 0.99
-"""A link is rescaled only if its error falls below this fraction of the earlier error; a smaller gain is noise."""
+"""A link is rescaled only if its error falls below this fraction of its previous error. A smaller gain is noise."""
 
 
 class _Seen(NamedTuple):
     """Statistics of a link's tensor on the data."""
 
     low: Array
-    """The smallest value of each channel, FP64; at most 0, as in every quantised range."""
+    """The smallest value of each channel, FP64. It is at most 0, since every quantised range contains 0."""
     high: Array
     rows: Array
     """Some rows, shape (rows, channels), FP64."""
 
 
 def smooth_quant(artifact: Artifact, data: Dataset) -> Artifact:
-    """The same function, with matrix products ready for INT8 with one scale per activation. ``artifact`` is FP32.
+    """A model of the same function whose matrix products lose less in INT8 with one scale per activation. ``artifact`` is FP32.
 
     Raises InvalidModel or Unsupported if the model cannot be read, InvalidData if the data do not fit.
     """
@@ -58,7 +58,7 @@ def smooth_quant(artifact: Artifact, data: Dataset) -> Artifact:
 
 
 def _is_smoothable(link: Link) -> bool:
-    """True if only matrix products consume the link, and all have the same input tensor, with several channels."""
+    """True if only matrix products consume the link, and all of them read the same input tensor, which has several channels."""
     return (
         not link.clips
         and link.channels > 1
@@ -83,7 +83,7 @@ def _observe(artifact: Artifact, links: list[Link], data: Dataset) -> dict[str, 
 
 
 def _smooth(link: Link, seen: _Seen) -> dict[str, object]:
-    """Rescale ``link`` by the best α if that lowers the error enough. Returns what the provenance step records."""
+    """Rescale ``link`` by the best α if that lowers the error enough. Returns the record for the provenance step."""
     reached, read = np.maximum(-seen.low, seen.high), link.read_ranges()
     scales = np.ones(link.channels)
     before = best = quantized_error(link, *seen, scales)
@@ -105,9 +105,9 @@ def _smooth(link: Link, seen: _Seen) -> dict[str, object]:
 def quantized_error(link: Link, low: Array, high: Array, rows: Array, s: Array) -> float:
     """Relative error of the link's products in INT8 if the link is divided by ``s``.
 
-    For each consumer, the squared error is divided by the squared result; the outcome is the square root of the mean over the
-    consumers. Activations have 256 steps from the smallest to the largest value of all channels; weights have 127 steps in each
-    direction for each output.
+    For each consumer, the squared error is divided by the squared result. The outcome is the square root of the mean over the
+    consumers. Activations have 256 steps from the smallest to the largest value of all channels. For each output, weights have 127
+    steps in each direction.
     """
     bottom, top = float((low / s).min()), float((high / s).max())
     scale = (top - bottom) / 255 or 1.0

@@ -1,4 +1,4 @@
-"""Choose bits per layer by sensitivity: the fewest bits that keep the outputs within bounds while other layers are unchanged."""
+"""Choose bits per layer by sensitivity: the fewest bits that keep the outputs within bounds when only this layer is clustered."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class BitsOptions(Options, frozen=True):
     """Bounds on the error and the loss that sharing the weights of one layer may cause."""
 
     max_relative_error: NotNegative = 0.02
-    """Relative error of the worst output. The squared errors of independent layers add up."""
+    """Maximum relative error of the worst output. The squared errors of independent layers add up."""
     max_accuracy_loss: NotNegative = 0.001
-    """Maximum loss of the metric that the data allow."""
+    """Maximum loss of the metric on the data."""
     least: _Bits = 2
     most: _Bits = 8
     threads: Count = 1
@@ -38,7 +38,8 @@ def choose_bits(
     share_options: ShareOptions | None = None,
     on_progress: Progress = no_progress,
 ) -> ShareOptions:
-    """Return ``share_options`` with the fewest bits of each weight that keep the bounds on ``data``, or ``most`` bits.
+    """Return ``share_options`` with the fewest bits of each weight that meet the bounds on ``data``. If no number of bits meets the
+    bounds, the weight gets ``most`` bits.
 
     Bisection takes about three runs over ``data`` per layer. Raises InvalidData if labels fit no output, and the errors of
     ``share``.
@@ -58,7 +59,7 @@ def choose_bits(
             middle = (low + high) // 2
             accuracy = judge.assess(share(artifact, only(name, middle))).accuracy
             good = accuracy.relative_error <= options.max_relative_error
-            # The loss of fidelity is an error of outputs too.
+            # For the metric fidelity, the loss is a relative error of the outputs too.
             good = good and (judge.metric == "fidelity" or accuracy.loss.value <= options.max_accuracy_loss)
             low, high = (low, middle) if good else (middle + 1, high)
         chosen[name] = low

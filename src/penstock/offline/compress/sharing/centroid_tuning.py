@@ -1,4 +1,4 @@
-"""Train centroids after clustering: a centroid's gradient is the sum of its members' gradients (Han et al. 2016, §3.3).
+"""Train centroids after clustering. A centroid's gradient is the sum of the gradients of its weights (Han et al. 2016, §3.3).
 
 The assignment of weights to centroids does not change, and zeros stay zero.
 """
@@ -27,11 +27,11 @@ class CentroidOptions(msgspec.Struct, frozen=True):
     """Options of the training."""
 
     fit: FitOptions = FitOptions(epochs=20, learning_rate=1e-4)
-    """Han et al. use a hundredth of the learning rate of the weights."""
+    """Options of the training loop. Han et al. use a hundredth of the learning rate of the weights."""
     half_codebooks: bool = True
-    """Keep FP16 centroids in FP16, training through the rounding."""
+    """Keep FP16 centroids in FP16; training rounds them in each step."""
     max_centroids: int = 4096
-    """Tensors with more distinct values do not count as clustered, and stay unchanged."""
+    """A tensor with more distinct values than this is not considered clustered, and stays unchanged."""
 
 
 class SharedWeight:
@@ -49,7 +49,7 @@ class SharedWeight:
 
     def __call__(self, _: Tensor) -> Tensor:
         centroids = self.centroids
-        if self._half:  # gradients pass through a cast
+        if self._half:  # a cast passes gradients on
             centroids = centroids.to(torch.float16).to(centroids.dtype)
         every = torch.cat([centroids.new_zeros(1), centroids])
         return every.index_select(0, self._index).reshape(self._shape)

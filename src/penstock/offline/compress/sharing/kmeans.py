@@ -1,9 +1,9 @@
 """Optimal k-means of numbers.
 
 In one dimension, clusters are intervals of the sorted values, so dynamic programming finds the optimum (Wang and Song,
-"Ckmeans.1d.dp", 2011). As the end of an interval moves right, so does its best start. Divide and conquer therefore computes each row
-of the table in O(n log n), with all midpoints of one level at the same time (Grønlund et al., "Fast exact k-means, k-medians and
-Bregman divergence clustering in 1D", 2017).
+"Ckmeans.1d.dp", 2011). As the end of an interval moves right, its best start never moves left. So divide and conquer computes each row
+of the table in O(n log n), with all midpoints of one recursion level at the same time (Grønlund et al., "Fast exact k-means, k-medians
+and Bregman divergence clustering in 1D", 2017).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from penstock.tensor import Array
 
 _EXACT_CELLS = 1 << 20
-"""Maximum size of the table, in distinct values times clusters; it takes about a second."""
+"""Maximum size of the table: distinct values times clusters. A table of this size takes about a second."""
 _MAX_ROUNDS = 200
 
 
@@ -29,9 +29,9 @@ class Clusters(NamedTuple):
 def kmeans(values: Array, weights: Array, count: int, *, grid: bool = False) -> Clusters:
     """At most ``count`` centroids that minimise the weighted sum of squared distances from ``values`` to their nearest centroid.
 
-    ``values`` must be FP64, not empty, ascending and distinct. ``grid`` restricts centroids to integers. If there are more than
-    2^20 / ``count`` values, they are first grouped into that many bins of equal width. Lloyd's algorithm then improves the optimum of
-    the bins on the values themselves, so the result is not exact.
+    ``values`` must be FP64, not empty, ascending and distinct. ``grid`` restricts centroids to integers. If there are more than 2^20 /
+    ``count`` values, they are first grouped into this many bins of equal width. Lloyd's algorithm then moves the optimal centroids of
+    the bins to better places for the values themselves, and the result is no longer exact.
     """
     if len(values) <= count:
         return Clusters(values.copy(), True)
@@ -67,7 +67,7 @@ class _Sums:
     """Means and squared distances of any interval of sorted values, in constant time."""
 
     def __init__(self, values: Array, weights: Array, grid: bool) -> None:
-        # Centred, so that differences of sums of squares keep their digits.
+        # Values are centred, so that differences of sums of squares keep their precision.
         self._shift = 0.0 if grid else float(np.average(values, weights=weights))
         self._grid = grid
         centred = values - self._shift
@@ -105,7 +105,7 @@ def _optimum(values: Array, weights: Array, count: int, grid: bool) -> Array:
 
 
 def _next_row(costs: Array, sums: _Sums, clusters: int) -> tuple[Array, Array]:
-    """The least costs with one more cluster, which makes ``clusters`` in total, and the best starts of the last cluster."""
+    """The least costs with one more cluster (``clusters`` in total), and the best starts of the last cluster."""
     size = len(costs) - 1
     found = np.full(size + 1, np.inf)
     starts = np.full(size + 1, clusters - 1, np.int32)

@@ -30,7 +30,7 @@ class SharedTensor(NamedTuple):
     array: Array
     """FP32, FP16, or the 8-bit integers that DequantizeLinear reads."""
     zero: int
-    """The element that represents zero: the zero point of integers."""
+    """The value that represents zero: for integers, their zero point."""
 
 
 def find_layers(model: ir.Model, named: frozenset[str] = frozenset()) -> dict[str, SharedTensor]:
@@ -38,7 +38,7 @@ def find_layers(model: ir.Model, named: frozenset[str] = frozenset()) -> dict[st
     DequantizeLinear reads.
 
     A tensor that several nodes read appears once, as "conv" if any of these nodes is a convolution. Raises Unsupported if there is no
-    weight, InvalidConfig if a named tensor is missing, InvalidModel if one is not finite.
+    weight, InvalidConfig if a named tensor is missing, InvalidModel if a tensor has NaN or infinity.
     """
     found = {}
     for name, value in model.graph.initializers.items():
@@ -62,7 +62,7 @@ def find_layers(model: ir.Model, named: frozenset[str] = frozenset()) -> dict[st
 
 
 def _kind(value: ir.Value) -> tuple[Kind | None, int]:
-    """The role of ``value`` in the nodes that read it, or None if it is not a weight; and its zero point."""
+    """The kind of layer that reads ``value``, or None if it is not a weight; and its zero point."""
     kinds: set[Kind] = set()
     zero = 0
     for node, index in value.uses():

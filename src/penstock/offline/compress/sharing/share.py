@@ -1,7 +1,7 @@
 """Weight sharing: every nonzero weight of a layer becomes one of a few values, its centroid.
 
-Each layer has its own clusters, and zeros stay zero, so a pruned model stays pruned (Han et al. 2016, §3). The graph and the file
-size stay the same until the model is coded.
+Each layer has its own clusters. Zeros stay zero, so a pruned model stays pruned (Han et al. 2016, §3). The graph and the file size
+stay the same; only the coded model is smaller.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ _Bits = Annotated[int, msgspec.Meta(ge=0, le=MAX_BITS)]
 
 
 class ShareOptions(Options, frozen=True):
-    """Number of values of each layer besides zero: 2 ** bits. 0 bits leave a layer unchanged."""
+    """Number of bits per weight, by kind of layer: a layer has 2 ** bits values besides zero. With 0 bits, it stays unchanged."""
 
     conv_bits: _Bits = 8
     fc_bits: _Bits = 5
     bias_bits: _Bits = 6
     """Bits for float biases that have at least 16 elements."""
     bits: dict[str, _Bits] = {}
-    """Bits of single tensors, by name; they take precedence. They may name any float or 8-bit tensor, such as a table of Gather."""
+    """Bits of single tensors, by name. They replace the bits of the kind of layer. Any float or 8-bit tensor may be named, e.g. a
+    table of Gather."""
     half_codebooks: bool = True
-    """Round centroids to FP16 if that changes none by more than 2^-10 of its value, which halves the size of codebooks."""
+    """Round centroids to FP16 if no centroid changes by more than 2^-10 of its value. This halves the size of codebooks."""
 
     def bits_of(self, name: str, layer: SharedTensor) -> int:
         """Bits of the tensor ``name``; 0 leaves it unchanged."""
@@ -69,7 +70,7 @@ def share(
 
 
 def share_layer(layer: SharedTensor, bits: int, half: bool) -> tuple[Array, dict[str, Any]]:
-    """The layer's tensor, with at most 2 ** ``bits`` values besides zero and of the same type, and its record for the provenance."""
+    """The layer's tensor in its own type, with at most 2 ** ``bits`` values besides zero, and its record for the provenance."""
     array = layer.array
     is_integer = array.dtype.kind in "iu"
     kept = array != layer.zero
@@ -89,7 +90,7 @@ def share_layer(layer: SharedTensor, bits: int, half: bool) -> tuple[Array, dict
 
 
 def _rounded(centroids: Array, half: bool) -> Array:
-    """The centroids rounded to FP16 if all stay close, else to FP32; returned as FP64."""
+    """The centroids rounded to FP16 if all of them stay close enough, else to FP32; returned as FP64."""
     with np.errstate(over="ignore"):
         halves = centroids.astype(np.float16).astype(np.float64)
     close = half and bool((np.abs(halves - centroids) <= _HALF_ERROR * np.abs(centroids)).all())

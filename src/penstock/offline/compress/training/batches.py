@@ -17,7 +17,7 @@ class TrainingBatches:
     """The rows of ``data`` as batches for ``model``, whose batch size may be fixed."""
 
     def __init__(self, model: TrainableModel, data: Dataset) -> None:
-        """Raises InvalidData if the data lack an input, or are not a multiple of the model's fixed batch."""
+        """Raises InvalidData if the data lack an input, or if their number is not a multiple of the model's fixed batch size."""
         missing = [name for name in model.input_names if name not in data.inputs]
         if missing:
             raise InvalidData(f"no data for input(s) {missing}", f"the data has {sorted(data.inputs)}")
@@ -33,7 +33,7 @@ class TrainingBatches:
         self._arrays = {name: data.inputs[name] for name in model.input_names}
 
     def arrays(self, rows: Array) -> dict[str, Array]:
-        """A copy of the samples ``rows`` (int64 [n]) of every input."""
+        """The samples ``rows`` (int64 [n]) of every input, as a copy."""
         return {name: array[rows] for name, array in self._arrays.items()}
 
     def inputs(self, rows: Array) -> dict[str, Tensor]:
@@ -41,11 +41,11 @@ class TrainingBatches:
         return self.tensors(self.arrays(rows))
 
     def tensors(self, arrays: Mapping[str, Array]) -> dict[str, Tensor]:
-        """Inputs in memory that torch has allocated, because alignment may affect the bits of a product."""
+        """Inputs copied to memory that torch allocated, because the alignment may affect the last bits of a product."""
         return {name: tensor.clone() for name, tensor in to_tensors(arrays, self.model).items()}
 
     def forward(self, inputs: Mapping[str, Tensor], also: Collection[str] = ()) -> dict[str, Tensor]:
-        """Inputs, outputs and the tensors in ``also``, by name. A model of fixed batch runs several times."""
+        """Inputs, outputs and the tensors in ``also``, by name. A model with a fixed batch size runs several times."""
         count = len(next(iter(inputs.values())))
         if self.model.fixed_rows in (None, count):
             return {**inputs, **self.model(inputs, also)}
@@ -77,7 +77,7 @@ class TrainingBatches:
 
 
 def _join(parts: list[Tensor], count: int) -> Tensor:
-    """Join results of ``count`` samples each. The results of a model for one sample may lack a batch axis."""
+    """Join results of ``count`` samples each. If a model takes one sample, its results may lack a batch axis."""
     if parts[0].ndim and len(parts[0]) == count:
         return torch.cat(parts)
     if count == 1:

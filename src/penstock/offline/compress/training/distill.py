@@ -2,10 +2,11 @@
 
 Each output has a term in the loss:
 
-- Class scores, [n, classes], of a model with labels: ``(1 - share) CE(labels) + share T² KL(teacher ‖ student)``, both softened by
-  the temperature T. T² keeps the size of the gradient. If an output has probabilities, their logarithms are softened.
+- Class scores, [n, classes], of a model with labels: ``(1 - share) CE(labels) + share T² KL(teacher ‖ student)``. Both distributions
+  are softened by the temperature T; if an output has probabilities, their logarithms are softened. The factor T² keeps gradients
+  independent of T.
 - Values: the squared error divided by the teacher's variance.
-- Rows of numbers that may be scores or values, if there are no labels: both terms, which have the same optimum.
+- Without labels, rows of numbers that may be scores or values: both terms, which have the same optimum.
 
 Hints (Romero et al. 2015, FitNets) add squared errors between tensors inside the graphs, through 1×1 adaptors.
 """
@@ -40,7 +41,7 @@ _TINY = 1e-12
 _PARITY = 1e-4
 """Maximum relative error of a float graph in torch against ONNX Runtime; with a larger error, training fails.
 
-A different order of sums causes errors of about 1e-6; a wrong operator causes far more. INT8 graphs are not checked, because
+Another order of summation causes errors of about 1e-6; a wrong operator causes far larger errors. INT8 graphs are not checked, because
 rounding may change their integers.
 """
 
@@ -54,7 +55,7 @@ class DistillOptions(Options, frozen=True):
     teacher_share: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     """Weight of the teacher in the loss; the labels have the remaining weight. By default 0.7; 1 without labels."""
     hints: dict[str, str] = {}
-    """Tensors of the student by name, each with the teacher's tensor to resemble."""
+    """By the name of a student's tensor, the name of the teacher's tensor that it should resemble."""
     hint_weight: NotNegative = 1.0
 
 
@@ -65,7 +66,7 @@ class OutputKind(enum.Enum):
     PROBABILITIES = "probabilities"
     VALUES = "values"
     EITHER = "either"
-    """Logits or values. Without labels, the two cannot be distinguished."""
+    """Logits or values, which cannot be distinguished without labels."""
 
 
 class DistillationLoss:
@@ -96,7 +97,7 @@ class DistillationLoss:
             and node.output[0] in probabilities
             and all(a.i == -1 for a in node.attribute if a.name == "axis")
         }
-        """The inputs of Softmax outputs, whose logarithms do not underflow."""
+        """The inputs of outputs computed by Softmax. Their log-softmax does not underflow."""
 
     def __call__(self, tensors: Mapping[str, Tensor], rows: Tensor) -> Tensor:
         answers = self.teacher(tensors, rows)
@@ -125,7 +126,7 @@ class DistillationLoss:
 
 
 def soft_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """T² KL(softmax(teacher / T) ‖ softmax(student / T)) over the last axis, averaged over the others."""
+    """T² KL(softmax(teacher / T) ‖ softmax(student / T)) over the last axis, averaged over all other axes."""
     given = functional.log_softmax(student / temperature, dim=-1).flatten(0, -2)
     target = functional.log_softmax(teacher / temperature, dim=-1).flatten(0, -2)
     return temperature**2 * functional.kl_div(given, target, reduction="batchmean", log_target=True)
@@ -134,7 +135,7 @@ def soft_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Ten
 def recover(
     model: TrainableModel, data: Dataset, teacher: Artifact | Teacher, options: FitOptions, **hooks: Unpack[Hooks]
 ) -> FitReport:
-    """Train ``model`` in place to reproduce the outputs of ``teacher``, the model before compression. Labels are used if present.
+    """Train ``model`` in place to reproduce the outputs of ``teacher``, the model before compression. Labels in the data are used too.
 
     Raises the errors of ``fit``; InvalidData if labels fit no output or an output of the teacher is not finite; InvalidModel if
     torch and ONNX Runtime compute different outputs.
@@ -197,9 +198,7 @@ def _kind(answer: Array, labelled: bool) -> OutputKind:
 
 
 def _variance(answer: Array) -> float:
-    """The variance of an output over samples, averaged over its elements. For a constant output, it is the mean square, or 1 if the
-    output is zero.
-    """
+    """The variance of an output over samples, averaged over its elements. If the output is constant: its mean square, or 1 if zero."""
     spread = float(answer.astype(np.float64).var(axis=0).mean())
     square = float((answer.astype(np.float64) ** 2).mean())
     return spread if spread > 1e-9 * square else square or 1.0

@@ -1,12 +1,12 @@
-"""Make a quantised graph trainable: float masters replace its integer initialisers, and logarithms replace its scales.
+"""Make a quantised graph trainable: FP32 weights, called masters, replace its integers, and logarithms replace its scales.
 
-The graph is the one that ONNX Runtime runs, and its QuantizeLinear and DequantizeLinear have straight-through gradients, so
-placement, ranges and rounding are identical. Its constants become functions of the trained parameters:
+The graph is the one that ONNX Runtime runs, so placement, ranges and rounding are identical. QuantizeLinear and DequantizeLinear have
+straight-through gradients. The constants become functions of the trained parameters:
 
-- A scale is its first value times ``exp(t)``, so it stays positive and learns in proportion. Shared scales stay shared. Zero points
-  do not change, so zero remains an integer.
+- A scale is its first value times ``exp(t)``, so it stays positive, and each step of ``t`` changes it in proportion. Shared scales
+  stay shared. Zero points do not change, so zero remains an integer.
 - An integer weight is ``clamp(round(w / s) + z)`` of its FP32 master ``w`` (Esser et al., "Learned Step Size Quantization", 2020).
-- An INT32 bias is ``round(b / (s_x s_w))`` of its master, with the current scales of input and weight.
+- An INT32 bias is ``round(b / (s_x s_w))`` of its master ``b``, with the current scales of input and weight.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class _Constant(NamedTuple):
 
 
 class FakeQuantization:
-    """Hooks on the constants of ``model``, an INT8 graph in QDQ form. Initially they return exactly the constants' values."""
+    """Hooks on the constants of ``model``, an INT8 graph in QDQ form. Before training, they return exactly the constants' values."""
 
     def __init__(
         self, model: TrainableModel, floats: Mapping[str, Array], data: Dataset, scale_rate: float = 100.0
     ) -> None:
-        """``floats`` are the original FP32 weights, by the name of the integers with or without ``_quantized``. A weight that is
-        missing, or does not round to its integers, starts from the integers. ``scale_rate`` is the learning rate of the logarithms
-        of scales, relative to that of weights.
+        """``floats`` are the original FP32 weights, by the name of the integers with or without ``_quantized``. If a weight is
+        missing, or does not round to its integers, its master starts from the integers. ``scale_rate`` is the learning rate of the
+        logarithms of scales, relative to the learning rate of weights.
 
         Raises Unsupported if the model has no integer weights.
         """
@@ -65,7 +65,7 @@ class FakeQuantization:
         self.from_floats = 0
         """The number of weights whose masters are the original floats."""
         largest = max(int(model.constant(c.name).to(torch.int32).abs().max()) for c in weights)
-        # The largest element of symmetric weights reaches the end of the range, which may be reduced to 7 bits.
+        # The largest element of symmetric weights reaches the end of the integer range, which may have only 7 bits.
         self._limit = _REDUCED if largest <= _REDUCED else _FULL
         for constant in weights:
             self._add_weight(constant, floats)
@@ -138,7 +138,7 @@ class FakeQuantization:
         model = self.model
         start = model.constant(bias.scale).detach().clone()
         product = (model.constant(input_scale) * model.constant(weight_scale)).detach()
-        # 1 up to rounding, except for Gemm's beta.
+        # The ratio is 1 up to rounding, except for Gemm's beta.
         factor = torch.where(torch.isclose(start, product, rtol=1e-5, atol=0.0), 1.0, start / product)
         value = model.constant(bias.name).double() * start.double()
         self.masters[bias.name] = master = nn.Parameter(value.float())
@@ -148,7 +148,7 @@ class FakeQuantization:
             return step.reshape(start.shape)
 
         def quantise(_: Tensor) -> Tensor:
-            # FP64, because INT32 has more digits than FP32.
+            # Computed in FP64, because INT32 has more digits than FP32.
             return torch.clamp(round_through(master.double() / scale(start).double()), -_BIAS_LIMIT, _BIAS_LIMIT)
 
         model.weight_hooks[bias.scale] = scale

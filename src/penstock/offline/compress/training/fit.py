@@ -34,11 +34,11 @@ _LOWEST = -sys.float_info.max
 
 
 def fit(model: TrainableModel, data: Dataset, loss: Loss, options: FitOptions, **hooks: Unpack[Hooks]) -> FitReport:
-    """Train ``model`` in place. Afterwards, even after an error, it has its best validated state or, without validation, the state
-    after the last full epoch.
+    """Train ``model`` in place. Afterwards, even after an error, the model has the best validated parameters or, without validation,
+    the parameters after the last full epoch.
 
     Raises InvalidConfig if the options are invalid; InvalidData if the data do not fit, or if the loss or the weights become NaN or
-    infinite; InvalidArgument for a damaged checkpoint or one of another run; Unsupported if there is nothing to train.
+    infinite; InvalidArgument if the checkpoint is damaged or belongs to another run; Unsupported if there is nothing to train.
     """
     options.check()
     with reproducible(options.threads):
@@ -61,7 +61,7 @@ def reproducible(threads: int) -> Iterator[None]:
 
 
 class _Checkpoint(msgspec.Struct):
-    """The state of a run. ``optimizer`` is keyed by the number of the parameter, then by name."""
+    """The state of a run. ``optimizer`` holds the optimiser's state, by number of the parameter and name of the entry."""
 
     origin: dict[str, Any]
     report: FitReport
@@ -71,7 +71,7 @@ class _Checkpoint(msgspec.Struct):
 
 
 class _Run:
-    """One training. ``kept`` holds the parameters of the last good state."""
+    """One training run. ``kept`` holds the parameters of the last good state."""
 
     def __init__(self, model: TrainableModel, data: Dataset, loss: Loss, options: FitOptions, hooks: Hooks) -> None:
         self.loss, self.options = loss, options
@@ -93,7 +93,7 @@ class _Run:
         self.report = FitReport()
         self.kept = self._snapshot()
         self.origin = {
-            # A run with more time may continue a run that ran out of time.
+            # The time limit is not part of the identity: a run that ran out of time may continue with more time.
             "options": msgspec.to_builtins(msgspec.structs.replace(options, time_s=None)),
             "model": model.artifact.digest,
             "data": data.digest,
@@ -124,7 +124,7 @@ class _Run:
         """Run one step. After the last step of an epoch, also validate and report. If time is up, end the run instead."""
         report = self.report
         if self.options.time_s is not None and self._seconds() >= self.options.time_s:
-            # Saved before the end of the epoch is processed, so that a run with more time can continue.
+            # Save before the end of the epoch is processed, so that a run with more time can continue.
             self._save(due=True)
             report.stopped = "time"
             self._end_epoch()

@@ -1,4 +1,4 @@
-"""Hints: losses between tensors inside the student and tensors inside the teacher, over adaptors that are discarded afterwards."""
+"""Hints: losses between tensors inside the student and the teacher. Adaptors match their channels and are discarded after training."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from penstock.offline.compress.training.trainable import TrainableModel
 
 
 class Hints:
-    """The mean over ``pairs`` (student tensor to teacher tensor) of the squared error divided by the teacher's variance."""
+    """The squared error divided by the teacher's variance, averaged over ``pairs`` (student tensor to teacher tensor)."""
 
     def __init__(
         self, model: TrainableModel, data: Dataset, teacher: Teacher, pairs: Mapping[str, str], seed: int
     ) -> None:
-        """Raises InvalidArgument if a tensor is unknown, or if two differ in more than the number of channels."""
+        """Raises InvalidArgument if a tensor is unknown, or if the tensors of a pair differ in more than the number of channels."""
         self.teacher, self.pairs = teacher, dict(pairs)
         self._adaptors: dict[str, tuple[int, Any]] = {}
         self._variances: dict[str, float] = {}

@@ -16,10 +16,10 @@ from penstock.offline.compress.training.torch import Tensor
 from penstock.tensor import Array
 
 Loss = Callable[[Mapping[str, Tensor], Tensor], Tensor]
-"""Called with inputs, outputs and further tensors by name, and with the batch's row numbers (int64 [n]). Returns the mean loss."""
+"""Called with the inputs, outputs and further tensors by name, and with the batch's row numbers (int64 [n]). Returns the mean loss."""
 
 _WARM_UP = 0.05
-"""The learning rate rises to its peak during this fraction of the steps."""
+"""Fraction of the steps during which the learning rate rises to its peak."""
 
 
 class FitOptions(Options, frozen=True):
@@ -33,20 +33,20 @@ class FitOptions(Options, frozen=True):
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """SGD uses Nesterov momentum of 0.9."""
     weight_decay: NotNegative = 0.0
-    """Weight decay of parameters with at least two axes. Biases, scales and normalisation parameters have none."""
+    """Weight decay of parameters with at least two axes. Biases, scales and normalisation parameters do not decay."""
     schedule: Literal["cosine", "constant"] = "cosine"
-    """The course of the learning rate after its rise in the first 5 % of the steps."""
+    """How the learning rate changes after it has risen during the first 5 % of the steps."""
     clip_norm: Positive | None = None
     """Clip the gradient of all parameters together to this norm."""
     held_out: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     """Fraction of the rows, drawn with ``seed``, for validation instead of training. Unused if a ``validate`` hook is given."""
     patience: Count | None = None
-    """Stop after this many validations without a new best."""
+    """Stop after this many successive validations without a new best score."""
     time_s: NotNegative | None = None
     """Stop after this many seconds. The result then depends on the machine's speed."""
     seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0
     threads: Count = 1
-    """The result depends on the number of threads, since sums are rounded differently."""
+    """Number of threads. It affects the result, since the order of summation depends on it."""
 
 
 class FitReport(msgspec.Struct):
@@ -58,12 +58,12 @@ class FitReport(msgspec.Struct):
     """Pairs (steps done, validation score), before the first step and once per epoch; empty without validation."""
     steps: int = 0
     best_step: int = 0
-    """The step whose parameters were kept: the step with the highest score or, without validation, the last one."""
+    """The step whose parameters were kept: the step with the highest score or, without validation, the last step."""
     stopped: Literal["", "finished", "patience", "time"] = ""
     """Why the training ended; empty while it runs."""
     seconds: float = 0.0
     waited: int = 0
-    """Number of validations since the best one."""
+    """Number of validations since the best score."""
     running: list[float] = []
     """Losses of the steps after the last entry of ``losses``."""
 
@@ -85,19 +85,19 @@ class Hooks(TypedDict, total=False):
     parameters: Iterable[Any] | None
     """The parameters to train; by default all of the model's."""
     also: list[str]
-    """Tensors inside the graph to pass to the loss."""
+    """Names of tensors inside the graph to pass to the loss."""
     before_step: Callable[[int, int], None]
     """Called with (steps done, all steps) before each step."""
     after_step: Callable[[], None] | None
     """Called after each step, for example to apply masks."""
     validate: Callable[[], float] | None
-    """Returns a score. The parameters of the highest score are kept, which may be those before the first step."""
+    """Returns a score. The parameters with the highest score are kept, even if it was the score before the first step."""
     augment: Callable[[dict[str, Array], np.random.Generator], dict[str, Array]]
-    """Changes a batch of inputs, for augmentation. The loss must then depend on the inputs it receives, not on the row numbers."""
+    """Changes a batch of inputs, for augmentation. The loss must then use the inputs that it receives, not the row numbers."""
     checkpoint: Path | None
     """A file from which an interrupted run continues. A finished run returns its result immediately."""
     depends_on: str
-    """Identifies other inputs of the run, such as a teacher. A checkpoint with another value is rejected."""
+    """Identifies other inputs of the run, such as a teacher. A checkpoint in which this text differs is rejected."""
     on_progress: Callable[[int, int], None]
     """Called with (steps done, all steps)."""
     clock: Clock

@@ -18,16 +18,16 @@ _ROWS_TO_LOCATE = 8
 
 
 def parity(model: TrainableModel, data: Dataset, rows: int = 64) -> float:
-    """The largest ``relative_error`` of the module's float outputs against ONNX Runtime, without graph rewrites.
+    """The largest ``relative_error`` of the module's float outputs against ONNX Runtime without graph rewrites.
 
-    Runs the first ``rows`` samples, or the model's fixed batch, in one call. The result is meaningful only before training.
+    Runs the first ``rows`` samples, or the model's fixed batch size, in one call. Call it before training, which changes the module.
     """
     rows = model.fixed_rows or min(rows, data.count)
     return max(_errors(model, model.artifact, data, rows).values(), default=0.0)
 
 
 def check_parity(model: TrainableModel, data: Dataset, rows: int = 64, tolerance: float = 1e-5) -> float:
-    """Return ``parity``. Raises InvalidModel, which names the first tensor that differs, if it exceeds ``tolerance``."""
+    """Return ``parity``. If it exceeds ``tolerance``, raise InvalidModel with the first tensor that differs."""
     error = parity(model, data, rows)
     if error <= tolerance:
         return error
@@ -42,7 +42,7 @@ def check_parity(model: TrainableModel, data: Dataset, rows: int = 64, tolerance
 def relative_error(ours: Array, theirs: Array) -> float:
     """``max |ours - theirs| / max |theirs|``, or the difference if ``theirs`` is zero.
 
-    Infinite if the shapes, or the places of NaN and infinities, differ.
+    Infinite if the shapes or the places of NaN and infinities differ.
     """
     if ours.shape != theirs.shape:
         return float("inf")
@@ -74,7 +74,7 @@ def _first_divergence(model: TrainableModel, data: Dataset, tolerance: float) ->
 def _errors(
     model: TrainableModel, artifact: Artifact, data: Dataset, rows: int, also: tuple[str, ...] = ()
 ) -> dict[str, float]:
-    """Relative errors of the float outputs of ``artifact``. Integer outputs are skipped, because a tie can be decided differently."""
+    """Relative errors of the float outputs of ``artifact``. Integer outputs are skipped, because ties may be rounded differently."""
     sample = data.rows(0, rows)
     with loaded(artifact, as_written=True) as engine:
         theirs = engine.forward(sample)

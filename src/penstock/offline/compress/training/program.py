@@ -1,4 +1,4 @@
-"""Reads a graph for training: its nodes in order, its constants, the constants that are weights, and the last use of each value."""
+"""Read a graph for training: its nodes in order, its constants, the constants to train, and the last use of each value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.tensor import Array
 
 _OLDEST_OPSET = 9
 _MASK = 1e4
-"""Attention masks contain -1e4, the lowest float or minus infinity. No weight is as large."""
+"""A constant with an element of this magnitude is a mask, not a weight. Attention masks contain -1e4, the lowest float or -inf."""
 _TRAINED = (np.float32, np.float64)
 _DOMAINS = {"ai.onnx": ""}
 _STILL_WORKS = (
@@ -37,13 +37,13 @@ class ProgramStep(NamedTuple):
 
     node: Node
     run: Callable[..., Any]
-    """The function of its operator."""
+    """The function that computes the node."""
     freed: tuple[str, ...]
-    """Values that no later node reads."""
+    """Values that no later node reads, so that they can be freed."""
 
 
 class Program(msgspec.Struct, frozen=True):
-    """The program of a graph."""
+    """The nodes and constants of a graph, ready to run."""
 
     inputs: dict[str, Shape]
     outputs: dict[str, int]
@@ -57,8 +57,8 @@ class Program(msgspec.Struct, frozen=True):
 def read_program(proto: onnx.ModelProto, frozen: Collection[str], trained: Collection[str]) -> Program:
     """Read a checked model. Local functions are inlined.
 
-    Raises Unsupported, naming all operators that cannot be computed, also for sequences, old opsets and other types;
-    InvalidArgument if a name in ``frozen`` or ``trained`` is not a constant, or a name in ``trained`` is not FP32.
+    Raises Unsupported with the names of all operators that cannot be computed, and for sequences, old opsets and unsupported types.
+    Raises InvalidArgument if a name in ``frozen`` or ``trained`` is not a constant, or a name in ``trained`` is not FP32.
     """
     if proto.functions:
         proto = inliner.inline_local_functions(proto)
@@ -95,8 +95,8 @@ def constant_tensors(graph: onnx.GraphProto) -> dict[str, TensorProto]:
 def _weights(constants: dict[str, Array], nodes: Iterable[tuple[Node, Operator]]) -> set[str]:
     """FP32 (or FP64) constants that training may change.
 
-    These are the weight operands of operators, and other differentiable operands of more than one element that do not look like a
-    mask. Constants that an operator requires to be fixed are excluded.
+    The constants are the weight operands of operators, and other differentiable operands that have more than one element and do not
+    look like a mask. Constants that an operator requires to be fixed are excluded.
     """
     found, barred = set[str](), set[str]()
     for node, operator in nodes:

@@ -1,6 +1,6 @@
 """Quantisation-aware training: train the INT8 graph, starting from post-training quantisation.
 
-The teacher is the float model, so no labels are needed. The result is the same graph with other integers and scales.
+The teacher is the float model, so no labels are needed. Training changes only integers and scales of the graph.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class QatOptions(Options, frozen=True):
 
     fit: FitOptions = FitOptions(learning_rate=5e-4, held_out=0.2)
     scale_rate: NotNegative = 100.0
-    """Learning rate of the logarithms of scales, relative to that of weights."""
+    """Learning rate of the logarithms of scales, relative to the learning rate of weights."""
     frozen_after: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.8
-    """Fraction of the steps after which scales are fixed, while weights continue to train."""
+    """Fraction of the steps after which scales are fixed. Weights continue to train."""
 
 
 def train_quantized(
@@ -54,9 +54,9 @@ def train_quantized(
 ) -> Artifact:
     """Train the integers and scales of ``quantized`` to reproduce ``teacher``, which defaults to ``original``, its float model.
 
-    Graph, types and zero points stay the same. The best parameters on held-out rows are kept. If they are not better on these rows
-    in ONNX Runtime than ``quantized``, the result has the bytes of ``quantized``, and ``kept`` is "start" in the provenance step.
-    Raises Unsupported if there are no integer weights, and the errors of ``recover``.
+    Graph, types and zero points stay the same. The parameters with the best result on held-out rows are kept. If the trained model is
+    not better than ``quantized`` on these rows in ONNX Runtime, the result has the bytes of ``quantized``, and ``kept`` is "start" in
+    the provenance step. Raises Unsupported if there are no integer weights, and the errors of ``recover``.
     """
     options = options or QatOptions()
     options.check()
@@ -96,10 +96,10 @@ def train_quantized(
 def agreement(
     model: TrainableModel, artifact: Artifact, data: Dataset, *, as_written: bool = False
 ) -> dict[str, float]:
-    """Compare the outputs of ``model`` with those of ``artifact`` in ONNX Runtime, whose graph is fused or left ``as_written``.
+    """Compare the outputs of ``model`` with those of ``artifact`` in ONNX Runtime. ``as_written`` disables graph optimisation there.
 
     Differences are in steps: the scale of a quantised output, or 1/255 of the range of a float output. The result has the fraction of
-    samples with all outputs ``within_one_step``, and the ``largest`` difference.
+    samples whose outputs are all ``within_one_step``, and the ``largest`` difference.
     """
     varying = varying_outputs(read_proto(model.artifact).graph)
     theirs = {

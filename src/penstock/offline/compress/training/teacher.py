@@ -1,4 +1,4 @@
-"""The teacher: an artifact in ONNX Runtime. Its outputs for all data are stored; for augmented inputs they are computed live."""
+"""The teacher: a model in ONNX Runtime. Its outputs for all data are stored; outputs for augmented inputs are computed when needed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class Teacher:
-    """The outputs of ``artifact`` for the rows of ``data``, computed once and kept in memory, and in the folder ``cache`` if given."""
+    """The outputs of ``artifact`` for the rows of ``data``. They are computed once and kept in memory, and in the folder ``cache`` if
+    given."""
 
     def __init__(
         self,
@@ -42,8 +43,8 @@ class Teacher:
         cache: Path | None = None,
         live: bool = False,
     ) -> None:
-        """``also`` names further FP32 tensors inside the graph. A ``live`` teacher also computes outputs for the augmented inputs
-        of the student.
+        """``also`` names further FP32 tensors inside the graph. If ``live``, the teacher also computes outputs for the augmented
+        inputs of the student.
 
         Raises InvalidArgument if a tensor is unknown, InvalidData if an output is NaN or infinite, ResourceExhausted if the outputs
         do not fit into memory.
@@ -52,7 +53,7 @@ class Teacher:
         exposed = _expose(artifact, also)
         self._live = get_engine("onnxruntime").load(exposed, {"threads": 1}) if live else None
         self.answers = _answers(exposed, data, cache)
-        """Outputs with one row per sample; floats of any width as FP32."""
+        """Outputs with one row per sample; floats of any type are stored as FP32."""
         self._tensors = {name: torch.tensor(array) for name, array in self.answers.items()}
 
     def __call__(self, tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
@@ -99,7 +100,7 @@ def _answers(artifact: Artifact, data: Dataset, cache: Path | None) -> dict[str,
 
 
 def _run(model: LoadedModel, data: Dataset) -> dict[str, Array]:
-    """The numeric outputs, without text."""
+    """The numeric outputs; outputs of text are left out."""
     return {
         name: array.astype(np.float32) if DataType.from_numpy(array.dtype).is_float else array
         for name, array in answers(model, data).items()
@@ -111,7 +112,7 @@ def _check_memory(model: LoadedModel, data: Dataset) -> None:
     """Raise ResourceExhausted if the outputs would not fit into memory."""
     rows = model.signature.smallest_batch
     bytes_per_row = sum(array.nbytes for array in model.forward(data.rows(0, rows)).values()) / rows
-    # Pieces, their concatenation and the tensors are in memory at once.
+    # The parts, their concatenation and the tensors are in memory at the same time.
     needed, usable = 3 * bytes_per_row * data.count, usable_memory()
     if usable and needed > usable:
         raise ResourceExhausted(

@@ -1,4 +1,4 @@
-"""The only import of torch, an optional package. Raises EngineUnavailable if it is not installed."""
+"""The only import of torch, an optional package. If torch is not installed, importing this module raises EngineUnavailable."""
 
 from __future__ import annotations
 

@@ -25,11 +25,11 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
     """An ONNX graph whose FP32 weights are parameters, computed on the CPU.
 
     An FP32 constant is a weight if it is the weight, bias or scale operand of an operator. Any other differentiable operand of more
-    than one element is a weight too, unless it has a value of 1e4 or more, as masks do. Settings, such as the bounds of Clip or the
-    statistics of BatchNormalization, are not weights. ``frozen`` names weights to leave unchanged; ``trained`` names other
-    constants to train. Integers stay exact. FP16 and BF16 constants are not trained.
+    than one element is also a weight, unless it has a value of 1e4 or more, as masks do. Settings, such as the bounds of Clip or the
+    statistics of BatchNormalization, are not weights. ``frozen`` names weights to leave unchanged; ``trained`` names other constants
+    to train. Integers are computed exactly. FP16 and BF16 constants are not trained.
 
-    A weight that several nodes read is one parameter. BatchNormalization keeps its statistics, regardless of ``train()``.
+    If several nodes read a weight, they share one parameter. BatchNormalization keeps its statistics, regardless of ``train()``.
     ``double()`` gives the same model in FP64.
 
     Raises InvalidModel if the bytes are not an ONNX model; Unsupported, naming every operator without an implementation;
@@ -46,9 +46,9 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         self.weights: dict[str, Any] = {}
         """Parameters by constant name."""
         self.weight_hooks: dict[str, Hook] = {}
-        """Applied to a constant, by name, whenever it is read. Must be differentiable and keep the shape."""
+        """Hooks by constant name, called whenever the constant is read. A hook must be differentiable and keep the shape."""
         self.value_hooks: dict[str, Hook] = {}
-        """Applied to an input or a computed tensor, by name, as soon as it is available."""
+        """Hooks by name of an input or computed tensor, called as soon as the tensor is available."""
         self._computed = {name for step in program.steps for name in step.node.outputs} | set(self.input_names)
         self._keys: dict[str, str] = {}
         # ONNX names can contain dots; torch names cannot.
@@ -63,7 +63,7 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
 
     @property
     def fixed_rows(self) -> int | None:
-        """The number of samples that every call must have; None if it is free."""
+        """The model's fixed batch size; None if the batch size is free."""
         return next((shape[0] for shape in self._program.inputs.values() if shape), None)
 
     def forward(self, inputs: Mapping[str, Tensor], also: Collection[str] = ()) -> dict[str, Tensor]:
@@ -100,7 +100,7 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         return stored if hook is None else hook(stored)
 
     def to_artifact(self, step: str, options: dict[str, Any], facts: dict[str, Any]) -> Artifact:
-        """The same graph with the current weights, after their hooks.
+        """The same graph with the current weights, as the hooks return them.
 
         Raises InvalidArgument if a hook changed a shape, InvalidModel if a weight is not finite.
         """
@@ -131,7 +131,7 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
 
 
 def to_tensors(arrays: Mapping[str, Array], model: TrainableModel) -> dict[str, Tensor]:
-    """Convert those of the arrays that are inputs of ``model`` to tensors."""
+    """Convert those ``arrays`` that are inputs of ``model`` to tensors."""
     return {name: _to_tensor(arrays[name]) for name in model.input_names if name in arrays}
 
 

@@ -1,4 +1,4 @@
-"""Metrics of places in images: mean average precision of boxes, intersection over union of segments."""
+"""Metrics of boxes and segments in images: mean average precision, intersection over union."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _OVERLAPS = np.arange(0.5, 1.0, 0.05)
 
 
 def mean_average_precision(output: Array, truth: Array) -> float:
-    """The mean over classes, and over overlaps of 0.5 to 0.95, of the area under the precision-recall curve (the AP of COCO, with all
-    points of the curve instead of 101).
+    """The average precision (AP) of COCO: the area under the precision-recall curve, averaged over classes and over overlaps from 0.5
+    to 0.95. The area uses all points of the curve; COCO uses 101.
 
-    Output: boxes [samples, boxes, 6] with left, top, right, bottom, score, class. Labels, or the original's
-    boxes: [samples, boxes, 5] without score.
+    Output: boxes [samples, boxes, 6] with left, top, right, bottom, score, class. Truth: labels, or the original's boxes, [samples,
+    boxes, 5] without score.
     Boxes with a negative class are padding.
     """
     classes = np.unique(truth[..., 4][truth[..., 4] >= 0])
@@ -27,10 +27,10 @@ def mean_average_precision(output: Array, truth: Array) -> float:
 
 
 def iou(output: Array, truth: Array) -> float:
-    """The mean over classes of the intersection over the union of the places of a class, over all samples.
+    """For each class, the intersection over the union of its positions in output and truth, over all samples. The result is the mean.
 
-    Output: scores [samples, classes, …] or class numbers [samples, …]. Labels, or the original's classes: class numbers [samples, …];
-    negative labels are skipped.
+    Output: scores [samples, classes, …] or class numbers [samples, …]. Truth: labels, or the original's classes, as class numbers
+    [samples, …]; negative labels are skipped.
     """
     found, truth = segments(output).reshape(-1), truth.reshape(-1)
     found, truth = found[truth >= 0], truth[truth >= 0]
@@ -44,7 +44,7 @@ def iou(output: Array, truth: Array) -> float:
 
 
 def segments(output: Array) -> Array:
-    """The class of each place."""
+    """The class of each position."""
     return np.asarray(output.argmax(axis=1)) if is_float(output) else output
 
 
@@ -62,13 +62,13 @@ def _class_precision(output: Array, truth: Array, number: float) -> float:
     hit = np.concatenate(matched, axis=1)[:, order]
     right = hit.cumsum(axis=1)
     precision = right / np.arange(1, hit.shape[1] + 1)
-    # The curve does not rise: at each recall, the best precision at this or a higher recall.
+    # Make the curve non-increasing: at each recall, take the best precision at this or a higher recall.
     precision = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
     return float((hit * precision).sum(axis=1).mean() / total)
 
 
 def _matches(found: Array, wanted: Array) -> Array:
-    """Per overlap, which of ``found``, by falling score, is the first to match one of ``wanted``."""
+    """For each overlap and each box of ``found``, by falling score: True if the box is the first to match a box of ``wanted``."""
     hits = np.zeros((len(_OVERLAPS), len(found)))
     if not len(found) or not len(wanted):
         return hits
@@ -95,7 +95,7 @@ def _has_boxes(output: Array, labels: Array | None) -> bool:
 
 
 def _without_scores(output: Array) -> Array:
-    """The boxes as labels."""
+    """The boxes without scores, as labels have them."""
     return np.asarray(output[..., [0, 1, 2, 3, 5]])
 
 

@@ -17,13 +17,13 @@ def is_float(array: Array) -> bool:
 
 
 def is_ids(array: Array) -> bool:
-    """True for class numbers: integers or truth values."""
+    """True for class numbers: integers or booleans."""
     return array.dtype.kind in "iub"
 
 
 def classes_of(output: Array) -> Array:
-    """The class numbers in ``output``: itself if it has such numbers; the highest of scores [samples, classes, …]; for a single score
-    per sample, whether it is above one half (a probability) or above zero.
+    """The class numbers in ``output``. Class numbers are returned unchanged. Scores [samples, classes, …] give the class with the
+    highest score. A single score per sample gives class 1 if it is above one half (a probability) or above zero (any other score).
     """
     if not is_float(output):
         return output.reshape(len(output), -1) if output.ndim > 1 else output[:, None]
@@ -34,7 +34,7 @@ def classes_of(output: Array) -> Array:
 
 
 def hits(output: Array, truth: Array) -> Array:
-    """Proportion of each row's classes that are right: 0 or 1 for one class per sample.
+    """The fraction of each row's classes that are right: 0 or 1 if a sample has one class.
 
     Output: scores [samples, classes, …], or class numbers or text [samples, …]. Labels: class numbers [samples, …]. The mean is the
     accuracy of ``sklearn.metrics.accuracy_score``.
@@ -47,7 +47,7 @@ def hits(output: Array, truth: Array) -> Array:
 
 
 def top_5(output: Array, truth: Array) -> Array:
-    """1 for each sample whose class has one of the five highest scores. A class that ties with five others does not.
+    """1 for each sample whose class has one of the five highest scores. A class that ties with five other classes does not count.
 
     Output: scores [samples, classes]. Labels: class numbers [samples].
     """
@@ -70,8 +70,8 @@ def f1(output: Array, truth: Array) -> float:
 
 
 def auc(output: Array, truth: Array) -> float:
-    """The area under the ROC curve: the probability that a positive sample has a higher score than a negative one, ties counting half
-    (J. Hanley, B. McNeil, *Radiology* 143, 1982). With several classes, the mean of each class against the others.
+    """The area under the ROC curve: the probability that a positive sample has a higher score than a negative sample, where ties count
+    half (J. Hanley, B. McNeil, *Radiology* 143, 1982). With several classes, the mean over each class against all others.
 
     Output: scores [samples], [samples, 1] or [samples, classes]. Labels: class numbers [samples], or 0 and 1 [samples, classes].
     """
@@ -123,7 +123,7 @@ def _are_probabilities(array: Array) -> bool:
 
 
 def _has_classes(output: Array, labels: Array | None) -> bool:
-    """Labels fit the scores or class numbers of ``output``."""
+    """True if the labels suit the scores or class numbers of ``output``."""
     if labels is None:
         return output.dtype.kind in "OSU" or is_ids(output) or (output.ndim >= 2 and output.shape[1] >= 2)
     if not is_ids(labels):
@@ -139,7 +139,7 @@ def _has_classes(output: Array, labels: Array | None) -> bool:
 
 
 def _has_scores(output: Array, labels: Array | None) -> bool:
-    """One row of scores, and one class number, per sample."""
+    """True if each sample has one row of scores, and one class number."""
     if not is_float(output) or output.ndim != 2 or output.shape[1] < 2:
         return False
     return labels is None or (labels.size == len(output) and _has_classes(output, labels))

@@ -9,7 +9,7 @@ from penstock.offline.judge.scoring.numbers import same_size
 from penstock.tensor import Array
 
 _ANCHORS = 512
-"""Maximum number of samples to which the others' similarity is ranked."""
+"""Maximum number of samples with which each sample is compared."""
 
 
 def cosine(output: Array, truth: Array) -> Array:
@@ -22,10 +22,11 @@ def cosine(output: Array, truth: Array) -> Array:
 
 
 def rank(output: Array, truth: Array) -> float:
-    """The mean of Spearman's rank correlations between each sample's similarities to other samples, by output and by truth.
+    """The mean over samples of Spearman's rank correlation between two lists: the sample's similarities to other samples in the
+    output, and in the truth.
 
-    It is 1 if a search finds the same samples in the same order. Output and labels, or the original's output: embeddings [samples, …].
-    Similarities are cosines to at most 512 evenly spaced samples.
+    The result is 1 if a search finds the same samples in the same order. Output and labels, or the original's output: embeddings
+    [samples, …]. Similarities are cosines to at most 512 evenly spaced samples.
     """
     rows = np.unique(np.linspace(0, len(output) - 1, _ANCHORS).astype(np.intp))
     got, want = (_ranks(unit @ unit[rows].T) for unit in (_unit(output), _unit(truth)))

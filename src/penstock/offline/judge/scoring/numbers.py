@@ -12,10 +12,10 @@ from penstock.tensor import Array
 
 
 def fidelity(output: Array, truth: Array) -> Array:
-    """1 less each row's difference from the original's, relative to the spread of the original's rows; at least 0.
+    """1 minus each row's difference from the original's row, relative to the spread of the original's rows; at least 0.
 
-    Output: any shape. The spread of columns of numbers is about their mean, so that an output that hardly varies must be precise; see
-    ``metrics.deviations``.
+    Output: any shape. The spread of columns of numbers is measured from their mean, so an output that hardly varies must be precise;
+    see ``metrics.deviations``.
     """
     return np.asarray(1 - deviations(truth, output).clip(max=1.0))
 
@@ -64,12 +64,12 @@ def _difference(output: Array, truth: Array) -> Array:
 
 def _varying(spread: Array) -> Array:
     if not (spread > 0).any():
-        raise InvalidData("the truth is the same for every sample, so nothing can be explained", "use the metric mae")
+        raise InvalidData("the truth is the same for every sample, so the metric is not defined", "use the metric mae")
     return np.asarray(spread > 0)
 
 
 def same_size(output: Array, labels: Array | None) -> bool:
-    """Numbers, with as many labels as there are numbers in the output."""
+    """True for numbers, if there are as many labels as numbers in the output."""
     if not is_float(output) and not is_ids(output):
         return False
     return labels is None or (labels.dtype.kind in "iufb" and labels.size == output.size)

@@ -33,8 +33,8 @@ def perplexity(output: Array, truth: Array) -> float:
 
 
 def wer(output: Array, truth: Array) -> float:
-    """The word error rate: words to insert, delete or replace, divided by the words of the truth. For token numbers, the token error
-    rate.
+    """The word error rate: the number of words to insert, delete or replace, divided by the number of words of the truth. For token
+    numbers, it is the token error rate.
 
     Output: text [samples], or token numbers [samples, positions], where negative numbers are padding. Labels, or the original's
     output: the same kind.
@@ -43,7 +43,7 @@ def wer(output: Array, truth: Array) -> float:
 
 
 def cer(output: Array, truth: Array) -> float:
-    """The character error rate: like ``wer``, for characters."""
+    """The character error rate: computed like ``wer``, but for characters."""
     return _error_rate(output, truth, list)
 
 

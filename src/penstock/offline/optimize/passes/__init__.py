@@ -13,7 +13,7 @@ from penstock.offline.optimize.passes.matmul_add import MatMulAdd
 
 
 def default_passes() -> list[Pass]:
-    """Constant folding comes first, since other passes need constants; dead code removal comes last, since the others leave dead
+    """Constant folding runs first, since other passes need constants. Dead code removal runs last, since other passes leave unused
     nodes.
     """
     return [

@@ -14,21 +14,22 @@ _FOLDED = frozenset({"Add", "Sub", "Mul", "Div"})
 
 
 class BiasFolding(NodePass):
-    """``y + c``, ``y - c``, ``c - y``, ``c y`` and ``y / c`` become part of the weight and bias that make ``y``.
+    """``y + c``, ``y - c``, ``c - y``, ``c y`` and ``y / c`` become part of the weight and bias of the node that computes ``y``.
 
     Folded:
 
-    1. Add, on either side: into the bias, which is created if it is missing. For Gemm, ``alpha`` stays and the bias absorbs
-       ``beta``.
+    1. Add, with ``c`` on either side: ``c`` is added to the bias, which is created if it is missing. For Gemm, ``alpha`` stays and the
+       bias absorbs ``beta``.
     2. Sub: ``y - c`` changes the bias; ``c - y`` also negates weight and bias.
-    3. Mul on either side, and Div by ``c``: into weight and bias.
+    3. Mul by ``c`` on either side, and Div by ``c``: the factor changes weight and bias.
 
-    Left alone:
+    Not folded:
 
-    4. Another node, a subgraph or the model's caller reads ``y`` too.
-    5. A ``c`` that is not constant, or that does not broadcast over ``y`` per channel: ``[C]`` and ``[1, W]`` after a Conv run
-       along its last axis, ``[N, 1]`` after a Gemm along its rows, and a ``c`` of higher rank or more channels changes the shape.
-    6. ``c / y``, which is not linear; a Div by zero and other results that are not finite.
+    4. A ``y`` that another node, a subgraph or the model's caller also reads.
+    5. A ``c`` that is not constant, or that does not broadcast over ``y`` per channel. For example, ``[C]`` and ``[1, W]`` after a
+       Conv extend along its last axis, and ``[N, 1]`` after a Gemm along its rows. A ``c`` of higher rank or with more channels
+       changes the shape.
+    6. ``c / y``, which is not linear; Div by zero, and any other result that is not finite.
     """
 
     name = "bias_folding"
@@ -38,7 +39,7 @@ class BiasFolding(NodePass):
 
 
 def _fold(node: ir.Node, side: int) -> bool:
-    """Fold ``node`` into the producer of its input ``side``, if the producer is linear and the other input is constant."""
+    """Fold ``node`` into the producer of its input ``side``, if this producer is linear and the other input is constant."""
     source = node.inputs[side] if node.graph is not None else None
     linear = read_linear(source.producer()) if source is not None else None
     if linear is None or source is None or graph.sole_consumer(source) is not node:

@@ -12,18 +12,18 @@ from penstock.offline.optimize.base import Pass
 
 
 class CommonSubexpression(Pass):
-    """Merge equal constants and equal nodes: the first one stays, and consumers of the others use it instead.
+    """Merge equal constants and equal nodes. Only the first constant or node stays; it replaces its copies.
 
     Merged (value numbering: Cocke and Schwartz, "Programming Languages and Their Compilers", 1970):
 
     1. Initialisers of equal type, shape and bytes.
-    2. Nodes of one standard operator with the same inputs, equal attributes (including tensors), and the same outputs present.
+    2. Nodes of the same standard operator with the same inputs, equal attributes (including tensors), and the same optional outputs.
        Nodes are visited in order, so equal chains merge as a whole.
 
-    Left alone:
+    Not merged:
 
     3. Operators whose outputs may differ for the same inputs, other domains, and nodes with subgraphs.
-    4. Graph inputs and outputs: they keep their own tensors.
+    4. Graph inputs and outputs, which keep their own tensors.
     """
 
     name = "common_subexpression"

@@ -21,21 +21,21 @@ _QUANTIZATION = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantiz
 
 
 class ConstantFolding(NodePass):
-    """Nodes whose value is known become initialisers of the same name.
+    """Replace nodes whose value is known by initialisers of the same name.
 
-    Folded, in the order of the graph, so that a chain folds in one run:
+    Folded, in the order of the graph, so that one run folds a whole chain:
 
     1. Constant.
-    2. Shape, if every dimension requested is known, and Gather of one known dimension from a Shape.
+    2. Shape, if every requested dimension is known, and Gather of one known dimension from a Shape.
     3. Any other standard operator with one output whose inputs are all constant. ONNX Runtime computes the value with its
        optimisations disabled.
 
-    Left alone:
+    Not folded:
 
-    4. Nondeterministic operators; QuantizeLinear nodes of weights, since engines fuse these into integer kernels.
+    4. Nondeterministic operators, and QuantizeLinear nodes of weights, which engines fuse into integer kernels.
     5. Nodes with subgraphs, other domains, text, sparse tensors, sequences, and nodes that ONNX Runtime cannot run.
-    6. A result larger than both 1 MiB and the sum of its inputs, such as a large ConstantOfShape or Expand, or a result whose size
-       shape inference does not find.
+    6. Nodes with a result that is larger than 1 MiB and larger than all inputs together, such as a large ConstantOfShape or Expand.
+       Nodes whose result has a size that shape inference cannot find.
     7. Outputs of the graph.
     """
 
@@ -103,7 +103,7 @@ def _known(dims: object) -> Array | None:
 
 
 def _run(node: ir.Node, inputs: list[ir.Value], model: ir.Model) -> Array | None:
-    """The node's result, computed by ONNX Runtime; None if a rule excludes the node or ONNX Runtime cannot run it."""
+    """The node's result, computed by ONNX Runtime. None if a rule excludes the node, or if ONNX Runtime cannot run it."""
     proto = _single_node_model(node, inputs, model)
     expected = _expected_bytes(proto)
     held = sum(value.const_value.nbytes for value in inputs if value.const_value is not None)

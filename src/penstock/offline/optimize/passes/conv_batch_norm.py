@@ -15,15 +15,15 @@ class ConvBatchNorm(NodePass):
 
     Folded (Jacob et al. 2018, §3.2):
 
-    1. BatchNormalization of a Conv, ConvTranspose (grouped or not) or Gemm whose weight and bias are constants. Weights that
-       other nodes share are copied.
+    1. BatchNormalization after a Conv, ConvTranspose (grouped or not) or Gemm whose weight and bias are constants. Weights that other
+       nodes share are copied first.
 
-    Left alone:
+    Not folded:
 
-    2. Another node, a subgraph or the model's caller reads ``y`` too.
-    3. BatchNormalization in training mode, with a second output in use, per activation (``spatial`` = 0), or older than
-       opset 7, which has no marker for training.
-    4. Parameters that are not constant, not one per channel, or give a weight that is not finite.
+    2. A ``y`` that another node, a subgraph or the model's caller also reads.
+    3. BatchNormalization in training mode, with a second output in use, or with ``spatial`` = 0 (per activation). Also before opset 7,
+       which has no attribute for the training mode.
+    4. Parameters that are not constant, that are not one per channel, or that give a weight that is not finite.
     """
 
     name = "conv_batch_norm"

@@ -11,17 +11,17 @@ from penstock.offline.optimize.base import Pass
 
 
 class DeadCode(Pass):
-    """Remove nodes and initialisers whose values are read neither by a node or subgraph nor by the model's caller.
+    """Remove nodes and initialisers whose values no node, no subgraph and no caller of the model reads.
 
     Removed:
 
     1. Nodes of the standard operators, in reverse order, so that one run removes a whole dead branch.
     2. Initialisers.
 
-    Left alone:
+    Not removed:
 
-    3. Operators of other domains, which may have side effects; nodes with subgraphs.
-    4. Inputs of the graph and their default values: they are the model's signature.
+    3. Operators of other domains, which may have side effects, and nodes with subgraphs.
+    4. Inputs of the graph and their default values, which are part of the model's signature.
     """
 
     name = "dead_code"

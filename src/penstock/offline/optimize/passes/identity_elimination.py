@@ -12,25 +12,25 @@ from penstock.offline.optimize.base import NodePass
 
 
 class IdentityElimination(NodePass):
-    """Replace each node that keeps the values, shape and type of its input by that input.
+    """Replace each node that keeps the values, shape and type of its input by this input.
 
     Removed:
 
     1. Identity, and Concat of one tensor.
     2. Dropout in inference mode whose mask is unused.
-    3. Transpose whose ``perm`` is in order.
-    4. Reshape to the input's shape: same rank, and all but one dimension copied (0) or known to be equal. Flatten of a matrix at
-       axis 1.
+    3. Transpose whose ``perm`` keeps the order of axes.
+    4. Reshape to the input's own shape: the rank is the same, and all dimensions except one are copied (0) or known to be equal.
+       Flatten of a matrix at axis 1.
     5. Cast to the input's type.
     6. Pad with all pads 0.
     7. Slice of the whole input, by constant bounds.
-    8. Add or Sub of 0, Mul or Div by 1, if the constant does not broadcast the shape. The sign of ``-0 + 0`` is ignored.
+    8. Add or Sub of 0, and Mul or Div by 1, if broadcasting the constant does not change the shape. The sign of ``-0 + 0`` is ignored.
 
-    Left alone:
+    Not removed:
 
-    9. A node whose input is an input, an initialiser or another output of the graph, and whose output is a graph output: both names
-       must stay.
-    10. A node whose rule needs an unknown shape or type; a Slice with computed bounds; Dropout before opset 7.
+    9. A node whose output is a graph output, and whose input is a graph input, an initialiser or another graph output: both names must
+       stay.
+    10. A node whose rule needs a shape or type that is unknown, a Slice with computed bounds, and Dropout before opset 7.
     """
 
     name = "identity_elimination"
@@ -69,7 +69,7 @@ def _reshape(node: ir.Node, _opset: int) -> bool:  # Rule 4
         (want == 0 and copies_zero) or (isinstance(have, int) and have == want)
         for want, have in zip(target.tolist(), source.shape.dims, strict=True)
     ]
-    # The number of elements fixes the remaining dimension, unless another one is 0.
+    # The number of elements determines the remaining dimension, unless another dimension is 0.
     rest = [want for want, is_same in zip(target.tolist(), same, strict=True) if not is_same]
     return not rest or rest == [-1]
 
@@ -122,7 +122,7 @@ def _neutral_operand(node: ir.Node) -> ir.Value | None:  # Rule 8
 
 
 def _fits(shape: tuple[int, ...], source: ir.Value) -> bool:
-    """True if a tensor of ``shape`` broadcasts to the shape of ``source``, whatever the unknown dimensions of ``source`` are."""
+    """True if a tensor of ``shape`` broadcasts to the shape of ``source`` for all values of the unknown dimensions of ``source``."""
     if source.shape is None or len(shape) > source.shape.rank():
         return False
     dims = source.shape.dims[source.shape.rank() - len(shape) :]

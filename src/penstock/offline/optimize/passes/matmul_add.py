@@ -13,12 +13,12 @@ class MatMulAdd(NodePass):
 
     Fused:
 
-    1. MatMul of an ``x`` of rank 2 with a constant ``[K, N]``, and an Add, on either side, of a constant ``[N]`` or ``[1, N]``.
+    1. MatMul of an ``x`` of rank 2 with a constant ``[K, N]``, then Add of a constant ``[N]`` or ``[1, N]`` on either side.
 
-    Left alone:
+    Not fused:
 
-    2. ``x`` of any other or unknown rank, which Gemm does not accept; integers.
-    3. A second consumer of ``x W``; a ``W`` or ``b`` that is computed; a ``b`` of another shape; opsets before 11, whose Gemm
+    2. An ``x`` of another or of unknown rank, which Gemm does not accept; integers.
+    3. An ``x W`` with a second consumer; a ``W`` or ``b`` that is computed; a ``b`` of another shape; opsets before 11, whose Gemm
        requires ``b``.
     """
 

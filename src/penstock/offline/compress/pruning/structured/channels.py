@@ -41,7 +41,7 @@ def weights_of(node: ir.Node, index: int) -> Array:
 
 
 def elementwise(coupling: Coupling, node: ir.Node) -> None:
-    """Operands are aligned at the last axis; channels on the same axis are cut together."""
+    """Operands are aligned at the last axis. Channels of operands on the same axis are cut together."""
     if any(value is not None and value.shape is None for value in node.inputs):
         raise Unsupported(f"an operand of {describe(node)} has no known rank")
     ranks = [graph.rank(value) or 0 for value in node.inputs if value is not None]
@@ -51,7 +51,7 @@ def elementwise(coupling: Coupling, node: ir.Node) -> None:
 
 def _meet(coupling: Coupling, node: ir.Node, back: int) -> Labels | None:
     """The joined labels of the operands' axis at position ``back``, counted from the end. Constants that extend along this axis are
-    cut with it.
+    cut together with it.
     """
     labelled: list[Labels] = []
     constants: list[tuple[int, int]] = []
@@ -152,7 +152,7 @@ def channel_norm(coupling: Coupling, node: ir.Node) -> None:
 
 
 def layer_norm(coupling: Coupling, node: ir.Node) -> None:
-    """The statistics cover all axes from ``axis`` on, so they change with the number of channels."""
+    """The mean and variance are computed over all axes from ``axis`` on, so they change with the number of channels."""
     _only_first_output(node)
     x = coupling.read(node.inputs[0])
     first = graph.int_attribute(node, "axis", -1) % max(1, len(x))
@@ -208,7 +208,7 @@ def softmax(coupling: Coupling, node: ir.Node) -> None:
 
 
 def resize(coupling: Coupling, node: ir.Node) -> None:
-    """Axes with labels need scale 1, or their current size, which is rewritten."""
+    """Axes with labels need scale 1, or their current size as the target size, which is rewritten after a cut."""
     x = list(coupling.read(node.inputs[0]))
     scales, sizes = (graph.constant(graph.input_of(node, index)) for index in (2, 3))
     listed = graph.ints_attribute(node, "axes")
@@ -226,7 +226,7 @@ def resize(coupling: Coupling, node: ir.Node) -> None:
             set_entry(coupling, node, 3, position, labels)
         elif given is sizes or float(given[position]) != 1:
             coupling.freeze(labels, f"{describe(node)} resizes it")
-            x[axis] = None  # of another length
+            x[axis] = None  # the resized axis has another length
     coupling.axes[node.outputs[0]] = x
 
 

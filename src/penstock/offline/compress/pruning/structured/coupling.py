@@ -1,11 +1,11 @@
-"""Coupling: the channels of a model that depend on one another, and so can only be cut together.
+"""Coupling: find the channels of a model that depend on one another and can only be cut together.
 
 Every position of an axis carries an *atom*. A layer with constant weights creates new atoms for its outputs. Every other operator
-passes on the atoms of its inputs, and joins the atoms that it combines: Add joins the channels of its operands one by one, Concat
-concatenates them, Flatten repeats each, and Reshape to heads joins the atoms of one head. Joined atoms form a *unit*, which is cut
-everywhere at once. The units that a layer computes form a *group*, whose width can be chosen. (DepGraph, Fang et al., "Towards Any
-Structural Pruning", 2023, joins whole layers. Joining single positions instead makes index arithmetic for Concat, Split and Flatten
-unnecessary.)
+passes on the atoms of its inputs, and joins the atoms that it combines. For example, Add joins the channels of its operands one by
+one, Concat concatenates them, Flatten repeats each of them, and a Reshape to heads joins the atoms of one head. Joined atoms form a
+*unit*, which is cut everywhere at once. The units that one layer computes form a *group*, whose width can be chosen. (DepGraph, Fang
+et al., "Towards Any Structural Pruning", 2023, joins whole layers. Joining single positions makes index arithmetic for Concat, Split
+and Flatten unnecessary.)
 
 Operators without a rule are never cut: their atoms are frozen, with a reason.
 """
@@ -27,7 +27,7 @@ Labels = Array
 Axes = list[Labels | None]
 """The axes of a tensor; None stands for an axis that is never cut."""
 Count = Callable[[Labels], Array]
-"""Returns True for each position of an axis that is kept, as booleans [length]."""
+"""Returns an array of booleans [length] for an axis: True for each position that is kept."""
 
 
 class ChannelSlot(NamedTuple):
@@ -39,7 +39,7 @@ class ChannelSlot(NamedTuple):
     axis: int
     labels: Labels
     role: Literal["makes", "reads", "goes along"] = "goes along"
-    """How the layer uses these channels: it computes them, sums over them, or treats each one separately, like a bias."""
+    """How the layer uses these channels: it computes them, sums over them, or treats each of them separately, as a bias does."""
 
     @property
     def value(self) -> ir.Value:
@@ -54,17 +54,17 @@ class ChannelGroup(msgspec.Struct, frozen=True, eq=False):
     layers: tuple[str, ...]
     """The layers by the names of their outputs, in graph order."""
     roots: Labels
-    """The units."""
+    """The root atoms of the units."""
     unit_size: int
     """Number of the first layer's channels in one unit: 1, the size of a head, or the size of a convolution's group."""
     frozen: tuple[int, ...]
     """Numbers of the units that cannot be cut."""
     reason: str
-    """The reason why units cannot be cut; empty if all can."""
+    """The reason why some units cannot be cut; empty if all units can be cut."""
 
     @property
     def name(self) -> str:
-        """The first layer."""
+        """The name of the first layer."""
         return self.layers[0]
 
     @property
@@ -77,14 +77,14 @@ class ChannelGroup(msgspec.Struct, frozen=True, eq=False):
 
 
 class Coupling:
-    """The atoms of a graph while the rules of its operators run. Afterwards, the units and groups."""
+    """The atoms of a graph while the rules of its operators run. After that, the units and groups."""
 
     def __init__(self, opset: int, second_choice: Collection[ir.Node] = ()) -> None:
         self.opset = opset
         self.second_choice = second_choice
-        """The nodes in ``choices`` for which the second choice of axis is used."""
+        """The nodes in ``choices`` for which the second possible axis carries the units."""
         self.choices: dict[ir.Node, Labels] = {}
-        """Nodes for which the units could have been put on another axis, with the units that they created."""
+        """The units of each node for which another axis could carry them."""
         self.axes: dict[ir.Value, Axes] = {}
         self.slots: list[ChannelSlot] = []
         self.edits: list[Callable[[Count], None]] = []
@@ -95,7 +95,7 @@ class Coupling:
         self._units_of: Labels | None = None
 
     def freeze_units(self) -> None:
-        """Finish the joining of atoms, after which finding a unit takes a single look-up."""
+        """Finish the joining of atoms. After that, a single look-up finds the unit of an atom."""
         self._units_of = np.array([self._root(atom) for atom in range(len(self._parent))], np.int64)
 
     def fresh(self, length: int) -> Labels:
@@ -127,7 +127,7 @@ class Coupling:
             self._reasons.setdefault(root, reason)
 
     def blur(self, labels: Labels | None, reason: str) -> None:
-        """Mark positions that enter a mean or a norm. Removing such a position changes other results, even if its values are zero."""
+        """Mark positions that a mean or norm includes. Removing such a position changes other results, even if it is zero."""
         for root in self.roots(labels).tolist() if labels is not None else ():
             self._blurred.setdefault(root, reason)
 

@@ -28,7 +28,7 @@ from penstock.offline.optimize.passes.dead_code import DeadCode
 from penstock.tensor import Array
 
 Kept = Mapping[str, Sequence[int]]
-"""The numbers of the units that stay, by group. All other groups stay uncut."""
+"""The numbers of the units that are kept, by group. In all other groups, every unit is kept."""
 
 _RULES: dict[str, Rule] = {**channels.RULES, **heads.RULES}
 
@@ -56,7 +56,7 @@ class Structure:
         return self.groups[names.index(name)]
 
     def explain(self) -> list[str]:
-        """One line per group: its layers, the number of units that can be cut, and the reason why the other units cannot."""
+        """One line per group: its layers, the number of units that can be cut, and the reason why other units cannot be cut."""
         lines = []
         for group in self.groups:
             free = group.units - len(group.frozen)
@@ -74,7 +74,7 @@ class Structure:
         return np.where(units[order[at]] == roots, order[at], -1)
 
     def count(self, kept: Kept) -> Count:
-        """A function that returns True for each position of an axis that stays.
+        """A function that returns True for each position of an axis that is kept.
 
         Raises InvalidArgument if ``kept`` names an unknown unit, leaves out a frozen unit, or is empty.
         """
@@ -112,9 +112,9 @@ class Structure:
 def _analyse(model: ir.Model, *, exact: bool = True) -> Coupling:
     """The coupling of a model with inferred shapes.
 
-    If Reshape splits channels into several axes ([heads, size], [3, width]), either axis may carry the units. The second choice is
-    tried for the units that end up frozen, then for all. The analysis with the most free channels wins, then the one with the
-    finest units.
+    If Reshape splits channels into several axes ([heads, size], [3, width]), either of two axes may carry the units. The second axis
+    is tried for the units that would be frozen with the first axis, then for all units. The result is the analysis with the most free
+    channels and, among equals, the one with the most units.
     """
     first = best = _follow(model, exact, frozenset())
     frozen = [node for node, labels in first.choices.items() if any(first.reason(int(atom)) for atom in labels)]
@@ -125,7 +125,7 @@ def _analyse(model: ir.Model, *, exact: bool = True) -> Coupling:
 
 
 def _freedom(coupling: Coupling) -> tuple[int, int]:
-    """How good an analysis is: the number of channels that can be cut, then the number of units that they form."""
+    """The quality of an analysis: the number of channels that can be cut, then the number of units that they form."""
     made = [coupling.roots(slot.labels) for slot in coupling.slots if slot.role == "makes"]
     free = [root for roots in made for root in roots.tolist() if not coupling.reason(root)]
     return len(free), len(set(free))
@@ -162,7 +162,7 @@ def _freeze(coupling: Coupling, values: Iterable[ir.Value | None], reason: str) 
 
 
 def _keep_something(coupling: Coupling) -> None:
-    """Freeze the first unit of every separate part of a group, such as a half after Split, so that each part keeps a channel."""
+    """Freeze the first unit of every separate part of a group, so that each part, such as a half after Split, keeps a channel."""
     groups = [set(group.roots.tolist()) for group in coupling.groups()]
     for value, axes in coupling.axes.items():
         for labels in axes:
@@ -173,7 +173,7 @@ def _keep_something(coupling: Coupling) -> None:
 
 
 def _slice_constants(slots: Sequence[ChannelSlot], count: Count) -> None:
-    """Slice every use of a constant. Uses with equal slices still share one constant."""
+    """Slice every use of a constant. Uses with equal slices continue to share one constant."""
     cuts: dict[ir.Value, dict[tuple[ir.Node, int], dict[int, Array]]] = defaultdict(lambda: defaultdict(dict))
     for slot in slots:
         kept = count(slot.labels)

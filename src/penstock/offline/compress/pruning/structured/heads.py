@@ -19,7 +19,7 @@ from penstock.offline.optimize import graph
 
 Dim = int | str | None
 Block = tuple[slice, slice]
-"""Input axes and output axes of a Reshape that hold the same elements in the same order."""
+"""Input axes and output axes of a Reshape that contain the same elements in the same order."""
 
 
 def matmul(coupling: Coupling, node: ir.Node) -> None:
@@ -88,8 +88,8 @@ def _dims(value: ir.Value) -> list[Dim]:
 
 
 def _blocks(before: list[Dim], after: list[Dim]) -> Iterator[Block]:
-    """Blocks of input axes and output axes with equal products. They are found from the last axis backwards while sizes are known,
-    and then from the first axis.
+    """Blocks of input axes and output axes with equal products. The search starts at the last axis and goes backwards while sizes are
+    known; it then continues from the first axis.
     """
     i0 = j0 = 0
     for i, j in _run(before[::-1], after[::-1]):
@@ -103,9 +103,7 @@ def _blocks(before: list[Dim], after: list[Dim]) -> Iterator[Block]:
 
 
 def _run(before: list[Dim], after: list[Dim]) -> Iterator[tuple[int, int]]:
-    """The positions up to which the products of both shapes' dimensions agree. Free dimensions agree only if they have
-    the same name.
-    """
+    """The pairs of positions at which the products of both shapes agree. Free dimensions agree if they have the same name."""
     i = j = 0
     while i < len(before) and j < len(after):
         a, b = before[i], after[j]
@@ -127,7 +125,7 @@ def _run(before: list[Dim], after: list[Dim]) -> Iterator[tuple[int, int]]:
 
 
 def _regroup(coupling: Coupling, node: ir.Node, x: Axes, before: list[Dim], after: list[Dim]) -> Axes:
-    """The labels of one block after Reshape. One of the output axes keeps labels; its positions become units."""
+    """The labels of one block after Reshape. One of the output axes keeps labels, and its positions become units."""
     held = [axis for axis, labels in enumerate(x) if labels is not None]
     result: Axes = [None] * len(after)
     if len(held) != 1:
@@ -152,10 +150,10 @@ def _regroup(coupling: Coupling, node: ir.Node, x: Axes, before: list[Dim], afte
 
 
 def _axis_of_units(coupling: Coupling, node: ir.Node, grid: Labels) -> tuple[int, bool]:
-    """The axis that carries the units, and whether it was a choice.
+    """The axis that carries the units, and True if another axis was possible.
 
-    If the units differ along one axis only, that axis carries them. Otherwise it is the last axis but one (the heads in [heads, size]
-    or [3, heads, size]), and the second choice is the last axis.
+    If the units differ along one axis only, that axis carries them. Otherwise the first choice is the last axis but one (the heads in
+    [heads, size] or [3, heads, size]), and the second choice is the last axis.
     """
     wide = [axis for axis, size in enumerate(grid.shape) if size > 1]
     roots = coupling.roots(grid.reshape(-1)).reshape(grid.shape)
@@ -173,7 +171,7 @@ def _known(dims: list[Dim]) -> tuple[int, ...]:
 
 
 def _let_shape_follow(coupling: Coupling, node: ir.Node, position: int, labels: Labels) -> None:
-    """Rewrite the axis's entry in the shape. Entries that copy (0) or infer (-1) the size need no change."""
+    """Rewrite the axis's entry in the shape after a cut. Entries that copy (0) or infer (-1) the size need no change."""
     holder, index, offset = _entry(node, position)
     size = None if holder is None else int(weights_of(holder, index).reshape(-1)[offset])
     if holder is not None and size is not None and size > 0:
@@ -185,8 +183,8 @@ def _let_shape_follow(coupling: Coupling, node: ir.Node, position: int, labels: 
 
 
 def _entry(node: ir.Node, position: int) -> tuple[ir.Node | None, int, int]:
-    """The node, input and offset of the constant that holds an entry of the shape. The constant is the shape itself, or a part of the
-    Concat that computes it.
+    """The node, input and offset of the constant that contains an entry of the shape. The constant is the shape itself, or an operand
+    of the Concat that computes the shape.
     """
     shape = node.inputs[1]
     if graph.is_constant(shape):
@@ -242,7 +240,7 @@ def _concatenated(coupling: Coupling, node: ir.Node, axis: int) -> Labels | None
 
 
 def split(coupling: Coupling, node: ir.Node) -> None:
-    """The sizes of the parts are rewritten."""
+    """The sizes of the parts are rewritten after a cut."""
     x = coupling.read(node.inputs[0])
     if not x:
         raise Unsupported(f"the input of {describe(node)} has no known rank")
@@ -281,7 +279,7 @@ def _write_sizes(node: ir.Node, opset: int, sizes: list[int]) -> None:
 
 
 def slices(coupling: Coupling, node: ir.Node) -> None:
-    """An axis with labels needs constant bounds and step 1; the bounds are rewritten."""
+    """An axis with labels needs constant bounds and step 1. The bounds are rewritten after a cut."""
     x = list(coupling.read(node.inputs[0]))
     if graph.input_of(node, 1) is None or not x:
         raise Unsupported(f"{describe(node)} has its bounds as attributes, or an input of unknown rank")
@@ -305,7 +303,7 @@ def slices(coupling: Coupling, node: ir.Node) -> None:
 
 
 def gather(coupling: Coupling, node: ir.Node) -> None:
-    """A look-up in a weight table is a layer. A look-up in an activation requires an axis without labels, or constant positions."""
+    """A look-up in a weight table is a layer. A look-up in an activation requires constant positions, or an axis without labels."""
     data, indices = node.inputs
     if data is None or data.shape is None or indices is None or indices.shape is None:
         raise Unsupported(f"the shapes around {describe(node)} are not known")
@@ -323,7 +321,7 @@ def gather(coupling: Coupling, node: ir.Node) -> None:
     if labels is not None:
         order = weights_of(node, 1)
         if order.ndim != 1:
-            raise Unsupported(f"{describe(node)} takes single positions of it")
+            raise Unsupported(f"{describe(node)} takes single positions of the channels")
         picked = [labels[order]]
         coupling.edits.append(lambda count: _write_order(node, order % len(labels), count(labels)))
     coupling.axes[node.outputs[0]] = [*x[:axis], *picked, *x[axis + 1 :]]

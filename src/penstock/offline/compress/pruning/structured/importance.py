@@ -41,7 +41,7 @@ def by_norm(structure: Structure) -> Scores:
 
 
 def by_batch_norm(structure: Structure) -> Scores:
-    """γ² of the unit's BatchNormalization (Liu et al., "Network Slimming", 2017), which must not be folded into weights yet.
+    """γ² of the unit's BatchNormalization (Liu et al., "Network Slimming", 2017), which must not yet be folded into weights.
 
     Groups without BatchNormalization are scored by norm.
     """
@@ -55,8 +55,8 @@ def by_activation(
 ) -> Scores:
     """Mean square of the unit's activation over ``data``, times the squared norm of the weights that read it.
 
-    If channels are uncorrelated, this is the proportion of a layer's energy that removing the unit loses. Raises InvalidData if the
-    data do not fit the model.
+    If channels are uncorrelated, this is the proportion of a layer's energy that is lost with the unit. Raises InvalidData if the data
+    do not fit the model.
     """
     readers: dict[str, list[ChannelSlot]] = defaultdict(list)
     for slot in structure.slots:
@@ -73,7 +73,7 @@ def by_activation(
 
 
 def gather(structure: Structure, terms: list[tuple[ChannelSlot, Array]]) -> Scores:
-    """For each unit, the sum of the values at its positions in all slots. The sums are normalised per group. Raises InvalidData for
+    """For each unit, the sum of ``terms`` over its positions in all slots. The sums of a group are normalised. Raises InvalidData for
     NaN or infinity.
     """
     found: Scores = {}

@@ -1,4 +1,4 @@
-"""The latency table: the time that each layer of a model takes at any width, measured in isolation."""
+"""The latency table: the time that each layer of a model takes at any width, measured for the layer alone."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from penstock.tensor import Array
 
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _SECONDS = 0.04
-"""Time budget for measuring one layer at one width."""
+"""Seconds for measuring one layer at one width."""
 
 _Axes = list[tuple[Labels | None, int]]
 """For each axis of an operand, its labels and its length."""
 
 
 class TimedLayer(NamedTuple):
-    """A layer at certain widths. Equal instances take equal time."""
+    """A layer at certain widths. Layers that compare equal take equal time."""
 
     node: bytes
     """Operator and attributes, serialised."""
@@ -41,7 +41,7 @@ class TimedLayer(NamedTuple):
 class LatencyTable:
     """The times in milliseconds of a model's layers at any widths. Each time is measured in ONNX Runtime when it is first needed.
 
-    ``sample`` determines the shapes of activations. All new widths of one call are measured interleaved.
+    ``sample`` determines the shapes of activations. New widths that are needed in one call are timed in interleaved runs.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LatencyTable:
         threads: int,
         known: dict[TimedLayer, float] | None = None,
     ) -> None:
-        """``known`` holds earlier measurements. New ones are added to it."""
+        """``known`` holds earlier measurements. New measurements are added to it."""
         self._structure, self._threads = structure, threads
         self._nodes = [node for node in structure.model.graph if node.op_type in _LAYERS and node.domain == ""]
         names = [value.name for node in self._nodes for value in node.inputs if value and not graph.is_constant(value)]
@@ -64,7 +64,7 @@ class LatencyTable:
         self._ms = {} if known is None else known
 
     def totals(self, plans: Sequence[Kept]) -> list[float]:
-        """For each plan, the milliseconds of all layers together."""
+        """The milliseconds of all layers together, for each plan (the units that are kept)."""
         wanted = [[self._layer(node, count) for node in self._nodes] for count in map(self._structure.count, plans)]
         self._measure({layer for layers in wanted for layer in layers if layer not in self._ms})
         return [math.fsum(self._ms[layer] for layer in layers) for layers in wanted]
@@ -107,7 +107,7 @@ class LatencyTable:
                 inputs = zip(model.signature.input_names, given, strict=True)
                 runs[name] = feed(model, {key: rng.standard_normal(shape, np.float32) for key, shape in inputs})
             timings = interleave(runs, _SECONDS * len(runs)) if runs else {}
-        # A low quantile excludes disturbances; the compared layers may be measured at different times.
+        # A low quantile excludes disturbances, since layers that are compared may be measured at different times.
         self._ms.update({named[name]: timing.percentile_ms(10) for name, timing in timings.items()})
 
     def _model(self, layer: TimedLayer) -> Artifact:

@@ -1,4 +1,4 @@
-"""Structured pruning with recovery: in each round, cut channels, train the model to reproduce the original's outputs, and judge it.
+"""Structured pruning with recovery. Each round cuts channels, trains the model to reproduce the original's outputs, and judges it.
 
 Needs the extra ``torch``. ``search.narrow`` cuts once and does not train.
 """
@@ -39,16 +39,16 @@ class ShrinkOptions(CutOptions, frozen=True, kw_only=True):
     contract: Contract = Contract()
     """The contract that every round must meet on the held-out data; its latency is ignored."""
     share: Share = 0.1
-    """Fraction of the layers' current time that a round removes; a round removes at least one step of width."""
+    """Fraction of the layers' current time that one round removes. A round removes at least one step of width."""
     rounds: Annotated[int, msgspec.Meta(ge=1, le=100)] = 16
     """Maximum number of cuts."""
     importance: Literal["activation", "norm", "batch-norm", "taylor"] = "activation"
     fit: FitOptions = FitOptions(epochs=10, learning_rate=1e-3)
     """Training after every cut."""
     second_chance: NotNegative = 3.0
-    """If a round fails the contract, train it for this multiple of ``fit.epochs``; 0 disables this."""
+    """If a round fails the contract, train it for this multiple of ``fit.epochs``. 0: never."""
     least: Share = 0.125
-    """Minimum fraction of its units that a group keeps."""
+    """Minimum fraction of units to keep in a group."""
 
 
 class Round(RoundEntry, frozen=True, kw_only=True):
@@ -57,9 +57,9 @@ class Round(RoundEntry, frozen=True, kw_only=True):
     cut: bool
     """True if the round cut channels, False if it only trained."""
     narrowed: list[str]
-    """The groups that were cut, in this round or in the round that it continues."""
+    """The groups that were cut in this round, or in the round whose training it continues."""
     units: dict[str, int]
-    """The number of units that are left in each group."""
+    """The number of units left in each group."""
     speedup: float
     """Measured speed-up of the whole model against the original."""
 
@@ -76,9 +76,9 @@ def shrink(
 ) -> Artifact:
     """Return the fastest model of the run that meets the contract on ``held_out``, which defaults to the last fifth of ``data``.
 
-    Each round cuts, then distils from ``artifact``, using labels if ``data`` has them. If a round fails after its second chance,
-    its groups keep their previous widths and other groups are cut. The run ends when the speed-up is reached, no more channels can
-    be cut, or ``is_over()`` is true. ``folder`` stores every round, so a later call with the same arguments, or with another
+    Each round cuts, then distils from ``artifact``, using labels if ``data`` has them. If a round fails after extra training, its
+    groups keep their previous widths and other groups are cut. The run ends when the speed-up is reached, no more channels can be cut,
+    or ``is_over()`` is true. ``folder`` stores every round, so a later call with the same arguments, or with another
     speed-up, continues from it. The provenance step records every round, the number of the ``chosen`` round, and whether that round
     ``reached`` the speed-up. Widths depend on measurements. Raises ContractUnmet, with the rounds, if none meets the contract;
     InvalidConfig; InvalidData; Unsupported if nothing can be cut or an operator cannot be trained; InvalidArgument if ``folder``
@@ -89,7 +89,7 @@ def shrink(
     if held_out is None:
         data, held_out = hold_out(artifact, data)
     judge = Judge(artifact, held_out, options.threads, contract=options.contract)
-    # A run to a lower speed-up has the same first rounds as a run to a higher one.
+    # A run towards a lower speed-up has the same first rounds as a run towards a higher one.
     decides = data.digest, msgspec.to_builtins(msgspec.structs.replace(options, speedup=0.0))
     rounds = Rounds(Round, "round", judge, options.contract, lambda entry: entry.speedup, folder, *decides)
     shrinker = _Shrinker(artifact, data, options)
@@ -109,9 +109,7 @@ def shrink(
 
 
 def next_move(rounds: Sequence[Round], options: ShrinkOptions) -> tuple[bool, int] | None:
-    """Whether the next round cuts (True) or only trains (False), and the round that it starts from. None if the goal is reached, or
-    after the last cut.
-    """
+    """True if the next round cuts, False if it only trains, and the round from which it starts. None if there is no next round."""
     if rounds and rounds[-1].objection and rounds[-1].cut and options.second_chance:
         return False, len(rounds) - 1
     good = last_good(rounds)
@@ -120,7 +118,7 @@ def next_move(rounds: Sequence[Round], options: ShrinkOptions) -> tuple[bool, in
 
 
 def given_up(rounds: Sequence[Round]) -> set[str]:
-    """The groups that could not be narrowed: the contract was missed, even after the second chance."""
+    """The groups that could not be narrowed, because the round failed the contract even after extra training."""
     trained_on = {entry.start for entry in rounds if not entry.cut}
     failed = [entry for number, entry in enumerate(rounds) if entry.objection and number not in trained_on]
     return {name for entry in failed for name in entry.narrowed}
@@ -139,7 +137,7 @@ class _Shrinker:
         self._known: dict[TimedLayer, float] = {}
 
     def round(self, rounds: Rounds[Round], cut: bool, start: int) -> tuple[Artifact, Round] | None:
-        """Cut the model of round ``start`` and train it, or only train it further. None if no more channels can be cut."""
+        """Cut the model of round ``start`` and train it, or only train it further. Returns None if no more channels can be cut."""
         model = rounds.models[start]
         if cut:
             model, narrowed = self._cut(model, given_up(rounds.entries))
@@ -154,7 +152,7 @@ class _Shrinker:
         return model, Round(cut=cut, start=start, narrowed=narrowed, units=units, speedup=round(faster, 3))
 
     def _cut(self, model: Artifact, left_alone: Collection[str]) -> tuple[Artifact, list[str]]:
-        """The model, narrowed so that a fraction of its time is saved, and the groups that were cut, if any."""
+        """The model with fewer channels, so that a fraction of its time is saved, and the groups that were cut, if any."""
         structure = Structure(model, exact=self.options.exact)
         if self.options.importance == "taylor":
             scores = by_taylor(structure, self.data)
@@ -179,7 +177,7 @@ class _Shrinker:
     def _trained(self, start: Artifact, number: int, times: float) -> Artifact:
         fit = self.options.fit
         fit = msgspec.structs.replace(fit, epochs=times * fit.epochs, seed=fit.seed + number)
-        # Training alone corrects the BatchNormalization statistics from before the cut only slowly.
+        # Training alone would only slowly correct the BatchNormalization statistics, which date from before the cut.
         model = TrainableModel(refresh_norms(start, self.data, threads=fit.threads))
         report = recover(model, self.data, self._teacher, fit)
         return model.to_artifact("retrain", msgspec.to_builtins(fit), report.facts())

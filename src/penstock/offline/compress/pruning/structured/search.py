@@ -35,7 +35,7 @@ from penstock.perf.measure import repeat_rows, speedup
 from penstock.tensor import Array
 
 _ROUNDS = 4
-"""If the whole model is slower than its layers predict, the goal for the layers is tightened up to this many times."""
+"""If the whole model is slower than the times of its layers predict, the goal for the layers is tightened up to this many times."""
 _MEASURE_S = 1.0
 
 
@@ -43,26 +43,26 @@ class CutOptions(Options, frozen=True, kw_only=True):
     """Limits of the cut."""
 
     block: Count = 16
-    """Widths are multiples of this number: 16 suits AVX-512, and 8 suits AVX2 and NEON. Groups below 4 blocks have smaller steps."""
+    """Widths are multiples of this number. 16 suits AVX-512; 8 suits AVX2 and NEON. Narrow groups use smaller steps."""
     heads: bool = True
     """Cut attention heads as well as channels."""
     exact: bool = True
-    """Keep channels that a LayerNormalization or a mean includes, since cutting them changes other results."""
+    """Keep channels over which a LayerNormalization or a mean is computed, since cutting them changes other results."""
     threads: Count = 1
     """Threads to measure latency with."""
 
 
 class NarrowOptions(CutOptions, frozen=True, kw_only=True):
-    """The width to cut to, and the choice of units."""
+    """The width after the cut, and the choice of units."""
 
     width: Share = 0.75
-    """Fraction of its units that each group keeps. With ``speedup``, the maximum fraction, usually 1."""
+    """Fraction of units to keep in each group. With ``speedup``, the maximum fraction, usually 1."""
     speedup: Annotated[float, msgspec.Meta(gt=1)] | None = None
     """Required speed-up of the model with one sample per call. The width of each group is then chosen by measured latency."""
     importance: Literal["norm", "batch-norm", "activation"] = "norm"
     """Measure by which units are ranked; see ``importance.py``. ``activation`` needs data."""
     least: Share = 0.25
-    """With ``speedup``: minimum fraction of its units that a group keeps."""
+    """With ``speedup``: minimum fraction of units to keep in a group."""
 
 
 def narrow(
@@ -75,11 +75,11 @@ def narrow(
 ) -> Artifact:
     """Return ``artifact`` without its least important channels and heads.
 
-    ``data``, which need no labels, serve to recompute the statistics of BatchNormalization. Outdated statistics cause most of the
+    ``data``, which need no labels, are used to recompute the statistics of BatchNormalization: outdated statistics cause most of the
     immediate loss of a cut. ``scores``, such as those of ``taylor.by_taylor``, replace ``options.importance``. With ``speedup``, the
-    result depends on measurements; otherwise it is deterministic. The facts are the units of each group and the number of parameters,
-    before and after the cut. Raises InvalidConfig, InvalidModel; InvalidData if the importance needs data; Unsupported if nothing can
-    be cut, or if the speed-up is not reached.
+    result depends on measurements; otherwise it is deterministic. The provenance step records the units of each group and the number
+    of parameters, before and after the cut. Raises InvalidConfig, InvalidModel; InvalidData if the importance needs data; Unsupported
+    if nothing can be cut, or if the speed-up is not reached.
     """
     options.check()
     structure = Structure(artifact, exact=options.exact)
@@ -110,7 +110,7 @@ def cuttable(structure: Structure, *, heads: bool = True) -> list[str]:
 
 
 def apply(structure: Structure, kept: Kept, step: str, options: msgspec.Struct, **facts: object) -> Artifact:
-    """Cut, and check that the model is valid, loads, and keeps its output shapes. A PenstockError from this check is a bug."""
+    """Cut channels, and check that the new model loads and keeps its output shapes. If this check fails, Penstock has a bug."""
     origin = structure.artifact
     data = structure.cut(kept)
     groups = {name: [structure.group(name).units, len(numbers)] for name, numbers in kept.items()}
@@ -142,7 +142,7 @@ def probe(artifact: Artifact, data: Dataset | None = None) -> dict[str, Array]:
 def _fast_enough(
     structure: Structure, scores: Scores, grids: Mapping[str, Grid], options: NarrowOptions, sample: dict[str, Array]
 ) -> Artifact:
-    """Narrow the layers until the measured speed-up of the whole model suffices."""
+    """Narrow the layers until the measured speed-up of the whole model is reached."""
     assert options.speedup is not None
     table = LatencyTable(structure, sample, options.threads)
     widest = uniform(structure, grids, options.width)

@@ -19,12 +19,12 @@ from penstock.offline.compress.pruning.structured.latency import LatencyTable
 
 _TINY = 1e-9
 _FARTHEST = 3
-"""One step of the search takes at most this many strides."""
+"""A step of the search narrows a group by at most this many strides."""
 _STEPS = 8
 """A group's width is divided into about this many strides."""
 
 Counts = Mapping[str, int]
-"""The number of units that stay, by group. All other groups stay uncut."""
+"""The number of units that are kept, by group. In all other groups, every unit is kept."""
 
 
 class Grid(NamedTuple):
@@ -45,7 +45,7 @@ class Grid(NamedTuple):
 
 
 def make_grid(group: ChannelGroup, block: int, least: float) -> Grid:
-    """The multiples of ``block`` channels, starting at the fraction ``least``. Groups of less than four blocks have smaller steps."""
+    """The multiples of ``block`` channels, from the fraction ``least`` of the width upwards. Narrow groups have smaller steps."""
     step = block // math.gcd(block, group.unit_size)
     while step > 1 and 4 * step > group.units:
         step //= 2
@@ -78,11 +78,11 @@ def fastest_for_least(
     goal_ms: float,
     grids: Mapping[str, Grid],
 ) -> tuple[dict[str, int], float]:
-    """Search greedily, from ``widest`` down, for widths at which all layers together take ``goal_ms``. Also returns their time.
+    """Search greedily, from ``widest`` down, for widths at which all layers together take ``goal_ms``. Also returns that time.
 
     Each step narrows the group with the least loss per millisecond saved. The loss is the negative logarithm of the fraction of the
-    score that stays, so each halving of a group costs the same. If no single stride saves time, longer strides are tried. The
-    search ends early if none saves time.
+    score that is kept, so each halving of a group costs the same. If one stride saves no time in any group, several strides are tried.
+    The search ends early if several strides also save no time.
     """
     counts = dict(widest)
     plan = best_units(structure, scores, counts)

@@ -1,4 +1,4 @@
-"""A chart of the KL search: the divergence by threshold, and the threshold of each method."""
+"""A chart of the KL search: the divergence against the threshold, and the threshold of each method."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ _POINTS = 200
 
 
 def range_chart(statistics: Mapping[str, TensorStatistics], scheme: IntegerScheme, tensor: str | None = None) -> str:
-    """SVG of ``tensor``: KL(P‖Q) of its quantised magnitudes by threshold, as in Migacz's talk, with a point for each method whose
-    divergence is finite.
+    """SVG of KL(P‖Q) of the quantised magnitudes of ``tensor`` against the threshold (Migacz), with a point for each method.
 
-    Without a name, the chart shows the tensor on which the methods differ most. Raises InvalidArgument for an unknown name, or if
+    Without a name, the chart shows the tensor on which the methods differ most. Raises InvalidArgument if the name is unknown, or if
     no tensor has a range to choose.
     """
     found = {method: ranges(statistics, method, scheme) for method in RangeMethod}

@@ -2,12 +2,12 @@
 
 No method is best for all tensors: KL-entropy ignores the energy of clipped values, min-max makes every step coarse because of one
 outlier, and MSE considers one tensor in isolation. So each tensor is rounded with every candidate range in an otherwise float model,
-and the range with the least error of the outputs is kept. Choices that are best separately are not always best together. Therefore
-the result is finally compared, in the quantised model, with each method used for all tensors.
+and the range with the least error of the outputs is kept. Ranges that are best for single tensors are not always best together. So at
+the end the quantised model with these ranges is compared with models that use one method for all tensors.
 
-To try a range, only the nodes after the tensor run again (``suffix.py``). The error of the outputs is called their harm. For class
-scores, the harm is the angle between the scores with and without rounding. The angle ignores the size of the scores, which does not
-affect their order. With absolute errors, the few samples with the largest scores would dominate. For other outputs, the harm is the
+To try a range, only the nodes after the tensor run again (``suffix.py``). The error of the outputs is called the harm of a range. For
+class scores, the harm is the angle between the scores with and without rounding. The angle ignores the size of the scores, which does
+not affect their order; in absolute errors, the few samples with the largest scores would dominate. For other outputs, the harm is the
 relative error.
 """
 
@@ -52,11 +52,11 @@ _BATCH = 32
 _TOGETHER = 4
 """Maximum number of tensors that share one suffix."""
 _MEMORY_BYTES = 512 << 20
-"""Memory for the tensors that suffixes read, on all rows, while their ranges are tried."""
+"""Bytes of memory for the input tensors of suffixes, on all rows."""
 _ALIKE = 0.01
 """Two ranges are similar if their ends differ by less than this fraction of the wider range."""
 _FEWEST_CLASSES = 3
-"""With two classes, scores minus their mean have only the angles 0 and 180°."""
+"""Minimum number of classes for the angle: with two classes, scores minus their mean have only the angles 0 and 180°."""
 
 
 class RangeChoiceOptions(msgspec.Struct, frozen=True):
@@ -65,17 +65,17 @@ class RangeChoiceOptions(msgspec.Struct, frozen=True):
     rows: int = 32
     """Calibration samples, evenly spaced, on which ranges are tried."""
     max_calls: int = 1000
-    """Maximum number of passes over these samples. After that, each remaining tensor gets the range with the least squared error of
-    the tensor itself.
+    """Maximum number of passes over these samples. After this number, each remaining tensor gets the range with the least squared
+    error of the tensor itself.
     """
     time_s: float | None = None
-    """Time limit in seconds, with the same effect; the result then depends on the machine. None for no limit."""
+    """Time limit in seconds, with the same effect as ``max_calls``. The result then depends on the machine. None: no limit."""
     threads: int = 1
     """Engine threads while ranges are tried."""
 
 
 class TriedRange(msgspec.Struct, frozen=True):
-    """One candidate of one tensor."""
+    """One candidate range of a tensor."""
 
     method: str
     range: Range
@@ -89,8 +89,8 @@ class TensorChoice(msgspec.Struct, frozen=True):
     method: str
     range: Range
     measured: bool
-    """True if ``error`` is the harm to the outputs. False if there was only one candidate, if the placement gives the tensor no
-    separate range, or if the budget was used up.
+    """True if ``error`` is the harm to the outputs. False if there was only one candidate, if the tensor has no range of its own in
+    this placement, or if the budget was used up.
     """
     tried: tuple[TriedRange, ...]
 
@@ -127,7 +127,7 @@ def choose_ranges(
     by_method = _by_method(statistics, scheme)
     trials = _Trials(artifact, _some(data, options.rows, artifact), scheme, placement, options)
     tensors: dict[str, TensorChoice] = {}
-    # Tensors whose candidates differ most can gain most, so a limited budget is spent on them first.
+    # A limited budget is spent first on the tensors whose candidates differ most, since they can gain most.
     order = sorted(by_method["min-max"], key=lambda name: -_spread([found[name] for found in by_method.values()]))
     candidates = {name: distinct({method: found[name] for method, found in by_method.items()}) for name in order}
     for name, harms in trials.harms(candidates):
@@ -144,7 +144,7 @@ def choose_ranges(
 
 
 def distinct(candidates: Mapping[str, Range]) -> dict[str, Range]:
-    """``candidates`` without those that are similar to an earlier one."""
+    """``candidates`` without ranges that are similar to an earlier candidate."""
     kept: dict[str, Range] = {}
     for name, range in candidates.items():
         if all(_difference(range, other) >= _ALIKE for other in kept.values()):
@@ -182,7 +182,7 @@ class _Trials:
         self.calls = 1
 
     def harms(self, candidates: Mapping[str, Mapping[str, Range]]) -> Iterator[tuple[str, list[float] | None]]:
-        """For each tensor, in order, the harm of each candidate. None for a tensor with nothing to try, or beyond the budget."""
+        """For each tensor, in order, the harm of each candidate. None if there is only one candidate or the budget is used up."""
         segments = self._segments(
             {name for name, tried in candidates.items() if len(tried) > 1 and name in self._roundable}
         )
@@ -191,7 +191,7 @@ class _Trials:
             if name not in segments or not self._affords(len(tried)):
                 yield name, None
                 continue
-            # Another placement asks for the same harms.
+            # The harms do not depend on the placement, so another placement can reuse them.
             key = self._artifact.digest, self._data.digest, self._scheme, name, tuple(tried.values())
             make = functools.partial(self._harms, segments[name], name, held, list(tried.values()))
             yield name, remembered("harms", key, make, 0)
@@ -241,10 +241,10 @@ class _Held:
         self._batches: list[dict[str, Array]] = []
 
     def batches(self, suffix: Suffix) -> list[dict[str, Array]]:
-        """For each batch, the tensors that ``suffix`` reads. Others may be included."""
+        """For each batch, the tensors that ``suffix`` reads, and possibly other tensors."""
         first = suffix.tensors[0]
         if first not in self._group:
-            self._batches = []  # freed before the next ones are read
+            self._batches = []  # frees them before the next batches are read
             self._group = next(group for group in self._groups if first in group)
             read: dict[str, list[Array]] = {}
             for name, array in self._taps.run([name for one in self._group for name in self._suffixes[one].read]):
@@ -273,10 +273,10 @@ def _by_method(statistics: Mapping[str, TensorStatistics], scheme: IntegerScheme
 
 
 def output_harm(reference: Outputs, outputs: Outputs) -> float:
-    """The harm to the outputs: the mean over samples of the worst output's harm; 0 for no change.
+    """The harm to the outputs: for each sample the harm to its worst output, averaged over the samples; 0 for no change.
 
     For class scores, [samples, three classes or more], the harm is 1 - cosine between the scores minus their means. For any other
-    output, it is the relative error, at most 1. Other shapes, as rounding can give a NonZero, are the worst harm.
+    output, it is the relative error, at most 1. If shapes differ, as for a NonZero after rounding, the harm is 1.
     """
     if any(array.shape != outputs[name].shape for name, array in reference.items()):
         return 1.0
@@ -322,7 +322,7 @@ def _own_errors(known: TensorStatistics, candidates: Sequence[Range], scheme: In
 
 
 def _some(data: Dataset, rows: int, artifact: Artifact) -> Dataset:
-    """``rows`` evenly spaced samples of ``data``, rounded down to a multiple of the model's batch."""
+    """``rows`` evenly spaced samples of ``data``, rounded down to a multiple of the model's batch size."""
     if rows < 1:
         raise InvalidArgument(
             f"the number of samples for trying ranges must be at least 1, got {rows}", "give at least 1 row"

@@ -1,12 +1,13 @@
 """KL-entropy calibration: find the window of values whose quantised histogram diverges least from the true histogram.
 
-Source: S. Migacz, "8-bit Inference with TensorRT", GTC 2017. For a window of i bins, P is the histogram with the mass outside added
-to the outermost bins. Q is the window without this mass, merged into L levels; then each level's mass is spread evenly over the
-bins that are not empty in P. The window with the least KL(P‖Q) wins.
+Source: S. Migacz, "8-bit Inference with TensorRT", GTC 2017. For a window of i bins, P is the histogram in which the outermost bins
+also hold the mass outside the window. Q is the window without that mass, merged into L levels; the mass of each level is then spread
+evenly over its bins that are not empty in P. The window with the least KL(P‖Q) is chosen.
 
-Three things differ from the talk. Level borders are round(i·k/L), so that the last level does not get a remainder. A window that is
-not one-sided varies at both ends and has all L levels. The sum over bins has a closed form: let S_k be the mass of level k, P_k
-that mass plus the mass outside the window, n_k the number of its bins that are not empty in P, and N, N_Q the totals:
+Three things differ from the talk. Level borders are round(i·k/L), so that the last level does not get a remainder. If the values have
+both signs, both ends of the window vary, and it has all L levels. The sum over bins has a closed form. Let S_k be the mass of level k
+inside the window, P_k the sum of S_k and the mass outside that the level holds in P, n_k the number of its bins that are not empty in
+P, and N, N_Q the totals:
 
     KL = (Σ_b p_b log p_b - Σ_k P_k log(S_k / n_k)) / N - log N + log N_Q
 
@@ -25,13 +26,13 @@ from penstock.tensor import Array
 
 _LEVELS = 256
 _MIN_BINS = 128
-"""The narrowest window that is tried, in bins, as in the talk. If there are more levels than bins, each bin is one level."""
+"""The narrowest window to try, in bins, as in the talk. If there are more levels than bins, each bin is one level."""
 _MIN_KEPT = 0.9
-"""The minimum fraction of the mass inside a window. P and Q also agree on a window that contains mass only in its last bin. Tensors
-without values near zero, such as averages after a ReLU, have such windows.
+"""Minimum fraction of the mass inside a window. Without it, a window that has mass only in its last bin would be chosen, since P and Q
+agree there. Tensors without values near zero, such as averages after a ReLU, have such windows.
 """
 _COARSE = 64
-"""The coarse scan of one end of a window tries this many places."""
+"""Number of places at which the coarse scan tries one end of a window."""
 _BLOCK = 128
 """Number of windows scored together; their intermediate results fit the cache."""
 _ROUNDS = 4
@@ -53,9 +54,10 @@ def entropy_range(histogram: Histogram) -> Range:
 
 
 def best_window(counts: Array) -> tuple[int, int]:
-    """The best window [low, high) around the middle of ``counts``, shape (4096,). Moves each end in turn, until neither moves.
+    """The best window [low, high) around the middle of ``counts``, shape (4096,). The two ends move in turn until neither moves.
 
-    A scan of one end first tries places spread over its whole side, then every place around the best one. The score never gets worse.
+    A scan of one end first tries places spread over its whole side, then every place near the best of these. The divergence never
+    rises.
     """
     windows = _Windows(counts, _LEVELS)
     filled = np.flatnonzero(counts)
@@ -73,7 +75,7 @@ def best_window(counts: Array) -> tuple[int, int]:
 
 
 class _Windows:
-    """Bin counts with their prefix sums, from which any window is scored."""
+    """Bin counts with their prefix sums, from which the divergence of any window is computed."""
 
     def __init__(self, counts: Array, levels: int) -> None:
         self._levels = levels
@@ -86,8 +88,7 @@ class _Windows:
     def divergences(self, lows: Array | int, highs: Array | int) -> Array:
         """KL(P‖Q) of each window [low, high) of bins, shape (windows,).
 
-        It is infinite if a window is too narrow or contains too little mass, or if the mass outside belongs to a level that is
-        empty inside.
+        Infinite if a window is too narrow or contains too little mass, or if mass outside belongs to a level that is empty inside.
         """
         lows, highs = np.broadcast_arrays(lows, highs)
         kept = self._mass[highs] - self._mass[lows]
@@ -143,7 +144,7 @@ def _threshold(counts: Array, bin_width: float) -> float:
 
 
 def _scan(score: Callable[[Array], Array], current: int, start: int, stop: int) -> int:
-    """The place from ``start`` to ``stop`` with the lowest score, found by a coarse scan and a fine one. Ties go to ``current``."""
+    """The place from ``start`` to ``stop`` with the lowest score, found by a coarse and a fine scan. Ties go to ``current``."""
     step = max(1, (stop - start) // _COARSE)
     coarse = np.array([current, *range(start, stop, step), stop])
     best = int(coarse[np.argmin(score(coarse))])

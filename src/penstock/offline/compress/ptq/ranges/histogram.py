@@ -21,7 +21,7 @@ BINS = 2048
 # Bounds of R. Beyond them, the factor from value to bin would not be a normal float32.
 _MIN_EXPONENT = -110
 _CHUNK = 1 << 18
-"""Number of elements processed together. They fit the cache, and the limit bounds the memory for batches of any size."""
+"""Number of elements processed together. They fit into the cache, and the temporary memory does not grow with the batch."""
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class Histogram:
-    """The counts of one tensor's values and their extremes. Exact zeros are counted separately. About 32 KiB.
+    """The counts of one tensor's values, and the smallest and largest value. Exact zeros are counted separately. Takes about 32 KiB.
 
     ``counts[BINS + k]`` counts the nonzero values in [k·w, (k+1)·w) for w = ``bin_width`` and -2048 <= k < 2048.
     """
@@ -46,7 +46,7 @@ class Histogram:
         self.min = math.inf
         self.max = -math.inf
         self.exponent = _MIN_EXPONENT
-        """The binary logarithm of R."""
+        """log2 of R."""
 
     @property
     def bin_width(self) -> float:
@@ -77,7 +77,7 @@ class Histogram:
 
     def _add(self, chunk: Array) -> None:
         low, high = float(chunk.min()), float(chunk.max())
-        # A NaN anywhere makes both NaN.
+        # A NaN in the chunk makes both extremes NaN.
         if not (math.isfinite(low) and math.isfinite(high)):
             raise InvalidData("the values contain NaN or infinity", "remove such samples, or repair the model")
         self._cover(max(-low, high))
@@ -99,7 +99,7 @@ class Histogram:
     def counts_for(self, exponent: int) -> Array:
         """The counts of the bins for R = 2^``exponent``, which is at least ``self.exponent``."""
         counts = self.counts
-        # After twelve doublings all counts are in the two bins next to zero, and stay there.
+        # After twelve doublings, all counts are in the two bins next to zero, and further doublings do not move them.
         for _ in range(min(exponent - self.exponent, 12)):
             counts = np.pad(counts.reshape(-1, 2).sum(axis=1), BINS // 2)
         return counts

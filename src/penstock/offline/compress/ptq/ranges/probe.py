@@ -21,7 +21,7 @@ from penstock.tensor import Array
 class RangeProbe:
     """``quantised``, made by ``quantize``, with the scales and zero points of its activations as optional inputs.
 
-    The probe computes in floats between the roundings, as the graph specifies. Integer kernels differ by a few rounding steps.
+    Between two roundings, the probe computes in floats, as the graph specifies. Integer kernels differ by a few rounding steps.
     """
 
     def __init__(self, quantised: Artifact, scheme: IntegerScheme) -> None:
@@ -33,9 +33,9 @@ class RangeProbe:
         self._parameters: dict[str, str] = {}
         """The names of the zero points by the names of the scales."""
         self._scales: dict[str, str] = {}
-        """The name of the scale that follows from each tensor's range."""
+        """The name of each tensor's scale, by the name of the tensor."""
         for node in proto.graph.node:
-            # A tensor that has the scale of another one comes after it.
+            # If tensors share a scale, the first tensor in the graph owns it.
             if node.op_type == "QuantizeLinear" and node.input[1] not in self._parameters:
                 self._parameters[node.input[1]] = node.input[2]
                 tensor = node.input[0] if node.input[0] in inputs else rounded[node.output[0]]

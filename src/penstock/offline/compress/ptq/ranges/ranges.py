@@ -25,7 +25,7 @@ class RangeMethod(enum.Enum):
     """A method that chooses a range."""
 
     MIN_MAX = "min-max"
-    """All values seen in calibration. Nothing is clipped, but one outlier makes every step coarse."""
+    """Cover all values seen in calibration. Nothing is clipped, but one outlier makes every step coarse."""
     PERCENTILE = "percentile"
     """Clip a fixed proportion of the values."""
     MSE = "mse"
@@ -37,7 +37,7 @@ class RangeMethod(enum.Enum):
 def ranges(
     statistics: Mapping[str, TensorStatistics], method: RangeMethod, scheme: IntegerScheme, percentile: float = 99.99
 ) -> dict[str, Range]:
-    """The range of every tensor by name. A tensor that was always empty has none.
+    """The range of every tensor, by name, except tensors that were always empty.
 
     Constant tensors and tensors that must not be clipped get min-max with every method. ``percentile`` is the percentage of values
     that ``RangeMethod.PERCENTILE`` keeps. Every range contains zero, so that an integer represents zero exactly.
@@ -77,8 +77,8 @@ def percentile_range(histogram: Histogram, percentile: float) -> Range:
 def mse_range(histogram: Histogram, scheme: IntegerScheme) -> Range:
     """The range of least squared error, found by quantising the histogram itself.
 
-    Tries 100 thresholds, and refines the best one by golden section between its neighbours. First both ends shrink together, then
-    each separately.
+    Tries 100 thresholds, and refines the best of them by golden section between its neighbours. Both ends of the range shrink together
+    first, then each end separately.
     """
     error = squared_error(histogram, scheme)
     widest = min_max_range(histogram)

@@ -3,8 +3,8 @@
     value ── QuantizeLinear(scale, zero) ── DequantizeLinear ─┐
       └───────────────────────────────────────────────────────┴ Where(switch) ── t ── nodes after t ── outputs
 
-To try a range, only this part runs: tensors before the rounded one, and on other branches, do not change. Tensors shortly after the
-first one use the same model, each with a switch, so that fewer models are loaded.
+To try a range, only this suffix runs, since tensors before the rounded tensor and on other branches do not change. A few tensors after
+the first tensor share its suffix, each with its own switch, so that fewer models are loaded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.tensor import Array, DataType
 
 
 class _Names(NamedTuple):
-    """The names of the tensors that round one tensor."""
+    """The names of the tensors that are needed to round one tensor."""
 
     source: str
     """The tensor before it is rounded."""
@@ -45,7 +45,7 @@ class Suffix:
         self._fresh = FreshNames(model.proto.graph)
         self._names = [self._new_names(tensor)]
         self.tensors = [tensor]
-        """The tensors that can be rounded: the first one, and others that the nodes of the suffix compute."""
+        """The tensors that can be rounded: the first tensor, and others that nodes of the suffix compute."""
         reached, chosen = {tensor}, set[str]()
         for node in model.nodes:
             if not reached.isdisjoint(reads(node)):
@@ -61,7 +61,7 @@ class Suffix:
                         self.beside.append(name)
                     elif (
                         name in model.producers
-                    ):  # an input needs a known type; if a tensor has none, the nodes that compute it are added instead
+                    ):  # an input needs a known type, so add the nodes that compute an untyped tensor
                         chosen.add(model.producers[name].name)
         self._nodes = [node for node in model.nodes if node.name in chosen]
         self._computed = {name for node in self._nodes for name in node.output}

@@ -27,7 +27,7 @@ DTYPES = {
 
 
 def type_name(kind: int) -> str:
-    """ONNX's name of a type, or its number if there is none."""
+    """The ONNX name of a type, or its number if it has no name."""
     return str(TensorProto.DataType.Name(kind)) if kind in TensorProto.DataType.values() else str(kind)
 
 

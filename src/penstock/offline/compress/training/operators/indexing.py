@@ -37,7 +37,7 @@ def scatter_nd(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Tenso
 
 @operator("OneHot", fixed=None)
 def one_hot(node: Node, indices: Tensor, depth: Tensor, values: Tensor) -> Tensor:
-    """An index out of range gives a row that contains only the off-value."""
+    """If an index is out of range, its row contains only the off-value."""
     (classes,) = ints(depth)
     axis = node.get("axis", -1)
     at = indices.to(torch.int64)
@@ -49,7 +49,7 @@ def one_hot(node: Node, indices: Tensor, depth: Tensor, values: Tensor) -> Tenso
 
 @operator("TopK")
 def top_k(node: Node, x: Tensor, k: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """On a tie, the lower index comes first, as ONNX requires and ``torch.topk`` does not."""
+    """On a tie, the lower index comes first. ONNX requires this order, but ``torch.topk`` does not guarantee it."""
     count, axis = (node.get("k") if k is None else int(k)), node.get("axis", -1)
     order = torch.sort(x, dim=axis, descending=bool(node.get("largest", 1)), stable=True)
     return order.values.narrow(axis, 0, count), order.indices.narrow(axis, 0, count)

@@ -8,7 +8,7 @@ from penstock.offline.compress.training.torch import Tensor, functional, torch
 
 @operator("BatchNormalization", weights=(1, 2), fixed=(3, 4))
 def batch_normalization(node: Node, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """Normalise by the statistics that the model's file contains."""
+    """Normalise by the mean and variance that the model file contains."""
     if node.get("training_mode", 0):
         raise node.unsupported("a BatchNormalization with training_mode=1")
     return functional.batch_norm(x, mean, variance, scale, bias, eps=node.get("epsilon", 1e-5))
@@ -34,7 +34,7 @@ def _lp_normalization(x: Tensor, *, p: int = 2, axis: int = -1) -> Tensor:
     return x / torch.where(norm == 0, 1.0, norm)
 
 
-# GroupNormalization of opset 21. ONNX withdrew the older form with one scale per group.
+# GroupNormalization of opset 21. ONNX withdrew the older form, which had one scale per group.
 table(
     {
         "GroupNormalization": lambda x, scale, bias, *, num_groups=1, epsilon=1e-5: torch.group_norm(

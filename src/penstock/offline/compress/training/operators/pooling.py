@@ -25,7 +25,7 @@ def max_pool(node: Node, x: Tensor) -> Tensor:
 
 @operator("AveragePool")
 def average_pool(node: Node, x: Tensor) -> Tensor:
-    """The sum of each window over its number of elements. Padding counts only with ``count_include_pad``."""
+    """The sum of each window divided by its number of elements. Padding is counted only with ``count_include_pad``."""
     windows = _read(node, x)
     overhang = _overhang(node, windows, x)
     ones = torch.ones_like(x[:1, :1])
@@ -60,9 +60,9 @@ def _read(node: Node, x: Tensor) -> Windows:
 
 
 def _overhang(node: Node, windows: Windows, x: Tensor) -> tuple[list[int], list[int]]:
-    """Additional padding for the last, partial window in ``ceil_mode``, before the first element (always 0) and after the last one.
+    """Padding to add for the last, partial window of ``ceil_mode``: before the first element (always 0), and after the last element.
 
-    A window that would start in the padding after the last element is dropped.
+    A window that would start after the last element is dropped.
     """
     none = [0] * len(windows.kernel)
     if not node.get("ceil_mode", 0):

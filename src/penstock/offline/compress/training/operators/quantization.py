@@ -3,9 +3,9 @@
 Rounding follows ONNX Runtime: ``x / scale`` is clamped and rounded half to even, then the zero point is added. Between the two
 operators, a quantised tensor is a float tensor that holds integers, because torch only differentiates floats.
 
-For ``y = dequantize(quantize(x, s), s)``, the composed gradients are those of Esser et al., "Learned Step Size Quantization" (2020),
-eq. 3. The gradient to ``x`` is 1 inside the range and 0 outside. The gradient to ``s`` is ``round(x/s) - x/s`` inside, and the
-clamped integer minus the zero point outside. ``scaled_gradient`` applies their factor to the gradient of ``s`` (§2.2).
+For ``y = dequantize(quantize(x, s), s)``, the gradients are those of Esser et al., "Learned Step Size Quantization" (2020), eq. 3. The
+gradient with respect to ``x`` is 1 inside the range and 0 outside. The gradient with respect to ``s`` is ``round(x/s) - x/s`` inside;
+outside, it is the clamped integer minus the zero point. ``scaled_gradient`` multiplies the gradient of ``s`` by the factor of §2.2.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def quantize_linear(node: Node, x: Tensor, scale: Tensor, zero_point: Tensor | N
     wanted = DTYPES.get(node.get("output_dtype", 0), torch.uint8)
     bounds = torch.iinfo(wanted if zero_point is None else zero_point.dtype)
     zero = x.new_zeros(()) if zero_point is None else _per_axis(node, x, zero_point).to(x.dtype)
-    # Clamped before rounding, so that infinities become integers.
+    # Clamp before rounding, so that infinities become integers.
     inside = torch.clamp(x / _per_axis(node, x, scale), bounds.min - zero, bounds.max - zero)
     return round_through(inside) + zero
 
@@ -42,7 +42,7 @@ def quantize_linear(node: Node, x: Tensor, scale: Tensor, zero_point: Tensor | N
 @operator("DequantizeLinear", fixed=(1,))
 def dequantize_linear(node: Node, x: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Tensor:
     scale = _per_axis(node, x, scale)
-    # Subtracted as integers: an int32 bias may have more digits than a float.
+    # Subtract as integers: an int32 bias may have more digits than a float.
     exact = x if x.is_floating_point() else x.to(torch.int32)
     if zero_point is not None:
         exact = exact - _per_axis(node, x, zero_point).to(exact.dtype)

@@ -39,7 +39,7 @@ table(
 
 
 def _over_axis(function: Callable[..., Tensor], node: Node, x: Tensor) -> Tensor:
-    """Apply along ``axis``. Before opset 13, apply over all axes from ``axis`` on, taken together."""
+    """Apply ``function`` along ``axis``; before opset 13, over all axes from ``axis`` on together."""
     if node.opset >= 13:
         return function(x, dim=node.get("axis", -1))
     axis = node.get("axis", 1) % x.ndim

@@ -1,4 +1,4 @@
-"""The table of operators, and the description of a node that an operator receives."""
+"""The table of operators, and the node description with which each operator is called."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Node(msgspec.Struct, frozen=True):
         return self.attributes.get(name, default)
 
     def ints(self, name: str, tensor: Tensor | None) -> list[int] | None:
-        """Integers that are an input in newer opsets and an attribute in older ones. None if they are absent."""
+        """Integers that are an input in newer opsets and an attribute in older opsets. None if they are absent."""
         return self.get(name) if tensor is None else ints(tensor)
 
     def unsupported(self, what: str) -> Unsupported:
@@ -39,7 +39,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Operator(NamedTuple):
-    """How to compute one type of operator, and which of its inputs can be trained."""
+    """The computation of one type of operator, and the inputs that can be trained."""
 
     run: Run
     weights: frozenset[int]
@@ -49,7 +49,7 @@ class Operator(NamedTuple):
 
 
 OPERATORS: dict[tuple[str, str], Operator] = {}
-"""By domain and type."""
+"""The operators by domain and type."""
 
 
 def operator(
@@ -66,7 +66,7 @@ def operator(
 
 
 def call(function: Callable[..., Any], node: Node, *inputs: Tensor | None) -> Any:
-    """Call ``function`` with the inputs, and with the attributes that it has keyword-only parameters for."""
+    """Call ``function`` with the inputs, and with those attributes that are keyword-only parameters of ``function``."""
     keywords = getattr(function, "__kwdefaults__", None) or {}
     return function(*inputs, **{name: node.attributes[name] for name in keywords if name in node.attributes})
 

@@ -1,4 +1,4 @@
-"""Resize: one axis after the other, each as a weighted sum of source elements."""
+"""Resize one axis at a time. Each result element is a weighted sum of source elements."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _resize_axis(node: Node, x: Tensor, axis: int, length: int, factor: float) -
 
 
 def _places(node: Node, source: int, length: int, factor: float) -> Tensor:
-    """For each element of the result, its position in the source. FP32, so that ties fall as in ONNX Runtime."""
+    """For each element of the result, its position in the source. FP32 rounds ties as ONNX Runtime does."""
     coordinates = "asymmetric" if node.opset < 11 else node.get("coordinate_transformation_mode", "half_pixel")
     at = torch.arange(length, dtype=torch.float32)
     if coordinates == "asymmetric":

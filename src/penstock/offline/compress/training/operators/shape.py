@@ -1,4 +1,4 @@
-"""Operators that move elements, and those that compute shapes in int64."""
+"""Operators that move elements, and operators that compute shapes in int64."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def slice_(
         if step > 0:
             x = x[(slice(None),) * (axis % x.ndim) + (slice(*slice(start, end, step).indices(size)),)]
         else:
-            # Unlike in Python, a start before the first position is the first position.
+            # A start before the first position means the first position; ``slice.indices`` alone would return -1.
             bounds = slice(max(start, -size), end, step).indices(size)
             x = x.index_select(axis, torch.tensor(list(range(*bounds)), dtype=torch.int64))
     return x
@@ -91,7 +91,7 @@ def slice_(
 @operator("Split")
 def split(node: Node, x: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
     axis, count = node.get("axis", 0), len(node.outputs)
-    # Without lengths the parts are equal, except for a shorter last one.
+    # Without lengths, all parts are equal except the last part, which may be shorter.
     chosen = node.ints("split", lengths) or -(-x.shape[axis] // count)
     return tuple(torch.split(x, chosen, dim=axis))
 

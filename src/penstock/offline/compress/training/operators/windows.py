@@ -48,7 +48,8 @@ def read_windows(node: Node, kernel: list[int], sizes: list[int]) -> Windows:
 
 
 def share(totals: list[int], upper: bool) -> tuple[list[int], list[int]]:
-    """Split padding into before and after. Of an odd number, the additional element goes after with ``upper``, else before."""
+    """Split padding into the parts before and after. If the padding is odd, the extra element goes after with ``upper``, otherwise
+    before."""
     small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
     return (small, large) if upper else (large, small)
 
