@@ -19,7 +19,7 @@ ROOM_LINES = {
     "cli": 2_194,
     "engines": 1_874,
     "offline": 799,
-    "offline/compress": 14_576,
+    "offline/compress": 14_568,
     "offline/judge": 2_122,
     "offline/optimize": 1_961,
     "offline/tune": 591,
