@@ -1,8 +1,9 @@
 """Compare the speed of several functions on a machine with other load.
 
-All functions run interleaved in one process, in short bursts and in random order, so that a disturbance affects all alike. The first
-rounds are dropped. The result is a ratio with a bootstrap confidence interval over rounds, because disturbances correlate within a
-round (block bootstrap, Künsch 1989). The load and the steal time, before and after, show whether the measurement was disturbed.
+All functions run interleaved in one process, in short bursts and in random order, so that a disturbance affects all functions
+alike. The first rounds are dropped. The result is a ratio with a bootstrap confidence interval over rounds, because disturbances
+correlate within a round (block bootstrap, Künsch 1989). The machine's load and steal time, before and after, show whether other
+processes disturbed the measurement.
 """
 
 from __future__ import annotations
@@ -71,13 +72,13 @@ def interleave(
 ) -> dict[str, Timings]:
     """Time ``runs``, interleaved, within about ``budget_s`` seconds and in at least seven rounds.
 
-    With ``precision`` (0.01 for 1 %), timing may end early. It ends when the ratio of every run to the first is known to this
-    precision at 95 % confidence, and every run has the 300 calls that a p99 needs. The rule depends on the width of the intervals and
-    not on the ratios, so the intervals stay valid (Chow and Robbins, "On the asymptotic theory of fixed-width sequential confidence
-    intervals", 1965).
+    With ``precision`` (0.01 for 1 %), timing may end early. It ends when the ratio of every run's latency to the first run's is
+    known to this precision at 95 % confidence, and every run has the 300 calls that a p99 needs. This rule depends on the widths
+    of the confidence intervals but not on the ratios, so the intervals stay valid (Chow and Robbins, "On the asymptotic theory of
+    fixed-width sequential confidence intervals", 1965).
 
-    A round has one burst of about two milliseconds for each run. The first call of a burst of several is dropped, because its caches
-    are cold. During the pause before each burst, spinning threads of the previous run go idle.
+    A round times a burst of calls, about two milliseconds long, of each run. If a burst has several calls, the first is dropped,
+    because it starts with cold caches. A pause before each burst lets spinning threads of the previous run go idle.
     """
     rng = random.Random(seed)
     bursts = {name: _burst(run, clock.now) for name, run in runs.items()}
@@ -107,7 +108,7 @@ def interleave(
 def speedup(base: Timings, other: Timings, confidence: float = 0.95, seed: int = 0) -> Interval:
     """The speed of ``other`` relative to ``base``: the ratio of medians, with a paired block-bootstrap interval.
 
-    Both must come from one call of ``interleave``, because their rounds are paired.
+    Both timings must come from the same call of ``interleave``, because their rounds are paired.
     """
     base_rounds, other_rounds = np.median(base.seconds, axis=1), np.median(other.seconds, axis=1)
     count = len(base_rounds)
@@ -127,7 +128,7 @@ class ConditionsWatch:
         self._steal, self._total = _steal(proc)
 
     def finish(self) -> Conditions:
-        """The machine's load since construction. A load of up to one busy process per core counts as undisturbed."""
+        """The machine's load since construction. Up to one busy process per core does not count as a disturbance."""
         load = _load(self._proc)
         steal, total = _steal(self._proc)
         percent = 100 * (steal - self._steal) / max(1, total - self._total)
@@ -149,9 +150,9 @@ def repeat_rows(inputs: Mapping[str, Array], rows: int) -> dict[str, Array]:
 
 
 def _is_precise(seconds: Sequence[Sequence[Sequence[float]]], precision: float) -> bool:
-    """True if each run has enough calls, and the median of its ratios to the first run is known to ``precision``.
+    """True if each run has enough calls, and the median ratio of its latency to the first run's is known to ``precision``.
 
-    The 95 % interval of a median lies between order statistics, ``count / 2 ± 0.98 √count``.
+    The 95 % interval of a median lies between the order statistics of ranks ``count / 2 ± 0.98 √count``.
     """
     if min(sum(map(len, rounds)) for rounds in seconds) < _TAIL_CALLS:
         return False
@@ -164,7 +165,9 @@ def _is_precise(seconds: Sequence[Sequence[Sequence[float]]], precision: float) 
 
 
 def _burst(run: Run, now: Callable[[], float]) -> int:
-    """Number of calls per burst: as many as fit into its time, plus one for the dropped first call. If only one fits, it is one."""
+    """Number of calls per burst: as many as fit into the burst's time, plus one for the dropped first call. If only one call fits,
+    the result is 1.
+    """
     seconds = min(_time_burst(run, 1, now)[0] for _ in range(_PROBES))
     calls = int(_BURST_SECONDS / max(seconds, 1e-6))
     return min(calls + 1, _MAX_BURST) if calls > 1 else 1
@@ -188,7 +191,7 @@ def _load(proc: Path) -> float:
 
 
 def _steal(proc: Path) -> tuple[int, int]:
-    """Jiffies stolen by other guests and all jiffies since boot; zeros if the kernel does not report them."""
+    """Jiffies that the hypervisor gave to other guests, and all jiffies, since boot; zeros if the kernel does not report them."""
     try:
         fields = [int(field) for field in (proc / "stat").read_text().splitlines()[0].split()[1:]]
     except (OSError, ValueError, IndexError):

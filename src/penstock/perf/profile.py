@@ -13,10 +13,10 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Default batch sizes."""
 
 HAND_OVER_MS = 0.1
-"""Typical overhead of a server for one call: waking the instance, merging, splitting, waking the event loop."""
+"""Seconds that a server typically adds to one call: waking the instance, merging, splitting, waking the event loop."""
 
 _ENOUGH = 0.95
-"""A smaller batch is preferred, for its latency, if it reaches this fraction of the best throughput."""
+"""The smallest batch that reaches this fraction of the best throughput is chosen, because smaller batches have a lower latency."""
 
 
 def profile(
@@ -27,10 +27,10 @@ def profile(
     on_batch: Callable[[int], None] = lambda _: None,
     precision: float = 0.0,
 ) -> dict[str, tuple[LatencyPoint, ...]]:
-    """Profile all ``models``, interleaved, at each batch size of ``batches``. The batch sizes share ``budget_s`` evenly.
+    """Profile all ``models``, interleaved, at each batch size of ``batches``. Each batch size gets an equal part of ``budget_s``.
 
     ``precision`` is the argument of ``interleave``. ``samples`` have rows along their first axis. Unless all models are batchable,
-    only their fixed batch is profiled. Batches whose minimum number of calls would exceed the whole budget are skipped.
+    only their fixed batch is profiled. A batch size is skipped if its minimum number of calls would exceed the whole budget.
     """
     if not all(model.signature.batchable for model in models.values()):
         batches = (max(model.signature.smallest_batch for model in models.values()),)
@@ -57,7 +57,7 @@ def rows_per_second(point: LatencyPoint) -> float:
 def knee(points: Sequence[LatencyPoint], p99_ms: float | None = None) -> LatencyPoint:
     """The smallest batch that reaches 95 % of the best rows per second, among the batches with a p99 within ``p99_ms``.
 
-    The server's overhead per call is included, because it favours larger batches of very fast models. If no batch is within
+    The throughput includes the server's overhead per call, which favours larger batches of very fast models. If no batch is within
     ``p99_ms``, the result is the first point.
     """
     allowed = [point for point in points if p99_ms is None or point.p99_ms <= p99_ms] or list(points[:1])

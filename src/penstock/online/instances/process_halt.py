@@ -13,34 +13,34 @@ _log = logging.getLogger(__name__)
 
 class Endable(Protocol):
     def end_at_once(self) -> None:
-        """Kill the process and do not restart it. Any thread may call it."""
+        """Kill the process and do not restart it. Any thread may call this."""
         ...
 
 
 class Halt:
-    """Ends processes that are still loading their models; such a load might never end by itself. Any thread may use it."""
+    """Ends processes that are still loading their models, because a load might never end. Any thread may use this class."""
 
     def __init__(self, model: str = "") -> None:
         self._model = model
         self.reason = ""
-        """The reason why loading is refused; empty while it is allowed."""
+        """The reason why further loads are refused; empty while loads are allowed."""
         self._lock = threading.Lock()
         self._loading: set[Endable] = set()
 
     def hold(self, process: Endable) -> None:
-        """Register ``process``, which is about to load its model. Raises Unavailable after ``end``."""
+        """Register ``process`` before it loads its model. Raises Unavailable after ``end``."""
         with self._lock:
             if self.reason:
                 raise Unavailable(self.reason)
             self._loading.add(process)
 
     def release(self, process: Endable) -> None:
-        """Remove ``process``, whose load has ended. Idempotent."""
+        """Remove ``process`` after its load has ended. Idempotent."""
         with self._lock:
             self._loading.discard(process)
 
     def end(self, reason: str) -> None:
-        """Kill all registered processes at once, and refuse further ones."""
+        """Kill all registered processes immediately, and refuse further processes."""
         with self._lock:
             self.reason = reason
             loading, self._loading = self._loading, set()

@@ -29,9 +29,10 @@ GRPC = {code: grpc for code, (_, grpc) in _STATUSES.items()}
 
 
 def as_error(error: Exception) -> PenstockError:
-    """The error to show to the client: ``error`` itself, or, after logging it, an internal error.
+    """The error to show to the client. A PenstockError is returned unchanged. Any other exception is logged and becomes an
+    internal error.
 
-    It has no traceback, because the frames of a traceback would keep the received data in memory as long as the error.
+    The result has no traceback, because the frames of a traceback would keep the received data in memory.
     """
     if isinstance(error, PenstockError):
         error.__traceback__ = error.__context__ = error.__cause__ = None

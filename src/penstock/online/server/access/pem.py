@@ -1,4 +1,6 @@
-"""Explains why the PEM files of a server's certificate and key cannot be used, since OpenSSL does not say what is missing where."""
+"""Explains why the PEM files of the server's certificate and key cannot be used. OpenSSL's errors do not name the file and the
+missing part.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ _MAX_BYTES = 1 << 20
 
 
 def missing_part(config: ServerConfig) -> InvalidConfig | None:
-    """The error about a certificate or private key that its file lacks; None if neither is missing, or a file cannot be read."""
+    """The error for a PEM file that lacks the certificate or the private key. None if both are present, or a file cannot be read."""
     certificate, key = config.tls_certificate, config.tls_key or config.tls_certificate
     try:
         in_certificate, in_key = _read(certificate), _read(key)
