@@ -48,7 +48,7 @@ class HttpInference:
             exchange.later(self._infer_later(exchange, handle))
             return
         body = small
-        # The arrays keep the body alive while they need it.
+        # The arrays keep the body in memory while they need it.
         exchange.body = b""
         request, exchange.form = self._decode(handle, body, json_length)
         self._start(exchange, handle, request)
@@ -56,7 +56,7 @@ class HttpInference:
     async def _infer_later(self, exchange: Exchange, handle: Handle) -> None:
         route, json_length = exchange.head.route, exchange.head.json_length
         layout, inputs = await exchange.decoded(partial(self._decode.in_steps, handle, json_length))
-        handle = self._dataplane.acquire(route.model, route.version, exchange.client)  # it may have been replaced
+        handle = self._dataplane.acquire(route.model, route.version, exchange.client)  # the first may be unloaded
         request, exchange.form = self._decode.complete(handle, layout, inputs)
         self._start(exchange, handle, request)
 
@@ -65,7 +65,7 @@ class HttpInference:
             exchange.introduce(request)
         if exchange.passage is not None:
             exchange.await_model(request.inputs)
-        # ``partial`` costs less than a closure, which has a cell for each variable, or a bound method.
+        # ``partial`` costs less than a bound method, or a closure with a cell for each variable.
         done = partial(HttpInference.answer, self, exchange, handle)
         if handle.row_bytes:
             exchange.submit(self._dataplane, handle, request, done)
@@ -73,13 +73,13 @@ class HttpInference:
             exchange.pending = self._dataplane.infer(handle, request, done)
 
     def answer(self, exchange: Exchange, handle: Handle, outcome: Outcome) -> None:
-        """Answer with ``outcome``, which came from ``handle``."""
+        """Answer with ``outcome``, the outcome of the request on ``handle``."""
         if isinstance(outcome, PenstockError):
             exchange.fail(outcome)
             return
         form = exchange.form
         for array in outcome.outputs.values():
-            # Most responses are so small that the exact check would not pay off.
+            # For most responses, which are small, the exact check would take longer than it saves.
             if (array.nbytes > _TINY_BYTES or array.dtype.char == "O") and not self._encode.is_light(outcome, form):
                 exchange.later(self._answer_later(exchange, handle, outcome))
                 return
@@ -111,9 +111,9 @@ def ask(
     find: Callable[[], Handle],
     read: Callable[[Handle, Buffer], Steps[tuple[Mapping[str, Array], Write]]],
 ) -> None:
-    """Run the inputs that ``read`` finds in the body on the handle that ``find`` returns, and answer with the outputs.
+    """Answer an inference request. ``find`` returns the handle, and ``read`` returns the inputs in the body.
 
-    ``read`` also returns the function that encodes the outputs.
+    ``read`` also returns a function that encodes the outputs.
     """
 
     def start(found: tuple[Mapping[str, Array], Write], is_late: bool) -> None:

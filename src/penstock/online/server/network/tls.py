@@ -1,4 +1,4 @@
-"""TLS: the server's certificate, and the certificates that clients need."""
+"""TLS: the server's certificate, and the authority for certificates of clients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_context(config: ServerConfig) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")
-    # Renegotiation lets a client force repeated handshakes on one connection.
+    # Renegotiation would let a client force repeated handshakes on one connection.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     try:
         # Without a callback, OpenSSL asks for the key's password on the terminal.
