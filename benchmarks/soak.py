@@ -3,9 +3,9 @@ time, and PASS or FAIL.
 
 The load consists of inference over HTTP (JSON, binary, shared memory) and gRPC with checked answers, clients that disconnect in
 the middle of a request, an answer or a call, many kinds of invalid requests, control requests, metrics and statistics. The
-server's memory, descriptors and threads are sampled. After a warm-up, a line is fitted to the samples of each. Its 95 % interval
-comes from a moving-block bootstrap of the residuals, because neighbouring samples are correlated (Künsch 1989). The test fails if
-one of the three has significantly grown by more than its limit, if an answer was wrong, or if an answer was missing.
+server's memory, descriptors and threads are sampled. After a warm-up, a line is fitted to the samples of each resource. Its 95 %
+interval comes from a moving-block bootstrap of the residuals, because neighbouring samples are correlated (Künsch 1989). The test
+fails if a resource has significantly grown by more than its limit, if an answer was wrong, or if an answer was missing.
 
 With ``--hostile``, a random attack of ``benchmarks.attacks`` runs for a few seconds in every ten. Samples are taken after the
 pause that follows an attack, and only the second half of the samples is used. A refusal (429 or 503, or the corresponding gRPC

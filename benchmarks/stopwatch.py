@@ -22,7 +22,7 @@ _Notes = dict[str, list[float]]
 
 
 class _Local(threading.local):
-    """The data of one thread: for each running call, the time of nested calls; and the thread's notes."""
+    """The data of one thread: the time of nested calls within each running call, and the thread's measurements."""
 
     def __init__(self, everyones: list[_Notes]) -> None:
         self.stack: list[float] = []

@@ -1,8 +1,8 @@
 """Checks a torch archive before it is loaded: its kind, and that loading it does not run arbitrary code.
 
-torch reads parts of an exported program with Python's unrestricted unpickler. It evaluates symbolic sizes, guards on inputs and
-names of functions as Python code. Files from ``torch.export.save`` do not need the features that are rejected here. The checks
-restrict a program to tensor operations. They do not make models from untrusted sources safe.
+torch reads parts of an exported program with Python's unrestricted unpickler. In addition, torch evaluates symbolic sizes, guards
+on inputs and names of functions as Python code. Files from ``torch.export.save`` do not need the features that are rejected here.
+The checks restrict a program to tensor operations. They do not make models from untrusted sources safe.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class AnswerHead(NamedTuple):
 # The heads of a server's responses differ mostly in their Content-Length, so the cache has a high hit rate.
 @functools.lru_cache(maxsize=1024)
 def parse_head(head: bytes) -> AnswerHead:
-    """Parse a status line and header lines, without the empty line. Raises Unsupported if they are invalid or lack a length."""
+    """Parse a status line and header lines, without the empty line. Raises Unsupported if the head is invalid or lacks a length."""
     status_line, *lines = head.split(b"\r\n")
     version, _, rest = status_line.partition(b" ")
     fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}

@@ -351,7 +351,7 @@ class OpenLoop(Loop):
             self.tally.failed(TIMED_OUT, self._waiting.popleft())
 
     def _send_due(self) -> None:
-        """Send all due requests, and arm the timer for the next one."""
+        """Send all due requests, and arm the timer for the next request."""
         now = perf_counter()  # read once, so that the loop ends even if the rate is too high to send
         while self._due < min(now, self._end):
             if self._idle:

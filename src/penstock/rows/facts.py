@@ -98,7 +98,9 @@ class Fact:
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The shape of an element-wise operation. Raises Dependent if a row is combined with anything but the same row or one element."""
+    """The shape of an element-wise operation. Raises Dependent if a row is combined with anything other than the same row or a
+    single element.
+    """
     rank = max(map(len, shapes))
     return tuple(
         _meet([shape[axis - rank + len(shape)] for shape in shapes if axis >= rank - len(shape)])

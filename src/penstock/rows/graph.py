@@ -21,7 +21,7 @@ reference. None for a value of any other type."""
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _INT, _FLOAT, _TEXT, _SPAN = "int", "float", "text", "span"
 _MAX_DEPTH = 100
-"""Protobuf's own limit."""
+"""Maximum nesting depth of messages, as in protobuf."""
 
 _SCHEMA = """
 Model: 1 ir_version int, 7 graph Graph, 8 opset Opset, 25 functions Function

@@ -255,4 +255,4 @@ FAMILIES = (
     *(family for family, _ in SERVER_VALUES),
     *(family for family, _ in MACHINE_VALUES),
 )
-"""Every metric."""
+"""All metrics."""

@@ -54,7 +54,7 @@ class TraceContext(msgspec.Struct, frozen=True):
         return cls(f"{_random.getrandbits(128) or 1:032x}", f"{_random.getrandbits(64) or 1:016x}", sampled)
 
     def child(self, sampled: bool) -> TraceContext:
-        """A span below this one, in the same trace."""
+        """A new child span of this span, in the same trace."""
         return TraceContext(self.trace_id, f"{_random.getrandbits(64) or 1:016x}", sampled, self.state)
 
     @property

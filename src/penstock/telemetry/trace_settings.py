@@ -60,7 +60,7 @@ class TraceSettings:
         return msgspec.structs.replace(self._initial, **(self._global | self._models.get(model, {})))
 
     def has_own(self, model: str) -> bool:
-        """True if ``model`` has settings that differ from the global ones."""
+        """True if ``model`` has settings that differ from the global settings."""
         return model in self._models
 
     def get(self, model: str = "") -> dict[str, Any]:

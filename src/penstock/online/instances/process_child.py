@@ -21,8 +21,8 @@ _STDERR = 2
 
 
 class ProcessChild:
-    """A child process. It is not a fork and inherits only ``files``, the descriptors of the model and of the arenas for inputs and
-    outputs.
+    """A child process. It is started anew, not forked, and inherits only ``files``: the descriptors of the model and of the arenas
+    for inputs and outputs.
 
     The child runs the module ``worker`` and ends with this process. Only one thread may call ``wait``. At any time, at most one
     thread may ``send`` and at most one thread may ``receive``.

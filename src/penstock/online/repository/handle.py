@@ -169,7 +169,7 @@ class Handle:
         self._holders += 1
 
     def release(self) -> None:
-        """End one ``hold``."""
+        """Undo one call of ``hold``."""
         self._holders -= 1
         if not self._holders:
             self._released.set()

@@ -108,7 +108,7 @@ def store(files: Mapping[str, bytes]) -> Path:
     except BaseException as error:
         discard(folder)
         if folder and isinstance(error, FileExistsError | NotADirectoryError | IsADirectoryError):
-            raise InvalidArgument("one of the files to load is the folder of another") from None
+            raise InvalidArgument("a file to load has the path of another file's folder") from None
         if isinstance(error, OSError):
             raise ResourceExhausted(f"the files to load cannot be stored: {error.strerror}") from None
         raise

@@ -114,7 +114,7 @@ class ManagedModel:
         self.source: ModelSource | None = None
         """The most recently read source."""
         self.tried = ""
-        """The files' fingerprint at the last load that a change of files caused, whether that load succeeded or failed."""
+        """The files' fingerprint when a change of files last caused a load. The load may have succeeded or failed."""
         self.override: Override | None = None
         """The override that replaces the repository's configuration, and possibly its files."""
         self.replaced = ""
@@ -128,7 +128,7 @@ class ManagedModel:
         self.turn = asyncio.Lock()
         """A lock that the running operation holds. Other operations wait for it in order."""
         self.generation = 0
-        """Number of operations that have begun. It numbers the operations."""
+        """Number of operations that have begun. It is also the number of the last operation."""
         self.pending = 0
         """Number of operations that have not ended."""
         self.waiting: asyncio.Task[list[Any]] | None = None

@@ -37,7 +37,7 @@ class _Sleeper(msgspec.Struct, eq=False):
     """An idle instance. It waits on its own lock.
 
     Idle instances cannot share a queue, because ``queue.SimpleQueue.get`` of CPython 3.11 may compute a negative timeout and wait
-    forever. This happens if another instance takes the item that woke the waiting one, or if the timeout is a microsecond.
+    forever. This happens if another thread takes the item that woke the waiting thread, or if the timeout is a microsecond.
     """
 
     until_ns: int

@@ -29,7 +29,7 @@ class RateLimiter:
         self.waiting: list[ResourceGate] = []
         self.held: Counter[str] = Counter()
         self.turn = 0
-        """The highest turn of any gate that was opened so far."""
+        """The highest number of a gate that was opened so far."""
 
     def gate(self, model: str, needs: Mapping[str, int], priority: int = 1) -> ResourceGate | None:
         """The gate of one instance of ``model``. The instance holds the resources ``needs`` while it runs. None if it needs no
@@ -74,7 +74,8 @@ class ResourceGate:
         self.needs = needs
         self.priority = priority
         self.turn = 0
-        """The gate's turn: waiting gates open in ascending order of turns. Each run increases the turn by the priority."""
+        """The gate's number in the order: waiting gates open in ascending order of their numbers. Each run adds the priority to
+        it."""
         self.held = False
         self.granted = threading.Semaphore(0)
         self._limiter = limiter

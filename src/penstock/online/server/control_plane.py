@@ -153,7 +153,7 @@ class ControlPlane:
         with_parts = parameters.get("unload_dependents", False)
         if parameters.keys() - {"unload_dependents"} or not isinstance(with_parts, bool):
             raise InvalidArgument(
-                f"bad parameters to unload model {quoted(name)}", "only 'unload_dependents', true or false, is allowed"
+                f"bad parameters to unload model {quoted(name)}", "use only 'unload_dependents', true or false"
             )
         await self.change_model("unload", name, with_parts)
 
@@ -182,7 +182,7 @@ class ControlPlane:
 
     def _refuse_control(self, name: str) -> None:
         if self._manager is None or not self._manager.is_explicit:
-            raise Unavailable("explicit model load / unload is not allowed", "serve with 'model_control_mode' explicit")
+            raise Unavailable("explicit model load / unload is not allowed", "set 'model_control_mode' to 'explicit'")
         check_name(name)
 
     async def change_model(self, what: str, name: str, argument: Any = None) -> None:

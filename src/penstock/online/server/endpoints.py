@@ -195,5 +195,5 @@ def _explained(config: ServerConfig, name: _Name | Literal["unix_socket"]) -> It
             f"cannot listen on {config.host_of(name)}:{config.port(name)}: {reason}",
             f"choose another --{name}-port; 0 selects a free port"
             if is_of_port
-            else "--host must be an address of this machine; 0.0.0.0 listens on all",
+            else "--host must be an address of this machine; 0.0.0.0 listens on all addresses",
         ) from None

@@ -23,7 +23,7 @@ keeps_shape(
 
 _REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
 _IMAGE_RANK = 4
-"""ONNX Runtime interpolates tensors with fewer axes along all axes. It interpolates other tensors along all axes but the first."""
+"""ONNX Runtime interpolates tensors with fewer axes along all axes. It interpolates other tensors along all axes except the first."""
 _FOLDED = {"ReduceProd": times, "ReduceSum": plus}
 
 

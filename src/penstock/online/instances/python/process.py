@@ -85,7 +85,7 @@ class PythonProcess(ModelProcess):
     def make_call(self) -> ModelCall:
         """Create a call of another model. Raises Unavailable before ``connect``."""
         if self._make_call is None:
-            raise Unavailable("the model is still being loaded and cannot call others")
+            raise Unavailable("the model is still being loaded and cannot call other models")
         return self._make_call()
 
     def add_stages(self, stages: wire.Stages) -> None:

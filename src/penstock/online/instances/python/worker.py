@@ -69,7 +69,7 @@ class Worker(Host):
             inputs = self._to_parent.write(request.inputs)
             self._calls[number] = done
             if not self._send_tensors(wire.Asked(number, sendable, inputs, decoupled)):
-                self._end_call(number, Unavailable("a model cannot call others while it is loaded or unloaded"))
+                self._end_call(number, Unavailable("a model cannot call other models while it is loaded or unloaded"))
         return lambda: self._drop(number)
 
     def say(self, level: int, text: str) -> None:

@@ -43,7 +43,7 @@ def read_samples(config: ModelConfig, folder: Path) -> Iterator[WarmUpSample]:
         begin = f"failed to run warmup sample '{name}': "
         if rows > config.max_rows:
             limit = f"at most {config.max_batch_size} rows are" if config.batchable else "no requests are"
-            raise InvalidConfig(f"{begin}'batch_size' is {rows}, but {limit} merged", "use a smaller one")
+            raise InvalidConfig(f"{begin}'batch_size' is {rows}, but {limit} merged", "use a smaller 'batch_size'")
         first = (1,) if config.batchable else ()
         inputs = {}
         for key, tensor in given.inputs.items():

@@ -101,7 +101,7 @@ def gpu_of(groups: Iterable[Message], gpus: int) -> int | None:
                 )
             wanted.add(gpu)
     if len(wanted) > 1:
-        raise InvalidConfig("'instance_group' names several devices", "all instances of a model run on one")
+        raise InvalidConfig("'instance_group' names several devices", "all instances of a model run on one device")
     return next(iter(wanted), None)
 
 
@@ -294,7 +294,7 @@ _TABLE: list[_Row] = [
     (f"{_SEQUENCE}.direct.minimum_slot_utilization", lambda value, *_: not 0 <= value <= 1,
      "is {0}: sequence batching minimum slot utilization must be in range (0.0, 1.0]", ""),
     (f"{_SEQUENCE}.control_input", _twice("name"), "has two entries named '{1}'", ""),
-    (f"{_SEQUENCE}.control_input", _repeated_kind, "has two of kind {1}", ""),
+    (f"{_SEQUENCE}.control_input", _repeated_kind, "has two controls of kind {1}", ""),
     (f"{_SEQUENCE}.control_input.name", _is_missing, _MISSING, ""),
     (f"{_SEQUENCE}.control_input.name", lambda value, *around: value in _names(around[-1].input),
      "'{0}' is also listed in 'input'", "remove it there: the server creates it"),

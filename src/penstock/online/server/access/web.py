@@ -98,7 +98,7 @@ class WebAccess:
             )
         if not self._may_ask(method, sender):
             page = f"a page of {quoted(sender.origin.decode('latin-1'))}" if sender.origin else "another site's page"
-            hint = "start the server with '--allow-origin ORIGIN' if it may"
+            hint = "start the server with '--allow-origin ORIGIN' to allow it"
             if sender.origin == b"null":
                 hint = "open the page from a web server, since files and sandboxed frames have no origin of their own"
             raise PermissionDenied(f"{page} may not use this server", hint)

@@ -203,7 +203,7 @@ class GrpcRequestDecoder:
             raise InvalidArgument(
                 f"the number of inputs ({len(layout.raw)}) does not match the number of raw_input_contents ({len(raw)}) "
                 f"for model '{layout.model_name}'",
-                "send one for each input that is not in shared memory, or send typed contents for each input",
+                "send one entry for each input outside shared memory, or send typed contents for each input",
             )
         opened = OpenedMessage([], parts, layout)
         if layout.is_walked:

@@ -11,7 +11,7 @@ from penstock.online.server.access.gate import Gate, Passage
 
 
 class CallGate:
-    """Lets a client send the rest of a large message only once the gate has room for it. Used only on the event loop."""
+    """Delays a large message until the gate has room for it, by not letting the client send more. Used only on the event loop."""
 
     __slots__ = ("_gate", "_message_bytes", "_passage", "_task", "is_waiting")
 

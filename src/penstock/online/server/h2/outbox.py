@@ -199,7 +199,7 @@ class Outbox:
     def flush(self) -> None:  # noqa: PLR0912 - each call saved here counts
         """Write as much as the windows and the socket allow, at most ``_FLUSH_BYTES`` and ``FLUSH_STREAMS`` streams.
 
-        The next event-loop iteration writes the rest.
+        The next event-loop iteration continues.
         """
         transport = self._transport
         if transport is None or transport.is_closing():

@@ -38,7 +38,7 @@ class Route(NamedTuple):
 
 
 Handler = Callable[[Any, Route], None]
-"""Answers an ``Exchange``. The type is ``Any`` because the module of ``Exchange`` imports this one."""
+"""Answers an ``Exchange``. The type is ``Any`` because the module of ``Exchange`` imports this module."""
 ErrorBody = Callable[[int, str], bytes]
 """Returns the body of an error response for a status and a message."""
 

@@ -35,7 +35,7 @@ def make_context(config: ServerConfig) -> ssl.SSLContext | None:
     except ssl.SSLError as error:
         raise InvalidConfig(
             f"cannot use the certificate '{certificate}' with the key '{key}': {_reason(error)}",
-            "both must be PEM; the certificate needs its chain, and the key must match it",
+            "give PEM files: the certificate with its chain, and the key that matches it",
         ) from None
     if config.tls_client_ca:
         try:

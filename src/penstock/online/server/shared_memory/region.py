@@ -117,7 +117,7 @@ class Region:
             message = f"Unable to open shared memory region: '{key}'"
             if error.errno == errno.ENOENT:
                 # Clients of Triton expect this error code.
-                raise PenstockError(message, "create it before it is registered") from None
+                raise PenstockError(message, "create it before you register the region") from None
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise ResourceExhausted(message, "unregister other regions first") from None
             raise InvalidArgument(message) from None

@@ -1,8 +1,8 @@
 """Reads and writes the bodies of ``:classify`` and ``:regress``. A request has a list of examples, and its response has a result
 for each example. Pure.
 
-An example is a JSON object whose members are features. A feature is a value or a flat list. It is one row of the model's input
-with the same name.
+An example is a JSON object whose members are features. A feature is a value or a flat list, and becomes one row of the model's
+input with the same name.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def read(body: Buffer, inputs: Sequence[TensorSpec]) -> Steps[dict[str, Array]]:
 def write_classes(outputs: Mapping[str, Array], labels: Mapping[str, Sequence[str]]) -> bytes:
     """Encode a list of ``[label, score]`` pairs for each example.
 
-    If no output contains labels, the labels come from the model's configuration. The label of any other class is its number.
-    Raises InvalidArgument if the outputs are not classes and scores.
+    If no output contains labels, the labels come from the model's configuration. A class without a label gets its number as the
+    label. Raises InvalidArgument if the outputs are not classes and scores.
     """
     scores = _find(outputs, "scores", is_text=False)
     classes = _find(outputs, "classes", is_text=True)

@@ -1,7 +1,8 @@
 """Reads and writes the bodies of ``:predict``. A request in rows has ``instances``, and its response has ``predictions``. A
 request in columns has ``inputs``, and its response has ``outputs``. Pure.
 
-A single tensor has no name. A row contains one element of each tensor along the first dimension.
+If the model has only one input or one output, its tensor has no name. A row contains one element of each tensor along the first
+dimension.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def _read_rows(rows: Any, inputs: Sequence[TensorSpec], batchable: bool) -> tupl
         return arrays, PredictionForm.ROWS
     if len(rows) > 1:
         raise InvalidArgument(
-            "the model has no batch dimension, but 'instances' has several values", "send one, or 'inputs'"
+            "the model has no batch dimension, but 'instances' has several values", "send one value, or send 'inputs'"
         )
     return {name: array.reshape(array.shape[1:]) for name, array in arrays.items()}, PredictionForm.WHOLE
 
