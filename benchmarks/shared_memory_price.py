@@ -1,5 +1,6 @@
-"""The cost of never mapping shared-memory regions. Compares the requests per second with 1 MiB inputs in shared memory with a
-server that maps the regions, which is safe only if clients never truncate a region. Both servers run in turn, on a separate core.
+"""The cost of never mapping shared-memory regions. For 1 MiB inputs in shared memory, compares the requests per second of
+Penstock's server and of a server that maps the regions. Mapping is safe only if clients never truncate a region. Both servers run
+in turn, on a separate core.
 
 python -m benchmarks.shared_memory_price [--seconds N] [--rounds N]
 

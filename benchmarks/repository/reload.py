@@ -31,7 +31,7 @@ from penstock.perf.tally import LoadResult
 
 _CONNECTIONS = 16
 _SHARE = 0.5
-"""The fraction of the capacity. The capacity is the rate of a single connection in a closed loop, without merging."""
+"""The request rate as a fraction of the capacity, which is the rate of a single connection in a closed loop, without merging."""
 _OTHERS = {"mlp_changes": 10, "mlp_grows": 10, "cnn_changes": 1}
 """Requests per second to each kind of model that changes. One request to the CNN keeps the core busy for milliseconds."""
 _OPERATIONS = 200

@@ -3,8 +3,8 @@ each answer bit for bit. Server, clients and attackers are processes that share 
 that the server's behaviour is measured rather than the competition for the cores. There are three kinds of rounds, in turn: quiet,
 attack and control. In a control round, the attackers attack a second server on the same cores, which shows the cost of sharing the
 cores. p99 is the p99 of the slower protocol. It must be at most 3 times the p99 of quiet rounds, and at most 100 ms. Memory is the
-increase of the resident set since before the attack: the peak, which the kernel records, and the remaining increase 10 seconds
-after the attack. With "unknown", the server requires keys and the attackers have no key.
+increase of the resident set compared with the time before the attack: the peak, which the kernel records, and the remaining
+increase 10 seconds after the attack. With "unknown", the server requires keys and the attackers have no key.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _UNKNOWN = " unknown"
 
 
 class Siege(msgspec.Struct, frozen=True):
-    """One attack, and its quiet and control rounds. Memory is the increase in bytes since before the attack."""
+    """One attack, and its quiet and control rounds. Memory is the increase in bytes compared with the time before the attack."""
 
     quiet: Round
     attack: Round

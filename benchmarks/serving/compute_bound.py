@@ -1,6 +1,7 @@
-"""The fraction of an engine's speed that remains when a model of about three milliseconds is served (a residual CNN on 3×64×64
-images, binary tensors). The goodput at 64 connections is compared with a loop that calls the same engine with its best batch. The
-p50 at one connection is compared with one call of the engine. Server and engine run in turn, with one thread on the same core.
+"""The fraction of an engine's speed that remains when the engine's model is served. The model is a residual CNN on 3×64×64 images,
+which takes about three milliseconds. Tensors are binary. The goodput at 64 connections is compared with a loop that calls the same
+engine with its best batch. The p50 at one connection is compared with one call of the engine. Server and engine run in turn, with
+one thread on the same core.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The transport of tensors: an identity model with 1 MiB of FP32 as input and output, and 4 connections or streams. Binary HTTP,
-gRPC and shared memory, for which only positions are sent, are compared with the same three of Triton and with raw bytes in
+gRPC and shared memory, for which only positions are sent, are compared with the same three ways in Triton and with raw bytes in
 FastAPI. With both servers, the shared-memory regions are filled only once.
 """
 

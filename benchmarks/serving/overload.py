@@ -1,7 +1,8 @@
-"""Overload: twice as many requests as the server can answer. The model is the CNN of about three milliseconds. An open loop sends
-the requests as a Poisson process, and latency counts from the time at which a request was due. Each request has a deadline of 50
-ms (the parameter ``timeout``). The goodput is compared with the peak, which the same server reaches with 64 connections in a
-closed loop without deadlines. Both run in turn. Batches have up to 8 rows, so that two batches fit into a deadline.
+"""Overload: twice as many requests as the server can answer. The model is the CNN that takes about three milliseconds. An open
+loop sends the requests as a Poisson process, and latency counts from the time at which a request was due. Each request has a
+deadline of 50 ms (the parameter ``timeout``). The goodput is compared with the peak, which the same server reaches with 64
+connections in a closed loop without deadlines. Both run in turn. Batches have up to 8 rows, so that two batches fit into a
+deadline.
 """
 
 from __future__ import annotations

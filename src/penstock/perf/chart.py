@@ -195,7 +195,8 @@ def throughput_chart(profiles: Mapping[str, Sequence[LatencyPoint]]) -> str:
 
 
 def attempts_chart(attempts: Sequence[Attempt], original_bytes: int) -> str:
-    """All models that a plan measured, by size (logarithmic) and accuracy, each connected to its parent.
+    """All models that a plan measured, by size (logarithmic) and accuracy. A line connects each model to the model from which it
+    was made.
 
     If the plan coded its models, sizes are those of the coded files. Hollow points are models that the plan did not keep. The
     result is empty if nothing was measured.

@@ -74,7 +74,7 @@ class Call:
         return found
 
     def sizes(self, position: int) -> list[Number]:
-        """The elements of an input. Elements may depend on the batch size, because the rule tracks it."""
+        """The elements of an input. Unlike with ``numbers``, an element may depend on the batch size."""
         value = self[position].value
         self.accounted.add(position)
         if value is None:

@@ -44,8 +44,7 @@ class Reason(enum.StrEnum):
     IDLE = "idle"
     """An instance was free and no delay is configured."""
     ALONE = "alone"
-    """The request ran alone: the model's requests cannot be merged, the request is larger than a batch, or its batch failed
-    before."""
+    """The request runs alone, because the model's requests cannot be merged, it is larger than a batch, or its batch has failed."""
 
 
 class Failure(enum.StrEnum):
@@ -145,7 +144,7 @@ def _buckets() -> list[int]:
 class ModelStatistics:
     """Statistics of one model version; used only on the event loop. All times are ``time.monotonic_ns``, all durations nanoseconds.
 
-    Numbers that follow from other numbers are properties, so that they cost requests no time. The class is a dataclass because
+    Numbers that can be derived from others are properties, so that they take no time per request. The class is a dataclass because
     setting its attributes takes half as long as for a msgspec.Struct.
     """
 

@@ -38,7 +38,7 @@ Stages = dict[str, tuple[int, int]]
 
 
 class Load(msgspec.Struct, tag=True):
-    """Request to load a model. Its files are in the inherited memory."""
+    """Request to load a model. The model's files are in memory that the child inherits."""
 
     engine: str
     format: str

@@ -16,7 +16,7 @@ from penstock.tensor import DataType, Signature, TensorSpec
 
 
 class TensorReshape(msgspec.Struct, frozen=True):
-    """The model's shape of a tensor. For clients, the tensor has the shape ``dims``."""
+    """The shape that a tensor has for the model. For clients, the tensor has the shape ``dims``."""
 
     shape: tuple[int, ...] = ()
 

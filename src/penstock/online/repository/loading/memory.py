@@ -20,8 +20,8 @@ _loading: set[int] = set()
 
 
 def share_arenas(cores: int) -> None:
-    """Limit the freed memory that the C library keeps. It then uses one malloc arena per core (at least two) instead of eight, and
-    retains only small buffers.
+    """Limit the freed memory that the C library keeps. The library then uses one malloc arena per core (at least two) instead of
+    eight, and retains only small buffers.
 
     For each model that was loaded in an arena, the arena retains a few megabytes that ``give_back`` cannot return.
     """

@@ -48,7 +48,7 @@ def engine_traits(name: str) -> EngineTraits:
 
 
 def usual_engine(format: Format) -> str:
-    """The engine for models of ``format`` that do not name one."""
+    """The engine for models of ``format`` whose configuration names no engine."""
     return PYTHON if format is Format.PYTHON else engines_for(format)[0]
 
 

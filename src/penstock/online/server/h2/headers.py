@@ -1,4 +1,4 @@
-"""Header blocks of gRPC calls over HTTP/2: HPACK (RFC 7541), validation, and the choice of the method.
+"""Header blocks of gRPC calls over HTTP/2. Decodes HPACK (RFC 7541), validates headers, and chooses the method.
 
 Clients repeat a small number of header blocks. The reader therefore caches decoded requests by the bytes of their blocks. The
 meaning of a block depends on the dynamic table, so the cache is cleared when this table changes. Responses do not use the dynamic

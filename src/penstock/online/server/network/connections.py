@@ -115,7 +115,7 @@ class Connections:
         self._strangers: dict[ServerConnection, None] = {}
         """Strangers: connections whose clients had sent no complete request when they were last examined."""
         self._known: dict[ServerConnection, int] = {}
-        """The other connections, with the number of requests when they were last examined."""
+        """Connections that are not strangers. Each has the number of its requests when it was last examined."""
         self._evicted: set[ServerConnection] = set()
         """Connections that were closed to make room, but still exist."""
         self._empty = asyncio.Event()

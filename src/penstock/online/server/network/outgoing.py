@@ -63,7 +63,7 @@ class Outgoing:
         self._transport = transport
 
     def close(self) -> None:
-        """Drop the queue: the connection is lost. Idempotent."""
+        """Drop the queue, because the connection is lost. Idempotent."""
         self._transport = None
         self._on_end = _ignore
         self._clear()

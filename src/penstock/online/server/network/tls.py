@@ -1,4 +1,4 @@
-"""TLS: the server's certificate, and the authority for certificates of clients."""
+"""TLS: the server's certificate, and checks of client certificates."""
 
 from __future__ import annotations
 
