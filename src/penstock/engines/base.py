@@ -59,8 +59,7 @@ class LoadedModel(Protocol):
     """True if ``forward`` never blocks, any thread may call it, and its run time depends only on the inputs' shapes. The server may
     run short batches of such a model on its event loop."""
     keeps_state: bool = False
-    """True if outputs may depend on earlier calls. Such a model may run only to answer requests, so the server does not warm it
-    up."""
+    """True if outputs may depend on earlier calls. Such a model may run only to answer requests, so it is not warmed up."""
     optional_inputs: tuple[TensorSpec, ...] = ()
     """Inputs that have a default value in the model; not part of the signature."""
     unranked: frozenset[str] = frozenset()
@@ -76,9 +75,7 @@ class LoadedModel(Protocol):
         ...
 
     def forward_within(self, inputs: Mapping[str, Array], limit_s: float) -> dict[str, Array]:
-        """Like ``forward``, but raise DeadlineExceeded after ``limit_s`` seconds if the engine can interrupt a run. No other run
-        may be in progress.
-        """
+        """Like ``forward``, but raise DeadlineExceeded after ``limit_s`` if the engine can end a run. No other run may be active."""
         return self.forward(inputs)
 
     def unload(self) -> None:

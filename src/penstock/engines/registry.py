@@ -34,8 +34,7 @@ class EngineTraits(msgspec.Struct, frozen=True):
     platform: str = ""
     """The platform that the protocol reports for a model without a configuration; empty: the engine's name."""
     takes_signature: bool = False
-    """True if the engine has the options ``inputs`` and ``outputs`` (``declared_signature``), because some of its models lack a
-    signature."""
+    """True if the engine has the options ``inputs`` and ``outputs``, because some of its models lack a signature."""
     keeps_threads: bool = True
     """True if a loaded model keeps threads of its engine, even with the option ``threads`` set to 1."""
     shared_options: Mapping[str, Any] = {}

@@ -253,9 +253,7 @@ def _match(names: Sequence[str], own: Sequence[str]) -> list[int]:
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """All values except None in nested tuples, lists and dictionaries, with their names. A name is a key, or ``OUTPUT__`` and a
-    position.
-    """
+    """All values except None in nested tuples, lists and dictionaries, named by their keys or ``OUTPUT__`` and a position."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(inner, f"{name}__{key}" if name else str(key))

@@ -165,9 +165,7 @@ def _is_precise(seconds: Sequence[Sequence[Sequence[float]]], precision: float) 
 
 
 def _burst(run: Run, now: Callable[[], float]) -> int:
-    """Number of calls per burst: as many as fit into the burst's time, plus one for the dropped first call. If only one call fits,
-    the result is 1.
-    """
+    """Number of calls per burst: as many as fit, plus one for the dropped first call. If only one call fits, the result is 1."""
     seconds = min(_time_burst(run, 1, now)[0] for _ in range(_PROBES))
     calls = int(_BURST_SECONDS / max(seconds, 1e-6))
     return min(calls + 1, _MAX_BURST) if calls > 1 else 1

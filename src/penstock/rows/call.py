@@ -59,9 +59,7 @@ class Call:
                 stop(f"has more than one element in its input '{self.node.inputs[position]}'")
 
     def mixes(self, fact: Fact, *axes: int) -> None:
-        """Raise Dependent if the batch axis of ``fact`` is among ``axes``, along which the operator combines elements. ``axes``
-        may be negative.
-        """
+        """Raise Dependent if the combined ``axes``, which may be negative, include the batch axis of ``fact``."""
         if fact.is_rows and any(axis % fact.rank == fact.axis for axis in axes):
             stop("mixes the rows of a batch")
 
@@ -82,9 +80,7 @@ class Call:
         return list(value.flat)
 
     def integers(self, name: str, position: int) -> list[int] | None:
-        """A value that older versions of the operator take from the attribute ``name``, and newer versions from an input. None if
-        it is absent.
-        """
+        """A value that is an attribute in older versions of the operator, and an input in newer versions. None if it is absent."""
         if (given := self.attribute(name)) is not None:
             return [given] if isinstance(given, int) else list(given)
         if self.get(position) is None:
@@ -105,9 +101,7 @@ class Call:
         return axis % rank
 
     def check(self, outputs: Facts) -> None:
-        """Raise Dependent if an input depends on the rows or the batch size but an output does not, or an output has rows but no
-        input has.
-        """
+        """Raise Dependent if an output lacks the rows or the batch size of an input, or has rows although no input has rows."""
         facts = [fact for fact in outputs if fact is not None]
         has_rows = False
         for position, fact in enumerate(self.inputs):

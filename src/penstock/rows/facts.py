@@ -27,9 +27,7 @@ _KNOWN = {DataType.INT32, DataType.INT64, DataType.FP32, DataType.FP64, DataType
 
 
 class Dependent(Exception):
-    """The proof stops at ``node``, so the rows may depend on each other. ``reason`` is a predicate: messages print it after the
-    node's name.
-    """
+    """The proof stops at ``node``, so rows may depend on each other. Messages print the predicate ``reason`` after the node."""
 
     def __init__(self, reason: str, node: OnnxNode | None = None) -> None:
         super().__init__(reason)
@@ -98,9 +96,7 @@ class Fact:
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The shape of an element-wise operation. Raises Dependent if a row is combined with anything other than the same row or a
-    single element.
-    """
+    """The shape of an element-wise operation. Raises Dependent if it combines a row with other rows, or with several elements."""
     rank = max(map(len, shapes))
     return tuple(
         _meet([shape[axis - rank + len(shape)] for shape in shapes if axis >= rank - len(shape)])

@@ -47,8 +47,7 @@ class Size:
         found = [each for each in symbols if each.startswith(_BATCH)]
         is_multiple = len(found) == 1 and (found[0] == _BATCH or isinstance(found[0], _Interleaved))
         self.batch = 0 if not found else 1 if is_multiple else 2
-        """0: the size does not depend on the batch size. 1: the size is a multiple of the batch size. 2: another dependence on the
-        batch size."""
+        """0: does not depend on the batch size. 1: a multiple of the batch size. 2: depends on the batch size in another way."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Size) and self.factor == other.factor and self.symbols == other.symbols

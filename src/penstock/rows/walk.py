@@ -24,9 +24,7 @@ _MAX_TURNS = 4
 
 
 class Scope(NamedTuple):
-    """The context of a graph: the facts of tensors in outer graphs, the opset versions, and the attributes of the enclosing
-    function.
-    """
+    """The context of a graph: facts of tensors in outer graphs, opset versions, and attributes of the enclosing function."""
 
     outer: Mapping[str, Fact]
     opsets: Mapping[str, int]

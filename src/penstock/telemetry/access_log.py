@@ -60,9 +60,7 @@ def encode(line: dict[str, Any]) -> bytes:
 
 
 def line_of(trace: Trace, offset_ns: int) -> dict[str, Any]:
-    """The line of ``trace``. ``offset_ns`` is epoch time minus monotonic time. The field ``compute_us`` is the compute time of the
-    whole batch.
-    """
+    """The line of ``trace``. ``offset_ns`` is epoch minus monotonic time. ``compute_us`` is the compute time of the whole batch."""
     times = trace.times
     moment = datetime.fromtimestamp((trace.ended_ns + offset_ns) / 1e9, UTC)
     return {

@@ -38,9 +38,7 @@ def exposition(
 def families(
     models: Iterable[ModelStatistics], server: ServerFacts | None = None, machine: MachineUsage | None = None
 ) -> Iterator[str]:
-    """Yield the page family by family, so that callers can do other work in between. With many models, a page takes milliseconds
-    to build.
-    """
+    """Yield the page family by family, so that callers can work in between. With many models, a page takes milliseconds."""
     labelled = [(_labels(model), model) for model in models]
     now_ns = time.monotonic_ns()
     for family, value_of in MODEL_VALUES:
@@ -79,9 +77,7 @@ def _values(family: Family, labels: str, value: Value) -> str:
 
 
 def _template(name: str, bounds: Sequence[Number]) -> str:
-    """Format string for the lines of one model's histogram. It is built once, because a page can have tens of thousands of such
-    lines.
-    """
+    """Format string for the lines of one model's histogram. Built once, because a page can have tens of thousands of lines."""
     buckets = "".join(f'{name}_bucket{{{_HERE},le="{limit}"}} %d\n' for limit in (*map(repr, bounds), "+Inf"))
     return f"{buckets}{name}_sum{{{_HERE}}} %s\n{name}_count{{{_HERE}}} %d\n"
 

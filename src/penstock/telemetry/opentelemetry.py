@@ -94,9 +94,7 @@ class OpenTelemetry:
 
 
 def otlp_http(endpoint: str) -> SpanExporter:
-    """Exporter to a collector at ``endpoint``, e.g. ``http://localhost:4318/v1/traces``. If it is empty, the ``OTEL_*``
-    environment variables apply.
-    """
+    """Exporter to the collector ``endpoint``, e.g. ``http://localhost:4318/v1/traces``. If empty, the ``OTEL_*`` variables apply."""
     return OTLPSpanExporter(endpoint=endpoint or None, timeout=_EXPORT_TIMEOUT_S)
 
 

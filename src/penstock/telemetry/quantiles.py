@@ -69,9 +69,7 @@ class RecentDurations(msgspec.Struct):
 
 
 def _bucket(ns: int) -> int:
-    """The number of the bucket of ``ns``: the position of its leading bit and the next five bits. Durations with fewer bits have a
-    bucket each.
-    """
+    """The bucket of ``ns``: the position of the leading bit and the next five bits. Shorter durations have a bucket each."""
     shift = ns.bit_length() - _BITS - 1
     return ns if shift <= 0 else (shift << _BITS) + (ns >> shift)
 

@@ -188,17 +188,14 @@ class ModelStatistics:
     metrics: dict[str, OwnMetric] = field(default_factory=dict)
     """Metrics defined by a Python model, by name."""
     stages: dict[str, Duration] = field(default_factory=dict)
-    """Duration of each stage of a Python model, by name. Some stages are part of every execution; the model defines further
-    stages."""
+    """Duration of each stage of a Python model, by name. Some stages are part of every execution; the model defines others."""
     load_s: float = 0.0
     """Seconds of loading and warming up."""
     recent: RecentDurations | None = None
     """Quantiles of the last minute; None unless enabled, because they take time in every request."""
 
     def executed(self, arrived_ns: Sequence[int], rows: int, reason: Reason, times: BatchTimes, done_ns: int) -> None:
-        """Count one batch of ``rows`` rows, answered at ``done_ns``. ``arrived_ns`` has the arrival time of each request (at least
-        one).
-        """
+        """Count one batch of ``rows`` rows, answered at ``done_ns``, whose requests (at least one) arrived at ``arrived_ns``."""
         self.executed_all([(arrived_ns, rows, reason, times, done_ns)])
 
     def executed_all(self, batches: Sequence[Executed]) -> None:

@@ -81,9 +81,7 @@ class _Sampler:
 
 
 class Tracer:
-    """Decides which requests are recorded, and passes the records to the exporters and the access log. Used only on the event
-    loop.
-    """
+    """Decides which requests to record, and passes the records to the exporters and the access log. Used only on the event loop."""
 
     def __init__(
         self,
@@ -102,9 +100,7 @@ class Tracer:
         self._refresh()
 
     def settings(self, model: str = "", update: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Apply ``update``, if any, and return the effective setting of ``model`` (empty: the global setting). Raises
-        InvalidArgument.
-        """
+        """Apply ``update``, if any, and return the effective setting of ``model`` (empty: the global one). Raises InvalidArgument."""
         if not update:
             return self._settings.get(model)
         result = self._settings.update(model, update)
@@ -120,9 +116,7 @@ class Tracer:
         return self._settings.changes()
 
     def begin(self, request: InferRequest, traceparent: str = "", tracestate: str = "") -> Trace | None:
-        """Begin the record of a request. Returns None if the request is not recorded. If ``enabled``, call this first for every
-        request.
-        """
+        """Begin the record of a request; None if it is not recorded. If ``enabled``, call this first for every request."""
         parent = TraceContext.parse(traceparent, tracestate) if traceparent else None
         sampler = self._sampler(request.model_name)
         is_sampled = sampler is not None and sampler.sample(parent)
@@ -144,9 +138,7 @@ class Tracer:
         )
 
     def computed(self, traces: Iterable[object], rows: int, reason: Reason, times: BatchTimes) -> None:
-        """Add a batch's times to the records of its requests. If ``enabled``, call this for every batch before its requests are
-        answered.
-        """
+        """Add a batch's times to its requests' records. If ``enabled``, call this for every batch before its requests are answered."""
         for trace in traces:
             if isinstance(trace, Trace):
                 trace.times, trace.batch_rows, trace.reason = times, rows, reason
@@ -175,9 +167,7 @@ class Tracer:
             self._exporters[trace.mode].put(trace)
 
     def _sampler(self, model: str) -> _Sampler | None:
-        """The sampler of ``model``; None if the model is not traced. As in Triton, models without their own setting share a
-        sampler.
-        """
+        """The sampler of ``model``; None if it is not traced. As in Triton, models without their own setting share a sampler."""
         own = model if self._settings.has_own(model) else ""
         if own not in self._samplers:
             setting = self._settings.of(own)

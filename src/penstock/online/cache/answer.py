@@ -49,9 +49,7 @@ _decode_head = msgspec.msgpack.Decoder(_Head).decode
 
 
 class CachedAnswer(msgspec.Struct, frozen=True):
-    """The outputs and parameters of a response, and the memory that they take. The arrays are read-only, also in the responses
-    that ``to`` returns.
-    """
+    """The outputs and parameters of a response, and their memory. The arrays are read-only, also in the responses of ``to``."""
 
     outputs: Mapping[str, Array]
     parameters: Parameters

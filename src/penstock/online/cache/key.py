@@ -38,9 +38,7 @@ def model_prefix(identity: str, version: str) -> bytes:
 
 
 def cache_key(prefix: bytes, request: InferRequest) -> bytes | None:
-    """The key of ``request``, 32 bytes long; None if a parameter has no canonical form. The inputs must have datatypes of the
-    protocol.
-    """
+    """The key of ``request``, of 32 bytes; None if a parameter has no canonical form. Inputs must have datatypes of the protocol."""
     parameters = _NO_PARAMETERS
     if request.parameters:
         counted = {name: value for name, value in request.parameters.items() if name not in _NOT_OF_THE_ANSWER}

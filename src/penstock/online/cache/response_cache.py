@@ -29,14 +29,10 @@ _LARGEST_SHARE = 4
 
 
 class SecondTier(Protocol):
-    """A larger, slower cache behind the response cache. Several servers may share it. A failure counts as a miss; no method raises
-    an exception.
-    """
+    """A larger, slower cache behind the response cache, which several servers may share. Failures count as misses."""
 
     def get(self, key: bytes, done: Callable[[CachedAnswer | None], None]) -> Cancellable | None:
-        """Look ``key`` up and call ``done`` once. Returns None if ``done`` has already been called. Cancelling the result prevents
-        the call.
-        """
+        """Look up ``key`` and call ``done`` once. Returns None if this has happened. Cancelling the result prevents the call."""
 
     def put(self, key: bytes, answer: CachedAnswer) -> None:
         """Store ``answer`` in the background, if possible."""
@@ -65,9 +61,7 @@ def open_cache(cache_bytes: int, cache_redis: str, cache_ttl_s: float, clock: Cl
 
 
 class ResponseCache:
-    """The cached responses of all models, at most ``max_bytes`` (> 0). The least recently used responses are evicted. Used only on
-    the event loop.
-    """
+    """The cached responses of all models, at most ``max_bytes`` (> 0), with LRU eviction. Used only on the event loop."""
 
     def __init__(self, max_bytes: int, clock: Clock, second: SecondTier | None = None) -> None:
         self.clock = clock

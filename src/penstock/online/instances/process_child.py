@@ -89,9 +89,7 @@ class ProcessChild:
             self._channel.send(message)
 
     def receive(self, timeout_s: float) -> Message:
-        """Wait for a message. Raises EOFError or OSError if the child ends, and TimeoutError after ``timeout_s`` seconds (0: no
-        limit).
-        """
+        """Wait for a message. Raises EOFError or OSError if the child ends, and TimeoutError after ``timeout_s`` (0: no limit)."""
         with self._receiving:
             self._channel.socket.settimeout(timeout_s or None)
             return self._channel.receive()

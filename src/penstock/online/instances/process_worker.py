@@ -30,9 +30,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
 def serve(
     arguments: Sequence[str], answer: Callable[[Channel, Load, Callable[[], Artifact], Sequence[TensorArena]], None]
 ) -> None:
-    """Call ``answer`` with the first message, a function that reads the model, and the arenas. Returns when the parent
-    disconnects.
-    """
+    """Call ``answer`` with the first message, a function that reads the model, and the arenas. Returns at disconnection."""
     end, lifeline, model_file, *arenas = descriptors = [int(argument) for argument in arguments]
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)

@@ -94,9 +94,7 @@ class Handle:
 
     @property
     def is_healthy(self) -> bool:
-        """True if an instance can run. False while the processes of all instances restart. For an ensemble, True if all its models
-        can run.
-        """
+        """True if an instance can run, so False while all processes restart. For an ensemble, True if all its models can run."""
         if not self._models:
             return bool(getattr(self.scheduler, "is_healthy", True))
         return any(getattr(model, "healthy", True) for model in self._models)
@@ -155,9 +153,7 @@ class Handle:
         self.config = with_instances(self.config, self.instance_count)
 
     def amplified_bytes(self, request: InferRequest) -> int:
-        """Bytes of the outputs for ``request``, computed from the signature. 0 if the outputs are not large compared with the
-        inputs.
-        """
+        """Bytes of the outputs for ``request``, according to the signature. 0 if they are not large compared with the inputs."""
         if not (self.row_bytes and request.inputs):
             return 0
         shape = next(iter(request.inputs.values())).shape

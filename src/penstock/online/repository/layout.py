@@ -79,9 +79,7 @@ class Layout(msgspec.Struct, frozen=True):
         return present[0] if len(present) == 1 and name not in self.targets else self.models().get(name)
 
     def namespace(self, root: Path) -> str:
-        """The namespace of the models in repository ``root``: the name of its folder, plus a number if several repositories have
-        this name.
-        """
+        """The namespace of the models in repository ``root``: the folder's name, with a number if several repositories share it."""
         alike = [other for other in self.roots if other.name == root.name]
         return root.name if len(alike) == 1 else f"{root.name}-{alike.index(root) + 1}"
 

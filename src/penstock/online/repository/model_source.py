@@ -24,8 +24,7 @@ class ModelSource(msgspec.Struct, frozen=True):
     given: ModelConfig = ModelConfig()
     """The configuration as the user wrote it."""
     fingerprints: Mapping[str, str] = {}
-    """Fingerprints by version. The fingerprint with an empty key covers the files that all versions share, except the
-    configuration."""
+    """Fingerprints by version. An empty key stands for the files that all versions share, except the configuration."""
     fingerprint: str = ""
     """The fingerprint of all the model's files."""
     written_in: str = ""

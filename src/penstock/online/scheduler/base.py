@@ -27,9 +27,7 @@ class Cancellable(Protocol):
 
 
 class Scheduler(Protocol):
-    """Queues requests and runs them. Used only on the event loop. Every submitted request ends exactly once: with a result, an
-    error, or Cancelled.
-    """
+    """Queues and runs requests, on the event loop. Every request ends exactly once: with a result, an error, or Cancelled."""
 
     @property
     def config(self) -> BatchingConfig: ...

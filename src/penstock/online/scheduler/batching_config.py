@@ -33,9 +33,7 @@ class QueuePolicy(msgspec.Struct, frozen=True):
     """Maximum number of waiting requests of the level. With 0, only the model's limit applies."""
 
     def timeout_ns(self, asked_us: int) -> int:
-        """The effective timeout, in nanoseconds, of a request whose own timeout is ``asked_us`` (0: none). A result of 0 means no
-        limit.
-        """
+        """The effective timeout in nanoseconds of a request whose own timeout is ``asked_us`` (0: none). 0 means no limit."""
         timeout_us = self.default_timeout_microseconds
         if self.allow_timeout_override and 0 < asked_us < timeout_us:
             timeout_us = asked_us

@@ -124,9 +124,7 @@ class EnsembleScheduler(Generic[_Part]):
 
     @property
     def identity(self) -> str:
-        """An identifier of the content of all models of the ensemble. While a model is not served, each call returns a different
-        value.
-        """
+        """An identifier of the content of all models of the ensemble. It changes on each call while a model is not served."""
         try:
             return " ".join(f"{key} {handle.identity}" for key, handle in self.resolve({}).items())
         except NotFound:

@@ -21,8 +21,7 @@ from penstock.online.scheduler.queue import NEVER, Pending
 from penstock.telemetry.statistics import Reason
 
 _WAKE_NS = 2_000_000
-"""Nanoseconds by which a delayed batch starts before the last moment at which it can meet its deadlines, because threads wake
-late."""
+"""Nanoseconds by which a delayed batch starts before the last moment that meets its deadlines, because threads wake late."""
 
 
 class Batch(msgspec.Struct):

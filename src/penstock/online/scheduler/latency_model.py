@@ -14,8 +14,7 @@ _DEVIATION_GAIN = 1 / 4
 _DEVIATIONS = 2.0
 """Mean deviations from the mean to the upper bound. For a normal distribution, the bound is the 95th percentile."""
 _OUTLIER = 4.0
-"""A measurement counts at most as the mean plus this number of mean deviations, so that one pause does not make the model appear
-slow."""
+"""A measurement is limited to the mean plus this number of mean deviations, so that one pause has little effect."""
 _LIFE_NS = 1_000_000_000
 _LIFE_RUNS = 8.0
 """A bucket expires after a second without measurements, or after the duration of this number of runs if that is longer."""
@@ -39,9 +38,7 @@ class _Bucket(msgspec.Struct):
 
 
 class LatencyModel:
-    """Durations by batch size. Only one thread may write. Other threads may read during an update; the value is still precise
-    enough.
-    """
+    """Durations by batch size. Only one thread may write. Others may read during an update; the value is precise enough."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, _Bucket] = {}

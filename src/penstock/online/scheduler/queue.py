@@ -188,9 +188,7 @@ class Queue:
                 self._leave(pending)
 
     def expire(self, now_ns: int) -> list[Pending]:
-        """Remove and return the requests whose deadline or timeout has passed. In levels with DELAY, a timeout only moves requests
-        to the end of the level.
-        """
+        """Remove and return the expired requests. In levels with DELAY, a timeout only moves requests to the end of the level."""
         expired = []
         while self._moments and self._moments[0][0] <= now_ns:
             _, _, pending = heapq.heappop(self._moments)

@@ -74,8 +74,7 @@ class ResourceGate:
         self.needs = needs
         self.priority = priority
         self.turn = 0
-        """The gate's number in the order: waiting gates open in ascending order of their numbers. Each run adds the priority to
-        it."""
+        """Waiting gates open in ascending order of their numbers. This is the gate's number; each run adds the priority to it."""
         self.held = False
         self.granted = threading.Semaphore(0)
         self._limiter = limiter

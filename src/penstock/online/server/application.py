@@ -54,9 +54,7 @@ class Ready(Addresses, frozen=True):
 
 
 def models_at_start(config: ServerConfig, layout: Layout) -> list[str]:
-    """The models to load at start-up. Raises NotFound if a repository is missing. With ``exit_on_error``, also raises NotFound if
-    a model is missing.
-    """
+    """The models to load at start-up. Raises NotFound for a missing repository and, with ``exit_on_error``, a missing model."""
     known = layout.models()
     if config.model_control_mode != "explicit" or "*" in config.load_models:
         return list(known)

@@ -39,9 +39,7 @@ class BodyBuffer:
         return max(len(self._memory), min(self.size, _GROWTH * (self.filled + count)))
 
     def grow(self, count: int = 0) -> None:
-        """Make room for more bytes. ``count`` further bytes have already arrived. ``count`` must not exceed the number of missing
-        bytes.
-        """
+        """Make room for more bytes. ``count`` of the missing bytes have already arrived."""
         if self.spare > count or len(self._memory) == self.size:
             return
         size = self.wanted(count)

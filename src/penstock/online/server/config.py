@@ -36,9 +36,7 @@ PANELS = {
 
 
 class ServerConfig(msgspec.Struct, frozen=True):
-    """Settings of the server: options of ``penstock serve``, variables ``PENSTOCK_SERVER_*``, or the table ``[server]`` of the
-    settings file.
-    """
+    """Server settings: options of ``penstock serve``, variables ``PENSTOCK_SERVER_*``, or the table ``[server]`` of the file."""
 
     REMOVED: ClassVar[Mapping[str, str]] = {"grpc_implementation": "gRPC always runs on the server's own HTTP/2 (h2)"}
     """Settings of earlier versions, each with the reason for its removal."""
@@ -73,16 +71,14 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """Event loop. ``auto`` uses uvloop if it is installed."""
 
     model_repository: Flag[tuple[str, ...]] = ()
-    """Folder of models in Triton's layout, ``<model>/<version>/…``. These models are served in addition to models on the command
-    line."""
+    """Folder of models in Triton's layout, ``<model>/<version>/…``, to serve in addition to models on the command line."""
     model_control_mode: Flag[Literal["none", "poll", "explicit"]] = "none"
     """When models are loaded and unloaded after start-up: never (``none``), when their folders change (``poll``), or when clients
     ask for it (``explicit``)."""
     load_models: Flag[tuple[str, ...]] = ()
     """Model to load at start-up in mode ``explicit``; ``*`` loads all models. The other modes load every model."""
     repository_poll_secs: Flag[Annotated[float, msgspec.Meta(gt=0)]] = 15.0
-    """Seconds between two polls of the repositories in mode ``poll``. A change is applied once two consecutive polls have seen the
-    same files."""
+    """Seconds between two polls in mode ``poll``. A change is applied once two consecutive polls have seen the same files."""
     exit_on_error: Flag[bool] = True
     """Exit if a model fails to load at start-up."""
     strict_readiness: Flag[bool] = True
@@ -109,8 +105,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
     instances: Flag[_Count | None] = None
     """Number of instances of each model. Defaults to the bundle's value, or 1."""
     isolation: Flag[Literal["thread", "process"]] = "thread"
-    """Where instances run: on threads of the server, or each in its own process. If an instance's process crashes, the server
-    keeps running."""
+    """Where instances run: on threads of the server, or in a process per instance, so that a crash does not end the server."""
     model_timeout_s: _Seconds = 0.0
     """Maximum seconds for one call of a model in its own process. If a call takes longer, the process is killed. For loading, the
     limit is at least 60 s. 0 sets no limit."""
@@ -130,14 +125,12 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """Maximum bytes in memory of all requests, decoded tensors and unread responses. Further requests are rejected with 503. Must
     be at least ``max_request_bytes``. 0 sets no limit."""
     max_header_bytes: _Count = 64 << 10
-    """Maximum bytes of a request's headers, including an overhead of 32 bytes per header. Requests with larger headers are
-    rejected with 431."""
+    """Maximum bytes of a request's headers, plus 32 bytes per header. Requests with larger headers are rejected with 431."""
     max_connections: _Count = 10_000
     """Maximum number of open connections, at most the process's limit on open files minus 256. On further connections, only health
     and metrics are served; other requests get 503, and the connection is closed. The metrics port has 32 additional connections."""
     max_pipelined: _Count = 64
-    """Maximum number of requests in flight per connection. At the limit, the server stops reading from the connection until a
-    request is answered."""
+    """Maximum requests in flight per connection. At the limit, the server stops reading until a request is answered."""
     max_unsent_bytes: _Count = 8 << 20
     """Maximum bytes of responses to one request that a client may leave unread. Beyond this limit, the request is cancelled, and a
     gRPC call ends with RESOURCE_EXHAUSTED."""
@@ -161,8 +154,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
     tls_key: Flag[str] = ""
     """PEM file with the certificate's private key, without a password. Defaults to the certificate file."""
     tls_client_ca: Flag[str] = ""
-    """PEM file with certificate authorities. The server then accepts only clients with a certificate from one of these
-    authorities."""
+    """PEM file with certificate authorities. The server then requires a client certificate from one of these authorities."""
     http_tls: bool = True
     """Use TLS also for HTTP. If false, each of the two ports accepts only its own protocol."""
     keys_file: Flag[str] = ""
@@ -188,16 +180,14 @@ class ServerConfig(msgspec.Struct, frozen=True):
     cache_bytes: Flag[_Bytes] = 0
     """Memory for cached responses of models with ``response_cache``. 0 disables the cache."""
     cache_redis: Secret[str] = ""
-    """URL of a Redis server that also caches responses. Several servers may share it. Pass a URL with a password in the
-    environment."""
+    """URL of a Redis server that also caches responses, possibly for several servers. Pass a password in the environment."""
     cache_ttl_s: _Seconds = 3600.0
     """Seconds for which Redis keeps a response. With 0, Redis decides when to evict it."""
 
     access_log: Flag[str] = ""
     """Access log file, with one JSON line per request. ``-`` writes to stdout."""
     trace_level: Flag[Literal["OFF", "TIMESTAMPS"]] = "OFF"
-    """``TIMESTAMPS`` traces requests. At run time, clients can change level, rate, count and frequency, also per model, and the
-    mode of all models."""
+    """``TIMESTAMPS`` traces requests. Clients can change level, rate, count, frequency and mode at run time."""
     trace_rate: _Count = 1000
     """Trace one out of this number of requests, in addition to requests whose caller traces them."""
     trace_count: Annotated[int, msgspec.Meta(ge=-1)] = -1
@@ -209,8 +199,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
     trace_file: Flag[str] = ""
     """JSON file for traces in mode ``triton``. An existing file is overwritten. Without this setting, the mode traces nothing."""
     trace_endpoint: str = ""
-    """URL of the OpenTelemetry collector, as ``http://host:4318/v1/traces``. Without this setting, mode ``opentelemetry`` traces
-    nothing."""
+    """URL of the OpenTelemetry collector, as ``http://host:4318/v1/traces``. Mode ``opentelemetry`` traces nothing without it."""
     log_file: Flag[str] = ""
     """File to which the server appends its log messages. Defaults to stderr."""
     log_info: bool = True

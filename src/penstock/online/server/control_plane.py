@@ -66,8 +66,7 @@ class ControlPlane:
         self._metrics = metrics
         self._manager = manager
         self._uneven: set[str] = set()
-        """Models of which other processes may serve an older state, because these processes failed to load the state that is
-        served here."""
+        """Models that other processes may serve in an older state, because they failed to load the state served here."""
 
     async def answer(self, what: str, arguments: list[Any]) -> Any:
         """Run the operation ``what`` that another process requests. It affects only this process. Raises PenstockError."""
@@ -114,9 +113,7 @@ class ControlPlane:
         return dict(self._manager.loaded_by_name()) if self._manager is not None else {}
 
     async def repository_index(self, ready: bool = False) -> list[Row]:
-        """A row for every model version. If any process has an error for a version, the row contains it. ``ready`` selects only
-        ready versions.
-        """
+        """A row for every model version, with an error if any process has one. ``ready`` selects only ready versions."""
         others = await self._group.ask("own_index")
         wrong = {(row["name"], row.get("version")): row for rows in others for row in rows if row.get("reason")}
         own = await self.own_index()
@@ -250,16 +247,12 @@ class ControlPlane:
         ]
 
     def inherit(self) -> None:
-        """Continue the counters of the process that this process replaces. Call this before other processes can query this
-        process.
-        """
+        """Continue the counters of the replaced process. Call this before other processes can query this process."""
         if (kept := self._group.inherited()) is not None:
             self._metrics.inherit(msgspec.convert(kept, list[ModelStatistics]))
 
     def _own_statistics(self) -> list[ModelStatistics]:
-        """The statistics of this process. They are stored before they are reported, so that no counter decreases if the process
-        dies.
-        """
+        """The statistics of this process. Stored before they are reported, so that no counter decreases if the process dies."""
         own = self._metrics.models()
         self._group.keep([dataclasses.replace(one, pending=0, recent=None) for one in own])
         return own
@@ -270,9 +263,7 @@ class ControlPlane:
     # Parameters
 
     async def trace_settings(self, model: str = "", update: Parameters | None = None) -> dict[str, Any]:
-        """Apply ``update`` and return the trace settings of ``model``, or the global settings if it is empty. Raises NotFound,
-        InvalidArgument.
-        """
+        """Apply ``update`` and return the trace settings of ``model`` (empty: global). Raises NotFound, InvalidArgument."""
         if model:
             self._repository.find(model)
         if update:

@@ -103,9 +103,7 @@ class DataPlane:
         return self._is_open and self._is_complete()
 
     def enter(self, client: str) -> None:
-        """Count a request of ``client`` before it is decoded, unless the access guard has already counted it. Raises
-        ResourceExhausted.
-        """
+        """Count a request of ``client`` before it is decoded, unless the access guard has counted it. Raises ResourceExhausted."""
         if self._admission is not None:
             self._admission.enter(client)
 

@@ -36,8 +36,7 @@ from penstock.online.server.processes.supervisor import reserve
 _Name = Literal["http", "grpc", "metrics"]
 
 _METRICS_CONNECTIONS = 32
-"""Maximum number of connections to the metrics port. They do not count towards ``max_connections``, so that clients cannot block
-monitoring."""
+"""Maximum connections to the metrics port. They are not part of ``max_connections``, so that clients cannot block monitoring."""
 
 
 class Addresses(msgspec.Struct, frozen=True):
@@ -142,9 +141,7 @@ class Endpoints:
         self._service.announce_health()
 
     async def drain(self, grace_s: float, timeout_s: float) -> None:
-        """Stop listening after ``grace_s`` seconds. Returns when all requests are answered, or after another ``timeout_s``
-        seconds.
-        """
+        """Stop listening after ``grace_s`` seconds. Returns when all requests are answered, or ``timeout_s`` seconds later."""
         # Idle streams would keep their connections open for ever.
         asyncio.get_running_loop().call_later(grace_s + LAST_REQUEST_S, self._service.drain)
         drains = [listener.drain(grace_s, timeout_s) for listener in (self._listener, self._metrics_listener)]

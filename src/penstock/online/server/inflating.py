@@ -62,9 +62,7 @@ def inflate(data: Buffer, window_bits: int, limit: int) -> Steps[memoryview]:
 
 
 def inflate_small(data: Buffer, window_bits: int) -> bytes | None:
-    """The content of ``data``, if ``data`` and its content are at most ``INLINE_BYTES`` long. Otherwise None; use ``inflate``
-    instead.
-    """
+    """The content of ``data``, if both have at most ``INLINE_BYTES``. Otherwise None; use ``inflate`` instead."""
     if len(data) > INLINE_BYTES:
         return None
     member = zlib.decompressobj(window_bits)

@@ -60,9 +60,7 @@ class MetricsPage:
         inflight_bytes: Callable[[], int] | None = None,
         dropped_records: Callable[[], int] = int,
     ) -> None:
-        """``statistics`` returns the statistics of the current models. ``connections`` returns the number of open connections by
-        protocol.
-        """
+        """``statistics`` returns the current models' statistics. ``connections`` returns the number of connections by protocol."""
         self._statistics = statistics
         self._connections = connections
         self._inflight_bytes = inflight_bytes
@@ -78,9 +76,7 @@ class MetricsPage:
         self._inherited = statistics
 
     def models(self) -> list[ModelStatistics]:
-        """The statistics of every model version, including inherited counters. If nothing was inherited, these are the live
-        objects.
-        """
+        """The statistics of every model version, with inherited counters. Without inherited counters, the live objects."""
         own = list(self._statistics())
         return merge([own, self._inherited]) if self._inherited else own
 

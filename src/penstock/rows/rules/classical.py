@@ -1,6 +1,4 @@
-"""Rules for trees, linear models, and the preparation of features and texts. These operators process each row of [rows, features]
-separately.
-"""
+"""Rules for trees, linear models, and feature and text preparation. These operators process rows of [rows, features] separately."""
 
 from __future__ import annotations
 

@@ -12,9 +12,7 @@ _KEYS = {"name", "data_type", "dims", "optional"}
 
 
 class AutoCompletion:
-    """The argument and result of ``auto_complete_config``. Methods raise ValueError if a value contradicts the user's
-    configuration.
-    """
+    """The argument and result of ``auto_complete_config``. Raises ValueError if a value contradicts the user's configuration."""
 
     def __init__(self, options: PythonOptions) -> None:
         self._max_batch = options.max_batch
@@ -70,9 +68,7 @@ ModelConfig = AutoCompletion
 
 
 def completed(model: type, options: PythonOptions) -> dict[str, Any]:
-    """The configuration after ``model``'s ``auto_complete_config``, if the model has this function. Raises InvalidModel, and the
-    model's exceptions.
-    """
+    """The configuration after the model's ``auto_complete_config``, if any. Raises InvalidModel, and the model's exceptions."""
     config = AutoCompletion(options)
     complete = getattr(model, "auto_complete_config", None)
     if complete is not None:

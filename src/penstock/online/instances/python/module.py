@@ -40,9 +40,7 @@ def source_file(artifact: Artifact) -> str:
 
 @contextmanager
 def model_errors(file: str, doing: str) -> Iterator[None]:
-    """Convert exceptions of the model's code to InvalidModel, which names the line of ``file``. The traceback is written to the
-    log.
-    """
+    """Convert exceptions of the model's code to InvalidModel, which names the line of ``file``. Logs the traceback."""
     try:
         yield
     except PenstockError:

@@ -63,9 +63,7 @@ class TypedModel:
         """True if the outputs must have a row for each row of the inputs."""
 
     def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
-        """Run ``requests`` as one batch. If the batch fails, run each request alone, so that only the requests that cause the
-        error fail.
-        """
+        """Run ``requests`` as one batch. If the batch fails, run each request alone, so that only faulty requests fail."""
         try:
             outputs = self._forward(merge([request.inputs for request in requests]))
             parts = [outputs]

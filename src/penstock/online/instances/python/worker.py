@@ -110,9 +110,7 @@ class Worker(Host):
         return wire.Executed(written, stages.take())
 
     def _view(self, slots: Sequence[TensorSlot], copies: bool) -> dict[str, Array]:
-        """The inputs of a request. ``copies`` is true for a decoupled model, because it may still read inputs when the arena is
-        reused.
-        """
+        """The inputs of a request. ``copies`` is true for decoupled models, which may still read inputs when the arena is reused."""
         inputs = self._inputs.copy(slots) if copies else self._inputs.view(slots)
         for array in inputs.values():
             array.flags.writeable = True  # Triton models may write to their inputs

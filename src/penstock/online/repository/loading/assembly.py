@@ -66,9 +66,7 @@ class Assembler:
         self._limiter = limiter
 
     def assemble(self, loaded: LoadedVersion) -> Handle:
-        """The handle of ``loaded``. Its instances are not started yet. Raises InvalidConfig if the configuration contradicts the
-        model.
-        """
+        """The handle of ``loaded``, with instances that are not started. Raises InvalidConfig if configuration and model disagree."""
         resolved, config = loaded.resolved, loaded.config
         scheduler, batchers = self._scheduler(loaded)
         parts = zip(loaded.models, batchers, self._gates(config), strict=True)

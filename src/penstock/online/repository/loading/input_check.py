@@ -1,6 +1,4 @@
-"""Checks a request's inputs against a model's signature. Most of the work is done once per model, so that a request is checked
-quickly.
-"""
+"""Checks a request's inputs against a model's signature. Most of the work is done once per model, so a check is fast."""
 
 from __future__ import annotations
 

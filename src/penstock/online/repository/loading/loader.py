@@ -1,6 +1,4 @@
-"""Loads model versions into memory, and checks and warms them up. All functions here block, so call them on a thread, not on the
-event loop.
-"""
+"""Loads, checks and warms up model versions. All functions here block, so call them on a thread, not on the event loop."""
 
 from __future__ import annotations
 
@@ -53,9 +51,7 @@ class LoadedVersion(msgspec.Struct, frozen=True):
 
 
 class Preloaded(msgspec.Struct, frozen=True):
-    """A model version in memory that is not warmed up yet, because a warm-up call that never returns would block the server's
-    start.
-    """
+    """A model version in memory, not warmed up, because a warm-up call that never returns would block the server's start."""
 
     resolved: ResolvedVersion
     """The resolved version, without the model's bytes."""
@@ -161,9 +157,7 @@ def preload(layout: Layout, names: Iterable[str], load_options: LoadOptions) -> 
 def load_more(
     layout: Layout, source: ModelSource, version: str, load_options: LoadOptions, first: Model, count: int
 ) -> Sequence[Model]:
-    """Load models for ``count`` more instances of a version whose ``first`` model is loaded. Raises the same errors as
-    ``load_version``.
-    """
+    """Load models for ``count`` more instances of a version with the loaded model ``first``. Raises as ``load_version`` does."""
     resolved = find(source, version, load_options)
     if _is_shared(first, resolved):
         return [first] * count

@@ -1,6 +1,4 @@
-"""Stores requests in files. A file has a header line with the length of the JSON, followed by an HTTP request body of the protocol
-with binary tensors.
-"""
+"""Stores requests in files: a header line with the length of the JSON, then an HTTP body with binary tensors."""
 
 from __future__ import annotations
 
@@ -97,9 +95,7 @@ def folder_of(root: str, model_name: str) -> Path:
 
 
 def read_recorded(storage: Storage, model_name: str) -> Iterator[tuple[str, InferRequest | PenstockError]]:
-    """The requests of a model in ``storage``, each with its file name. An unreadable request yields its error. Yields nothing if
-    the model has no folder.
-    """
+    """The requests of a model in ``storage``, by file name; an error for an unreadable request. Empty without a folder."""
     try:
         names = [entry.name for entry in storage.list() if entry.name.endswith(SUFFIX)]
     except NotFound:

@@ -40,9 +40,7 @@ _MAX_BYTES = 1 << 30
 
 
 def batching(config: ModelConfig, max_queue: int) -> BatchingConfig:
-    """The batching settings of a model. ``max_queue`` limits the requests that are accepted and not yet answered. Raises
-    InvalidConfig.
-    """
+    """The batching settings of a model. ``max_queue`` limits accepted requests without an answer. Raises InvalidConfig."""
     wanted = config.dynamic_batching or DynamicBatching()
     fields = msgspec.structs.asdict(wanted) | {"preferred_batch_size": tuple(sorted(wanted.preferred_batch_size))}
     with prefixed(prefix(config.name)):

@@ -84,9 +84,7 @@ def effective_config(resolved: ResolvedVersion, models: Sequence[Model], rows: i
 
 
 def _rows(resolved: ResolvedVersion, model: Model, *, is_merged: bool) -> int:
-    """Maximum number of rows in a batch; 0 if requests are not merged. Found by running guessed requests, except for Python
-    models.
-    """
+    """Maximum rows in a batch; 0 if requests are not merged. Found by running guessed requests, except for Python models."""
     given = resolved.given
     if isinstance(model, RequestModel):
         return resolved.max_batch if model.max_batch is None else model.max_batch

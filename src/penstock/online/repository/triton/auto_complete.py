@@ -1,6 +1,4 @@
-"""Completes a model's configuration. Checks the fields that the user set against the loaded model, and derives all other fields
-from the model.
-"""
+"""Completes a configuration: checks the user's fields against the loaded model, and derives all other fields from the model."""
 
 from __future__ import annotations
 
@@ -121,9 +119,7 @@ def differences(given: Message, signature: Signature | None, *, decoupled: bool 
 
 
 def difference(given: Message, path: str, tensor: Message, spec: TensorSpec) -> Iterator[Finding]:
-    """The contradictions between ``tensor`` of the configuration and the model's ``spec``. ``tensor`` is empty if the
-    configuration omits it.
-    """
+    """The contradictions between the configured ``tensor`` (empty if it is not configured) and the model's ``spec``."""
     field = path.partition("[")[0]
     number = number_of(spec.datatype)
     if tensor.data_type not in (0, number):

@@ -1,6 +1,4 @@
-"""Chooses the engine of a model version from the backend or platform in its configuration, or from the files in the version's
-folder.
-"""
+"""Chooses the engine of a model version from its configuration's backend or platform, or from the files of the version."""
 
 from __future__ import annotations
 

@@ -208,9 +208,7 @@ def _check_whole(
     *,
     is_merged: bool,
 ) -> Message:
-    """Complete the configuration. Raises the errors that the server would raise for the configuration and for the files that it
-    names.
-    """
+    """Complete the configuration. Raises the errors that the server would raise for it and for the files that it names."""
     rows = DEFAULT_MAX_BATCH if signature is None or (signature.batchable and is_merged) else None
     config = complete(typed(given), name, resolved.platform if resolved else "ensemble", signature, rows, 1)
     layout_of(config)

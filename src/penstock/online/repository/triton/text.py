@@ -1,6 +1,4 @@
-"""Reads model configurations from ``config.pbtxt`` (protobuf's text format) and from JSON. Error messages contain the position and
-the field.
-"""
+"""Reads model configurations from ``config.pbtxt`` (protobuf text) and JSON. Error messages contain the position and the field."""
 
 from __future__ import annotations
 
@@ -135,9 +133,7 @@ def _explain_text(error: text_format.ParseError, text: str, where: str) -> Inval
 
 
 def _open_at(text: str) -> tuple[list[tuple[str, int]], str]:
-    """The fields that are not closed at the end of ``text``, each with the number of its first line. Also returns the last field
-    name.
-    """
+    """The fields that are not closed at the end of ``text``, each with the number of its first line; and the last field name."""
     parts: list[tuple[str, int]] = []
     last, line = "", 1
     for mark in _TOKEN.findall(text):

@@ -99,9 +99,7 @@ class ImplicitStates:
 
 
 def _is_alive(step: SequenceStep | None) -> TypeGuard[SequenceStep]:
-    """False if the sequence ended after the instance took the request. A new sequence with the same id may already be on another
-    instance.
-    """
+    """False if the sequence has ended. A new sequence with the same id may already be on another instance."""
     return step is not None and step.sequence.place == step.place
 
 

@@ -81,14 +81,11 @@ class Sequence(msgspec.Struct, eq=False):
 
 
 class SequenceTable:
-    """The sequences of a model with ``slots`` slots on each of ``instances`` instances. Callers process ``ready`` and ``over``
-    after each call.
-    """
+    """The sequences of a model with ``slots`` slots per instance. Callers process ``ready`` and ``over`` after each call."""
 
     def __init__(self, instances: int, slots: int) -> None:
         self.ready: deque[SequenceStep] = deque()
-        """Requests to submit to the instance of their ``place``. The caller reports the end of each request with ``finish`` or
-        ``give_up``."""
+        """Requests to submit to the instance of their ``place``. The caller reports their ends with ``finish`` or ``give_up``."""
         self.over: deque[tuple[int, Sequence]] = deque()
         """Sequences that have ended, each with its instance."""
         self._instances, self._count = instances, instances * slots
@@ -180,9 +177,7 @@ class SequenceTable:
         self.ready.append(sequence.running)
 
     def _take(self) -> SequencePlace | None:
-        """Take the lowest free slot number, on the first instance with this slot free. This keeps batches small and balances the
-        load.
-        """
+        """Take the lowest free slot number, on the first instance where it is free. This keeps batches small and balances the load."""
         if not self._free and self._unused < self._count:
             self._free.append(divmod(self._unused, self._instances))
             self._unused += 1

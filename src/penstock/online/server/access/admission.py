@@ -32,9 +32,7 @@ class TokenBucket(msgspec.Struct):
     """The time at which ``tokens`` was computed."""
 
     def take(self, rate: float, burst: float, now: float) -> float:
-        """Take one token and return 0, or return the seconds until a token is available. ``rate`` and ``burst`` (>= 1) may differ
-        between calls.
-        """
+        """Take one token and return 0, or return the seconds until one is available. Calls may use different limits."""
         self.tokens = min(burst, self.tokens + (now - self.at) * self.rate)
         self.rate, self.at = rate, now
         if self.tokens >= 1:
@@ -51,9 +49,7 @@ class ByteBudget:
     """
 
     def __init__(self, limit: int, on_fall: Callable[[], None] = lambda: None) -> None:
-        """``on_fall`` is called whenever usage falls to a small part of its peak. The C library may then still hold the freed
-        memory.
-        """
+        """``on_fall`` is called when usage falls to a small part of its peak. The C library may still hold the freed memory."""
         self.used = 0
         self._limit = limit
         self.gate = Gate()

@@ -53,8 +53,7 @@ class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests_per_second: _Rate | None = None
     """Maximum sustained rate of inference requests, per second."""
     burst: _Count | None = None
-    """Maximum number of requests that the client may send at once. Defaults to the number that ``requests_per_second`` allows in
-    one second."""
+    """Maximum requests that the client may send at once. Defaults to the number allowed per second."""
     max_concurrent: _Count | None = None
     """Maximum number of requests in flight."""
     highest_priority: _Count = 1

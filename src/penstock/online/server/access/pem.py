@@ -1,6 +1,4 @@
-"""Explains why the PEM files of the server's certificate and key cannot be used. OpenSSL's errors do not name the file and the
-missing part.
-"""
+"""Explains why the server's certificate or key file is unusable. OpenSSL's errors do not name the file and the missing part."""
 
 from __future__ import annotations
 

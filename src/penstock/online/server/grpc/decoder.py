@@ -93,9 +93,7 @@ class OpenedMessage(msgspec.Struct):
         return found
 
     def outline(self, data: Buffer) -> InferRequest:
-        """The request with placeholder arrays of the right datatypes and shapes, so that it can be checked before ``arrays``
-        decodes the tensors.
-        """
+        """The request with placeholder arrays of the right datatypes and shapes, for a check before the tensors are decoded."""
         layout = self.layout
         tensors = [*layout.raw, *layout.typed, *(tensor for tensor, _ in layout.shared)]
         inputs: dict[str, Array] = {

@@ -145,9 +145,7 @@ class Inference:
     async def _ask_later(
         self, call: GrpcCall, handle: Handle, request: InferRequest, form: AnswerForm, size: int
     ) -> None:
-        """Pass ``request`` to the data plane once there is memory for its answer of ``size`` bytes, because the client may leave
-        the answer unread.
-        """
+        """Pass on ``request`` once there is memory for its answer of ``size`` bytes, which the client may leave unread."""
         try:
             await call.hold(size)
         except PenstockError as error:

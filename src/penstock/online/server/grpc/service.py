@@ -48,9 +48,7 @@ class GrpcService:
         max_stream_requests: int,
         budget: ByteBudget | None = None,
     ) -> None:
-        """At most ``max_stream_requests`` (>= 1) requests of a stream run at the same time. Without ``budget``, memory is
-        unlimited.
-        """
+        """At most ``max_stream_requests`` (>= 1) requests of a stream run at once. Without ``budget``, memory is unlimited."""
         self._max_stream_requests = max_stream_requests
         self._inference = Inference(dataplane, budget)
         self._health = Health(lambda: dataplane.server_ready, frozenset({INFERENCE}))

@@ -24,9 +24,7 @@ class CallGate:
         """True while a message waits at the gate, so that the client must not send more of it."""
 
     def admits(self, size: int, on_open: Callable[[], None]) -> bool:
-        """True if a message of ``size`` bytes may be received now. If not, ``on_open`` is called later, unless the call leaves
-        first.
-        """
+        """True if a message of ``size`` bytes may be received now. If not, ``on_open`` is called later, unless the call ends."""
         if self._message_bytes >= size:
             return True
         if not self.is_waiting:

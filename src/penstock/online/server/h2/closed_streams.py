@@ -31,9 +31,7 @@ class ClosedStreams:
         return stream_id in self._reset
 
     def end(self, stream_id: int) -> bool:
-        """Record that the client has ended a stream. Returns False if the server has not reset the stream, or the client had
-        already ended it.
-        """
+        """Record that the client has ended a stream. False unless the server has reset it and the client had not ended it."""
         return self._reset.pop(stream_id, 0) is None
 
     def leave_out(self, ids: range) -> None:

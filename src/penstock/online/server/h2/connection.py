@@ -170,9 +170,7 @@ class H2Connection(ServerConnection):
             self._transport.pause_reading()
 
     def _receive(self, take: Callable[[T], None], what: T, units: int = 0) -> int:
-        """Call ``take(what)``, then write the frames that it queued. Returns the units used. ``units`` is the limit; 0 means the
-        limit for new data.
-        """
+        """Call ``take(what)`` with ``units`` units (0: those for new data), then write the queued frames. Returns the units used."""
         self._reads += 1
         outbox, session, turns = self._outbox, self._session, self._turns
         if not units:

@@ -116,9 +116,7 @@ class MessageReader:
 
 
 def window_bits(flag: int, encoding: bytes) -> int:
-    """The ``window_bits`` of a message, for ``inflate``. Raises PenstockError if it is compressed but the call declares no
-    encoding.
-    """
+    """The ``window_bits`` of a compressed message. Raises PenstockError if the call declares no encoding."""
     bits = WINDOW_BITS.get(encoding)
     if flag != 1 or bits is None:
         raise PenstockError("a message is marked as compressed, but the call has no grpc-encoding")

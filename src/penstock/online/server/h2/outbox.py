@@ -52,9 +52,7 @@ def _ignore(stream: H2Stream) -> None:
 
 
 class Outbox:
-    """The write side of one connection. Calls ``on_sent`` with a stream after the stream's last frame. Used only on the event
-    loop.
-    """
+    """The write side of one connection. Calls ``on_sent`` after the last frame of a stream. Used only on the event loop."""
 
     __slots__ = (
         "_bytes",

@@ -26,9 +26,7 @@ class BodyGate:
         return self._passage is not None
 
     def wait(self, context: HttpContext, size: int, on_open: Callable[[], None]) -> None:
-        """Start to wait until a body of up to ``size`` bytes may be received. ``on_open`` is called then, unless ``leave`` ends
-        the wait.
-        """
+        """Begin to wait for room for a body of up to ``size`` bytes. Then ``on_open`` is called, unless ``leave`` ends the wait."""
         self._passage = passage = Passage(context.budget.gate)
         self.is_closed = True
         context.start(self._enter(passage, size, on_open))

@@ -59,9 +59,7 @@ class AnswerSink(Protocol):
         """Begin a response of status 200 that is sent in pieces. Each line of ``headers`` ends with CRLF."""
 
     def send(self, exchange: Exchange, data: bytes) -> None:
-        """Send ``data``, which must not be empty. If the client leaves too much unread, it is disconnected and the request is
-        cancelled.
-        """
+        """Send ``data``, which must not be empty. If the client leaves too much unread, disconnects it and cancels the request."""
 
     def end_stream(self, exchange: Exchange) -> None:
         """End the stream."""
@@ -95,9 +93,7 @@ class Exchange(msgspec.Struct, eq=False):
     """True if the client has disconnected."""
 
     def admit(self) -> bool:
-        """Check the URL, the method and the client's rights before the body arrives. Returns False if ``run`` will refuse the
-        request.
-        """
+        """Check URL, method and the client's rights before the body arrives. Returns False if ``run`` will refuse the request."""
         head = self.head
         self.is_checked = True
         if head.handler is None:
@@ -210,9 +206,7 @@ class Exchange(msgspec.Struct, eq=False):
     def submit(
         self, dataplane: DataPlane, handle: Handle, request: InferRequest, done: Done, decoupled: bool = False
     ) -> None:
-        """Pass ``request`` to the data plane. If its outputs are much larger than its inputs, first wait for memory for the
-        outputs.
-        """
+        """Pass on ``request``. If its outputs are much larger than its inputs, first wait for memory for the outputs."""
         if not handle.decoupled and (size := handle.amplified_bytes(request)) > SMALL_BYTES:
             handle.hold()
             self.later(self._submit_later(dataplane, handle, request, done, decoupled, size))

@@ -1,6 +1,4 @@
-"""The open connections of a server, on all ports and of all protocols. Limits, time checks and draining apply to all of them
-together.
-"""
+"""The open connections of a server, on all ports and of all protocols, with common limits, time checks and draining."""
 
 from __future__ import annotations
 
@@ -98,9 +96,7 @@ def unacknowledged(transport: asyncio.Transport) -> int:
 
 
 class Connections:
-    """All open connections. Each connection adds itself when it is made, and discards itself when it is lost. Used only on the
-    event loop.
-    """
+    """All open connections. Each adds itself when it is made, and discards itself when it is lost. Used only on the event loop."""
 
     spare: Connections | None = None
     """Takes connections over the limit; None if such connections are refused."""

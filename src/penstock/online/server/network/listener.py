@@ -121,9 +121,7 @@ class Listener:
         self._connections.draining = True
 
     async def drain(self, grace_s: float, timeout_s: float) -> None:
-        """Stop listening after ``grace_s`` seconds. Close each connection once it is idle. Abort all other connections after
-        ``timeout_s`` seconds.
-        """
+        """Stop listening after ``grace_s`` seconds. Close idle connections, and all others after ``timeout_s`` seconds."""
         self.announce_end()
         await asyncio.sleep(grace_s)
         await self._stop_listening()
@@ -229,9 +227,7 @@ def _lengthen_queues(server: asyncio.Server) -> None:
 
 
 def _bind_unix(path: str) -> socket.socket:
-    """A socket bound to ``path``. Only the server's own user may connect. Raises OSError, also if another server listens on
-    ``path``.
-    """
+    """A socket bound to ``path``, for the server's own user only. Raises OSError, also if another server listens there."""
     bound = socket.socket(socket.AF_UNIX)
     try:
         # Linux copies the socket's permissions to the path, so the path is never open to other users.

@@ -55,8 +55,7 @@ class Turns:
     def __init__(self, pause: Callable[[float], object] = time.sleep) -> None:
         """``pause`` blocks this thread for some seconds, without the interpreter's lock."""
         self.left = TURN_UNITS
-        """Units left for newly received data. It is negative if a step used too many units; later iterations then have fewer
-        units."""
+        """Units left for newly received data. Negative if a step used too many, so that later iterations have fewer units."""
         self._waiting: deque[TurnTaker] = deque()
         self._requests: deque[_Waiter] = deque()  # separate from connections, whose turns are longer
         self._skipped = 0  # iterations without a turn for a request

@@ -31,9 +31,7 @@ class UnreadTotal:
         """Connections with unread responses, each with the time at which its client last read, in the order of these times."""
 
     def has_room(self, size: int, keep: Unread) -> bool:
-        """True if there is room for ``size`` bytes. To make room, disconnects clients that have not read for too long, except
-        ``keep``.
-        """
+        """True if there is room for ``size`` bytes. To make room, disconnects clients that have long read nothing, except ``keep``."""
         while (wanted := self.count + size) > self.limit:
             stalest = next(iter(self.waiting), None)
             now = self.clock.now()
@@ -87,9 +85,7 @@ class Unread:
         """The number of unread bytes at the last ``settle``. While both numbers are 0, ``settle`` need not be called."""
 
     def add(self, size: int) -> bool:
-        """Count a response of ``size`` bytes. If memory is short and the response must be dropped, counts nothing and returns
-        False.
-        """
+        """Count a response of ``size`` bytes. Returns False, and counts nothing, if it must be dropped for lack of memory."""
         count = self.count + size
         if count > FLOOR_BYTES and not self._total.has_room(count - self.reported, self) and self.count:
             return False

@@ -69,9 +69,7 @@ class ProcessGroup:
         return []
 
     def keep(self, what: Any) -> None:
-        """Store plain data or structs for the process that will replace this process. If this process dies, the data represents it
-        until then.
-        """
+        """Store data for the process that replaces this process. If this process dies, the data represents it until it is replaced."""
 
     def inherited(self) -> Any:
         """The data that the predecessor of this process has stored, or None."""

@@ -37,9 +37,7 @@ class Arrivals:
         submit: Callable[[], Cancellable | None],
         fail: Callable[[PenstockError], None],
     ) -> Cancellable:
-        """Wait until the inputs are read. Then call ``submit``, or call ``fail`` with an error or Cancelled. Neither is called
-        before this method returns.
-        """
+        """Call ``submit`` once the inputs are read, or ``fail`` with an error. Neither is called before this method returns."""
         sequence = (request.model_name, request.sequence_id)
         before = self._last.get(sequence) if request.sequence_id else None
         arrival = _Arrival(submit, fail)
@@ -58,9 +56,7 @@ class Arrivals:
 
 
 class _Arrival:
-    """Cancels one request. While the request waits, its wait ends. Later, the ``Cancellable`` that ``submit`` returned is
-    cancelled.
-    """
+    """Cancels one request: ends its wait or, later, cancels the ``Cancellable`` that ``submit`` returned."""
 
     def __init__(self, submit: Callable[[], Cancellable | None], fail: Callable[[PenstockError], None]) -> None:
         self._submit = submit

@@ -103,9 +103,7 @@ class HttpRequestDecoder:
         return layout, inputs
 
     def complete(self, handle: Handle, layout: JsonLayout, inputs: dict[str, Array]) -> tuple[InferRequest, AnswerForm]:
-        """Add the inputs in shared memory to ``inputs``. Returns the request and the form of its response. Raises the same errors
-        as ``__call__``.
-        """
+        """Add the inputs in shared memory to ``inputs``. Returns and raises the same as ``__call__``."""
         form = layout.lease(self._shared_memory, handle.name, inputs)
         request = InferRequest(handle.name, inputs, handle.version, layout.id, layout.outputs, layout.parameters)
         request.lease = form.lease

@@ -69,9 +69,7 @@ class HttpAnswerEncoder:
         return _write(response, form)
 
     def in_steps(self, response: InferResponse, form: AnswerForm) -> Steps[Encoded]:
-        """Encode a large response in short steps. May run on any thread. Returns the JSON in parts. Raises the same errors as
-        ``__call__``.
-        """
+        """Encode a large response in short steps, on any thread. Returns the JSON in parts. Raises as ``__call__`` does."""
         parts: list[Buffer] = [_head(response)]
         tensors: list[Buffer] = []
         held = 0

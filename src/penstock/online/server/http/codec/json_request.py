@@ -80,9 +80,7 @@ class _LargeRequest(WireRequest, gc=False):
 
 
 class RawInput(NamedTuple):
-    """An input whose elements follow the JSON part. They are the bytes ``start`` to ``end``, counted from the end of the JSON
-    part.
-    """
+    """An input whose elements follow the JSON part, as the bytes ``start`` to ``end`` counted from its end."""
 
     tensor: TensorLayout
     start: int

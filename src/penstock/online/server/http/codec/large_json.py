@@ -138,9 +138,7 @@ def _scan(text: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def _skip(text: memoryview, at: int) -> int:
-    """Skip the next part of ``text`` if it contains no ``{``, ``}`` or ``:``. Returns the position after it, or ``at`` if nothing
-    was skipped.
-    """
+    """Skip the next part of ``text`` without ``{``, ``}`` and ``:``. Returns the position after it; ``at`` if there is none."""
     if part := _PART.match(text, at):
         return part.end()
     if bytes(text[at : at + 1]) != b'"':
@@ -155,9 +153,7 @@ def _skip(text: memoryview, at: int) -> int:
 
 
 def _find_end(text: memoryview, start: int) -> Generator[tuple[int, int], None, tuple[int, bool]]:
-    """The end of the list at ``start``, and True. If the list contains an object or a huge string, returns a position near it, and
-    False.
-    """
+    """The end of the list at ``start``, and True. For a list with an object or a huge string: a position near it, and False."""
     depth, at = 0, start
     while (end := _skip(text, at)) > at:
         if end - at > _PIECE_BYTES and bytes(text[at : at + 1]) == b'"':
@@ -207,9 +203,7 @@ def _read_piece(piece: bytes, decode: Decode) -> tuple[bytes, list[Any]]:
 
 
 def _pieces(text: memoryview, start: int, stop: int) -> Iterator[tuple[bytes, int]]:
-    """Split the list from ``start`` to ``stop`` into pieces, at commas between elements. Yields each piece, and where the next
-    piece starts.
-    """
+    """Split the list from ``start`` to ``stop`` at commas. Yields each piece, and the start of the next piece."""
     at = start
     while at < stop:
         end = min(at + _PIECE_BYTES, stop)

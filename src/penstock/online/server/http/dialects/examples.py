@@ -55,9 +55,7 @@ def write_classes(outputs: Mapping[str, Array], labels: Mapping[str, Sequence[st
 
 
 def write_values(outputs: Mapping[str, Array]) -> bytes:
-    """Encode one number per example. Raises InvalidArgument unless an output is a float tensor of shape ``[batch]`` or ``[batch,
-    1]``.
-    """
+    """Encode one number per example. Raises InvalidArgument unless an output is a float tensor, ``[batch]`` or ``[batch, 1]``."""
     name = _find(outputs, "outputs", is_text=False)
     if not name or outputs[name].ndim not in (1, 2) or outputs[name].shape[1:] not in ((), (1,)):
         raise InvalidArgument("the outputs are not a regression, i.e. floats [batch] or [batch, 1]", _ASK)

@@ -137,9 +137,7 @@ def write_json(content: Any) -> bytes:
 
 
 def _enclose(opening: bytes, members: Iterable[Iterable[bytes]], closing: bytes) -> bytes:
-    """Join ``members`` with commas. Unlike string formatting, joining does not hold the interpreter lock while it copies large
-    texts.
-    """
+    """Join ``members`` with commas. Unlike formatting, joining copies large texts without the interpreter lock."""
     parts = [opening]
     for member in members:
         parts += (*member, b",")

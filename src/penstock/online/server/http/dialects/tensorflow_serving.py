@@ -49,9 +49,7 @@ class TensorFlowServing:
         self._metrics = metrics
 
     def resources(self) -> list[Resource]:
-        """The resources of TensorFlow Serving. Paths with a verb come first, because other paths would match the verb as part of a
-        name.
-        """
+        """TensorFlow Serving's resources. Paths with a verb come first, because other paths would match the verb as a name."""
         return [
             *_of_models(":predict", b"POST", self.predict),
             *_of_models(":classify", b"POST", self.classify),
