@@ -113,9 +113,8 @@ class RequestModel(Protocol):
         ...
 
     def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
-        """Answer each of ``requests`` once before returning. A decoupled model receives one request at a time. It may send any
-        number of answers, also after ``execute`` has returned and from any thread, until it sends a final one. ``answer`` may
-        block.
+        """Answer each of ``requests`` once before returning. A decoupled model receives one request at a time. It may send any number
+        of answers, also after ``execute`` has returned and from any thread, until it sends a final one. ``answer`` may block.
 
         The model may use the inputs until the request has ended. The caller owns the outputs. An exception fails all requests that
         have not ended.

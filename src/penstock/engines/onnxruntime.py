@@ -226,8 +226,7 @@ class OnnxRuntimeModel(LoadedModel):
 
 
 def trim_arena(session: ort.InferenceSession, inputs: Iterable[TensorSpec]) -> None:
-    """Release the unused parts of the arena. ONNX Runtime does this only at the end of a run, so this function starts a run and
-    terminates it immediately.
+    """Release the unused parts of the arena. ONNX Runtime does this only at the end of a run, so this starts a run and terminates it.
 
     The tensors of this run have as few elements as their shapes allow; nothing reads them.
     """

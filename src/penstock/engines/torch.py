@@ -237,8 +237,7 @@ def _renamed(specs: list[TensorSpec], places: list[int], declared: Sequence[Tens
 def _match(names: Sequence[str], own: Sequence[str]) -> list[int]:
     """The position of each of ``names`` among the program's ``own`` names. Raises InvalidModel if ``names`` do not match.
 
-    If ``names`` are not the program's own names, they match by position. The position is the number at the end of each name if all
-    names end in ``__`` and a number, and otherwise the order.
+    Other names match by position: by the numbers at their ends if all names end in ``__`` and a number, otherwise by order.
     """
     if set(names) <= set(own):
         return [own.index(name) for name in names]

@@ -79,8 +79,7 @@ def check_program(names: Sequence[str], read: Read, check_pickle: Callable[[byte
     """Raise InvalidModel if an exported program with records ``names`` contains anything that may run code other than tensor
     operations.
 
-    ``check_pickle`` takes the pickled example inputs and raises an exception if they contain anything other than tensors and plain
-    values.
+    ``check_pickle`` takes the pickled example inputs and raises an error if they contain anything except tensors and plain values.
     """
     check_kind(names)
     for name in names:

@@ -21,8 +21,7 @@ _LINE = 15
 _TITLE, _GAP = 22, 6
 """In pixels: the width of a title at the left, and the distance between neighbouring ticks."""
 _BAR, _NAMES, _LONGEST_NAME, _COLUMN_GAP = 20, 210, 28, 60
-"""In this order: height of a row of bars in pixels, width of the column of names in pixels, maximum number of letters of a name,
-and pixels between columns."""
+"""Height of a row of bars, width of the column of names (both in pixels), maximum letters of a name, pixels between columns."""
 _TICKS = 5
 
 
@@ -195,11 +194,10 @@ def throughput_chart(profiles: Mapping[str, Sequence[LatencyPoint]]) -> str:
 
 
 def attempts_chart(attempts: Sequence[Attempt], original_bytes: int) -> str:
-    """All models that a plan measured, by size (logarithmic) and accuracy. A line connects each model to the model from which it
-    was made.
+    """All models that a plan measured, by size (logarithmic) and accuracy. Lines connect models to their parents.
 
-    If the plan coded its models, sizes are those of the coded files. Hollow points are models that the plan did not keep. The
-    result is empty if nothing was measured.
+    If the plan coded its models, sizes are those of the coded files. Hollow points are models that the plan did not keep. Empty if
+    nothing was measured.
     """
     measured = [(attempt, attempt.accuracy) for attempt in attempts if attempt.accuracy is not None]
     if not measured:

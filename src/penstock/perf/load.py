@@ -55,8 +55,7 @@ async def open_loop(
     max_connections: int = 256,
     seed: int = 0,
 ) -> OpenLoopResult:
-    """Send complete HTTP ``requests`` in rotation, as a Poisson process of ``rate`` requests per second. Raises InvalidArgument,
-    Unavailable.
+    """Send HTTP ``requests`` in rotation, as a Poisson process of ``rate`` per second. Raises InvalidArgument, Unavailable.
 
     At most ``max_connections`` connections are opened; further requests wait.
     """

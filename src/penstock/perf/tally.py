@@ -28,8 +28,7 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     """Number of requests started in the window, including failed requests."""
     errors: int
     errors_by_kind: dict[str, int]
-    """Number of errors by kind: ``HTTP <status>``, ``connection dropped``, ``no connection``, ``unreadable answer``, ``wrong
-    answer``, or ``time-out``."""
+    """Errors by kind: ``HTTP <status>``, or e.g. ``connection dropped``, ``no connection``, ``wrong answer``, ``time-out``."""
     first_errors: dict[str, str] = {}
     """The body of the first error response of each kind, if any."""
     duration_s: float

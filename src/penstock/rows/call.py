@@ -1,8 +1,7 @@
 """The table of rules for operators, and the argument of a rule: a node with the facts of its inputs.
 
-A rule returns the facts of the outputs. It must also guarantee a property that ``check`` cannot derive from the shapes: the
-operator does not combine elements along the batch axis of an input, and it does not treat elements differently by their position
-on that axis.
+A rule returns the facts of the outputs. It must also guarantee a property that ``check`` cannot derive from the shapes: the operator
+does not combine elements along the batch axis of an input, and it does not treat elements differently by their position on that axis.
 """
 
 from __future__ import annotations

@@ -109,9 +109,7 @@ class _LogFile(logging.FileHandler):
 
 
 class _Formatter(logging.Formatter):
-    """Formats records like ``I1121 14:31:14.123456 77 dataplane.py:12] message``, or like ``2026-11-21T14:31:14Z I 77
-    dataplane.py:12] message``. Times are in UTC.
-    """
+    """As ``I1121 14:31:14.123456 77 dataplane.py:12] message`` or ``2026-11-21T14:31:14Z I 77 dataplane.py:12] message``, in UTC."""
 
     def __init__(self, is_iso: bool) -> None:
         super().__init__()

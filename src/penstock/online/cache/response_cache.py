@@ -146,8 +146,7 @@ class ModelCache:
         self._is_open = True
 
     def answer(self, request: InferRequest, done: Done, submit: Submit) -> Cancellable | None:
-        """Answer the checked ``request`` from the cache, with the response to an equal request in progress, or by
-        ``submit(done)``.
+        """Answer the checked ``request`` from the cache, with the response to an equal request in progress, or by ``submit(done)``.
 
         ``submit`` passes the request to the scheduler, perhaps later. ``done`` is called once, perhaps before this returns None.
         Outputs from the cache are read-only. Raises Unavailable.

@@ -1,8 +1,7 @@
 """The messages between a process instance and its child process. They are sent over a socket pair. Tensors are in shared memory.
 
-A message is sent as its length followed by its MessagePack form. With most engines, each message has exactly one reply. With a
-Python model, parent and child may send at any time, because the model may call other models while it executes, and may send
-responses later::
+A message is sent as its length followed by its MessagePack form. With most engines, each message has exactly one reply. With a Python
+model, parent and child may send at any time, because the model may call other models while it executes, and may send responses later::
 
     parent                          child
     Execute   ──────────────────▶             requests; their inputs are in the input arena

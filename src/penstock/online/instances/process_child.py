@@ -24,8 +24,8 @@ class ProcessChild:
     """A child process. It is started anew, not forked, and inherits only ``files``: the descriptors of the model and of the arenas
     for inputs and outputs.
 
-    The child runs the module ``worker`` and ends with this process. Only one thread may call ``wait``. At any time, at most one
-    thread may ``send`` and at most one thread may ``receive``.
+    The child runs the module ``worker`` and ends with this process. Only one thread may call ``wait``. At any time, only one thread
+    may ``send``, and only one may ``receive``.
     """
 
     def __init__(self, files: Sequence[int], worker: str = WORKER) -> None:

@@ -88,9 +88,8 @@ class ModelProcess:
         """Load ``artifact`` in a new process that runs on ``cores``. The descriptor ``model_file`` contains its bytes (see
         ``Artifact.in_memory``).
 
-        The process is killed if a call takes longer than ``timeout_s`` seconds, or if loading takes longer than both ``timeout_s``
-        and ``least_load_s``. A ``timeout_s`` of 0 means no limit. ``halt`` can end the process until ``Halt.release``. Raises the
-        errors of the engine.
+        The process is killed if a call takes longer than ``timeout_s`` (0: no limit), or loading longer than both ``timeout_s`` and
+        ``least_load_s``. ``halt`` can end the process until ``Halt.release``. Raises the errors of the engine.
         """
         halt = halt or Halt()
         path = str(artifact.path.resolve()) if artifact.path else ""

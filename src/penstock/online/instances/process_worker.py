@@ -1,7 +1,6 @@
 """The child process of a process instance. It loads one model, answers one call at a time, and ends with its parent.
 
-The parent passes the numbers of the inherited descriptors: the socket, the lifeline, the model, and the arenas for inputs and
-outputs.
+The parent passes the numbers of the inherited descriptors: the socket, the lifeline, the model, and the arenas for inputs and outputs.
 """
 
 from __future__ import annotations

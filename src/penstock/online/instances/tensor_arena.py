@@ -83,8 +83,7 @@ class TensorArena:
     def view(self, slots: Sequence[TensorSlot]) -> dict[str, Array]:
         """The tensors as read-only views, which are valid until the next write. BYTES tensors are decoded.
 
-        Raises PenstockError for slots that ``write`` cannot have returned, because slots may come from a process that runs a
-        model's code.
+        Raises PenstockError for slots that ``write`` cannot return, because they may come from a process that runs a model's code.
         """
         mapped = self._mapped(max((slot.offset + slot.byte_size for slot in slots), default=0))
         tensors: dict[str, Array] = {}

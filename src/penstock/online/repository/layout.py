@@ -93,8 +93,7 @@ class Layout(msgspec.Struct, frozen=True):
         return _fingerprint(found) if found is not None else ""
 
     def define(self, name: str, override: Override | None = None) -> ModelSource:
-        """Read the configuration and fingerprints of model ``name``. ``override`` replaces the configuration and possibly the
-        files.
+        """Read the configuration and fingerprints of model ``name``. ``override`` replaces the configuration and possibly the files.
 
         Raises NotFound if there is no such model, and InvalidConfig, InvalidModel, AlreadyExists.
         """

@@ -66,8 +66,7 @@ class Retirement:
     def _give_back_soon(self) -> None:
         """Return freed memory to the system after one second without an unload, or after two seconds at the latest.
 
-        If the memory were returned immediately, the next load would be slower, and threads that allocate memory would have to
-        wait.
+        If the memory were returned immediately, the next load would be slower, and threads that allocate memory would have to wait.
         """
 
         def begin() -> None:

@@ -38,9 +38,8 @@ class Scheduler(Protocol):
     def submit(self, request: InferRequest, rows: int, key: Hashable, done: Done) -> Cancellable | None:
         """Accept ``request``, for which the input check returned ``rows`` and ``key``.
 
-        ``done`` is called on the event loop, after this method has returned. The result is None if the request cannot be
-        cancelled. Raises PenstockError if the request is rejected. A rejected request is counted as failed, and ``done`` is not
-        called.
+        ``done`` is called on the event loop, after this method has returned. The result is None if the request cannot be cancelled.
+        Raises PenstockError if the request is rejected. A rejected request is counted as failed, and ``done`` is not called.
         """
         ...
 

@@ -187,8 +187,7 @@ class DynamicBatcher:
     def answer(
         self, pending: Pending, outputs: dict[str, Array], number: int, times: BatchTimes, taken: Callable[[], None]
     ) -> bool:
-        """Forward answer ``number``, counted from 0, of a decoupled model. Not for the final answer. Returns False if the event
-        loop is closed.
+        """Forward answer ``number`` (from 0) of a decoupled model, except the final one. Returns False if the event loop is closed.
 
         The model computed it from ``times.merged_ns`` to ``times.ran_ns``. ``taken`` is called once the event loop has received the
         answer.
@@ -304,8 +303,7 @@ class DynamicBatcher:
     def _look(self, takes: bool) -> Batch | _Sleeper | None:
         """Find work for a free instance. Returns a batch, or a sleeper on which to wait, or None if the instance has to end.
 
-        ``takes`` removes the batch from the queue. If several instances wait for the same time, only the first instance wakes
-        then.
+        ``takes`` removes the batch from the queue. If several instances wait for the same time, only the first instance wakes then.
         """
         found: Batch | _Sleeper | None = None
         with self._lock:

@@ -15,8 +15,7 @@ from penstock.errors import InvalidConfig
 
 
 class RateLimiter:
-    """``available`` maps each resource to its count. If it is empty, the count of a resource is the largest count that an instance
-    needs.
+    """``available`` maps each resource to its count. If empty, the count of a resource is the largest need of an instance.
 
     Any thread may use it.
     """
@@ -32,8 +31,7 @@ class RateLimiter:
         """The highest number of a gate that was opened so far."""
 
     def gate(self, model: str, needs: Mapping[str, int], priority: int = 1) -> ResourceGate | None:
-        """The gate of one instance of ``model``. The instance holds the resources ``needs`` while it runs. None if it needs no
-        resources.
+        """The gate of one instance of ``model``, which holds ``needs`` while it runs. None if it needs no resources.
 
         Raises InvalidConfig if the instance needs more than ``available``.
         """

@@ -13,8 +13,7 @@ _GROWTH = 8
 
 
 class BodyBuffer:
-    """A growing buffer. Its size never exceeds ``_GROWTH`` times the received bytes, because a client may announce more bytes than
-    it sends.
+    """A buffer of at most ``_GROWTH`` times the received bytes, because a client may announce more bytes than it sends.
 
     Only received bytes can be read.
     """

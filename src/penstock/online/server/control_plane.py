@@ -133,8 +133,7 @@ class ControlPlane:
     async def load(self, name: str, parameters: Parameters) -> None:
         """Load a model in all processes, or reload it if it has changed. Returns when the model is ready.
 
-        Raises the same errors as ``check_load`` and ``Manager.load``, and InvalidArgument. After an error, the model is served as
-        before.
+        Raises the errors of ``check_load`` and ``Manager.load``, and InvalidArgument. After an error, the model is served as before.
         """
         self.check_load(name, parameters)
         config, files = read_parameters(name, parameters)
@@ -167,8 +166,7 @@ class ControlPlane:
     def check_load(self, name: str, parameters: Iterable[str]) -> None:
         """Check that a model may be loaded with these parameter names, before the values are decoded.
 
-        Raises Unavailable unless the server allows explicit control, InvalidArgument for an unknown parameter, and
-        PermissionDenied if the client may not send files.
+        Raises Unavailable unless explicit control is allowed, InvalidArgument, and PermissionDenied if the client may not send files.
         """
         self._refuse_control(name)
         if any(map(is_file, parameters)) and not (self._manager and self._manager.takes_files):
@@ -186,9 +184,8 @@ class ControlPlane:
         """Change a model in this process, then in the other processes. If a process cannot load a new model, all processes unload
         it again.
 
-        ``what`` is ``load``, ``update`` or ``unload``. The ``argument`` of ``load`` is an override or None. ``update`` follows a
-        change of the model's files. The ``argument`` of ``unload`` is True to also unload the models of an ensemble. Raises the
-        same errors as the manager's methods.
+        ``what`` is ``load`` (``argument``: an override or None), ``update`` (after a change of files), or ``unload`` (``argument``:
+        True to also unload the models of an ensemble). Raises the same errors as the manager's methods.
         """
         async with self._group.exclusive("models", patient=True):
             was_served = bool(self._repository.versions(name))

@@ -31,9 +31,9 @@ async def in_steps(
 ) -> _Result:
     """Run each of ``steps`` on another thread, and return the result.
 
-    Each step queues separately for a thread, so that short work overtakes long work. Before each step, ``charge`` is called on the
-    event loop with the number of bytes that the work may then hold. The step runs in the context ``turn``. An exception from
-    ``charge`` or ``turn`` ends the work.
+    Each step queues separately for a thread, so that short work overtakes long work. Before each step, the event loop calls
+    ``charge`` with the bytes that the work may then hold. The step runs in the context ``turn``. An exception from either ends the
+    work.
     """
     size, result = _advance(steps)
     while result is None:

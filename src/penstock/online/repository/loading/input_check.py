@@ -60,8 +60,7 @@ class InputCheck:
         )
 
     def __call__(self, request: InferRequest) -> tuple[int, Hashable]:
-        """Check ``request``. Returns the batch size (1 if the model is not batchable) and a key. Requests with equal keys can be
-        merged.
+        """Returns the batch size (1 if the model is not batchable) and a key. Requests with equal keys can be merged.
 
         Raises InvalidArgument.
         """

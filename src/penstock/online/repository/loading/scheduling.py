@@ -60,11 +60,9 @@ def _batching(config: ModelConfig, max_queue: int, **fields: Any) -> BatchingCon
 def sequencing(
     config: ModelConfig, signature: Signature, folder: Path, max_queue: int, *, merges: bool = True
 ) -> SequencingConfig:
-    """The settings for the sequences of a model. ``merges`` is true if the model receives merged requests, not one request at a
-    time.
+    """The settings for the sequences of a model. ``merges`` is true if the model receives merged requests.
 
-    ``signature`` is the model's own signature. Reads initial states from files in ``folder``. Raises InvalidConfig, which names
-    the model and the field.
+    ``signature`` is the model's own. Reads initial states from files in ``folder``. Raises InvalidConfig.
     """
     wanted, max_batch = config.sequence_batching or SequenceBatching(), config.max_rows
     fixed, first = merges and wanted.oldest is None, (1,) if config.batchable else ()

@@ -58,8 +58,7 @@ def prepare(resolved: ResolvedVersion, models: Sequence[Model], reason: str | No
 
 
 def effective_config(resolved: ResolvedVersion, models: Sequence[Model], rows: int | None) -> ModelConfig:
-    """The completed configuration of ``resolved``. ``models`` has one loaded model per instance. ``rows`` is the argument of
-    ``complete``.
+    """The completed configuration of ``resolved``. ``models`` has one model per instance. For ``rows``, see ``complete``.
 
     Raises InvalidConfig if the configuration contradicts the model.
     """

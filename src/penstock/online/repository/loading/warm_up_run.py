@@ -29,8 +29,7 @@ _PATIENCE_S = 300.0
 
 
 class Runner:
-    """Runs requests on ``model`` and on the models of the other instances of ``resolved``. ``config`` is the completed
-    configuration.
+    """Runs requests on ``model`` and on the models of the other instances of ``resolved``. ``config`` is the completed configuration.
 
     Raises the same errors as ``layout_of`` and ``sequencing``. All methods block, and must be called on the same thread.
     """

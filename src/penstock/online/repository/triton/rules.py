@@ -80,8 +80,7 @@ def _apply(kind: str, path: str, value: Any, *around: Message) -> Iterator[Findi
 
 
 def gpu_of(groups: Iterable[Message], gpus: int) -> int | None:
-    """The number of the GPU on which the instances of ``groups`` run; None for the CPU. ``gpus`` is the number of GPUs that the
-    engine can use.
+    """The number of the GPU on which the instances of ``groups`` run; None for the CPU. The engine can use ``gpus`` GPUs.
 
     A group of KIND_GPU without a number means the first GPU. Raises InvalidConfig, whose message begins with the field.
     """

@@ -120,9 +120,7 @@ class Admission:
         self.access.check(client, model)
 
     def enter(self, client: str) -> None:
-        """Count a request of ``client`` before its message is read. Raises ResourceExhausted if the client's rate or concurrency
-        is exceeded, and Unauthenticated if the client has been removed from the keys file.
-        """
+        """Count a request of ``client`` before its message is read. Raises ResourceExhausted (too many requests), Unauthenticated."""
         access = self.access
         if access.enabled:
             limits = access.client(client)
@@ -135,8 +133,8 @@ class Admission:
         """Admit ``request`` after ``enter``. Returns a wrapper of ``done``. Pass every response or error to this wrapper instead
         of ``done``.
 
-        Raises PermissionDenied if the client may not use the model or the priority, ResourceExhausted if its concurrency is
-        exceeded, and Unauthenticated if it has been removed from the keys file.
+        Raises PermissionDenied (model or priority), ResourceExhausted (too many requests), and Unauthenticated if the client has been
+        removed from the keys file.
         """
         access = self.access
         if not access.enabled:

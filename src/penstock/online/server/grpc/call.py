@@ -48,8 +48,7 @@ class GrpcCall(Protocol):
         """Record that the request now waits only for its model."""
 
     def occupy(self, size: int) -> None:
-        """Record that decoding of a message of ``size`` bytes begins on another thread. Call this with ``-size`` when decoding has
-        ended.
+        """Record that a message of ``size`` bytes is being decoded on another thread. Call this with ``-size`` afterwards.
 
         The transport stops reading from a connection while too many bytes of its messages are being decoded.
         """
@@ -97,8 +96,8 @@ class GrpcMethod(msgspec.Struct, frozen=True):
     stream: Callable[[GrpcCall], Receiver | None] | None = None
     """Begins a stream. Returns None if it has already finished the call."""
     admit: Callable[[Metadata], str] | None = None
-    """Checks the client. Takes the call's metadata, before other parts of the call are stored, and returns the client's name. If
-    None, every client is admitted.
+    """Checks the client before other parts of the call are stored. Takes the metadata, and returns the client's name. None admits
+    all.
 
     Raises PenstockError.
     """

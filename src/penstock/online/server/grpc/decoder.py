@@ -156,8 +156,7 @@ class GrpcRequestDecoder:
         return None if parts is None or len(parts.rest) > INLINE_BYTES else (self._open(data, parts), data)
 
     def open(self, data: Buffer) -> tuple[OpenedMessage, Buffer]:
-        """Open the message ``data``. Also returns ``data``; if its form is unusual, it is rewritten to the plain form. May run on
-        any thread.
+        """Open ``data``. Also returns ``data``, rewritten to the plain form if its form is unusual. May run on any thread.
 
         Raises InvalidArgument.
         """

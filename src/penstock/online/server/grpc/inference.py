@@ -88,8 +88,7 @@ class Inference:
     ) -> list[Buffer] | PenstockError | None:
         """Encode a response of ``handle`` as a ModelInferResponse in parts. Returns an error if encoding fails.
 
-        With ``inline``, returns None if encoding would take too long on the event loop. Without ``inline``, this may run on any
-        thread.
+        With ``inline``, returns None if encoding would take too long on the event loop. Otherwise, this may run on any thread.
         """
         try:
             if form.classification:

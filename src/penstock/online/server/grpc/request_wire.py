@@ -1,7 +1,6 @@
 """Finds the id, the raw tensors and the typed contents in a serialized ModelInferRequest. Pure.
 
-Only messages in the plain form that clients send are split. All other messages are left to the protobuf class, so that both
-parsers always agree.
+Only messages in the plain form that clients send are split. The protobuf class parses all other messages, so that both agree.
 """
 
 from __future__ import annotations
@@ -162,8 +161,7 @@ def _look_into(data: Buffer, start: int, stop: int, fields: int, most: int) -> t
 def _skip(data: Buffer, position: int, known: Container[int] = _OUTER) -> int:
     """The end of the field at ``position``. The protobuf class will parse this field.
 
-    Raises ValueError for one of the ``known`` fields, because it is then not in the plain form, and for protobuf's deprecated
-    groups.
+    Raises ValueError for one of the ``known`` fields, because it is then not in the plain form, and for protobuf's deprecated groups.
     """
     tag, start = _varint(data, position)
     if tag >> 3 in known:

@@ -16,12 +16,11 @@ _EARNING_BYTES = 1 << 12
 
 
 class FloodGuard:
-    """An allowance. Control and unknown frames, frames with little or no data, empty messages, and frames on closed streams reduce
-    it.
+    """An allowance for control and unknown frames, frames with little or no data, empty messages, and frames on closed streams.
 
-    A call that the client resets ("rapid reset", CVE-2023-44487), or that the server resets because of an error, costs ``CALL``.
-    The allowance refills with time and with each response. A client that cancels at most as many calls as it completes never uses
-    up the allowance.
+    A call that the client resets ("rapid reset", CVE-2023-44487), or that the server resets because of an error, costs ``CALL``. The
+    allowance refills with time and with each response. A client that cancels at most as many calls as it completes never uses up the
+    allowance.
     """
 
     __slots__ = ("_clock", "_left", "_since", "_written", "_written_before")

@@ -33,8 +33,7 @@ _NAME = re.compile(rb"[\x21-\x39\x3b-\x40\x5b-\x7e]+")
 _VALUE = re.compile(rb"(?:[^\0\r\n\t ](?:[^\0\r\n]*[^\0\r\n\t ])?)?")
 
 TABLE_SIZE_ZERO = b"\x20"
-"""An HPACK instruction that sets the size of the dynamic table to 0. After the client has reduced the table, the next block must
-start with this instruction."""
+"""Sets the dynamic table's size to 0. When the client has reduced the table, the next block must start with this instruction."""
 
 
 def literal(name: bytes, value: bytes) -> bytes:

@@ -166,8 +166,7 @@ class Outbox:
     def _set_initial_window(self, size: int, streams: Mapping[int, H2Stream]) -> int:
         """Apply the client's setting to all open ``streams`` (RFC 9113, section 6.9.2). Returns the number of visited streams.
 
-        Windows are stored relative to the setting, so only streams that wait for their windows are visited. Raises
-        ConnectionFault.
+        Windows are stored relative to the setting, so only streams that wait for their windows are visited. Raises ConnectionFault.
         """
         looked = 0
         if size + self._most_credit > MAX_WINDOW:

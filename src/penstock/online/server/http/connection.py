@@ -197,8 +197,7 @@ class Http1Connection(Responder):
     def _ignore_upgrade(self) -> None:
         """Continue a request with the header ``Upgrade``, which Java's client sends to offer HTTP/2.
 
-        The parser stops after such a head without checking its framing headers. A new parser therefore gets a head with the same
-        framing headers.
+        The parser stops after such a head without checking its framing. A new parser therefore gets a head with the same framing.
         """
         closes = b"" if self._parser.should_keep_alive() else b"Connection: close\r\n"
         version = self._parser.get_http_version().encode()

@@ -71,8 +71,7 @@ class Generation:
 
 
 def read_request(handle: Handle, body: Buffer) -> Steps[InferRequest]:
-    """Read a request. Members with the name of an input are inputs, ``id`` is the request id, and all other members are
-    parameters.
+    """Read a request. Members with the name of an input are inputs, ``id`` is the request id, and all other members are parameters.
 
     Members of ``parameters`` are treated like members of the body. A value with fewer dimensions than its input gets leading
     dimensions of size 1. Raises InvalidArgument.

@@ -1,8 +1,7 @@
 """The write side of an HTTP/1.1 connection: requests in progress, and their responses in request order.
 
 A response is written immediately. On a pipelined connection, all responses of the same event-loop iteration are written together.
-Connections take turns. At the end of its turn, a connection stops reading, and keeps unprocessed data and requests for its next
-turn.
+Connections take turns. At the end of its turn, a connection stops reading, and keeps unprocessed data and requests for its next turn.
 """
 
 from __future__ import annotations

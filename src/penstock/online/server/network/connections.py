@@ -127,8 +127,7 @@ class Connections:
         """Count ``connection``. If it exceeds the limit, close another connection, so that clients without requests cannot lock
         out others.
 
-        Returns False if no connection can be closed. The new connection must then move to the ``spare`` connections, or refuse its
-        client and close.
+        Returns False if no connection can be closed. The new connection must then become a ``spare`` one, or refuse its client.
         """
         self._strangers[connection] = None
         return len(self) - len(self._evicted) <= self._limit or self._evict(connection)
@@ -142,8 +141,7 @@ class Connections:
             self._empty.set()
 
     def _evict(self, newest: ServerConnection) -> bool:
-        """Close the oldest stranger. If there are no strangers, close an idle connection that was not used since it was last
-        examined.
+        """Close the oldest stranger. If there are no strangers, close an idle connection that was not used since it was last examined.
 
         Examined connections move to the end of their queue, so that the next call examines other connections.
         """

@@ -261,11 +261,9 @@ def _is_stale(path: str) -> bool:
 
 
 def _turn_away(listening: socket.socket) -> bool:
-    """Make the operating system drop new SYN packets. Handshakes in progress still complete. Returns False if this is not
-    possible.
+    """Make the operating system drop new SYN packets. Handshakes in progress still complete. Returns False if impossible.
 
-    Without this, a handshake could complete after the last accept and before the socket is closed. The connection would then be
-    reset.
+    Otherwise, a connection whose handshake completes after the last accept would be reset when the socket is closed.
     """
     if listening.family == socket.AF_UNIX or sys.platform != "linux":
         return False

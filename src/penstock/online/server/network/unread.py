@@ -70,9 +70,7 @@ class Unread:
     __slots__ = ("_read", "_seen", "_total", "count", "evict", "has_read", "reported")
 
     def __init__(self, total: UnreadTotal, evict: Callable[[], None], read: Callable[[], int] = _unknown) -> None:
-        """``evict`` disconnects the client and drops all its responses. ``read`` returns a number that increases while the client
-        reads, even in the middle of a response.
-        """
+        """``evict`` disconnects the client and drops its responses. ``read`` returns a number that rises while the client reads."""
         self.count = 0
         """Number of unread bytes. Up to ``FLOOR_BYTES``, callers may increase it directly, without ``add``."""
         self.has_read = False

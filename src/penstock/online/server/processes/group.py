@@ -1,8 +1,7 @@
-"""Communication between the processes of one server. Each process answers the control planes of the other processes on a Unix
-socket.
+"""Communication between the processes of one server. Each process answers the control planes of the other processes on a Unix socket.
 
-A message consists of its length (4 bytes, little-endian) and MessagePack data: ``[what, arguments]`` for a request,
-``[error, result]`` for a response. The sockets are in a folder that only the server's user can enter.
+A message consists of its length (4 bytes, little-endian) and MessagePack data: ``[what, arguments]`` for a request, ``[error,
+result]`` for a response. The sockets are in a folder that only the server's user can enter.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class ProcessGroup:
         """Send the request ``what`` to all other processes, and return their responses. If a process responds with an error,
         raises this error.
 
-        Skips processes that are starting or shutting down. Unless ``patient``, also skips processes that do not answer in time.
+        Skips processes that are starting or shutting down and, unless ``patient``, processes that do not answer in time.
         """
         return []
 
@@ -80,8 +79,7 @@ class ProcessGroup:
         return []
 
     def exclusive(self, what: str = "", *, patient: bool = False) -> AbstractAsyncContextManager[None]:
-        """Hold the server-wide lock ``what``, so that changes reach all processes in the same order. A process that dies releases
-        its locks.
+        """Hold the server-wide lock ``what``, so that changes reach all processes in the same order. It ends with the process.
 
         Raises Unavailable if acquiring the lock takes too long, unless ``patient``.
         """

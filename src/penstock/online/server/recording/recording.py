@@ -43,8 +43,7 @@ class Recording:
 
     @classmethod
     def open(cls, config: ServerConfig, process: int = 0) -> Recording:
-        """Create the recorders that ``config`` requests. ``process`` is the number of the process, from 0. Each process writes its
-        own trace file.
+        """Create the recorders that ``config`` requests. Process number ``process`` (from 0) has its own trace file.
 
         Raises InvalidConfig if a file cannot be written, and Unavailable if the OpenTelemetry package is not installed.
         """

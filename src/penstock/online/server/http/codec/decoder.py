@@ -122,8 +122,7 @@ class HttpRequestDecoder:
 
 
 def whole_body(spec: TensorSpec, body: Buffer) -> Array:
-    """Read ``body`` as one tensor. The length of ``body`` determines the free dimension. If there are two free dimensions, the
-    first is 1.
+    """Read ``body`` as one tensor. Its length determines the free dimension. If there are two free dimensions, the first is 1.
 
     Raises InvalidArgument.
     """

@@ -1,8 +1,7 @@
-"""Tensors in the JSON of the Open Inference Protocol: lists of values. Lists are flat in responses, and flat or nested in
-requests.
+"""Tensors in the JSON of the Open Inference Protocol: lists of values. Lists are flat in responses, and flat or nested in requests.
 
-BYTES elements are strings. FP16 and BF16 have no JSON form. Infinities and NaN are written as ``Infinity`` and ``NaN``. These are
-not valid JSON, but clients can read them.
+BYTES elements are strings. FP16 and BF16 have no JSON form. Infinities and NaN are written as ``Infinity`` and ``NaN``. These are not
+valid JSON, but clients can read them.
 """
 
 from __future__ import annotations

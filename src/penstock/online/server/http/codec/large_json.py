@@ -54,8 +54,7 @@ _UNEVEN = "a long list in the body is nested unevenly, or contains an empty list
 
 
 def read(text: Buffer, decode: Decode) -> Steps[Any]:
-    """Decode ``text``. Long lists become arrays of int64, uint64, float64 or bool. Long lists of strings become arrays of bytes
-    objects.
+    """Decode ``text``. Long lists become arrays of int64, uint64, float64 or bool, or of bytes objects for strings.
 
     Raises InvalidArgument, and the exceptions of ``decode``.
     """

@@ -1,8 +1,6 @@
-"""Reads and writes the bodies of ``:classify`` and ``:regress``. A request has a list of examples, and its response has a result
-for each example. Pure.
+"""Reads and writes the bodies of ``:classify`` and ``:regress``: lists of examples, and lists with a result per example. Pure.
 
-An example is a JSON object whose members are features. A feature is a value or a flat list, and becomes one row of the model's
-input with the same name.
+An example is an object of features. A feature is a value or a flat list: a row of the model's input with the same name.
 """
 
 from __future__ import annotations

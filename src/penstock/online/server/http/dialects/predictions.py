@@ -1,8 +1,6 @@
-"""Reads and writes the bodies of ``:predict``. A request in rows has ``instances``, and its response has ``predictions``. A
-request in columns has ``inputs``, and its response has ``outputs``. Pure.
+"""Reads and writes the bodies of ``:predict``: rows (``instances``, ``predictions``) or columns (``inputs``, ``outputs``). Pure.
 
-If the model has only one input or one output, its tensor has no name. A row contains one element of each tensor along the first
-dimension.
+A model's only input or output needs no name. A row contains one element of each tensor along the first dimension.
 """
 
 from __future__ import annotations
