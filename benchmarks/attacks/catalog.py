@@ -1,4 +1,4 @@
-"""Every attack by name."""
+"""All attacks by name."""
 
 from __future__ import annotations
 

@@ -338,8 +338,8 @@ class ModelStatistics:
 
 
 def merge(processes: Iterable[Iterable[ModelStatistics]]) -> list[ModelStatistics]:
-    """Merge the statistics of several processes, sorted by name and version. Most numbers are added. Of the times of the last
-    inference, the latest is kept. Of the load durations, the longest is kept. The arguments are not changed.
+    """Merge the statistics of several processes, sorted by name and version. Numbers are added, except for the time of the last
+    inference (the latest is kept) and the load duration (the longest is kept). The arguments are not changed.
     """
     merged: dict[tuple[str, str], ModelStatistics] = {}
     for process in processes:

@@ -118,7 +118,7 @@ class InferenceResponse:
 
 
 class ResponseSender:
-    """Sends responses to one request, from any thread, until the final flag. Calls ``lost`` if the model drops it before that."""
+    """Sends responses to one request, from any thread, until the final flag. Calls ``lost`` if the model drops the sender before."""
 
     def __init__(self, send: Callable[[InferenceResponse | None, bool], bool], lost: Callable[[], object]) -> None:
         self._send, self._lost = send, lost

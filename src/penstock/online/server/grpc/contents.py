@@ -52,7 +52,7 @@ _ELEMENT_BYTES = 48
 
 
 def decoded_bytes(tensor: TensorLayout, size: int) -> int:
-    """Upper bound of the bytes of memory for decoding ``size`` bytes, raw or typed. 0 if the tensor is a view of the message."""
+    """Maximum bytes of memory that decoding ``size`` bytes takes, raw or typed. 0 if the tensor is a view of the message."""
     if tensor.datatype is DataType.BYTES:
         return min(element_count(tensor.shape), size) * _ELEMENT_BYTES + 2 * size
     return 0 if tensor.datatype.is_float else min(tensor.size_bytes, size * tensor.datatype.itemsize)

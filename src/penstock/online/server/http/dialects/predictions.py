@@ -26,7 +26,7 @@ class PredictionForm(enum.Enum):
     COLUMNS = enum.auto()
     ROWS = enum.auto()
     WHOLE = enum.auto()
-    """Rows with a single row, for a model without a batch dimension."""
+    """A single row, for a model without a batch dimension."""
 
 
 def read(body: Buffer, inputs: Sequence[TensorSpec], batchable: bool) -> Steps[tuple[dict[str, Array], PredictionForm]]:
