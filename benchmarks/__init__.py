@@ -1,1 +1,1 @@
-"""The figures that Penstock claims, measured: ``python -m benchmarks``, or ``make bench``. See ``RESULTS.md``."""
+"""Measures the figures that Penstock claims. Run ``python -m benchmarks`` or ``make bench``. See ``RESULTS.md``."""

@@ -1,7 +1,7 @@
 """Run the scenarios: ``python -m benchmarks [--scenario NAME [--part NAME]] [--quick] [--check]``.
 
-Each writes ``results/<scenario>.json``; ``RESULTS.md`` is made anew of all there are. Exits with 0 also where a goal does not
-hold (unless ``--check``), and says so; with 1 if a scenario failed to run.
+Each scenario writes ``results/<scenario>.json``. ``RESULTS.md`` is then generated from all result files. The exit status is 1 if a
+scenario fails to run. A missed goal is reported, and the exit status is then 0, or 1 with ``--check``.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from penstock.errors import PenstockError
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the scenarios that the command line selects."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="Measure the figures that Penstock claims."
     )
-    parser.add_argument("--scenario", choices=SCENARIOS, help="run only this one")
-    parser.add_argument("--part", help="only this part of it, shown and not kept")
-    parser.add_argument("--quick", action="store_true", help="rough figures, each scenario within a minute")
+    parser.add_argument("--scenario", choices=SCENARIOS, help="run only this scenario")
+    parser.add_argument("--part", help="run only this part of the scenario; the result is shown but not saved")
+    parser.add_argument("--quick", action="store_true", help="measure rough figures, within a minute per scenario")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal does not hold")
     arguments = parser.parse_args()
-    # Ended by a signal, the servers started must be ended too: SystemExit unwinds through their contexts.
+    # A signal must also end the servers. SystemExit leaves their contexts, which stops them.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
     console = Console(width=None if sys.stdout.isatty() else 160)
@@ -79,7 +79,7 @@ def measure(scenario: str, quick: bool, part: Callable[[bool], list[Row]] | None
 
 
 def show(console: Console, result: Result) -> None:
-    """Print the rows for people."""
+    """Print the rows as a table."""
     rough = ", rough: a quick run" if result.quick else ""
     busy = ", the machine was busy" if result.machine["dirty"] else ""
     table = Table(title=f"{result.scenario}{rough}{busy}", title_justify="left")

@@ -1,8 +1,8 @@
-"""This checkout against an earlier commit, in one run: ``python -m benchmarks.before_after COMMIT [--quick] [--no-build]``.
+"""Compares this checkout with an earlier commit: ``python -m benchmarks.before_after COMMIT [--quick] [--no-build]``.
 
-Both serve the MLP of 32 → 64 → 8 on one core and are loaded in turn from the other; then both build the digits bundle in turn, for
-as long as it takes. Both use the same packages and the same load generator, those of this checkout. Ratios above 1 are in favour of
-this checkout. Prints Markdown; keeps nothing.
+Both versions serve the 32 → 64 → 8 MLP on one core, and the load generator, on another core, loads them in turn. Then both
+versions build the digits bundle in turn. Both use the packages and the load generator of this checkout. Ratios above 1 are in
+favour of this checkout. Prints Markdown, and saves nothing.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _DIGITS = _ROOT / "examples" / "digits"
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Run the comparison that the command line selects."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.before_after", description=__doc__)
-    parser.add_argument("commit", help="what to compare with: a commit, tag or branch")
-    parser.add_argument("--quick", action="store_true", help="rough figures within two minutes")
+    parser.add_argument("commit", help="the commit, tag or branch to compare with")
+    parser.add_argument("--quick", action="store_true", help="measure rough figures, within two minutes")
     parser.add_argument("--no-build", action="store_true", help="compare the servers only")
     arguments = parser.parse_args()
     print("| figure | this checkout : before | ratio | 95 % interval |\n|---|---:|---:|---:|")
@@ -47,7 +47,7 @@ def main() -> None:
 
 @contextmanager
 def checkout(commit: str, folder: Path) -> Iterator[Path]:
-    """A work tree of ``commit`` below ``folder``."""
+    """Check out ``commit`` as a git work tree in ``folder``."""
     tree = folder / "before"
     subprocess.run(["git", "worktree", "add", "--quiet", "--detach", tree, commit], cwd=_ROOT, check=True)
     try:
@@ -57,7 +57,7 @@ def checkout(commit: str, folder: Path) -> Iterator[Path]:
 
 
 def compare_servers(sources: dict[str, Path], folder: Path, rounds: int, seconds: float) -> None:
-    """Requests/s and p50, by protocol."""
+    """Compare the requests per second and the p50 latency of both servers, by protocol."""
     model = models.mlp(folder / "mlp.onnx")
     rng = np.random.default_rng(0)
     inputs = [{"input": rng.standard_normal((1, 32)).astype(np.float32)} for _ in range(64)]
@@ -88,14 +88,14 @@ def report_load(name: str, sides: dict[str, Side], connections: int, rounds: int
 
 @contextmanager
 def served(source: Path, model: Path) -> Iterator[Server]:
-    """``penstock serve`` of the package in ``source``."""
+    """Run ``penstock serve`` of the package in ``source``."""
     arguments = ["-m", "penstock", "serve", str(model), "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
     with serving(arguments, split_cores()[0], environment={"PYTHONPATH": str(source)}) as server:
         yield server
 
 
 def compare_builds(sources: dict[str, Path], folder: Path, rounds: int) -> None:
-    """Wall and CPU seconds of a default build of the digits example, on one core."""
+    """Compare the wall-clock and CPU seconds of a default build of the digits example, on one core."""
     found = interleave({name: lambda at=at: build(at, folder) for name, at in sources.items()}, rounds)  # type: ignore[misc]
     for number, clock in enumerate(("wall", "CPU")):
         before, after = ([pair[number] for pair in found[name]] for name in ("before", "after"))
@@ -103,7 +103,7 @@ def compare_builds(sources: dict[str, Path], folder: Path, rounds: int) -> None:
 
 
 def build(source: Path, folder: Path) -> tuple[float, float]:
-    """Wall and CPU seconds. Raises CalledProcessError if the build fails."""
+    """Build the bundle, and return the wall-clock and CPU seconds. Raises CalledProcessError if the build fails."""
     data = ["--calibrate", str(_DIGITS / "calibrate.npz"), "--evaluate", str(_DIGITS / "evaluate.npz")]
     command = [
         sys.executable,
@@ -128,7 +128,7 @@ def _children_cpu_seconds() -> float:
 
 
 def report(name: str, over: list[float], under: list[float]) -> None:
-    """One row: the medians of both, their ratio and its interval."""
+    """Print one row: the medians of both versions, their ratio, and the ratio's confidence interval."""
     found = ratio(over, under)
     pair = f"{np.median(over):,.4g} : {np.median(under):,.4g}"
     print(f"| {name} | {pair} | {found.value:.3f}× | [{found.low:.3f}, {found.high:.3f}] |", flush=True)

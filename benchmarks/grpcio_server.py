@@ -1,4 +1,4 @@
-"""The gRPC service of a server in this process, for the null model, on grpcio or on our own HTTP/2.
+"""The gRPC service with the null model, in this process, on grpcio or on our own HTTP/2.
 
 ``python -m benchmarks.grpcio_server grpcio|h2`` listens on a free port and prints the line ``ready``.
 """
@@ -31,7 +31,7 @@ _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class GrpcioCall:
-    """A unary ``GrpcCall`` on a context of grpcio."""
+    """A unary ``GrpcCall`` for a call of grpcio."""
 
     def __init__(self, context: Any) -> None:
         remaining = context.time_remaining()
@@ -51,13 +51,13 @@ class GrpcioCall:
             self.ended.set_result(error)
 
     def pause(self) -> None:
-        """Do nothing: a unary call has one message."""
+        """Do nothing, because a unary call has one message."""
 
     resume = pause
 
 
 def grpcio_server(methods: Mapping[bytes, GrpcMethod]) -> tuple[Any, int]:
-    """A server for the unary methods, not started yet, and its port. Messages are passed as bytes."""
+    """A server for the unary methods, and its port. The server is not started yet. Messages are passed as bytes."""
     services: dict[str, dict[str, Any]] = {}
     for path, method in methods.items():
         if method.unary is not None:

@@ -1,5 +1,6 @@
-"""A server's parts in this process, put together as the composition root does it, without sockets: for what is too small to be
-seen through them. A closed loop drives it: each answer brings the next request, a given number at a time."""
+"""A server in this process, composed like the real server but without sockets, to measure effects that sockets would hide. A
+closed loop keeps a given number of requests in flight: each answer triggers the next request.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ MAX_BATCH = 64
 
 
 class NullModel(LoadedModel):
-    """Answers with what it was asked: a model that costs nothing."""
+    """A model that returns its inputs and takes almost no time."""
 
     signature = Signature(
         (TensorSpec("input", DataType.FP32, (-1, 8)),), (TensorSpec("output", DataType.FP32, (-1, 8)),)
@@ -61,14 +62,14 @@ class NullModel(LoadedModel):
         return {"output": inputs["input"]}
 
     def unload(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing, because there is no memory to release."""
 
 
 NULL_INPUTS: Mapping[str, Array] = MappingProxyType({"input": np.zeros((1, 8), np.float32)})
 
 
 class InProcess:
-    """One model ``m``, served. Needs a running event loop; ``close`` ends its thread."""
+    """Serves one model, called ``m``. Requires a running event loop. ``close`` ends the model's thread."""
 
     def __init__(self, model: LoadedModel, log: type[BatchLog] = BatchLog) -> None:
         clock, config = SystemClock(), ServerConfig()
@@ -104,7 +105,7 @@ class InProcess:
         await self._repository.unload_all()
 
     async def infer(self, requests: int, in_flight: int, inputs: Mapping[str, Array] = NULL_INPUTS) -> None:
-        """Have ``requests`` answered by the data plane itself."""
+        """Pass ``requests`` requests directly to the data plane."""
         loop = _Countdown(requests)
         plane = self.dataplane
         handle = plane.acquire("m")
@@ -121,7 +122,7 @@ class InProcess:
         await loop.over
 
     async def http(self, requests: int, in_flight: int, whole: Sequence[bytes]) -> None:
-        """Have ``requests`` answered to connections that are fed with ``whole`` requests, in turn."""
+        """Pass ``requests`` requests to HTTP connections. The requests are taken from ``whole`` in turn."""
         loop = _Countdown(requests)
         connections = [http_connection.Http1Connection(self._http) for _ in range(min(in_flight, requests))]
         call_soon = asyncio.get_running_loop().call_soon
@@ -144,7 +145,7 @@ class InProcess:
             connection.connection_lost(None)
 
     async def grpc(self, requests: int, in_flight: int, framed: Sequence[bytes]) -> None:
-        """The same over one HTTP/2 connection with ``in_flight`` streams; the client's half runs in this process too."""
+        """Make ``requests`` calls over one HTTP/2 connection with ``in_flight`` streams. The client also runs in this process."""
         loop = _Countdown(requests)
         address = Address("in-process", 1)
         head = [
@@ -153,7 +154,7 @@ class InProcess:
         ]  # fmt: skip
         client = GrpcConnection(
             head, in_flight, lambda _: None
-        )  # need not wait: little is sent before the server's settings
+        )  # need not wait, because little is sent before the server's settings
         server = h2_connection.H2Connection(self._h2)
         soon = asyncio.get_running_loop().call_soon
         server.connection_made(Pipe(lambda data: soon(client.data_received, data)))
@@ -174,7 +175,7 @@ class InProcess:
 
 
 class Pipe(asyncio.Transport):
-    """Hands what is written to ``receive``."""
+    """A transport that passes written bytes to ``receive``."""
 
     def __init__(self, receive: Callable[[bytes], object]) -> None:
         super().__init__()
@@ -193,13 +194,13 @@ class Pipe(asyncio.Transport):
         return 0
 
     def _nothing(self, *_: object) -> None:
-        """There is no socket to tell."""
+        """Do nothing, because there is no socket."""
 
     close = abort = pause_reading = resume_reading = set_write_buffer_limits = _nothing
 
 
 class _Countdown:
-    """Requests yet to begin, and yet to be answered."""
+    """Counts the requests that have not begun, and the requests that are not answered yet."""
 
     def __init__(self, requests: int) -> None:
         self._to_begin = self._to_answer = requests
@@ -209,7 +210,7 @@ class _Countdown:
         self._to_begin -= 1
 
     def next(self) -> bool:
-        """One has been answered; whether another begins for it."""
+        """Record that a request has been answered. Returns True if another request may begin."""
         self._to_answer -= 1
         if not self._to_answer and not self.over.done():
             self.over.set_result(None)
@@ -224,7 +225,7 @@ class _Countdown:
 
 
 def run(main: Any) -> Any:
-    """Run ``main`` on the event loop that the server takes."""
+    """Run ``main`` on the event loop that the server uses."""
     import uvloop  # noqa: PLC0415 - absent on Windows
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -1,7 +1,7 @@
-"""Clients that do nothing wrong: a steady rate of requests over HTTP and gRPC, each answer compared bit for bit.
+"""Innocent clients: they send a steady rate of valid requests over HTTP and gRPC, and compare each answer bit for bit.
 
-``python -m benchmarks.innocents --http HOST:PORT --grpc HOST:PORT`` is a process of its own. For each line on stdin, a number of
-seconds, it sends requests for so long and prints a ``Round`` as a line of JSON.
+``python -m benchmarks.innocents --http HOST:PORT --grpc HOST:PORT`` runs as a separate process. Each line on stdin is a number of
+seconds. The process sends requests for this time, and then prints a ``Round`` as a line of JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.tensor import Array
 MODEL = "identity"
 COLUMNS = 32
 RATE = 500.0
-"""Requests per second over each protocol."""
+"""Requests per second over each of the two protocols."""
 _REQUESTS = 64
 _CONNECTIONS = 16
 _WINDOW_S = 0.2
@@ -40,21 +40,21 @@ _STOP_TIMEOUT_S = 30
 
 
 class Round(msgspec.Struct, frozen=True):
-    """The requests of one round."""
+    """The results of one round."""
 
     p50_ms: float
-    """The worse of the two protocols, as the other quantiles; they count from the time at which a request was due."""
+    """Quantiles of the slower protocol. Latency counts from the time at which a request was due."""
     p99_ms: float
     max_ms: float
     requests: int
     failed: dict[str, int]
-    """Requests without a right answer, by protocol and kind."""
+    """Number of requests without a correct answer, by protocol and kind of error."""
     cpu_s: float
-    """CPU time of the clients."""
+    """CPU seconds of the clients."""
 
 
 class Innocents:
-    """Both loads on one server."""
+    """Loads one server over both protocols."""
 
     def __init__(self, http: Address, grpc: Address, key: str = "") -> None:
         self._http, self._grpc = http, grpc
@@ -69,7 +69,7 @@ class Innocents:
         self._over_grpc = [grpc_request(MODEL, {"input": row}) for row in self._inputs]
 
     async def round(self, seconds: float, rate: float = RATE) -> Round:
-        """Send requests for ``seconds``, as a Poisson process over each protocol."""
+        """Send requests for ``seconds`` seconds, as a Poisson process over each protocol."""
         targets = (
             (Target(self._http, self._over_http, connect), self._check_http),
             (Target(self._grpc, self._over_grpc, GrpcConnector(metadata=self._metadata)), self._check_grpc),
@@ -103,12 +103,12 @@ class Innocents:
 
 
 def _worse(latencies_ms: Iterable[float]) -> float:
-    """The longest; the time-out stands for that of a protocol without any right answer."""
+    """The largest of ``latencies_ms``. For a protocol without a correct answer, the timeout is used."""
     return max(1e3 * LoadWindow().timeout_s if math.isnan(one) else one for one in latencies_ms)
 
 
 class InnocentsProcess:
-    """The process, seen from the one that measures."""
+    """The process of the innocent clients, controlled by the measuring process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -128,14 +128,14 @@ class InnocentsProcess:
         return msgspec.json.decode(line, type=Round)
 
     def round(self, seconds: float) -> Round:
-        """A whole round."""
+        """Run a complete round."""
         self.begin(seconds)
         return self.finish()
 
 
 @contextmanager
 def innocents(server: Server, key: str = "") -> Iterator[InnocentsProcess]:
-    """Start the process, and end it."""
+    """Run the process of the innocent clients until the body ends."""
     assert server.grpc is not None
     arguments = ["--http", server.address.authority, "--grpc", server.grpc.authority, "--key", key]
     process = subprocess.Popen(
@@ -153,8 +153,8 @@ def innocents(server: Server, key: str = "") -> Iterator[InnocentsProcess]:
 
 
 def main() -> int:
-    """One round per line on stdin."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.innocents", description="Steady, correct load.")
+    """Run one round per line on stdin."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.innocents", description="Send steady, valid load.")
     parser.add_argument("--http", required=True)
     parser.add_argument("--grpc", required=True)
     parser.add_argument("--key", default="")

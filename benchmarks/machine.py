@@ -1,4 +1,4 @@
-"""The machine and the versions that a result is measured with."""
+"""The machine on which a result is measured, and the versions of the packages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = (
 
 
 class MachineWatch:
-    """Watches the load of the machine from its creation on."""
+    """Watches the machine's load, beginning with the creation of this object."""
 
     def __init__(self) -> None:
         self._facts = machine_facts()

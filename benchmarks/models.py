@@ -1,4 +1,4 @@
-"""ONNX models with random weights: right in shape and cost, trained on nothing. The same seed gives the same bytes."""
+"""ONNX models with the shapes and cost of real models, but with random weights. The same seed gives the same bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _IR_VERSION = 8
 
 
 class GraphBuilder:
-    """Nodes and weights on the way to a model; every method returns the name of its output."""
+    """Collects the nodes and weights of a model. Every method that adds nodes returns the name of its output."""
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
@@ -37,7 +37,7 @@ class GraphBuilder:
         return self.weight(self.rng.normal(0, scale, shape))
 
     def conv(self, x: str, channels_in: int, channels: int, kernel: int, stride: int = 1, relu: bool = True) -> str:
-        """Convolution, BatchNormalization, and mostly a ReLU; weights as He et al. 2015 draw them."""
+        """A convolution, a BatchNormalization, and (with ``relu``) a ReLU. The weights are initialised as by He et al., 2015."""
         return self._conv(x, (channels, channels_in, kernel, kernel), stride, 1, relu)
 
     def _conv(self, x: str, shape: tuple[int, int, int, int], stride: int, group: int, relu: bool) -> str:
@@ -51,14 +51,16 @@ class GraphBuilder:
         return self.op("Relu", y) if relu else y
 
     def residual(self, x: str, channels_in: int, channels: int, stride: int) -> str:
-        """Two 3×3 convolutions beside a shortcut [He et al., "Deep Residual Learning", 2016]."""
+        """Two 3×3 convolutions with a shortcut (He et al., "Deep Residual Learning", 2016)."""
         y = self.conv(self.conv(x, channels_in, channels, 3, stride), channels, channels, 3, relu=False)
         same = stride == 1 and channels_in == channels
         shortcut = x if same else self.conv(x, channels_in, channels, 1, stride, relu=False)
         return self.op("Relu", self.op("Add", y, shortcut))
 
     def bottleneck(self, x: str, channels_in: int, width: int, stride: int) -> str:
-        """1×1 down to ``width``, 3×3, 1×1 up to four times ``width``, beside a shortcut."""
+        """A 1×1 convolution to ``width`` channels, a 3×3 convolution, and a 1×1 convolution to ``4 * width`` channels, with a
+        shortcut.
+        """
         y = self.conv(self.conv(x, channels_in, width, 1), width, width, 3, stride)
         y = self.conv(y, width, 4 * width, 1, relu=False)
         same = channels_in == 4 * width
@@ -68,7 +70,9 @@ class GraphBuilder:
         return self.op("Clip", x, self.weight(0.0), self.weight(6.0))
 
     def inverted_residual(self, x: str, channels_in: int, channels: int, expansion: int, stride: int) -> str:
-        """1×1 up to ``expansion`` times the channels, 3×3 on each by itself, 1×1 down, beside a shortcut where shapes agree."""
+        """A 1×1 convolution to ``expansion`` times the channels, a depthwise 3×3 convolution, and a 1×1 convolution to
+        ``channels``. Has a shortcut if the shapes agree.
+        """
         width = expansion * channels_in
         y = self.relu6(self.conv(x, channels_in, width, 1, relu=False)) if expansion > 1 else x
         y = self.relu6(self._conv(y, (width, 1, 3, 3), stride, width, relu=False))
@@ -87,7 +91,7 @@ class GraphBuilder:
         return self.op("LayerNormalization", x, scale, self.weight(np.zeros(width)), axis=-1)
 
     def gelu(self, x: str) -> str:
-        """In the five operators that exporters write it in."""
+        """GELU as the five operators that exporters write."""
         erf = self.op("Erf", self.op("Div", x, self.weight(2**0.5)))
         return self.op("Mul", self.op("Mul", x, self.op("Add", erf, self.weight(1.0))), self.weight(0.5))
 
@@ -101,7 +105,7 @@ class GraphBuilder:
         return self.linear(self.op("Reshape", mixed, self.weight([0, 0, width], np.int64)), width, width)
 
     def save(self, path: Path, output: str, shape_in: Sequence[int], shape_out: Sequence[int]) -> Path:
-        """Write the model: ``input`` and ``output``, FP32, with a free first axis before the shapes given."""
+        """Write the model. ``input`` and ``output`` are FP32 and have the given shapes after a free first axis."""
         nodes = [*self._nodes, helper.make_node("Identity", [output], ["output"])]
         inputs, outputs = (
             [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *shape])]
@@ -115,7 +119,7 @@ class GraphBuilder:
 
 
 def mlp(path: Path, widths: tuple[int, int, int] = (32, 64, 8), seed: int = 0) -> Path:
-    """32 → 64 → 8 if nothing else is said: a model that costs next to nothing, so that all else shows."""
+    """An MLP, by default of 32 → 64 → 8. It takes almost no time, so that the cost of everything else can be measured."""
     rows, inner, columns = widths
     graph = GraphBuilder(seed)
     hidden = graph.op("Relu", graph.linear("input", rows, inner))
@@ -123,12 +127,12 @@ def mlp(path: Path, widths: tuple[int, int, int] = (32, 64, 8), seed: int = 0) -
 
 
 def identity(path: Path, size: int) -> Path:
-    """Gives back its rows of ``size`` numbers: nothing but tensors on their way."""
+    """A model that returns its input rows of ``size`` numbers, to measure the transport of tensors."""
     return GraphBuilder().save(path, "input", [size], [size])
 
 
 def small_cnn(path: Path) -> Path:
-    """A residual network for 3×64×64 images that takes some three milliseconds of one core."""
+    """A residual network for 3×64×64 images. One call takes about three milliseconds on one core."""
     graph = GraphBuilder()
     x = graph.conv("input", 3, 32, 3, 2)
     for channels_in, channels in ((32, 32), (32, 32), (32, 64), (64, 64), (64, 128), (128, 128)):
@@ -150,7 +154,7 @@ def resnet18(path: Path, size: int = 224, seed: int = 0) -> Path:
 
 
 def encoder(path: Path) -> Path:
-    """Six post-norm transformer layers of width 384 over 128 embedded tokens, as in small BERT models."""
+    """Six post-norm transformer layers of width 384 on 128 embedded tokens, as in small BERT models."""
     width, heads, tokens = 384, 6, 128
     graph = GraphBuilder()
     x = "input"
@@ -175,7 +179,7 @@ def resnet50(path: Path) -> Path:
 
 
 def mobilenet(path: Path) -> Path:
-    """MobileNet-v2 for 3×224×224 images [Sandler et al., "MobileNetV2", 2018], BatchNormalization not folded."""
+    """MobileNet-v2 for 3×224×224 images (Sandler et al., "MobileNetV2", 2018), BatchNormalization not folded."""
     graph = GraphBuilder()
     x = graph.relu6(graph.conv("input", 3, 32, 3, 2, relu=False))
     channels_in = 32

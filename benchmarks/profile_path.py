@@ -1,10 +1,10 @@
-"""Where the time of a request goes: ``python -m benchmarks.profile_path [--quick]`` prints, as Markdown, microseconds per stage of
-the hot path, and what a request allocates and copies.
+"""Profiles the hot path of a request. ``python -m benchmarks.profile_path [--quick]`` prints, as Markdown, the microseconds per
+stage, and the memory that a request allocates and copies.
 
-The server runs in this process without sockets (``in_process.py``), on one core: the MLP of 32 → 64 → 8, one row a request. The
-stages' functions are timed (``stopwatch.py``); bursts of the different ways take turns, and a figure is the median over bursts.
-What is left of a burst's time is the event loop, the hand-over between threads, and the load itself. Reading and writing a
-socket is measured apart, by the system calls alone.
+The server runs in this process without sockets (``in_process.py``), on one core, with the 32 → 64 → 8 MLP and one row per request.
+The functions of each stage are timed (``stopwatch.py``). Bursts of each request form alternate, and a figure is the median over
+bursts. The remaining time of a burst is spent in the event loop, in switches between threads, and in the load itself. Reading from
+and writing to a socket is measured separately, as system calls only.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from penstock.telemetry.batch_log import BatchLog
 from penstock.tensor import Array, Buffer
 
 Burst = Callable[[int, int], Awaitable[None]]
-"""``(requests, in flight)``."""
+"""Sends a number of requests, with a number of requests in flight."""
 
 STAGES = (
     "read", "parse", "decode", "data plane", "queue", "merge", "engine", "split", "hand-over", "complete", "statistics", "encode",
@@ -66,9 +66,9 @@ _IN_FLIGHT = (64, 1)
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure the profile and print it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile_path", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="rough figures within seconds")
+    parser.add_argument("--quick", action="store_true", help="measure rough figures, within seconds")
     bursts = 20 if parser.parse_args().quick else 200
     with tempfile.TemporaryDirectory() as folder, pinned(split_cores()[0]):
         path = models.mlp(Path(folder) / "mlp.onnx")
@@ -82,7 +82,7 @@ def main() -> int:
 async def profile(
     model: LoadedModel, inputs: Mapping[str, Array], bursts: int
 ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """Microseconds per request by stage, for each way; and memory blocks that a waiting request holds."""
+    """The microseconds per request by stage, for each request form, and the number of memory blocks that a waiting request holds."""
     watch = Stopwatch()
     server = InProcess(model)
     requests = whole_requests(inputs)
@@ -125,7 +125,7 @@ def whole_requests(inputs: Mapping[str, Array]) -> dict[str, list[bytes]]:
 
 
 def probes(model: LoadedModel) -> list[Probe]:
-    """Which function belongs to which stage; a stage's own time is that of its functions without those of other stages."""
+    """The functions of each stage. A stage's time excludes the functions of other stages that its functions call."""
     return [
         ("parse", http_connection.Http1Connection, "data_received"),
         ("parse", h2_connection.H2Connection, "data_received"),
@@ -171,9 +171,9 @@ async def one_burst(watch: Stopwatch, burst: Burst, at_once: int) -> dict[str, f
 
 
 async def blocks_held(burst: Burst) -> float:
-    """Blocks of memory that a request in flight holds on average: those there are when 64 wait, less those when none does."""
+    """Average number of memory blocks that a request in flight holds: the increase from no waiting request to 64, divided by 64."""
     counted: list[int] = []
-    original = DynamicBatcher._flush  # noqa: SLF001 - the moment at which all that came wait
+    original = DynamicBatcher._flush  # noqa: SLF001 - then, all arrived requests wait
 
     def flush(batcher: DynamicBatcher) -> None:
         counted.append(sys.getallocatedblocks())
@@ -186,12 +186,14 @@ async def blocks_held(burst: Burst) -> float:
         await burst(1, 1)
     finally:
         DynamicBatcher._flush = original  # type: ignore[method-assign] # noqa: SLF001
-    # On a busy machine the first flush may come before all requests have arrived.
+    # On a busy machine, the first flush may run before all requests have arrived.
     return (max(counted[:-1]) - counted[-1]) / 63
 
 
 def socket_microseconds(size: int, count: int = 2000) -> tuple[float, float]:
-    """What the system takes to receive a request of ``size`` bytes and to send an answer of 256, over loopback TCP."""
+    """The microseconds that the system takes to receive a request of ``size`` bytes and to send an answer of 256 bytes, over
+    loopback TCP.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = socket.create_connection(listener.getsockname())
         server, _ = listener.accept()
@@ -212,19 +214,19 @@ def socket_microseconds(size: int, count: int = 2000) -> tuple[float, float]:
 
 
 def count_copies() -> list[tuple[str, str, str]]:
-    """Where a tensor is copied between the received buffer and the answer's parts: ``(stage, of 32 numbers, of 1 MiB)``."""
+    """The number of copies of a tensor at each step from the received buffer to the answer: ``(step, for 32 numbers, for 1 MiB)``."""
     small, large = (_copies(np.ones((1, size), np.float32)) for size in (32, 1 << 18))
     return [(stage, small[stage], large[stage]) for stage in small]
 
 
 def _copies(array: Array) -> dict[str, str]:
-    """Found by whether memory is shared."""
+    """The number of copies at each step. A step has copied a tensor if input and output share no memory."""
     shared_memory = SharedMemory(enabled=False)
     whole = whole_requests({"input": array})
     head, _, body = whole["HTTP binary"][0].partition(b"\r\n\r\n")
     length = int(head.partition(b"Inference-Header-Content-Length: ")[2].partition(b"\r\n")[0])
     message = whole["gRPC"][0][5:]
-    handle = cast(Handle, SimpleNamespace(name="m", version="1"))  # all that a decoder looks at
+    handle = cast(Handle, SimpleNamespace(name="m", version="1"))  # the only fields that a decoder reads
     request, form = HttpRequestDecoder(shared_memory)(handle, body, length)
     grpc_infer, grpc_form = GrpcRequestDecoder(shared_memory)(message)
     view, grpc_view = request.inputs["input"], grpc_infer.inputs["input"]
@@ -251,7 +253,7 @@ def _shared(buffers: Sequence[Buffer | Array], array: Array) -> str:
 def render(
     found: Mapping[str, Mapping[str, float]], held: Mapping[str, float], copies: Sequence[tuple[str, str, str]]
 ) -> str:
-    """Markdown."""
+    """The profile as Markdown."""
     lines = ["| µs per request | " + " | ".join(found) + " |", "|---|" + "---:|" * len(found)]
     lines += [f"| {stage} | " + " | ".join(f"{one[stage]:.2f}" for one in found.values()) + " |" for stage in STAGES]
     lines.append("| **sum** | " + " | ".join(f"{sum(stages.values()):.2f}" for stages in found.values()) + " |")

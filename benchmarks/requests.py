@@ -1,4 +1,4 @@
-"""Whole requests that the load client has no words of its own for: gRPC messages, and tensors in shared memory."""
+"""Complete requests that the load client cannot build itself: gRPC messages, and requests with tensors in shared memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.tensor import Array, DataType, from_wire
 
 
 def post(address: Address, path: str, body: bytes, kind: str = "application/json") -> bytes:
-    """A whole POST request."""
+    """A complete POST request."""
     head = f"POST {path} HTTP/1.1\r\nHost: {address.authority}\r\nContent-Type: {kind}\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
@@ -31,7 +31,7 @@ def grpc_request(model: str, inputs: Mapping[str, Array]) -> bytes:
 
 
 def grpc_answer(body: bytes) -> dict[str, Array]:
-    """The outputs by name of a ``ModelInferResponse``, raw or, as some servers answer, typed FP32."""
+    """The outputs of a ``ModelInferResponse``, by name. They may be raw or, from some servers, typed FP32."""
     message = messages.ModelInferResponse.FromString(body)
     outputs = {}
     for number, output in enumerate(message.outputs):
@@ -44,7 +44,7 @@ def grpc_answer(body: bytes) -> dict[str, Array]:
 
 
 class Region:
-    """A region of shared memory with room for the same row ``slots`` times, each beside a place for the answer to it."""
+    """A shared-memory region with ``slots`` slots. Each slot contains the same input row, and a place for its output."""
 
     def __init__(self, path: Path, row: Array, slots: int) -> None:
         self.name = path.name
@@ -56,17 +56,19 @@ class Region:
 
     @property
     def answered(self) -> bool:
-        """Whether each slot's answer is its row, as the identity's is."""
+        """True if the output in every slot equals its input row, as with the identity model."""
         row = self._row.reshape(-1).view(np.uint8)
         return all(np.array_equal(self._part(2 * slot + 1), row) for slot in range(self._slots))
 
     def clear(self) -> None:
-        """Forget the answers."""
+        """Clear all outputs."""
         for slot in range(self._slots):
             self._part(2 * slot + 1)[:] = 0
 
     def requests(self, server: Server, model: str) -> list[bytes]:
-        """Registered at ``server``, one request per slot: the input from it, the output to it. Raises RuntimeError."""
+        """Register the region at ``server``, and return one request per slot, which reads from and writes to its slot. Raises
+        RuntimeError.
+        """
         body = orjson.dumps({"key": f"/{self.name}", "offset": 0, "byte_size": self._memory.nbytes})
         register = post(server.address, f"/v2/systemsharedmemory/region/{self.name}/register", body)
         answer = asyncio.run(_ask(server, register))
@@ -94,7 +96,7 @@ class Region:
 
 @contextmanager
 def shared_region(row: Array, slots: int) -> Iterator[Region]:
-    """A ``Region`` for this process alone, gone afterwards."""
+    """A ``Region`` for this process, which is removed afterwards."""
     path = Path("/dev/shm") / f"penstock-bench-{os.getpid()}"
     try:
         yield Region(path, row, slots)

@@ -1,4 +1,4 @@
-"""Rows, result files, and ``RESULTS.md`` made of them."""
+"""Rows of results, result files, and the report ``RESULTS.md``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ machine, so that a ratio says something where a time alone would not. Brackets h
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure. ``op``, ``goal`` and ``holds`` are None where it is there for information only."""
+    """One figure. ``op``, ``goal`` and ``holds`` are None if the figure is only for information."""
 
     name: str
     value: float | None
-    """None if it was not measured; ``note`` then says why."""
+    """The figure; None if it was not measured. ``note`` then contains the reason."""
     unit: str
     op: Operator | None = None
     goal: float | None = None
@@ -40,30 +40,30 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of one scenario: a file ``results/<scenario>.json``."""
+    """The result of one run of a scenario, as in the file ``results/<scenario>.json``."""
 
     scenario: str
     about: str
-    """What is compared, and how."""
+    """Describes what is compared, and how."""
     machine: dict[str, Any]
-    """MachineFacts, ``date``, the conditions while measuring and ``versions`` of packages."""
+    """MachineFacts, ``date``, the machine's load during the run, and the ``versions`` of packages."""
     quick: bool
-    """Whether the run was cut short, so that its figures are rough."""
+    """True if the run was short, so that its figures are rough."""
     rows: tuple[Row, ...]
 
 
 def fact(name: str, value: float, unit: str, *, interval: Interval | None = None, note: str = "") -> Row:
-    """A row for information."""
+    """A row that is only for information."""
     return Row(name=name, value=value, unit=unit, interval=_bounds(interval), note=note)
 
 
 def skipped(name: str, why: object) -> Row:
-    """A row for what could not be measured."""
+    """A row for a figure that could not be measured."""
     return Row(name=name, value=None, unit="", note=" ".join(str(why).split())[:_LONGEST_NOTE])
 
 
 def claim(name: str, value: float | Interval, unit: str, op: Operator, goal: float, *, note: str = "") -> Row:
-    """A row with a goal, which holds if the estimate itself, not only a bound of its interval, keeps to it."""
+    """A row with a goal. The goal holds if the estimate itself reaches it, not only a bound of the interval."""
     interval = value if isinstance(value, Interval) else None
     estimate = interval.value if interval else value
     assert isinstance(estimate, int | float)
@@ -74,12 +74,12 @@ def claim(name: str, value: float | Interval, unit: str, op: Operator, goal: flo
 
 
 def failed(rows: Sequence[Row]) -> list[Row]:
-    """The rows whose goal does not hold."""
+    """The rows whose goals do not hold."""
     return [row for row in rows if row.holds is False]
 
 
 def save(result: Result, folder: Path = RESULTS) -> Path:
-    """Write the file of ``result``, over an earlier one."""
+    """Write the file of ``result``, and replace an existing file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{result.scenario}.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
@@ -87,13 +87,13 @@ def save(result: Result, folder: Path = RESULTS) -> Path:
 
 
 def load(scenarios: Sequence[str], folder: Path = RESULTS) -> list[Result]:
-    """The results there are, in the order of ``scenarios``."""
+    """The existing results, in the order of ``scenarios``."""
     paths = [folder / f"{scenario}.json" for scenario in scenarios]
     return [msgspec.json.decode(path.read_bytes(), type=Result) for path in paths if path.exists()]
 
 
 def render(results: Sequence[Result]) -> str:
-    """``RESULTS.md``: a table per scenario, under the machine that it ran on."""
+    """The text of ``RESULTS.md``: for each scenario, a table and a description of the machine."""
     return "\n".join([_HEADING, *(_section(result) for result in results)])
 
 
@@ -125,7 +125,7 @@ def _line(row: Row) -> str:
 
 
 def shown(row: Row) -> str:
-    """Value, unit and interval for people."""
+    """Value, unit and interval as text."""
     if row.value is None:
         return "not measured"
     interval = f" [{number(row.interval[0])}, {number(row.interval[1])}]" if row.interval else ""
@@ -133,14 +133,14 @@ def shown(row: Row) -> str:
 
 
 def goal(row: Row) -> str:
-    """The goal for people; empty if there is none."""
+    """The goal as text; empty if there is no goal."""
     if row.goal is None:
         return ""
     return f"{'≥' if row.op == '>=' else '≤'} {number(row.goal)}{'' if row.unit == '×' else ' '}{row.unit}".rstrip()
 
 
 def number(value: float) -> str:
-    """Three significant digits, and no more after the point than mean anything."""
+    """``value`` as text with three significant digits. Values of 100 or more are rounded to integers."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 

@@ -1,4 +1,4 @@
-"""Servers against one another under the same load: in turn, round by round, so that a disturbance hits all alike."""
+"""Compares servers under the same load, in turn and round by round, so that a disturbance affects all servers alike."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _RESAMPLES = 1000
 
 
 class Side(msgspec.Struct, frozen=True):
-    """A server under load, and the requests that it gets, in turn."""
+    """A server under load, and the requests that are sent to it in rotation."""
 
     server: Server
     requests: list[bytes]
     address: Address
     connector: Callable[[], Connect] = lambda: connect
-    """Makes what opens the connections of one burst."""
+    """Creates the function that opens the connections of one burst."""
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -54,29 +54,33 @@ Pick = Callable[[Round], float]
 
 
 def side(server: Server, model: str, inputs: Sequence[Mapping[str, Array]], *, binary: bool = False) -> Side:
-    """``inputs`` as requests to ``model`` on ``server``."""
+    """A side that sends ``inputs`` as HTTP requests to ``model`` on ``server``."""
     return http_side(server, [infer_request(server.address, model, one, binary=binary) for one in inputs])
 
 
 def http_side(server: Server, requests: list[bytes]) -> Side:
-    """Whole HTTP ``requests`` to ``server``."""
+    """A side that sends complete HTTP ``requests`` to ``server``."""
     return Side(server, requests, server.address)
 
 
 def grpc_side(server: Server, model: str, inputs: Sequence[Mapping[str, Array]]) -> Side:
-    """``inputs`` as calls to ``model`` on ``server``, sixteen streams to a connection. Raises RuntimeError without gRPC."""
+    """A side that sends ``inputs`` as gRPC calls to ``model`` on ``server``, with 16 streams per connection. Raises RuntimeError
+    if the server has no gRPC address.
+    """
     if server.grpc is None:
         raise RuntimeError(f"{server.address.url} says nothing of gRPC")
     return Side(server, [grpc_request(model, one) for one in inputs], server.grpc, GrpcConnector)
 
 
 def measure(sides: Mapping[str, Side], connections: int, rounds: int, seconds: float) -> dict[str, list[Round]]:
-    """Load every side in turn, ``rounds`` times for ``seconds``. Raises RuntimeError if any request fails."""
+    """Load every side in turn for ``seconds`` seconds, ``rounds`` times. Raises RuntimeError if a request fails."""
     return interleave({name: partial(burst, side, connections, seconds) for name, side in sides.items()}, rounds)
 
 
 def interleave(runs: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """What each of ``runs`` returned in ``rounds`` rounds, the order turned round in every second; a first round is dropped."""
+    """Call each of ``runs`` once in every round, and return the results of ``rounds`` rounds. Every second round has the reverse
+    order. An additional first round is dropped.
+    """
     found: dict[str, list[T]] = {name: [] for name in runs}
     names = list(runs)
     for number in range(rounds + 1):
@@ -86,9 +90,9 @@ def interleave(runs: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, li
 
 
 def burst(side: Side, connections: int, seconds: float, warmup_s: float = 0.0) -> Round:
-    """Load ``side`` once, from a core of its own if there is one. Raises RuntimeError if any request fails.
+    """Load ``side`` once, from another core than the server's if there is one. Raises RuntimeError if a request fails.
 
-    With a warm-up ``per_cpu_second`` is too low, since the CPU time is that of all requests.
+    With a warm-up, ``per_cpu_second`` is too low, because the CPU time includes the requests of the warm-up.
     """
     before = side.server.cpu_seconds()
     with pinned(split_cores()[1]):
@@ -113,7 +117,9 @@ def _timings(values: Sequence[float]) -> Timings:
 
 
 def difference(over: Sequence[float], under: Sequence[float]) -> Interval:
-    """Median of ``over`` less median of ``under``, which are paired by round, with its 95 % block-bootstrap interval."""
+    """The median of ``over`` minus the median of ``under``, with its 95 % block-bootstrap interval. The values are paired by
+    round.
+    """
     picks = np.random.default_rng(0).integers(0, len(over), (_RESAMPLES, len(over)))
     found = [np.median(np.array(values)[picks], axis=1) for values in (over, under)]
     low, high = np.quantile(found[0] - found[1], (0.025, 0.975))
@@ -121,7 +127,7 @@ def difference(over: Sequence[float], under: Sequence[float]) -> Interval:
 
 
 def throughput_claim(name: str, ours: Sequence[Round], theirs: Sequence[Round], goal: float | None) -> Row:
-    """That our throughput is at least ``goal`` times theirs; without a goal the ratio for information."""
+    """A row that claims that our throughput is at least ``goal`` times theirs. Without a goal, the row is only for information."""
     found = ratio([one.throughput for one in ours], [one.throughput for one in theirs])
     busy = max(one.client_cpu for one in ours) > _SATURATED
     figures = " : ".join(f"{median(rounds, lambda one: one.throughput):,.0f}" for rounds in (ours, theirs))
@@ -132,7 +138,7 @@ def throughput_claim(name: str, ours: Sequence[Round], theirs: Sequence[Round], 
 
 
 def latency_facts(where: str, ours: Sequence[Round], theirs: Sequence[Round]) -> list[Row]:
-    """How many times shorter our p50 and p99 are than theirs."""
+    """Rows with the ratio of their p50 and p99 latencies to ours."""
     rows = []
     picks: dict[str, Pick] = {"p50": lambda one: one.p50_ms, "p99": lambda one: one.p99_ms}
     for name, pick in picks.items():

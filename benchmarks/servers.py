@@ -1,4 +1,4 @@
-"""Servers to measure: started on given cores, awaited, and surely stopped."""
+"""Starts servers on given cores, waits until they are ready, and makes sure that they stop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_SAID = 4000
 
 
 class Server:
-    """A running server: a process, and what it has started."""
+    """A running server: a process and its descendants."""
 
     def __init__(self, address: Address, pid: int, ready_s: float, grpc: Address | None = None) -> None:
         self.address = address
@@ -32,12 +32,12 @@ class Server:
         """Seconds from the start of the process to its line ``ready``."""
 
     def cpu_seconds(self) -> float:
-        """CPU time that its processes have used so far."""
+        """CPU seconds that the server's processes have used so far."""
         fields = [_stat(pid) for pid in self.processes()]
         return sum(int(one[11]) + int(one[12]) for one in fields if one) / os.sysconf("SC_CLK_TCK")
 
     def rss_bytes(self) -> int:
-        """Memory that its processes hold, what they share counted for each."""
+        """The resident memory of all processes of the server. Shared memory counts for each process."""
         fields = [_stat(pid) for pid in self.processes()]
         return sum(int(one[21]) for one in fields if one) * os.sysconf("SC_PAGE_SIZE")
 
@@ -51,7 +51,7 @@ class Server:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of ``/proc/PID/stat`` from the third on; none if the process is gone."""
+    """The fields of ``/proc/PID/stat`` from the third field on; empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -59,14 +59,14 @@ def _stat(pid: int) -> list[str]:
 
 
 def split_cores() -> tuple[set[int], set[int]]:
-    """A core for the server and one for the load; the same one if there is no other."""
+    """A core for the server, and another core for the load. Both are the same if there is only one core."""
     cores = sorted(os.sched_getaffinity(0))
     return {cores[0]}, {cores[-1]}
 
 
 @contextmanager
 def pinned(cores: set[int]) -> Iterator[None]:
-    """Run this thread, and the processes that it starts, on ``cores`` only."""
+    """Restrict this thread, and the processes that it starts, to ``cores``."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -77,7 +77,7 @@ def pinned(cores: set[int]) -> Iterator[None]:
 
 @contextmanager
 def penstock(target: Path, cores: set[int], *flags: str, **settings: object) -> Iterator[Server]:
-    """``penstock serve TARGET`` on free ports; ``settings`` are those of the server, by name."""
+    """Run ``penstock serve TARGET`` on free ports. ``settings`` are server settings by name."""
     environment = {f"PENSTOCK_SERVER_{name.upper()}": str(value) for name, value in settings.items()}
     arguments = ["-m", "penstock", "serve", str(target), "--http-port", "0", *flags]
     with serving(arguments, cores, environment=environment) as server:
@@ -86,7 +86,7 @@ def penstock(target: Path, cores: set[int], *flags: str, **settings: object) -> 
 
 @contextmanager
 def fastapi(model: Path, cores: set[int]) -> Iterator[Server]:
-    """FastAPI + uvicorn + ONNX Runtime."""
+    """Run ``model`` with FastAPI, uvicorn and ONNX Runtime."""
     with serving(["-m", "benchmarks.peers.fastapi_app", str(model)], cores) as server:
         yield server
 
@@ -98,7 +98,9 @@ def serving(
     python: str = sys.executable,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """``python`` with ``arguments``, a server that prints ``ready http=HOST:PORT``. Raises RuntimeError if it does not."""
+    """Run ``python`` with ``arguments``, a server that prints ``ready http=HOST:PORT``. Raises RuntimeError if it does not print
+    this line.
+    """
     with tempfile.TemporaryFile() as log:
         start = time.perf_counter()
         with pinned(cores):
@@ -108,7 +110,7 @@ def serving(
                 stderr=log,
                 text=True,
                 env={**os.environ, **(environment or {})},
-                start_new_session=True,  # what the server starts can be ended with it
+                start_new_session=True,  # so that the server's descendants can be ended with it
             )
         try:
             found = _await_ready(process)
@@ -117,7 +119,7 @@ def serving(
                 said = log.read().decode(errors="replace")[-_MOST_SAID:]
                 raise RuntimeError(f"{' '.join(arguments)} did not get ready:\n{said}")
             server = Server(found[0], process.pid, time.perf_counter() - start, found[1])
-            # Some go on printing; nobody reads it, but a full pipe would stop them.
+            # Some servers continue to print. Their output is discarded, because a full pipe would block them.
             threading.Thread(target=_drain, args=(process,), daemon=True).start()
             yield server
         finally:
@@ -125,7 +127,9 @@ def serving(
 
 
 def _await_ready(process: subprocess.Popen[str]) -> tuple[Address, Address | None] | None:
-    """The addresses in the line ``ready``, of HTTP and of gRPC; None if the process ends, or is ended for its slowness, before it."""
+    """The HTTP and gRPC addresses in the line ``ready``. None if the process ends before this line, or is killed because it takes
+    too long.
+    """
     timer = threading.Timer(_READY_TIMEOUT_S, process.kill)
     timer.start()
     try:
@@ -157,9 +161,9 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def _end_group(group: int) -> None:
-    """End what a server has left behind, and wait for it."""
+    """Kill the processes that a server has left behind, and wait until they have ended."""
     end = time.monotonic() + _STOP_TIMEOUT_S
-    with suppress(ProcessLookupError):  # nobody is left
+    with suppress(ProcessLookupError):  # no process is left
         while time.monotonic() < end and any(
             fields[:1] != ["Z"] and fields[2:3] == [str(group)] for fields in map(_stat, _pids())
         ):

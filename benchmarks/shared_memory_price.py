@@ -1,10 +1,11 @@
-"""What it costs that regions are never mapped: requests per second of 1 MiB inputs in shared memory, against a server that reads and
-writes mappings, as it may if its clients never truncate a region. Both servers run in turn, on a core of their own.
+"""The cost of never mapping shared-memory regions. For 1 MiB inputs in shared memory, compares the requests per second of
+Penstock's server and of a server that maps the regions. Mapping is safe only if clients never truncate a region. Both servers run
+in turn, on a separate core.
 
-    python -m benchmarks.shared_memory_price [--seconds N] [--rounds N]
+python -m benchmarks.shared_memory_price [--seconds N] [--rounds N]
 
-The identity, which is all copying, shows the highest price: its outputs have 1 MiB, too. The other model is a linear layer of 1 MiB
-inputs and few outputs. The figures by CPU time hold on a busy machine as well.
+The identity model shows the highest cost, because it only copies and its outputs also have 1 MiB. The other model is a linear
+layer with 1 MiB inputs and few outputs. The figures by CPU time are also valid on a busy machine.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _PICKS: dict[str, Pick] = {
 
 
 class MappedRegion(Region):
-    """A region that trusts its client: inputs are views of a mapping, and outputs are copied into it."""
+    """A region that trusts its client. Inputs are views of a mapping, and outputs are copied into the mapping."""
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int) -> None:
         super().__init__(name, key, offset, byte_size)
@@ -49,7 +50,7 @@ class MappedRegion(Region):
 
 
 class MappedLease(lease.Lease):
-    """Gives views of ``MappedRegion``."""
+    """A lease that returns views of a ``MappedRegion``."""
 
     __slots__ = ()
 
@@ -59,13 +60,13 @@ class MappedLease(lease.Lease):
 
 
 def linear(path: Path) -> Path:
-    """1 MiB inputs, 8 outputs."""
+    """A linear layer with 1 MiB inputs and 8 outputs."""
     graph = models.GraphBuilder(0)
     return graph.save(path, graph.linear("input", _WIDTH, 8), [_WIDTH], [8])
 
 
 def price(model: Path, seconds: float, rounds: int) -> None:
-    """Print the figures of one model."""
+    """Measure and print the figures of one model."""
     row = np.random.default_rng(0).standard_normal((1, _WIDTH)).astype(np.float32)
     cores = split_cores()[0]
     mapped = ["-m", "benchmarks.shared_memory_price", "serve", str(model), "--http-port", "0"]
@@ -86,7 +87,7 @@ def price(model: Path, seconds: float, rounds: int) -> None:
 
 
 def main() -> int:
-    """Print the price, or serve with mappings."""
+    """Print the cost. As the subprocess, serve with mapped regions."""
     if sys.argv[1:2] == ["serve"]:
         registry.Region, registry.Lease = MappedRegion, MappedLease  # type: ignore[misc, attr-defined]
         run()

@@ -1,15 +1,16 @@
-"""Hours under mixed load: ``python -m benchmarks.soak [--minutes 60] [--hostile]`` prints what the server holds over time, and PASS or
-FAIL.
+"""Soak test with hours of mixed load. ``python -m benchmarks.soak [--minutes 60] [--hostile]`` prints the server's resources over
+time, and PASS or FAIL.
 
-The load: inference over HTTP (JSON, binary, shared memory) and gRPC, answers checked; clients that go away in the middle of a request,
-of an answer, of a call; requests that are wrong in every way; control requests, metrics and statistics. Memory, descriptors and
-threads of the server are sampled; after a warm-up a line is fitted through each, with a 95 % interval by a moving-block
-bootstrap of the residuals, since neighbouring samples are alike (Künsch 1989). FAIL if one has surely grown by more than
-its limit, if an answer was wrong, or if one was missing.
+The load consists of inference over HTTP (JSON, binary, shared memory) and gRPC with checked answers, clients that disconnect in
+the middle of a request, an answer or a call, many kinds of invalid requests, control requests, metrics and statistics. The
+server's memory, descriptors and threads are sampled. After a warm-up, a line is fitted to the samples of each resource. Its 95 %
+interval comes from a moving-block bootstrap of the residuals, because neighbouring samples are correlated (Künsch 1989). The test
+fails if a resource has significantly grown by more than its limit, if an answer was wrong, or if an answer was missing.
 
-With ``--hostile``, a random attack of ``benchmarks.attacks`` runs for a few seconds in every ten. Samples are taken after the pause
-that follows an attack, and the second half of them is judged. A refusal (429 or 503, or the gRPC statuses for them) is then not an
-error; a request without any response is lost. A run of at least ten minutes writes ``results/soak.json`` and ``RESULTS.md``.
+With ``--hostile``, a random attack of ``benchmarks.attacks`` runs for a few seconds in every ten. Samples are taken after the
+pause that follows an attack, and only the second half of the samples is used. A refusal (429 or 503, or the corresponding gRPC
+statuses) is then not an error. A request without any response counts as lost. A run of at least ten minutes writes
+``results/soak.json`` and ``RESULTS.md``.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ from penstock.perf.oip_client import decode_answer, infer_request
 from penstock.tensor import Array
 
 LIMITS = {"memory, MiB": 4.0, "descriptors": 3.0, "threads": 1.0}
-"""How much each may grow in the measured time before it counts as growth."""
+"""Maximum growth of each figure in the measured time. Only a larger increase counts as growth."""
 HOSTILE_LIMITS = {"memory, MiB": 16.0, "descriptors": 8.0, "threads": 4.0}
-"""The same between attacks."""
+"""Maximum growth of each figure, measured between attacks."""
 _PERIOD_S = 10.0  # from one attack to the next, of which
 _REST_S = 4.0  # at least without one
 _KEPT_S = 600.0
@@ -66,19 +67,19 @@ _SHOWN = 80
 _PATIENCE_S = 30.0
 _ROWS = 32
 _REFUSALS = {("HTTP", 429), ("HTTP", 503), ("gRPC", 8), ("gRPC", 14)}
-"""Statuses by which a server refuses a request for lack of room."""
+"""Statuses with which a server refuses a request because a limit is reached."""
 _REFUSED = ": refused with "
 _MAX_REFUSED = 0.01
-"""Maximum share of operations that may be refused while attacks run."""
+"""Maximum fraction of operations that may be refused during attacks."""
 
 
 class Soak:
-    """The clients. ``done`` counts what they did, ``wrong`` what should not have happened, ``lost`` requests without a response."""
+    """The clients. ``done`` counts operations, ``wrong`` counts errors, and ``lost`` counts requests without a response."""
 
     def __init__(
         self, server: Server, region: Region, inputs: Array, expected: Array, *, may_refuse: bool = False
     ) -> None:
-        """With ``may_refuse``, the server may refuse inference for lack of room."""
+        """With ``may_refuse``, the server may refuse inference because a limit is reached."""
         self.done: Counter[str] = Counter()
         self.wrong: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
@@ -98,7 +99,7 @@ class Soak:
         self._bad = _bad_requests(server, self._http["JSON"][0])
 
     async def run(self, seconds: float) -> None:
-        """Have all clients work side by side for so long."""
+        """Run all clients concurrently for ``seconds`` seconds."""
         clients = [
             *(self._infer(form) for form in ("JSON", "binary") for _ in range(4)),
             self._call(), self._call(), self._use_shared_memory(), self._leave(), self._leave_calls(), self._misbehave(),
@@ -144,7 +145,7 @@ class Soak:
         def on_answer(lane: Lane, head: AnswerHead) -> None:
             future = waiting.pop()
             if future.done():
-                return  # it was given up
+                return  # the call was abandoned
             future.set_result((head.status, lane.body()))
 
         def on_lost(lane: Lane, why: str) -> None:
@@ -192,7 +193,7 @@ class Soak:
         return work
 
     def _leave(self) -> Callable[[], Awaitable[None]]:
-        """Go away somewhere within a request, or before its answer."""
+        """Disconnect in the middle of a request, or before its answer."""
 
         async def work() -> None:
             request = self._random.choice(self._http["binary"])
@@ -207,7 +208,7 @@ class Soak:
         return work
 
     def _leave_calls(self) -> Callable[[], Awaitable[None]]:
-        """Cancel calls, which ends their connection too."""
+        """Cancel calls, which also ends their connection."""
 
         async def work() -> None:
             assert self._server.grpc is not None
@@ -256,7 +257,7 @@ class Soak:
 
 
 def _bad_requests(server: Server, good: bytes) -> list[tuple[bytes, Sequence[int]]]:
-    """Requests, and the statuses that are right for them."""
+    """Invalid requests, each with the statuses that are correct for it."""
     path = "/v2/models/mlp/infer"
     tensor = {"name": "input", "datatype": "FP32", "shape": [1, 32], "data": [0.0] * 32}
 
@@ -282,14 +283,14 @@ def _bad_requests(server: Server, good: bytes) -> list[tuple[bytes, Sequence[int
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What the server holds at one moment, in seconds after the start."""
+    """The server's resources at one moment, in seconds after the start."""
 
     at: float
     held: dict[str, float]
 
 
 def sample(server: Server, at: float) -> Sample:
-    """By the names of ``LIMITS``."""
+    """Read the server's resources. The fields are the names in ``LIMITS``."""
     status = Path(f"/proc/{server.pid}/status").read_text()
     threads = int(status.partition("Threads:")[2].split()[0])
     descriptors = len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
@@ -299,7 +300,7 @@ def sample(server: Server, at: float) -> Sample:
 
 
 def growth(at: Sequence[float], values: Sequence[float], seed: int = 0) -> Interval:
-    """How much a line through the samples rises from the first to the last, with a 95 % interval."""
+    """The increase, from the first to the last sample, of a line fitted to the samples, with its 95 % interval."""
     times, found = np.array(at), np.array(values)
     span = times[-1] - times[0]
     centred = times - times.mean()
@@ -318,7 +319,7 @@ def growth(at: Sequence[float], values: Sequence[float], seed: int = 0) -> Inter
 
 
 def verdict(samples: Sequence[Sample], warm_up_s: float, limits: Mapping[str, float] = LIMITS) -> list[Row]:
-    """A row for each figure, which holds unless the figure has surely grown by more than its limit."""
+    """A row for each figure. Its goal holds unless the figure has significantly grown by more than its limit."""
     counted = [one for one in samples if one.at >= warm_up_s]
     minutes = (counted[-1].at - counted[0].at) / 60
     rows = []
@@ -338,7 +339,7 @@ def verdict(samples: Sequence[Sample], warm_up_s: float, limits: Mapping[str, fl
 
 
 async def watch(server: Server, soak: Soak, seconds: float, strikes: Strikes | None = None) -> list[Sample]:
-    """Load the server and sample it, with ``strikes`` at the end of each period. Raises an error if the server goes away."""
+    """Load the server and sample its resources, with ``strikes`` at the end of each period. Raises an error if the server ends."""
     start = time.monotonic()
     samples: list[Sample] = []
     work = asyncio.ensure_future(soak.run(seconds))
@@ -361,7 +362,7 @@ async def watch(server: Server, soak: Soak, seconds: float, strikes: Strikes | N
 
 
 def exact_mlp(path: Path) -> Path:
-    """The MLP of ``models.mlp`` with small whole weights, which answers whole numbers exactly, whatever the batch."""
+    """The MLP of ``models.mlp`` with small integer weights. For integer inputs, its outputs are exact for every batch size."""
     graph = models.GraphBuilder()
 
     def layer(x: str, rows: int, columns: int) -> str:
@@ -372,7 +373,7 @@ def exact_mlp(path: Path) -> Path:
 
 @contextmanager
 def soaked_server(folder: Path, *, may_refuse: bool) -> Iterator[tuple[Server, Soak]]:
-    """A server with the models of the soak and of the attacks, and its clients."""
+    """Run a server with the models for the soak test and the attacks, and create the clients."""
     inputs = np.random.default_rng(0).integers(-8, 9, (_ROWS, 32)).astype(np.float32)
     mlp = exact_mlp(folder / "mlp.onnx")
     root = make_models(folder)
@@ -386,10 +387,10 @@ def soaked_server(folder: Path, *, may_refuse: bool) -> Iterator[tuple[Server, S
 
 
 def main() -> int:
-    """Soak, and say how it went."""
+    """Run the soak test and report the result."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description="Long mixed load on one server.")
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--hostile", action="store_true", help="attack the server at random meanwhile")
+    parser.add_argument("--hostile", action="store_true", help="attack the server at random during the test")
     arguments = parser.parse_args()
     if arguments.hostile and arguments.minutes < 1:
         parser.error(f"--hostile needs --minutes of at least 1, got {arguments.minutes:g}")

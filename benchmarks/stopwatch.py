@@ -1,5 +1,6 @@
-"""Time by stage: functions are wrapped where they are looked up, and each stage gets the time of its own functions without that of
-the others which they call. What wrapping itself costs is measured beforehand and taken off."""
+"""Measures time by stage. Functions are wrapped where they are looked up. The time of a stage excludes the functions of other
+stages that its functions call. The cost of wrapping is measured beforehand and subtracted.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ Probe = tuple[str, Any, str]
 
 
 _Notes = dict[str, list[float]]
-"""By stage its time and its calls."""
+"""The time and the number of calls of each stage."""
 
 
 class _Local(threading.local):
-    """Of one thread: the time of the calls within each call that runs, and its notes."""
+    """The data of one thread: the time of nested calls within each running call, and the thread's measurements."""
 
     def __init__(self, everyones: list[_Notes]) -> None:
         self.stack: list[float] = []
@@ -30,11 +31,11 @@ class _Local(threading.local):
 
 
 class Stopwatch:
-    """Time by stage, in nanoseconds, of all threads together; ``clear`` between bursts."""
+    """Measures the time by stage, in nanoseconds, summed over all threads. Call ``clear`` between bursts."""
 
     def __init__(self, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._now_ns = now_ns
-        self._notes: list[_Notes] = []  # of each thread, so that none waits for another
+        self._notes: list[_Notes] = []  # one per thread, so that no thread waits for another
         self._local = _Local(self._notes)
         self._inside_ns = self._outside_ns = 0.0
         self._calibrate()
@@ -50,13 +51,13 @@ class Stopwatch:
         return {stage: int(calls) for stage, calls in self._sum(1).items()}
 
     def clear(self) -> None:
-        """Forget what was measured."""
+        """Drop all measurements."""
         for notes in self._notes:
             notes.clear()
 
     @contextmanager
     def watching(self, probes: Sequence[Probe]) -> Iterator[None]:
-        """Wrap the functions of ``probes`` while it lasts."""
+        """Wrap the functions of ``probes`` until the body ends."""
         originals = [(owner, name, getattr(owner, name)) for _, owner, name in probes]
         for (stage, owner, name), (_, _, function) in zip(probes, originals, strict=True):
             setattr(owner, name, self.timed(stage, function))
@@ -67,7 +68,7 @@ class Stopwatch:
                 setattr(owner, name, function)
 
     def timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, its time counted for ``stage``."""
+        """``function`` wrapped so that its time counts for ``stage``."""
         now = self._now_ns
         local = self._local
 
@@ -97,10 +98,10 @@ class Stopwatch:
         return found
 
     def _calibrate(self) -> None:
-        """What a call costs within its own measured time, and beyond it in its caller's."""
+        """Measure the cost of wrapping: the part within a call's own measured time, and the part within its caller's time."""
 
         def nothing() -> None:
-            """Cost nothing."""
+            """Do nothing."""
 
         wrapped = self.timed("", nothing)
         for _ in range(2):  # once to warm up

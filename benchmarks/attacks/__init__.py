@@ -1,4 +1,5 @@
-"""Attackers for ``benchmarks.scenarios.hostile`` and the soak: one file per family, raw bytes over loopback connections.
+"""Attacks for ``benchmarks.scenarios.hostile`` and the soak test. Attackers send raw bytes over loopback connections. There is one
+file per kind of attack.
 
-``python -m benchmarks.attacks NAME --http HOST:PORT --grpc HOST:PORT`` runs one attack and prints what it counted.
+``python -m benchmarks.attacks NAME --http HOST:PORT --grpc HOST:PORT`` runs one attack and prints its counts.
 """

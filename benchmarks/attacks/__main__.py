@@ -1,4 +1,4 @@
-"""The process of the attackers; its last line on stdout is a JSON object with what they counted."""
+"""The process that runs the attackers. Its last line on stdout is a JSON object with their counts."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _MOST_ATTACKERS = 256
 
 
 def main() -> int:
-    """Attack for as long as the command line says."""
+    """Run the attack for the duration on the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.attacks", description="Attack a server on this machine."
     )
     parser.add_argument("name", choices=sorted(ATTACKS))
     parser.add_argument("--http", required=True, help="HOST:PORT of a loopback address")
     parser.add_argument("--grpc", required=True, help="HOST:PORT of a loopback address")
-    parser.add_argument("--key", default="", help="the attackers' key; without it they are unknown clients")
+    parser.add_argument("--key", default="", help="the attackers' key; without it, they are unknown clients")
     parser.add_argument("--attackers", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=10.0)
     arguments = parser.parse_args()
     if not 0 < arguments.seconds <= _MOST_S or not 0 < arguments.attackers <= _MOST_ATTACKERS:
         parser.error(f"at most {_MOST_ATTACKERS} attackers, for at most {_MOST_S:g} seconds")
     os.nice(_NICE)
-    with suppress(OSError):  # where sessions share the processor equally, niceness counts only within one
+    with suppress(OSError):  # if sessions share the CPU equally, niceness works only within a session
         Path("/proc/self/autogroup").write_text(str(_NICE))
     site = asyncio.run(attack(arguments))
     print(orjson.dumps({"cpu_s": time.process_time(), "counts": dict(site.counts)}).decode())

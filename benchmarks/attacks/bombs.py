@@ -1,4 +1,5 @@
-"""Requests that cost the server far more than the attacker: small bodies that inflate, and long text that takes time to read.
+"""Requests that cost the server far more than the attacker: small bodies that decompress to large ones, and long texts that take
+time to parse.
 
 Every body is valid and as large as the server's default limits allow, unless the attack's name says otherwise.
 """
@@ -19,10 +20,10 @@ from penstock.perf.oip_client import infer_message
 from penstock.protocol import messages
 
 MODEL = "wide"
-"""Identity of rows with ``COLUMNS`` numbers."""
+"""Name of the identity model, whose rows have ``COLUMNS`` numbers."""
 COLUMNS = 4096
 ROWS = 1000
-"""At four bytes a number, 15.6 MiB as JSON and as FP32."""
+"""Number of rows. Each number takes four bytes, so a body has 15.6 MiB, both as JSON and as FP32."""
 _OVERSIZED_BYTES = 56 << 20
 _LOG_BYTES = 60 << 10
 _GZIP = "Content-Encoding: gzip\r\n"
@@ -43,7 +44,7 @@ def _nested_json() -> bytes:
 
 @functools.cache
 def _tensor() -> tuple[bytes, str]:
-    """A binary tensor, compressed, and the headers that describe it."""
+    """A compressed binary tensor, and the headers that describe it."""
     size = ROWS * COLUMNS * 4
     head = (
         b'{"inputs":[{"name":"input","datatype":"FP32","shape":[%d,%d],"parameters":{"binary_data_size":%d}}],'
@@ -83,7 +84,7 @@ def _log_settings() -> bytes:
 
 @functools.cache
 def _packed_message() -> bytes:
-    """A gRPC message of one raw tensor, compressed."""
+    """A compressed gRPC message with one raw tensor."""
     packed = _packed(infer_message(MODEL, {"input": np.zeros((ROWS, COLUMNS), np.float32)}))
     return b"\1" + struct.pack(">I", len(packed)) + packed
 
@@ -106,7 +107,7 @@ def _packed_typed() -> bytes:
 def _posting(
     path: str, make: Callable[[], bytes | tuple[bytes, str]], headers: str = ""
 ) -> Callable[[Site], Awaitable[None]]:
-    """One HTTP connection that sends the same request again as soon as it is answered."""
+    """One HTTP connection that repeats the same request as soon as it is answered."""
 
     async def run(site: Site) -> None:
         made = make()
@@ -120,7 +121,7 @@ def _posting(
 
 
 def _calling(make: Callable[[], bytes], encoding: str = "") -> Callable[[Site], Awaitable[None]]:
-    """One HTTP/2 connection that makes the same call again as soon as it has ended."""
+    """One HTTP/2 connection that repeats the same call as soon as it has ended."""
 
     async def run(site: Site) -> None:
         message = make()

@@ -1,4 +1,4 @@
-"""Every attack by name."""
+"""All attacks by name."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ EXPENSIVE = (
     "logging",
     "empty-messages",
 )
-"""Attacks that are repeated by clients without a key against a server with keys."""
+"""Attacks that are also run against a server with a keys file, by attackers without a key."""

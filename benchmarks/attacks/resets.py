@@ -1,4 +1,4 @@
-"""Calls that are cancelled as soon as they are made (CVE-2023-44487)."""
+"""Calls that are cancelled immediately after they are made (CVE-2023-44487)."""
 
 from __future__ import annotations
 

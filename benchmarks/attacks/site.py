@@ -1,4 +1,4 @@
-"""What an attacker knows about its target, and the count of what it did and received."""
+"""The target of an attack, and the counts of what attackers sent and received."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BEGIN_S = 60.0
 
 
 class Site:
-    """The attacked server: its addresses, the attackers' key if they have one, and the counts of all attackers together."""
+    """The attacked server: its addresses, the attackers' key, if any, and the total counts of all attackers."""
 
     def __init__(self, http: Address, grpc: Address, key: str = "") -> None:
         """Raises ValueError unless both addresses are loopback addresses."""
@@ -30,22 +30,22 @@ class Site:
         self.key = key
         self.counts: Counter[str] = Counter()
         self.begun = asyncio.Event()
-        """Set when the first attacker has sent something."""
+        """Set when an attacker has sent its first bytes."""
 
     def count(self, what: str, number: int = 1) -> None:
-        """Count an event by its name."""
+        """Add ``number`` to the count of the event ``what``."""
         self.counts[what] += number
 
 
 class Attack(msgspec.Struct, frozen=True):
-    """One kind of attack: ``run`` is the life of one connection, which an attacker repeats."""
+    """One kind of attack. ``run`` attacks over one connection. Attackers repeat it."""
 
     about: str
     run: Callable[[Site], Awaitable[None]]
 
 
 async def repeat(attack: Attack, site: Site) -> None:
-    """Attack without end, with a new connection after each that the server has ended."""
+    """Attack forever. After the server has ended a connection, continue with a new connection."""
     while True:
         try:
             await attack.run(site)
@@ -55,7 +55,9 @@ async def repeat(attack: Attack, site: Site) -> None:
 
 
 async def besiege(attack: Attack, site: Site, attackers: int, seconds: float) -> None:
-    """Run ``attackers`` at once for ``seconds`` from the first bytes that one of them sends. Raises what an attack raises."""
+    """Run ``attackers`` attackers at the same time. The attack lasts ``seconds``, counted from the first bytes sent. Raises the
+    exceptions of the attack.
+    """
     begun = asyncio.create_task(site.begun.wait())
     tasks = [asyncio.create_task(repeat(attack, site)) for _ in range(attackers)]
     try:

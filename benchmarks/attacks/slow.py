@@ -9,7 +9,7 @@ from benchmarks.attacks.site import Attack, Site
 from benchmarks.attacks.wire import HttpWire
 
 _CONNECTIONS = 64
-"""Per attacker."""
+"""Number of connections per attacker."""
 _PAUSE_S = 0.1
 _BODY_BYTES = 1 << 20
 

@@ -1,4 +1,4 @@
-"""Random attacks on a server that has other work, for the soak."""
+"""Random attacks for the soak test, on a server that also has other work."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from benchmarks.attacks.process import attacking
 from benchmarks.servers import Server
 
 _SECONDS = (2.0, 5.0)
-"""Bounds of the duration of one attack."""
+"""Minimum and maximum seconds of one attack."""
 
 
 class Strikes:
-    """Attacks of ``names`` on ``server``, one after the other; ``done`` counts them by name."""
+    """Runs the attacks ``names`` on ``server``, one after the other. ``done`` counts the attacks by name."""
 
     def __init__(self, server: Server, names: Collection[str] = tuple(ATTACKS), seed: int = 0) -> None:
         self.done: Counter[str] = Counter()
@@ -26,7 +26,9 @@ class Strikes:
         self._due: list[str] = []
 
     async def strike(self, seconds: float | None = None) -> str:
-        """Run the next attack to its end; each has its turn once before any has a second. Raises RuntimeError if it fails."""
+        """Run the next attack to its end. No attack runs a second time before every attack has run once. Raises RuntimeError if
+        the attack fails.
+        """
         if not self._due:
             self._due = self._random.sample(self._names, len(self._names))
         name = self._due.pop()

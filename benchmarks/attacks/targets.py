@@ -1,4 +1,4 @@
-"""The server that is attacked: ``penstock serve`` with its default settings and three small models."""
+"""The attacked server: ``penstock serve`` with default settings and three small models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEY = "innocent-0123456789"
 
 
 def make_models(folder: Path) -> Path:
-    """A repository with the models of the innocent clients and of the attacks."""
+    """Create a repository with the models for the innocent clients and for the attacks."""
     root = folder / "models"
     graph = models.GraphBuilder()
     wide = graph.op("MatMul", "input", graph.normal(1.0, 1, unread.COLUMNS))
@@ -29,7 +29,7 @@ def make_models(folder: Path) -> Path:
 
 @contextmanager
 def targets(folder: Path, count: int, *flags: str, keys: bool = False) -> Iterator[list[Server]]:
-    """``count`` equal servers, on all cores. With ``keys`` only clients with ``KEY`` may use them."""
+    """``count`` equal servers, on all cores. With ``keys``, only clients that send ``KEY`` may use the servers."""
     root = make_models(folder)
     if keys:
         file = folder / "keys.toml"

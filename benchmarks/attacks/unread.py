@@ -1,4 +1,4 @@
-"""Clients that ask for large answers and never read them."""
+"""Clients that request large responses and never read them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from penstock.perf.oip_client import infer_message, infer_request
 from penstock.protocol import h2_frames as h2
 
 MODEL = "widen"
-"""One number per row in, ``COLUMNS`` numbers per row out."""
+"""Name of a model with one number per input row and ``COLUMNS`` numbers per output row."""
 COLUMNS = 65_536
 _ROWS = 32
-"""Answers of 8 MiB."""
+"""Number of rows per request. Each response has 8 MiB."""
 _PIPELINED = 512
 _CALLS = 400
 _STAY_S = 3600.0  # the attack ends earlier

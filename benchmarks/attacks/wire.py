@@ -1,4 +1,4 @@
-"""Connections of attackers: they send any bytes, read what comes back unless they refuse to, and count it."""
+"""Connections of attackers. They send arbitrary bytes, and count the received bytes and events. They may also refuse to read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Wire:
-    """A TCP connection. A reader task passes received bytes to ``received``; without ``reads`` nothing is read."""
+    """A TCP connection. A reader task passes received bytes to ``received``. If ``reads`` is False, nothing is read."""
 
     def __init__(self, site: Site, address: Address, *, reads: bool = True) -> None:
         self.site = site
@@ -78,7 +78,7 @@ class Wire:
             await self._changed.wait()
 
     async def closed(self) -> None:
-        """Wait for the end of the connection. Raises OSError then."""
+        """Wait for the end of the connection, and then raise OSError."""
         await self.until(lambda: False)
 
     def received(self, data: bytes) -> None:
@@ -108,7 +108,7 @@ class HttpWire(Wire):
         self._left = 0
 
     def request(self, path: str, body: bytes = b"", headers: str = "", method: str = "POST") -> bytes:
-        """A complete request, with the key of the site."""
+        """A complete request, with the site's key, if any."""
         key = f"Authorization: Bearer {self.site.key}\r\n" if self.site.key else ""
         length = f"Content-Length: {len(body)}\r\n" if method == "POST" else ""
         return (
@@ -141,7 +141,7 @@ class HttpWire(Wire):
 
 
 class H2Wire(Wire):
-    """An HTTP/2 connection that keeps to the server's flow control and counts received frames and gRPC statuses."""
+    """An HTTP/2 connection that respects the server's flow control, and counts received frames and gRPC statuses."""
 
     def __init__(self, site: Site, *, reads: bool = True, window: int = h2.MAX_WINDOW) -> None:
         """``window`` is the flow-control window that the client grants to each stream."""
@@ -160,7 +160,7 @@ class H2Wire(Wire):
         self._replies = b""
 
     async def open(self) -> None:
-        """Send the preface and wait for the server's settings, unless the wire does not read."""
+        """Send the preface. Unless the connection refuses to read, wait for the server's settings."""
         settings = h2.settings({h2.ENABLE_PUSH: 0, h2.INITIAL_WINDOW_SIZE: self._granted})
         more = h2.window_update(0, h2.MAX_WINDOW - h2.DEFAULT_WINDOW)
         await self.send(PREFACE + settings + more + h2.SETTINGS_ACK)
@@ -168,7 +168,7 @@ class H2Wire(Wire):
             await self.until(lambda: self.frames[h2.SETTINGS] > 0)
 
     def call(self, method: str, *, encoding: str = "", flags: int = h2.END_HEADERS) -> tuple[int, bytes]:
-        """The identifier and the HEADERS frame of a new call."""
+        """The stream id and the HEADERS frame of a new call."""
         fields = [
             (":method", "POST"), (":scheme", "http"), (":path", f"/inference.GRPCInferenceService/{method}"),
             (":authority", self.site.grpc.authority), ("te", "trailers"), ("content-type", "application/grpc"),
@@ -181,7 +181,7 @@ class H2Wire(Wire):
         return self._next_stream, h2.frame(h2.HEADERS, flags, self._next_stream, self._encoder.encode(fields))
 
     async def unary(self, method: str, message: bytes, *, encoding: str = "") -> None:
-        """Make a call with one message, already framed for gRPC, and wait for its end."""
+        """Make a call with one message, which is already framed for gRPC, and wait for the end of the call."""
         expected = self.ended + 1
         stream, head = self.call(method, encoding=encoding)
         await self.send(head)

@@ -1,1 +1,1 @@
-"""What the compression scenario runs on, and its parts: data, small networks, their training."""
+"""The parts of the compression scenario, and the data, networks and training that they use."""

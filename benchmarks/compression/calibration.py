@@ -1,4 +1,4 @@
-"""What calibration costs: milliseconds for the range of a tensor, and memory by number of samples."""
+"""The cost of calibration: milliseconds to find the range of a tensor, and memory by number of samples."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
 
 def cost(_quick: bool) -> list[Row]:
-    """Both, for tensors as networks have them: after a ReLU, and of both signs with a long tail."""
+    """Time and memory of calibration, for tensors that are typical of networks: after a ReLU, of both signs, and with a long tail."""
     scheme, rng = integer_scheme(machine_facts()), np.random.default_rng(0)
     normal = rng.standard_normal(1_000_000).astype(np.float32)
     tensors = {"after a ReLU": np.maximum(normal, 0), "of both signs": normal, "with a long tail": normal**3}

@@ -1,7 +1,8 @@
-"""Data without a network: scikit-learn's digits, characters rendered from installed fonts, text of the standard library; and a
-user's MNIST folder, where there is one.
+"""Data sets that need no download: scikit-learn's digits, characters rendered from installed fonts, and texts of the standard
+library. MNIST is used if the user has a folder with it.
 
-Every set is split once by a fixed seed, or as it came, into samples to train, to calibrate (part of the former) and to test on.
+Every data set is split into samples for training and for testing, by a fixed seed or as the data set defines. Calibration uses
+part of the training samples.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from penstock.dataset import Dataset, make_dataset
 from penstock.tensor import Array
 
 CALIBRATION = 100
-"""Samples that calibration may look at, as few as people have."""
+"""Number of calibration samples. It is small, because users often have few samples."""
 TOKENS = 64
-"""Characters of text in a sample."""
+"""Number of characters in a text sample."""
 _SEED = 0
 _FONTS = Path("/usr/share/fonts")
 _CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PACKAGES = ("asyncio", "email", "http", "json", "logging", "unittest")
 _WINDOWS = 900
-"""Most windows taken of a kind of text, so that none is much larger than another."""
+"""Maximum number of samples per class of texts, so that all classes have similar sizes."""
 
 
 class Split(NamedTuple):
-    """One set of data."""
+    """A data set, split into samples for training, calibration and testing."""
 
     train: Dataset
     calibrate: Dataset
@@ -49,14 +50,18 @@ class Split(NamedTuple):
 
 @functools.cache
 def digits() -> Split:
-    """1,797 real images of handwritten digits: ``input`` [N, 1, 8, 8] in 0..1; 1,000 to train, 797 to test."""
+    """1,797 real images of handwritten digits. ``input`` is [N, 1, 8, 8] with values from 0 to 1. 1,000 images are for training,
+    797 for testing.
+    """
     images, labels = load_digits(return_X_y=True)
     return _split((images.reshape(-1, 1, 8, 8) / 16).astype(np.float32), labels, 797)
 
 
 @functools.cache
 def digits28() -> Split:
-    """The same images scaled up to [N, 1, 28, 28], the size of MNIST's; 1,300 to train, 497 to test."""
+    """The images of ``digits``, scaled up to [N, 1, 28, 28], the size of MNIST images. 1,300 images are for training, 497 for
+    testing.
+    """
     images, labels = load_digits(return_X_y=True)
     large = ndimage.zoom(images.reshape(-1, 8, 8) / 16, (1, 3.5, 3.5), order=1)
     return _split(large[:, None].astype(np.float32), labels, 497)
@@ -64,15 +69,15 @@ def digits28() -> Split:
 
 @functools.cache
 def patterns() -> Split:
-    """The digits as vectors [N, 64], to be given back as they are: there are no labels."""
+    """The digits as vectors [N, 64], for autoencoders. There are no labels."""
     split = digits()
     return Split(*(make_dataset({"input": part.inputs["input"].reshape(-1, 64)}, None) for part in split))
 
 
 @functools.cache
 def glyphs(count: int = 12_000) -> Split:
-    """Digits and capitals, 36 classes, rendered from every font that is installed, turned, shifted and with noise:
-    [N, 1, 28, 28] in 0..1; a sixth to test.
+    """Digits and capital letters (36 classes), rendered from all installed fonts, rotated, shifted and with noise. ``input`` is
+    [N, 1, 28, 28] with values from 0 to 1. A sixth of the images is for testing.
 
     Raises RuntimeError if no font is installed.
     """
@@ -87,8 +92,9 @@ def glyphs(count: int = 12_000) -> Split:
 
 @functools.cache
 def texts() -> Split:
-    """What the standard library holds, by kind: code, docstrings, the language reference and tables of encodings. ``input`` int64
-    [N, 64], the codes of characters below 128; windows do not overlap."""
+    """Texts of the standard library in four classes: code, docstrings, the language reference, and tables of encodings. ``input``
+    is int64 [N, 64] and contains character codes below 128. The samples do not overlap.
+    """
     modules = [importlib.import_module(name) for name in _PACKAGES]
     files = [file for module in modules for file in sorted(Path(module.__path__[0]).glob("*.py"))]
     kinds = (
@@ -108,7 +114,9 @@ def texts() -> Split:
 
 
 def mnist(folder: Path) -> Split:
-    """A folder with MNIST's four files (IDX, gzipped or not). Raises RuntimeError if one is missing or no IDX file."""
+    """The data set in a folder with MNIST's four IDX files, which may be gzipped. Raises RuntimeError if a file is missing or not
+    an IDX file.
+    """
     arrays = [
         _idx(folder, f"{part}-{kind}")
         for part in ("train", "t10k")
@@ -128,7 +136,7 @@ def take(data: Dataset, count: int) -> Dataset:
 
 
 def contaminated(data: Dataset, share: float = 0.1, factor: float = 40.0) -> Dataset:
-    """``data`` with every so many sample scaled up, as a broken sensor would."""
+    """``data`` in which the fraction ``share`` of the samples, evenly spaced, is multiplied by ``factor``, as by a broken sensor."""
     step = round(1 / share)
     inputs = {}
     for name, array in data.inputs.items():
@@ -145,7 +153,7 @@ def _split(inputs: Array, labels: Array, test: float) -> Split:
 
 def _sizes(path: Path) -> list[ImageFont.FreeTypeFont]:
     fonts = [ImageFont.truetype(str(path), size) for size in (18, 20, 22)]
-    # Symbol fonts draw letters as nothing, or all as the same box.
+    # Symbol fonts draw letters as empty images, or all as the same box.
     shapes = {bytes(fonts[0].getmask(character)) for character in "A08K"}
     return fonts if len(shapes) == 4 else []
 
@@ -160,10 +168,10 @@ def _render(character: str, font: ImageFont.FreeTypeFont, rng: np.random.Generat
 
 
 def _docstrings(module: ModuleType) -> Iterator[str]:
-    """The docstrings of ``module``, its submodules, classes and functions, each once."""
+    """The docstrings of ``module``, its submodules, classes and functions, without repetitions."""
     seen: set[str] = set()
     files = sorted(Path(module.__path__[0]).glob("[a-z]*.py")) if hasattr(module, "__path__") else []
-    # Some can be imported on Windows only.
+    # Some submodules can be imported only on Windows.
     names = [file.stem for file in files if not file.stem.startswith("windows")]
     parts = [module, *(importlib.import_module(f"{module.__name__}.{name}") for name in names)]
     for part in parts:
@@ -178,7 +186,7 @@ def _docstrings(module: ModuleType) -> Iterator[str]:
 
 
 def _idx(folder: Path, name: str) -> Array:
-    """One IDX file: two zeros, the type, the number of axes, their lengths, the bytes."""
+    """Read an IDX file: two zero bytes, the type, the number of axes, the lengths of the axes, and the data."""
     plain, zipped = folder / name, folder / f"{name}.gz"
     try:
         data = plain.read_bytes() if plain.exists() else gzip.decompress(zipped.read_bytes())

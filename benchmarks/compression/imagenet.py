@@ -1,8 +1,10 @@
-"""INT8 on a user's own ImageNet and models, beside the figures of the talk that KL calibration comes from.
+"""Measures INT8 on a user's copy of ImageNet and models, and compares it with the figures of the talk that introduced KL
+calibration.
 
-``python -m benchmarks.compression.imagenet MODEL.onnx FOLDER [--count N]``: FOLDER holds a folder of pictures per class, whose
-alphabetical order numbers the classes, as ImageNet's validation set is kept. Pictures are resized to 256, cropped to 224 and
-normalised as torchvision's models expect. A tenth, at most 500, calibrates, without labels; the rest is counted.
+``python -m benchmarks.compression.imagenet MODEL.onnx FOLDER [--count N]``: FOLDER contains one folder of pictures per class, as
+in ImageNet's validation set. The alphabetical order of these folders numbers the classes. Pictures are resized to 256, cropped to
+224, and normalised as torchvision's models expect. A tenth of the pictures, at most 500, is used for calibration, without labels.
+The accuracy is measured on all other pictures.
 """
 
 from __future__ import annotations
@@ -34,14 +36,15 @@ _TALK = {
     "GoogLeNet": (68.57, 68.10),
     "AlexNet": (57.08, 57.00),
 }
-"""Top-1 in percent, FP32 and INT8 [S. Migacz, "8-bit Inference with TensorRT", GTC 2017], as remembered from its slides."""
+"""Top-1 accuracy in per cent of FP32 and INT8, as remembered from the slides of S. Migacz, "8-bit Inference with TensorRT", GTC
+2017."""
 _MEAN, _DEVIATION = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _BATCH = 50
 _MOST_CALIBRATION = 500
 
 
 def list_pictures(folder: Path) -> list[tuple[Path, int]]:
-    """Every picture with its class number, in a fixed shuffled order. Raises RuntimeError if there are none."""
+    """Every picture with its class number, in a fixed random order. Raises RuntimeError if there are no pictures."""
     classes = sorted(path for path in folder.iterdir() if path.is_dir())
     found = [
         (file, number)
@@ -60,7 +63,7 @@ def read(files: Sequence[Path]) -> Array:
 
 
 def top1(model: Artifact, pictures: Sequence[tuple[Path, int]], threads: int) -> float:
-    """Share of the pictures whose class is named, read batch by batch."""
+    """The fraction of pictures that ``model`` classifies correctly. Reads the pictures batch by batch."""
     loaded = get_engine("onnxruntime").load(model, {"threads": threads})
     hits = 0
     for start in range(0, len(pictures), _BATCH):
@@ -73,11 +76,11 @@ def top1(model: Artifact, pictures: Sequence[tuple[Path, int]], threads: int) ->
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description="INT8 on your own ImageNet, beside the paper's rows.")
-    parser.add_argument("model", type=Path, help="an ONNX model: one input [N, 3, 224, 224], class scores")
-    parser.add_argument("folder", type=Path, help="a folder of pictures per class")
-    parser.add_argument("--count", type=int, default=50_000, help="most pictures to count")
+    """Measure the accuracies and print them."""
+    parser = argparse.ArgumentParser(description="Compare INT8 on your copy of ImageNet with published figures.")
+    parser.add_argument("model", type=Path, help="an ONNX model: input [N, 3, 224, 224], output class scores")
+    parser.add_argument("folder", type=Path, help="a folder with one folder of pictures per class")
+    parser.add_argument("--count", type=int, default=50_000, help="maximum number of pictures to use")
     arguments = parser.parse_args()
     pictures = list_pictures(arguments.folder)
     cut = min(_MOST_CALIBRATION, max(1, len(pictures) // 10))

@@ -1,4 +1,4 @@
-"""INT8 against FP32: speed on large networks of random weights, accuracy on small trained ones."""
+"""Compares INT8 with FP32: speed on large networks with random weights, and accuracy on small trained networks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ SIX = ("plain", "depthwise", "residual", "MLP", "encoder", "autoencoder")
 
 
 def speed(quick: bool) -> list[Row]:
-    """One call of one sample, INT8 over FP32 in ONNX Runtime, at one thread and at all; NNCF's INT8 in OpenVINO beside it."""
+    """The speed of INT8 relative to FP32 in ONNX Runtime, for calls of one sample, with one thread and with all threads. Also
+    compares with NNCF's INT8 in OpenVINO.
+    """
     rows: list[Row] = []
     machine = machine_facts()
     for name, (make, shape, goal) in _LARGE.items():
@@ -77,7 +79,7 @@ def speed(quick: bool) -> list[Row]:
 
 
 def six_nets(quick: bool) -> list[Row]:
-    """Accuracy lost by INT8, calibrated on 100 samples without labels; nothing is trained."""
+    """The accuracy that INT8 loses after calibration with 100 samples, without labels and without training."""
     scheme, rows, losses = integer_scheme(machine_facts()), [], {}
     for name in SIX[:3] if quick else SIX:
         model, split = trained(name), TASKS[name].data()
@@ -101,7 +103,7 @@ def six_nets(quick: bool) -> list[Row]:
 
 
 def contaminated(_quick: bool) -> list[Row]:
-    """Calibration data of which a tenth is 40 times too large: the accuracy that each way to find ranges leaves."""
+    """The accuracy after calibration by each range method, if a tenth of the calibration samples is 40 times too large."""
     scheme, rows, gains = integer_scheme(machine_facts()), [], []
     ways = {"min-max": RangeMethod.MIN_MAX, "KL": RangeMethod.ENTROPY, "best per tensor": None}
     for name in ("plain", "residual", "deep"):
@@ -120,7 +122,7 @@ def contaminated(_quick: bool) -> list[Row]:
 
 
 def sensitivity(_quick: bool) -> list[Row]:
-    """What comes back when the tenth of the groups that costs most accuracy is float again."""
+    """The fraction of the lost accuracy that is recovered if the most harmful tenth of the groups stays in float."""
     split, scheme = data.digits(), integer_scheme(machine_facts())
     model = nets.with_outliers(trained("deep"), 100.0, 4, only=5)
     statistics = collect(model, split.calibrate.inputs)
@@ -137,7 +139,9 @@ def sensitivity(_quick: bool) -> list[Row]:
 
 
 def score(model: Artifact, samples: Dataset) -> float:
-    """Share of labels hit; without labels, 1 - the error of what is given back by the norm of what was put in."""
+    """The fraction of correct labels. Without labels: 1 minus the norm of the reconstruction error divided by the norm of the
+    input.
+    """
     found = answers(get_engine("onnxruntime").load(model, {"threads": 1}), samples)["output"]
     if samples.labels is not None:
         return float((found.argmax(axis=1) == samples.labels).mean())
@@ -146,11 +150,11 @@ def score(model: Artifact, samples: Dataset) -> float:
 
 
 def by_default(model: Artifact, samples: Dataset) -> Artifact:
-    """ONNX Runtime's own quantiser: min-max, one scale a tensor for activations and weights alike."""
+    """Quantise with ONNX Runtime's own quantiser: min-max ranges, and one scale per tensor for activations and for weights."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "model.onnx", Path(folder) / "int8.onnx"
         source.write_bytes(model.data)
-        logging.disable(logging.WARNING)  # it advises on the root logger
+        logging.disable(logging.WARNING)  # it logs advice on the root logger
         try:
             quantize_static(source, target, _Reader(samples), per_channel=False)
         finally:
@@ -159,7 +163,7 @@ def by_default(model: Artifact, samples: Dataset) -> Artifact:
 
 
 class _Reader(CalibrationDataReader):  # type: ignore[misc]
-    """One sample at a time."""
+    """Yields one sample at a time."""
 
     def __init__(self, samples: Dataset) -> None:
         self._rows: Iterator[dict[str, np.ndarray]] = iter([samples.rows(n, n + 1) for n in range(samples.count)])
@@ -173,10 +177,10 @@ def _unlabelled(samples: Dataset) -> Dataset:
 
 
 def _against_nncf(name: str, fp32: Artifact, ours: Mapping[str, Artifact], samples: Dataset, quick: bool) -> Row:
-    """The best of our INT8 models and engines, as a build would choose it, against NNCF's in OpenVINO, all at one thread."""
+    """Compare the INT8 model and engine that a build would choose with NNCF's model in OpenVINO, all with one thread."""
     title = f"{name}: our INT8 over NNCF's in OpenVINO, 1 thread"
     try:
-        import nncf  # noqa: PLC0415 - a peer, measured where it is installed
+        import nncf  # noqa: PLC0415 - a peer, measured only if it is installed
         import openvino  # noqa: PLC0415
     except ImportError as error:
         return skipped(title, error)

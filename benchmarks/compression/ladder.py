@@ -1,4 +1,4 @@
-"""The ladder: from the framework's own eager execution to what all of Penstock's steps make of a model, rung by rung."""
+"""The ladder: the speed of a model after each of Penstock's steps, beginning with the eager execution of the framework."""
 
 from __future__ import annotations
 
@@ -38,13 +38,15 @@ _LARGE: dict[str, tuple[Callable[[Path], Path], tuple[int, ...]]] = {
     "6-layer encoder": (models.encoder, (128, 384)),
 }
 _STRUCTURE_S = 120.0
-"""Seconds for cutting a network; a round that has begun is finished."""
+"""Seconds for pruning a network. A round that has begun is finished."""
 _SMALL = ("residual", "depthwise", "encoder", "MLP")
 
 
 def ladder(quick: bool) -> list[Row]:
-    """Single samples at one thread and at all. Large networks have random weights, so their structure is left alone and
-    there is no accuracy to lose; small ones are trained, and cut as far as half a point allows."""
+    """Times calls of single samples, with one thread and with all threads. Large networks have random weights, so there is no
+    accuracy to lose, and their structure is not changed. Small networks are trained, and pruned as long as they lose at most half
+    a point of accuracy.
+    """
     rows, totals = [], []
     for name, (make, shape) in _LARGE.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -95,7 +97,7 @@ def _climb(
     totals: list[float],
     quick: bool,
 ) -> list[Row]:
-    """A row for each rung, over eager; the quickest of all is the total."""
+    """One row per step, with its speed relative to eager execution. The total is the fastest step."""
     eager = TrainableModel(original).eval()
     tensors = {key: torch.from_numpy(array) for key, array in sample.items()}
     engine, cores = get_engine("onnxruntime"), machine_facts().cores
@@ -105,7 +107,7 @@ def _climb(
         with torch.inference_mode():
             eager(tensors)
 
-    # torch takes all cores unless it is told otherwise, which does not pay for small networks: the better way counts.
+    # By default, torch uses all cores, which does not pay off for small networks. The better setting counts.
     bases = {f"eager, {threads}": partial(run_eager, threads) for threads in sorted({1, cores})}
     runs: dict[str, Callable[[], object]] = {**bases}
     for rung, model in rungs.items():

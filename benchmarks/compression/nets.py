@@ -1,4 +1,6 @@
-"""Small networks as ONNX graphs with random weights, to be trained by ``train.py``. All take ``input`` and give ``output``."""
+"""Small networks as ONNX graphs with random weights, which ``train.py`` trains. All have the input ``input`` and the output
+``output``.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Net(GraphBuilder):
     def layer(
         self, x: str, channels_in: int, channels: int, kernel: int, stride: int = 1, groups: int = 1, gain: float = 1.0
     ) -> str:
-        """A convolution that keeps the size, but for its stride; weights as He et al. 2015 draw them, times ``gain``."""
+        """A convolution that keeps the size, except for its stride. The weights are initialised as by He et al., 2015, and
+        multiplied by ``gain``.
+        """
         fan_in = channels_in // groups * kernel**2
         w = self.normal(gain * (2 / fan_in) ** 0.5, channels, channels_in // groups, kernel, kernel)
         b = self.weight(np.zeros(channels))
@@ -43,7 +47,7 @@ class Net(GraphBuilder):
         return self.op("Relu", x)
 
     def dense(self, x: str, widths: Sequence[int]) -> str:
-        """Gemm after Gemm with ReLU between."""
+        """A sequence of Gemm operators with ReLU in between."""
         for number, (rows, columns) in enumerate(itertools.pairwise(widths)):
             x = self.gemm(self.relu(x) if number else x, rows, columns)
         return x
@@ -69,7 +73,7 @@ def plain() -> Artifact:
 
 
 def depthwise() -> Artifact:
-    """Depthwise and pointwise convolutions in turn [Howard et al., "MobileNets", 2017]."""
+    """Alternating depthwise and pointwise convolutions (Howard et al., "MobileNets", 2017)."""
     net = Net()
     x = net.relu(net.layer("input", 1, 32, 3))
     for channels_in, channels, stride in ((32, 48, 1), (48, 64, 2), (64, 96, 1)):
@@ -79,7 +83,7 @@ def depthwise() -> Artifact:
 
 
 def deep() -> Artifact:
-    """Ten pairs of depthwise and pointwise convolutions, each beside a shortcut: 22 groups of operators to quantise or not."""
+    """Ten pairs of a depthwise and a pointwise convolution, each with a shortcut. These are 22 groups of operators to quantise."""
     net = Net()
     x = net.relu(net.layer("input", 1, 32, 3))
     for _ in range(10):
@@ -89,7 +93,9 @@ def deep() -> Artifact:
 
 
 def residual() -> Artifact:
-    """A stem and three residual blocks; the last convolution of each begins small, for want of normalisation."""
+    """A stem and three residual blocks. The weights of each block's last convolution start small, because there is no
+    normalisation.
+    """
     net = Net()
     x = net.relu(net.layer("input", 1, 32, 3))
     for channels_in, channels, stride in ((32, 32, 1), (32, 64, 2), (64, 64, 1)):
@@ -101,13 +107,13 @@ def residual() -> Artifact:
 
 
 def mlp() -> Artifact:
-    """64 → 128 → 64 → 10 over the pixels."""
+    """An MLP of 64 → 128 → 64 → 10 on the pixels."""
     net = Net()
     return net.artifact(net.dense(net.op("Flatten", "input"), (64, 128, 64, 10)), [1, 8, 8], [10], TensorProto.FLOAT)
 
 
 def encoder() -> Artifact:
-    """Two transformer layers of width 64 over characters, their mean, four classes."""
+    """Two transformer layers of width 64 on characters, followed by their mean and a classifier for four classes."""
     net, width = Net(), 64
     x = net.op("Gather", net.normal(0.5, 128, width), "input")
     x = net.op("Add", x, net.normal(0.5, TOKENS, width))
@@ -120,20 +126,20 @@ def encoder() -> Artifact:
 
 
 def autoencoder() -> Artifact:
-    """64 → 128 → 24 → 128 → 64: gives back the pixels, a regression."""
+    """An autoencoder of 64 → 128 → 24 → 128 → 64 that reproduces the pixels (a regression)."""
     net = Net()
     return net.artifact(net.dense("input", (64, 128, 24, 128, 64)), [64], [64], TensorProto.FLOAT)
 
 
 def lenet_300_100(classes: int = 10) -> Artifact:
-    """784 → 300 → 100 → classes [LeCun et al., "Gradient-based learning applied to document recognition", 1998]."""
+    """An MLP of 784 → 300 → 100 → classes (LeCun et al., "Gradient-based learning applied to document recognition", 1998)."""
     net = Net()
     flat = net.op("Flatten", "input")
     return net.artifact(net.dense(flat, (784, 300, 100, classes)), [1, 28, 28], [classes], TensorProto.FLOAT)
 
 
 def lenet_5(classes: int = 10) -> Artifact:
-    """The two convolutions and two layers of 431 k weights that the pruning papers mean by LeNet-5."""
+    """The network with 431 k weights that papers on pruning call LeNet-5: two convolutions and two linear layers."""
     net = Net()
     x = net.op("MaxPool", net.valid("input", 1, 20, 5), kernel_shape=[2, 2], strides=[2, 2])
     x = net.op("MaxPool", net.valid(x, 20, 50, 5), kernel_shape=[2, 2], strides=[2, 2])
@@ -142,14 +148,16 @@ def lenet_5(classes: int = 10) -> Artifact:
 
 
 def gemm_stack(pairs: int = 2) -> Artifact:
-    """1024 → 4096 → 1024, several times: the feed-forward part of a large encoder by itself, random weights."""
+    """Several blocks of 1024 → 4096 → 1024: only the feed-forward part of a large encoder, with random weights."""
     net = Net()
     return net.artifact(net.dense("input", (1024, *(4096, 1024) * pairs)), [1024], [1024], TensorProto.FLOAT)
 
 
 def with_outliers(model: Artifact, factor: float = 60.0, every: int = 9, only: int | None = None) -> Artifact:
-    """The same function with every so many channel between a depthwise and its pointwise convolution ``factor`` times as
-    large: what folding a BatchNormalization of tiny variance leaves behind. Of all pairs, or ``only`` one of them."""
+    """The same function as ``model``, but with some channels between a depthwise and its pointwise convolution scaled by
+    ``factor``. Folding a BatchNormalization with a tiny variance has this effect. Scales every ``every``-th channel, in all pairs
+    of convolutions or in the pair number ``only``.
+    """
     proto = onnx.load_model_from_string(model.data)
     weights = {tensor.name: tensor for tensor in proto.graph.initializer}
     readers = {node.input[0]: node for node in proto.graph.node}

@@ -1,4 +1,6 @@
-"""Draws the pictures of `docs/compression`, what methods do to trained networks: ``python -m benchmarks.compression.pictures``."""
+"""Draws the figures of `docs/compression`, which show the effect of methods on trained networks: ``python -m
+benchmarks.compression.pictures``.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 
 
 def sparsity() -> str:
-    """Accuracy by sparsity of LeNet-300-100: at once, at once and retrained, in turn."""
+    """Accuracy by sparsity of LeNet-300-100: pruned at once, pruned at once and retrained, and pruned and retrained in turn."""
     split = data.digits28()
     options = IterativeOptions(
         PruneOptions(GlobalRule(0.97)), levels=8, retrain=FitOptions(epochs=8, learning_rate=3e-3)
@@ -38,7 +40,7 @@ def divergence() -> str:
 
 
 def sharing() -> str:
-    """Accuracy by size of LeNet-300-100: bits of its codebooks, with all weights and with a tenth of them; nothing trained."""
+    """Accuracy by size of LeNet-300-100 for codebooks of several sizes, with all weights and with pruned weights. No retraining."""
     model, test = trained("LeNet-300-100"), data.digits28().test
     lines: dict[str, list[tuple[float, float]]] = {}
     for name, start in {
@@ -55,7 +57,7 @@ def sharing() -> str:
 
 
 def main() -> None:
-    """Write them."""
+    """Write the figures."""
     for name, draw in {"sparsity": sparsity, "divergence": divergence, "sharing": sharing}.items():
         (IMAGES / f"{name}.svg").write_text(draw() + "\n")
 

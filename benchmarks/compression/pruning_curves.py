@@ -1,4 +1,4 @@
-"""Accuracy by sparsity, three ways: pruned at once, pruned at once and retrained, pruned and retrained in turn."""
+"""Accuracy by sparsity for three methods: pruning at once, pruning at once and retraining, and pruning and retraining in turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.perf.chart import Scale, line_chart
 
 
 class PruningCurves(msgspec.Struct, frozen=True):
-    """Points (sparsity, accuracy on held-out data) of each way, by rising sparsity."""
+    """For each method, the points (sparsity, accuracy on held-out data), in order of sparsity."""
 
     metric: str
     original: float
@@ -24,7 +24,7 @@ class PruningCurves(msgspec.Struct, frozen=True):
     lines: dict[str, list[tuple[float, float]]]
 
     def chart(self) -> str:
-        """As SVG."""
+        """The curves as an SVG chart."""
         scales = Scale("sparsity", "{:.0%}"), Scale(self.metric, "{:.0%}")
         return line_chart(self.lines, "Accuracy by sparsity", *scales, [("original", self.original)])
 
@@ -37,10 +37,11 @@ def pruning_curves(
     held_out: Dataset | None = None,
     on_progress: Progress = lambda *_: None,
 ) -> PruningCurves:
-    """Run all three to the goal of ``options``, whatever is lost on the way: its contract is not looked at.
+    """Run all three methods to the target of ``options``. Its contract is ignored, so any accuracy may be lost.
 
-    At each point the model that was pruned at once is retrained for as many epochs in one go as the iterative one had by then,
-    so that all this takes about ``levels / 2`` times as long as ``prune_iteratively``. Raises as that.
+    At each point, the model that was pruned at once is retrained for as many epochs as the iteratively pruned model up to this
+    point. This function therefore takes about ``levels / 2`` times as long as ``prune_iteratively``. Raises the same errors as
+    ``prune_iteratively``.
     """
     options = msgspec.structs.replace(
         options or IterativeOptions(), contract=Contract(1.0, max_output_error=float("inf"))

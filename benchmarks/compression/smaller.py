@@ -1,4 +1,4 @@
-"""Pruning, low rank, weight sharing and coding: bytes and milliseconds saved, and points lost."""
+"""Pruning, low rank, weight sharing and coding: the bytes and milliseconds that they save, and the accuracy that they lose."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from penstock.offline.optimize.optimizer import optimize
 from penstock.perf.measure import feed, interleave, speedup
 
 MNIST = "PENSTOCK_MNIST"
-"""Environment variable: a folder with MNIST's files, on which the LeNet rows are then measured too."""
+"""Environment variable with a folder of MNIST's files. If it is set, the LeNet rows are also measured on MNIST."""
 
 _PAPER = {
     "LeNet-300-100": "paper, on MNIST: 12x fewer weights, 40x smaller, error 1.64 → 1.58 %",
@@ -48,7 +48,7 @@ _CONTRACT = Contract(max_accuracy_loss=0.005)
 
 
 def pruning(quick: bool) -> list[Row]:
-    """Weights taken out of LeNet-300-100, a little at a time with retraining, beside all at once without."""
+    """Pruning of LeNet-300-100: iteratively with retraining, compared with pruning at once without retraining."""
     rows = []
     for title, model, split in _lenets(["LeNet-300-100"]):
         sparse = _pruned("LeNet-300-100", model, split, quick)
@@ -71,7 +71,7 @@ def pruning(quick: bool) -> list[Row]:
 
 
 def deep_compression(quick: bool) -> list[Row]:
-    """Pruned, shared, coded: bytes on disk, everything counted, beside what zlib and lzma make of the same weights."""
+    """Pruning, weight sharing and coding: the total bytes on disk, compared with zlib and lzma on the same weights."""
     rows = []
     for title, model, split in _lenets(["LeNet-300-100", "LeNet-5"]):
         name = "LeNet-5" if "LeNet-5" in title else "LeNet-300-100"
@@ -99,7 +99,7 @@ def deep_compression(quick: bool) -> list[Row]:
 
 
 def structured(quick: bool) -> list[Row]:
-    """Channels taken out: the speed of a ResNet-18 of random weights, and what trained networks lose for theirs."""
+    """Removal of channels: the speed of a ResNet-18 with random weights, and the speed and accuracy of trained networks."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         original = Artifact.from_file(models.resnet18(Path(folder) / "model.onnx"))
@@ -125,7 +125,7 @@ def structured(quick: bool) -> list[Row]:
 
 
 def low_rank(quick: bool) -> list[Row]:
-    """Products of 1024 by 4096 split into two of rank r; random weights, one thread."""
+    """Matrix products of 1024 by 4096, factorised into two products of rank r. The weights are random; one thread."""
     rows = []
     model = nets.gemm_stack()
     rng = np.random.default_rng(0)
@@ -142,7 +142,7 @@ def low_rank(quick: bool) -> list[Row]:
 
 
 def _lenets(names: list[str]) -> list[tuple[str, Artifact, Split]]:
-    """Title, trained network and data, on digits scaled up, and on MNIST where the environment says where it is."""
+    """Title, trained network and data of each LeNet: on upscaled digits, and on MNIST if the environment variable is set."""
     found = [(f"{name}, digits", trained(name), TASKS[name].data()) for name in names]
     if folder := os.environ.get(MNIST):
         split = data.mnist(Path(folder))
@@ -169,7 +169,7 @@ def _fewer(model: Artifact) -> float:
 
 
 def _decoding(coded: bytes, model: Artifact) -> float:
-    """Megabytes of the model a second: the median of some runs."""
+    """Decoded megabytes of the model per second: the median of several runs."""
     seconds = [_seconds(lambda: decode(coded)) for _ in range(15)]
     return model.size_bytes / float(np.median(seconds)) / 1e6
 

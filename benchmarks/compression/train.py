@@ -1,6 +1,7 @@
-"""Train the small networks through Penstock's own training of ONNX graphs, and keep them: same code, same seed, same file.
+"""Trains the small networks with Penstock's own training of ONNX graphs, and caches them. The same code and seed give the same
+file.
 
-``python -m benchmarks.compression.train`` trains all and prints how accurate they are.
+``python -m benchmarks.compression.train`` trains all networks and prints their accuracies.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ CACHE = Path(__file__).parents[1] / ".cache"
 
 
 class Task(NamedTuple):
-    """A network, what it learns, and how."""
+    """A network, its data, and its training options."""
 
     make: Callable[[], Artifact]
     data: Callable[[], Split]
@@ -45,7 +46,7 @@ TASKS: dict[str, Task] = {
 
 
 def trained(name: str) -> Artifact:
-    """The network of that name, from the cache, or trained now; the depthwise one with outliers in its channels."""
+    """The network ``name``, from the cache or trained now. The depthwise network has outliers in its channels."""
     task = TASKS[name]
     model, split = task.make(), task.data()
     key = sha256(f"{model.digest} {split.train.digest} {task.options} {Path(__file__).read_bytes()!r}".encode())
@@ -61,14 +62,14 @@ def trained(name: str) -> Artifact:
 
 
 def train(model: Artifact, samples: Dataset, options: FitOptions) -> Artifact:
-    """``model`` after learning ``samples``: their labels, or to give back its input where there are none."""
+    """``model`` trained on ``samples``: on their labels, or to reproduce its input if there are no labels."""
     network = TrainableModel(model)
     fit(network, samples, make_loss(samples), options)
     return network.to_artifact("train", {}, {})
 
 
 def make_loss(samples: Dataset) -> Loss:
-    """Cross-entropy with smoothed labels, or squared error against the input."""
+    """The loss: cross-entropy with smoothed labels, or the squared error to the input if there are no labels."""
     if samples.labels is None:
         wanted = torch.from_numpy(samples.inputs["input"])
         return lambda tensors, rows: functional.mse_loss(tensors["output"], wanted[rows])
@@ -81,13 +82,13 @@ def make_loss(samples: Dataset) -> Loss:
 
 
 def accuracy(model: Artifact, samples: Dataset) -> float:
-    """Share of labels hit; 1 where there are none, since the model is then its own measure."""
+    """The fraction of correct labels; 1 if there are no labels, because other models are then compared with this model's outputs."""
     found = answers(get_engine("onnxruntime").load(model, {"threads": 1}), samples)
     return make_reference(found, samples.labels).original().value
 
 
 def main() -> None:
-    """Train what is not there yet."""
+    """Train the networks that are not in the cache, and print the accuracies."""
     for name, task in TASKS.items():
         start = time.monotonic()
         model, split = trained(name), task.data()

@@ -1,1 +1,1 @@
-"""Other ways to serve a model, each as good as its own documentation makes it."""
+"""Other servers of models. Each is configured as its own documentation recommends."""

@@ -1,6 +1,6 @@
-"""What every peer needs to start: free ports, a session of ONNX Runtime, and the line ``ready`` once it answers.
+"""Helps peers to start: finds free ports, creates the ONNX Runtime session, and prints the line ``ready`` once the peer answers.
 
-Imported in the peers' own environments: only the standard library at the top.
+The peers' own environments import this module, so its top-level imports are only from the standard library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TIMEOUT_S = 120
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Currently unused ports."""
     sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
     ports = [one.getsockname()[1] for one in sockets]
     for one in sockets:
@@ -40,7 +40,9 @@ def session(model: str) -> Any:
 
 
 def announce(http: int, probe: str, grpc: int | None = None, says: str = "") -> None:
-    """Print the line ``ready`` when the URL ``probe``, or that path, answers 200 and ``says``; end the process if it never does."""
+    """Print the line ``ready`` once the URL or path ``probe`` answers with 200 and a body that contains ``says``. End the process
+    if this never happens.
+    """
     url = probe if probe.startswith("http") else f"http://{HOST}:{http}{probe}"
     end = time.monotonic() + TIMEOUT_S
     while not _answers(url, says.encode()):
@@ -53,12 +55,12 @@ def announce(http: int, probe: str, grpc: int | None = None, says: str = "") -> 
 
 
 def announce_later(http: int, probe: str, grpc: int | None = None, says: str = "") -> None:
-    """The same beside a server that this process is about to run itself."""
+    """Call ``announce`` on another thread, because this process will run the server itself."""
     threading.Thread(target=announce, args=(http, probe, grpc, says), daemon=True).start()
 
 
 def run(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Run a server that is a program of its own until this process is told to stop; its exit status."""
+    """Run a server that is a separate program until this process is told to stop. Returns the server's exit status."""
     process = subprocess.Popen(command, stdout=sys.stderr, env=os.environ | environment)
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     return process.wait()

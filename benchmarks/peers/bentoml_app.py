@@ -1,4 +1,4 @@
-"""BentoML: a service with a batchable endpoint, ``{"input": [[numbers]]}`` at ``/predict``.
+"""BentoML: a service with a batchable endpoint ``/predict`` that accepts ``{"input": [[numbers]]}``.
 
 python -m benchmarks.peers.bentoml_app model.onnx
 """

@@ -1,7 +1,7 @@
-"""The peers: what to install, how they are asked, and where they are found.
+"""The peers: their packages, the form of their requests, and the location of their environments.
 
-A peer has an environment of its own, in ``.peers/NAME`` (made by ``python -m benchmarks.peers.install``) or where the variable
-``PENSTOCK_PEER_NAME`` says. FastAPI comes with the extra ``bench``.
+Each peer has its own environment. It is in ``.peers/NAME``, where ``python -m benchmarks.peers.install`` creates it, or in the
+folder that the variable ``PENSTOCK_PEER_NAME`` names. FastAPI is part of the extra ``bench``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ENGINE = "onnxruntime==1.31.1"
 
 
 class Form(msgspec.Struct, frozen=True):
-    """A way to ask for one row of FP32: a model with ``input`` [N, …] and ``output`` [N, …]."""
+    """The form of a request with one row of FP32, for a model with ``input`` [N, …] and ``output`` [N, …]."""
 
     request: Callable[[Address, str, Array], bytes]
     """``(address, model, row with its batch axis) -> whole HTTP request``."""
@@ -45,7 +45,7 @@ def _oip(binary: bool) -> Form:
 
 
 def _plain(path: str, rows: bool = False) -> Form:
-    """``{"input": numbers}``; ``rows``: with the batch axis."""
+    """Requests of the form ``{"input": numbers}``. ``rows`` adds the batch axis."""
     return Form(
         lambda address, _, row: post(
             address, path, orjson.dumps({"input": row if rows else row[0]}, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -59,7 +59,7 @@ def _outputs(answer: object) -> object:
 
 
 def _raw(path: str) -> Form:
-    """The row's bytes, and nothing else, both ways."""
+    """The body of the request and of the response is only the bytes of the row."""
     return Form(
         lambda address, _, row: post(address, path, row.tobytes(), "application/octet-stream"),
         lambda body, _: np.frombuffer(body, np.float32),
@@ -70,7 +70,7 @@ JSON, BINARY = _oip(binary=False), _oip(binary=True)
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """A server to be compared with."""
+    """A server with which Penstock is compared."""
 
     name: str
     title: str
@@ -78,10 +78,10 @@ class Peer(msgspec.Struct, frozen=True):
     json: Form = JSON
     binary: Form | None = None
     grpc: bool = False
-    """Whether it speaks the Open Inference Protocol over gRPC."""
+    """True if the peer supports the Open Inference Protocol over gRPC."""
 
     def python(self) -> str | None:
-        """The interpreter of its environment; None if it is not installed."""
+        """Path of the Python interpreter in the peer's environment; None if the peer is not installed."""
         if not self.requirements:
             return sys.executable if importlib.util.find_spec(self.name) else None
         folder = Path(os.environ.get(f"PENSTOCK_PEER_{self.name.upper()}") or ROOT / ".peers" / self.name)
@@ -89,7 +89,7 @@ class Peer(msgspec.Struct, frozen=True):
         return str(found) if found.exists() else None
 
     def version(self) -> str | None:
-        """What is installed of it; None if nothing is."""
+        """The installed version of the peer; None if it is not installed."""
         python = self.python()
         if python is None or not self.requirements:
             return None
@@ -99,7 +99,7 @@ class Peer(msgspec.Struct, frozen=True):
 
     @property
     def missing(self) -> str:
-        """What to do where ``python`` is None."""
+        """Instructions to install the peer, for the case that ``python`` is None."""
         command = (
             f"python -m benchmarks.peers.install {self.name}" if self.requirements else "pip install -e '.[bench]'"
         )
@@ -108,7 +108,7 @@ class Peer(msgspec.Struct, frozen=True):
 
 @contextmanager
 def running(peer: Peer, model: Path, cores: set[int]) -> Iterator[Server]:
-    """``peer`` with ``model``, on ``cores``. Raises RuntimeError if it is not installed or does not start."""
+    """Run ``peer`` with ``model`` on ``cores``. Raises RuntimeError if the peer is not installed or does not start."""
     python = peer.python()
     if python is None:
         raise RuntimeError(peer.missing)
@@ -130,7 +130,8 @@ PEERS = {
         Peer(
             "torchserve",
             "TorchServe",
-            # It imports all of these without requiring them. Without the pin torch comes with gigabytes of CUDA packages.
+            # TorchServe imports all these packages without requiring them. Without the pin, torch would install gigabytes of CUDA
+            # packages.
             ("torchserve==0.12.0", "torch==2.13.0", "pyyaml", "pynvml", "numpy", _ENGINE),
             _plain("/predictions/mlp"),
         ),

@@ -1,13 +1,14 @@
-"""FastAPI + uvicorn + ONNX Runtime behind the JSON form of the Open Inference Protocol, as its users write it; and the bytes
-of one row at ``/raw``, for tensors that nobody would write as JSON.
+"""FastAPI, uvicorn and ONNX Runtime with the JSON form of the Open Inference Protocol, as users of FastAPI write it. ``/raw``
+accepts the bytes of one row, for tensors that are too large for JSON.
 
-    python -m benchmarks.peers.fastapi_app model.onnx
+python -m benchmarks.peers.fastapi_app model.onnx
 
-Of the ways tried this is the quickest: typed bodies, which pydantic reads and writes in Rust, as quick as orjson called by
-hand, where a ``dict`` passes through Python's ``json`` and ``jsonable_encoder``; and ``async def``, which calls the model on
-the event loop, where a ``def`` endpoint hops to a thread pool for each request. uvicorn finds uvloop and httptools; its
-access log is off. The session has ONNX Runtime's defaults, with one exception, in its favour: by default it takes a thread
-per core of the host and pins it there, even to cores that this process may not use; here it takes one per core that it may.
+This is the fastest of several tried variants. Typed bodies are read and written by pydantic in Rust, as fast as by orjson. A
+``dict`` would pass through Python's ``json`` and ``jsonable_encoder``. The endpoints are ``async def`` and call the model on the
+event loop. A ``def`` endpoint would use a thread pool for each request. uvicorn uses uvloop and httptools, without an access log.
+The session has ONNX Runtime's defaults except for the number of threads. By default, ONNX Runtime starts and pins one thread per
+core of the host, even on cores that this process may not use. Here it starts one thread per usable core, which is in FastAPI's
+favour.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class InferResponse(BaseModel):
 
 
 def make_app(session: onnxruntime.InferenceSession, url: str) -> FastAPI:
-    """The application; prints the line ``ready http=…`` once it is started."""
+    """The application. It prints the line ``ready http=…`` once it has started."""
     names = [output.name for output in session.get_outputs()]
     first, shape = session.get_inputs()[0].name, session.get_inputs()[0].shape[1:]
 

@@ -1,6 +1,7 @@
-"""Make the peers' environments: ``python -m benchmarks.peers.install [NAME...]``, by default all that are not there yet.
+"""Creates the peers' environments: ``python -m benchmarks.peers.install [NAME...]``. By default, creates all missing environments.
 
-Each is a virtual environment ``.peers/NAME``, made with plain pip; one that fails is told and left out. Exits with 1 if any did.
+Each environment is a virtual environment ``.peers/NAME``, created with pip. A failure is reported, and the peer is skipped. The
+exit status is 1 if any installation failed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _TIMEOUT_S = 480
 
 
 def main() -> int:
-    """Install what the command line asks for."""
+    """Install the peers that the command line names."""
     names = sys.argv[1:] or [name for name, peer in PEERS.items() if peer.python() is None]
     unknown = [name for name in names if name not in PEERS or not PEERS[name].requirements]
     if unknown:
@@ -26,7 +27,7 @@ def main() -> int:
 
 
 def install(peer: Peer, folder: Path) -> bool:
-    """Make ``folder`` the environment of ``peer``; False, and no folder, if that fails."""
+    """Create the environment of ``peer`` in ``folder``. If this fails, remove the folder and return False."""
     print(f"{peer.name}: {' '.join(peer.requirements)} …", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     try:

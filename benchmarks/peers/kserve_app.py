@@ -1,4 +1,5 @@
-"""KServe's Python runtime: a ``kserve.Model`` behind its Open Inference Protocol, HTTP and gRPC. It merges nothing itself.
+"""KServe's Python runtime: a ``kserve.Model`` with KServe's Open Inference Protocol, over HTTP and gRPC. It does not merge
+requests.
 
 python -m benchmarks.peers.kserve_app model.onnx
 """

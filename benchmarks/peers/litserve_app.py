@@ -1,8 +1,9 @@
-"""LitServe: a ``LitAPI`` that merges rows into batches, ``{"input": [numbers]}`` at ``/predict``.
+"""LitServe: a ``LitAPI`` that merges rows into batches. ``/predict`` accepts ``{"input": [numbers]}``.
 
-    python -m benchmarks.peers.litserve_app model.onnx
+python -m benchmarks.peers.litserve_app model.onnx
 
-One process for HTTP and one worker, over its quicker queue (ZeroMQ); a batch is waited for no longer than it must be.
+There are one process for HTTP and one worker, connected by LitServe's faster queue (ZeroMQ). The batch timeout has the smallest
+possible value.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from benchmarks.peers.announce import HOST, announce_later, free_ports, session
 
 
 class Api(litserve.LitAPI):  # type: ignore[misc]
-    # Without annotations: LitServe reads them, and takes what it finds there for the schema of a request.
+    # There are no annotations, because LitServe would use them as the schema of requests.
 
     def setup(self, device):
         self.session = session(os.environ["PEER_MODEL"])

@@ -1,8 +1,9 @@
-"""MLServer: a custom runtime behind its Open Inference Protocol, HTTP and gRPC, with adaptive batching.
+"""MLServer: a custom runtime with MLServer's Open Inference Protocol, over HTTP and gRPC, and with adaptive batching.
 
-    python -m benchmarks.peers.mlserver_app model.onnx
+python -m benchmarks.peers.mlserver_app model.onnx
 
-The model runs in the server's process (``parallel_workers: 0``), which was quicker than its workers on one core; metrics off.
+The model runs in the server's process (``parallel_workers: 0``), which was faster on one core than worker processes. Metrics are
+disabled.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""mosec: JSON at ``/json``, raw rows of FP32 at ``/raw``, both merged into batches by its front end in Rust.
+"""mosec: ``/json`` accepts JSON, and ``/raw`` accepts raw rows of FP32. mosec's front end, written in Rust, merges both into
+batches.
 
-    python -m benchmarks.peers.mosec_app model.onnx
+python -m benchmarks.peers.mosec_app model.onnx
 
-Of the settings tried the quickest: batches of up to 64, waited for 1 ms (0 means mosec's default of 10 ms).
+These were the fastest of the tried settings: batches of up to 64, with a maximum wait of 1 ms (0 would mean mosec's default of 10
+ms).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _BATCH = 64
 
 
 class Json(Worker):
-    """``{"input": [numbers]}``, by mosec's own (de)serialiser."""
+    """Requests of the form ``{"input": [numbers]}``, read and written by mosec."""
 
     def __init__(self) -> None:
         self.session = session(os.environ["PEER_MODEL"])
@@ -31,7 +33,7 @@ class Json(Worker):
 
 
 class Raw(Json):
-    """The bytes of a row."""
+    """Requests and responses that are the bytes of a row."""
 
     def deserialize(self, data: bytes) -> Any:
         return np.frombuffer(data, np.float32)

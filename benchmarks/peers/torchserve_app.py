@@ -1,8 +1,8 @@
-"""TorchServe: a handler that merges rows into batches, ``{"input": [numbers]}`` at ``/predictions/mlp``. Needs Java.
+"""TorchServe: a handler that merges rows into batches. ``/predictions/mlp`` accepts ``{"input": [numbers]}``. Requires Java.
 
-    python -m benchmarks.peers.torchserve_app model.onnx
+python -m benchmarks.peers.torchserve_app model.onnx
 
-One worker, batches of up to 64 waited for 1 ms; token authorisation and telemetry off.
+There is one worker, with batches of up to 64 and a maximum wait of 1 ms. Token authorisation and telemetry are disabled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOG = """<Configuration><Appenders><Console name="out" target="SYSTEM_ERR"/></A
 
 
 class Handler:
-    """What TorchServe's worker imports: a class with ``initialize`` and ``handle``."""
+    """The handler that TorchServe's worker imports: a class with ``initialize`` and ``handle``."""
 
     def initialize(self, context: Any) -> None:
         self.session = session(os.environ["PEER_MODEL"])
@@ -43,7 +43,7 @@ def _row(one: Any) -> Any:
 
 
 def write_model(store: Path) -> None:
-    """An unpacked model archive with the handler of this file."""
+    """Write an unpacked model archive with the handler of this file."""
     folder = store / _MODEL / "MAR-INF"
     folder.mkdir(parents=True)
     manifest = {
@@ -53,13 +53,13 @@ def write_model(store: Path) -> None:
         "createdOn": "01/01/2025 00:00:00",
     }
     (folder / "MANIFEST.json").write_text(json.dumps(manifest))
-    # Only a class of the file itself is taken for the handler.
+    # TorchServe uses only a class that the file itself defines.
     text = "from benchmarks.peers import torchserve_app\n\nclass Handler(torchserve_app.Handler):\n    pass\n"
     (folder.parent / "handler.py").write_text(text)
 
 
 def write_settings(path: Path, store: Path, ports: list[int]) -> None:
-    """``config.properties``; the model's batches are among them."""
+    """Write ``config.properties``, which includes the batch settings of the model."""
     model = {
         "defaultVersion": True,
         "marName": _MODEL,

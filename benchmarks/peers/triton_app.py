@@ -1,9 +1,9 @@
-"""Triton's server, the binary that the wheel ``nvidia-pytriton`` packs, over HTTP and gRPC and with shared memory.
+"""Triton's server, over HTTP and gRPC and with shared memory. The binary is from the wheel ``nvidia-pytriton``.
 
-    python -m benchmarks.peers.triton_app model.onnx
+python -m benchmarks.peers.triton_app model.onnx
 
-The wheel has no backend for ONNX, so that models run in its Python backend: in a process of their own, over shared memory, where
-ONNX Runtime runs what the dynamic batcher made of the requests. Defaults otherwise; on a machine without a GPU.
+The wheel has no ONNX backend, so the model runs in Triton's Python backend, in a separate process with shared memory. There, ONNX
+Runtime runs the batches that the dynamic batcher forms. All other settings are the defaults. The machine has no GPU.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ instance_group [{{ kind: KIND_CPU count: 1 }}]
 
 
 def repository(folder: Path, model: Path, packages: Path) -> None:
-    """A model repository with the one model."""
+    """Create a model repository with ``model`` as its only model."""
     import onnxruntime  # noqa: PLC0415 - only to read the shapes
 
     session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
@@ -64,7 +64,7 @@ def repository(folder: Path, model: Path, packages: Path) -> None:
 
 
 def backends(folder: Path, packed: Path) -> Path:
-    """A folder of backends with the stub for this version of Python beside the Python backend."""
+    """Create a folder of backends that contains the Python backend and its stub for this version of Python."""
     found = folder / "backends"
     shutil.copytree(packed / "backends", found)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"

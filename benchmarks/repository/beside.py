@@ -1,6 +1,7 @@
-"""The same with and without: three models as an ensemble or asked one after the other by the client, which has its requests ready;
-a model that gives back its input, in Python or in ONNX; a sequence of one request, or just the request. Round by round, the
-server on one core and the load on another."""
+"""The cost of ensembles, Python models and sequences. Compares three models in an ensemble with the same three models called one
+after the other by a client whose requests are ready; an identity model in Python with an identity model in ONNX; and a sequence of
+one request with a plain request. Both sides alternate round by round. The server runs on one core and the load on another.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class TritonPythonModel:
 
 
 def beside(quick: bool) -> list[Row]:
-    """The rows of this part."""
+    """Return the rows of this part."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "models"
         fill(Path(folder), root)
@@ -64,7 +65,7 @@ def beside(quick: bool) -> list[Row]:
 
 
 def fill(folder: Path, root: Path) -> None:
-    """Write all models into the repository ``root``, by way of ``folder``."""
+    """Write all models into the repository ``root``. ``folder`` is for temporary files."""
     for name, _, _ in _STEPS:
         add(root, name, models.mlp(folder / "mlp.onnx", (_WIDTH, 64, _WIDTH)))
     (root / "ensemble" / "1").mkdir(parents=True)
@@ -92,7 +93,7 @@ def _sides(server: Server) -> dict[str, Side]:
 
 
 def _ratio(name: str, ours: list[Round], theirs: list[Round], requests: int = 1) -> Row:
-    """How many times more; ``theirs`` take so many ``requests`` for one."""
+    """The throughput of ``ours`` relative to ``theirs``. ``theirs`` needs ``requests`` requests for each request of ``ours``."""
     over, under = [one.throughput for one in ours], [one.throughput / requests for one in theirs]
     found = ratio(over, under)
     return fact(

@@ -1,4 +1,4 @@
-"""A repository whose files change, its server, and a client that loads and unloads its models."""
+"""A model repository whose files change, a server for it, and a client that loads and unloads the models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PAUSE_S = 0.01
 
 
 def add(root: Path, name: str, file: Path, config: str = "") -> None:
-    """A model of one version in repository ``root``: a copy of ``file``."""
+    """Add a model with one version to repository ``root``. The version is a copy of ``file``."""
     folder = root / name / "1"
     folder.mkdir(parents=True)
     shutil.copyfile(file, folder / ("model.py" if file.suffix == ".py" else "model.onnx"))
@@ -31,7 +31,7 @@ def add(root: Path, name: str, file: Path, config: str = "") -> None:
 
 
 def replace(root: Path, name: str, file: Path) -> None:
-    """Put ``file``, of the same disk, in the place of the model's in one step, without copying."""
+    """Replace the model's file by ``file``, which must be on the same disk, atomically and without copying."""
     folder = root / name / "1"
     os.link(file, folder / ".new")
     os.replace(folder / ".new", folder / "model.onnx")
@@ -39,7 +39,7 @@ def replace(root: Path, name: str, file: Path) -> None:
 
 @contextmanager
 def repository_server(root: Path, cores: set[int], *flags: str) -> Iterator[Server]:
-    """``penstock serve --model-repository ROOT`` on free ports."""
+    """Run ``penstock serve --model-repository ROOT`` on free ports."""
     with serving(
         ["-m", "penstock", "serve", "--model-repository", str(root), "--http-port", "0", *flags], cores
     ) as server:
@@ -47,14 +47,14 @@ def repository_server(root: Path, cores: set[int], *flags: str) -> Iterator[Serv
 
 
 class Control:
-    """A client of the repository's API. Every method raises RuntimeError if it is refused."""
+    """A client of the model repository API. Every method raises RuntimeError if the server refuses the request."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._session = HttpSession(address, _PATIENCE_S)
 
     async def load(self, model: str, config: dict[str, Any] | None = None) -> None:
-        """``config`` takes the place of the model's own."""
+        """Load ``model``. ``config``, if given, replaces the model's own configuration."""
         body = {"parameters": {"config": orjson.dumps(config).decode()}} if config is not None else {}
         await self._post(f"models/{model}/load", body)
 
@@ -62,7 +62,7 @@ class Control:
         await self._post(f"models/{model}/unload")
 
     async def is_gone(self, model: str) -> None:
-        """Return when nothing of ``model`` is left in memory."""
+        """Return once no version of ``model`` is left in memory."""
         end = time.monotonic() + _PATIENCE_S
         while time.monotonic() < end:
             rows = [row for row in await self._post("index") if row["name"] == model]

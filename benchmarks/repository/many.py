@@ -1,5 +1,6 @@
-"""Three hundred small ONNX models without configuration in one server, on one core: how long it takes to start, what it answers when
-asked about them, what it does and holds while nobody asks."""
+"""Three hundred small ONNX models without configuration, in one server on one core. Measures the start time, the queries about all
+models, and the CPU time and memory of the idle server.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _SETTLE_S = 2.0
 
 
 def many(quick: bool) -> list[Row]:
-    """The rows of this part."""
+    """Return the rows of this part."""
     count, idle_s = (30, 3.0) if quick else (_COUNT, 20.0)
     with tempfile.TemporaryDirectory() as folder:
         model = models.mlp(Path(folder) / "model.onnx")
@@ -40,7 +41,7 @@ def many(quick: bool) -> list[Row]:
 
 
 def rows(server: Server, metrics: Address, count: int, idle_s: float) -> list[Row]:
-    """What can be told of a running server with ``count`` models."""
+    """Measure a running server with ``count`` models."""
     time.sleep(_SETTLE_S)
     used = server.cpu_seconds()
     time.sleep(idle_s)

@@ -1,6 +1,7 @@
-"""What is left in memory of a model that comes and goes: the resident set of the server and its processes after so many cycles of
-loading and unloading a model of 100 MB, against that of before the first. A small model stays, so that the engine itself is in
-memory at the start."""
+"""The memory that loading and unloading leave behind. Compares the resident set of the server and its processes before the first
+cycle and after several cycles. A cycle loads and unloads a model of 100 MB. A small model stays loaded, so that the engine is in
+memory from the start.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ _MARKS = (20, 100, 200)
 _PROCESS_MARKS = (5, 10, 20)  # starting a process takes a second
 _WIDTHS = (5000, 5000, 8)
 _MOST_S = 190.0
-_SETTLE_S = 2.0  # freed memory is given back to the system once a second
+_SETTLE_S = 2.0  # freed memory is returned to the system once a second
 _MIB = 1 << 20
 
 
 def memory(quick: bool) -> list[Row]:
-    """The rows of this part."""
+    """Return the rows of this part."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "models"
@@ -39,7 +40,7 @@ def memory(quick: bool) -> list[Row]:
 
 
 async def grown(server: Server, isolation: str, marks: Sequence[int]) -> Row:
-    """How much more the server holds after the cycles than before; ``marks`` are the cycles after which it is read."""
+    """The increase of the server's memory over the cycles. ``marks`` are the numbers of cycles after which memory is read."""
     control = Control(server.address)
     held = [server.rss_bytes()]
     loaded = 0

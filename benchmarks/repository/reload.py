@@ -1,7 +1,9 @@
-"""Models that stay while others come, go and change: an open loop of requests at a share of the server's capacity, since in a
-saturated closed loop p99 tells of the queue only. Quiet and busy windows alternate; in a busy one a client has one control
-operation after the other done, without a pause: reloads with a changed file, unloading and loading, another number of
-instances. An MLP of 4 MB stays; an MLP of 4 MB and a ResNet-18 of 45 MB change, and are asked too, as long as they are loaded."""
+"""The effect of loading, unloading and changing models on requests to other models. An open loop sends requests at a fraction of
+the server's capacity, because in a saturated closed loop, p99 depends only on the queue. Quiet and busy windows alternate. In a
+busy window, a client runs control operations without a pause: it reloads models with changed files, unloads and loads models, and
+changes the number of instances. An MLP of 4 MB stays loaded. Another MLP of 4 MB and a ResNet-18 of 45 MB change. They also
+receive requests while they are loaded.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,12 @@ from penstock.perf.tally import LoadResult
 
 _CONNECTIONS = 16
 _SHARE = 0.5
-"""Of what a single connection gets in a closed loop, where nothing is merged."""
+"""The request rate as a fraction of the capacity, which is the rate of a single connection in a closed loop, without merging."""
 _OTHERS = {"mlp_changes": 10, "mlp_grows": 10, "cnn_changes": 1}
-"""Requests per second to models that change; one of the CNN keeps the core busy for milliseconds."""
+"""Requests per second to each kind of model that changes. One request to the CNN keeps the core busy for milliseconds."""
 _OPERATIONS = 200
 _FEWEST = 5
-"""Windows of each kind."""
+"""Number of quiet and of busy windows."""
 _MOST_S = 200.0
 _WIDTHS = (512, 1024, 512)
 _IMAGE = 64
@@ -43,7 +45,7 @@ Operation = Callable[[], Awaitable[None]]
 
 
 class Operations:
-    """What is done to the models, in turn; ``seconds`` are by kind how long each took."""
+    """Runs control operations on the models, in turn. ``seconds`` has the durations of the operations, by kind."""
 
     def __init__(self, root: Path, variants: dict[str, list[Path]], control: Control) -> None:
         self.seconds: defaultdict[str, list[float]] = defaultdict(list)
@@ -57,7 +59,7 @@ class Operations:
         return sum(map(len, self.seconds.values()))
 
     async def work(self, seconds: float) -> None:
-        """One after the other for so long; the last one may take longer."""
+        """Run one operation after the other for ``seconds`` seconds. The last operation may take longer."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             kind, operation = next(self._turns)
@@ -79,8 +81,9 @@ class Operations:
 
 
 def reload(quick: bool) -> list[Row]:
-    """The rows of this part: with the server on one core, where loading and answering take turns, and on all, one of which it shares
-    with the load tool."""
+    """Return the rows of this part. The server runs on one core, on which loading and answering alternate, and then on all cores,
+    of which it shares one with the load generator.
+    """
     found = []
     for where, cores in (("one core", split_cores()[0]), ("all cores", os.sched_getaffinity(0))):
         with tempfile.TemporaryDirectory() as folder:
@@ -94,7 +97,7 @@ def reload(quick: bool) -> list[Row]:
 
 
 def make(folder: Path, root: Path) -> dict[str, list[Path]]:
-    """Fill the repository ``root``; by the name of a model that changes, its other files."""
+    """Fill the repository ``root``. For each model that changes, returns the files with which it is replaced."""
     mlps = [models.mlp(folder / f"mlp{seed}.onnx", _WIDTHS, seed) for seed in range(2)]
     cnns = [models.resnet18(folder / f"cnn{seed}.onnx", _IMAGE, seed) for seed in range(2)]
     for name in ("stays", "mlp_changes", "mlp_leaves", "mlp_grows"):
@@ -107,7 +110,7 @@ def make(folder: Path, root: Path) -> dict[str, list[Path]]:
 async def measure(
     server: Server, root: Path, variants: dict[str, list[Path]], operations: int, seconds: float, where: str
 ) -> list[Row]:
-    """Alternate until enough ``operations`` are done; windows last ``seconds``."""
+    """Alternate quiet and busy windows of ``seconds`` seconds until ``operations`` control operations are done."""
     rng = np.random.default_rng(0)
     row = {"input": rng.standard_normal((1, _WIDTHS[0])).astype(np.float32)}
     image = {"input": rng.standard_normal((1, 3, _IMAGE, _IMAGE)).astype(np.float32)}
@@ -136,7 +139,7 @@ async def measure(
         others.append(other)
 
     end = time.monotonic() + _MOST_S
-    await window(busy=True)  # what is loaded and unloaded for the first time: only its failures count
+    await window(busy=True)  # first loads and unloads, of which only the failures count
     while (len(results["quiet"]) < _FEWEST or done.count < operations) and time.monotonic() < end:
         for busy in (False, True) if len(others) % 4 == 1 else (True, False):
             await window(busy)
@@ -147,7 +150,7 @@ async def measure(
 def rows(
     results: dict[str, list[LoadResult]], others: list[LoadResult], done: Operations, capacity: float, where: str
 ) -> list[Row]:
-    """What the windows say; ``capacity`` in requests per second, ``where`` the server runs."""
+    """The rows for the measured windows. ``capacity`` is in requests per second. ``where`` describes the server's cores."""
     windows = [*results["quiet"], *results["busy"]]
     found = []
     for what, some in (("a model that stays", windows), ("models that change", others)):

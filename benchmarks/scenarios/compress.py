@@ -1,7 +1,8 @@
-"""Compression: INT8, sensitivity, pruning, low rank, weight sharing with Huffman coding, and the whole ladder. Speed on
-networks of random weights, accuracy on small networks trained by `benchmarks/compression/train.py` on scikit-learn's digits
-(8×8, or scaled up to 28×28) and on text of the standard library; what is fitted never sees the test samples. Times are of
-single samples, interleaved. `PENSTOCK_MNIST=folder` adds the LeNet rows on MNIST."""
+"""Compression: INT8, sensitivity, pruning, low rank, weight sharing with Huffman coding, and the whole ladder. Speed is measured
+on networks with random weights. Accuracy is measured on small networks that `benchmarks/compression/train.py` trains on
+scikit-learn's digits (8×8, or scaled up to 28×28) and on texts of the standard library. The test samples are never used for
+training or calibration. Times are of calls of single samples, interleaved. `PENSTOCK_MNIST=folder` adds the LeNet rows on MNIST.
+"""
 
 from __future__ import annotations
 
@@ -23,5 +24,5 @@ PARTS = {
 
 
 def run(quick: bool) -> list[Row]:
-    """The rows of this scenario."""
+    """Return the rows of this scenario."""
     return [row for part in PARTS.values() for row in part(quick)]

@@ -1,6 +1,7 @@
-"""The main job: the digits bundle as `penstock build` makes it, served by `penstock serve`, against the untouched model
-served by FastAPI + uvicorn + ONNX Runtime with its defaults (one thread per core that the process has). Single images in
-JSON; both servers on the same core, the load on another. Ratios above 1 are in favour of Penstock."""
+"""Penstock's main task: the digits bundle from `penstock build`, served by `penstock serve`, compared with the original model,
+served by FastAPI, uvicorn and ONNX Runtime with default settings (one thread per core of the process). Requests are single images
+in JSON. Both servers run on the same core, and the load on another. Ratios above 1 are in favour of Penstock.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _REQUESTS = 256
 
 
 def run(quick: bool) -> list[Row]:
-    """The rows of this scenario."""
+    """Return the rows of this scenario."""
     cores, _ = split_cores()
     rounds, seconds = (3, 0.7) if quick else (11, 2.0)
     with tempfile.TemporaryDirectory() as folder:
@@ -49,7 +50,7 @@ def run(quick: bool) -> list[Row]:
 
 
 def build_digits(folder: Path, budget: str) -> Path:
-    """Build the digits bundle by the command, on the cores that it will be served on."""
+    """Build the digits bundle with `penstock build`, on the cores on which it will be served."""
     bundle = folder / "digits.bundle"
     data = ["--calibrate", str(DIGITS / "calibrate.npz"), "--evaluate", str(DIGITS / "evaluate.npz")]
     options = [*data, "--name", "digits", "--budget", budget, "-o", str(bundle)]
@@ -62,7 +63,9 @@ def build_digits(folder: Path, budget: str) -> Path:
 
 
 def model_speedup(manifest: Manifest) -> Row:
-    """How much of it is the model's, from the build's evidence: one call, no server."""
+    """The part of the speed-up that is due to the model, from the evidence of the build. It is the time of one call, without a
+    server.
+    """
     assert manifest.evidence is not None
     chosen = manifest.evidence.candidate(manifest.evidence.chosen)
     value = chosen.speedup.value if chosen.speedup else 1.0
@@ -72,7 +75,7 @@ def model_speedup(manifest: Manifest) -> Row:
 
 
 def accuracy(server: Server, data: Dataset) -> float:
-    """Share of the images that get the right digit, one request each."""
+    """The fraction of images that are classified correctly, with one request per image."""
     assert data.labels is not None
     answers = load.run(infer_all(server.address, "digits", [data.rows(row, row + 1) for row in range(data.count)]))
     digits = np.array([answer["logits"].argmax() for answer in answers])

@@ -1,6 +1,8 @@
-"""What serving costs a model of a few milliseconds (a residual CNN on 3×64×64 images): requests/s of `penstock serve` at 64
-connections against rows/s of calling the same engine in a loop at its best batch, with nothing around it. Both use one
-thread of the same core, in turn. Images go in binary, as large tensors should; JSON is there to compare."""
+"""The cost of serving a model that takes a few milliseconds (a residual CNN on 3×64×64 images). Compares the requests/s of
+`penstock serve` at 64 connections with the rows/s of a loop that only calls the same engine with its best batch. Both use one
+thread on the same core, in turn. Images are sent as binary tensors, as recommended for large tensors. JSON is measured for
+comparison.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,11 @@ from penstock.perf.profile import profile, rows_per_second
 from penstock.tensor import Array
 
 _CONNECTIONS = 64
-_MAX_BATCH = 32  # half of the connections: one batch runs while the next one gathers
+_MAX_BATCH = 32  # half of the connections, so that one batch runs while the next batch collects requests
 
 
 def run(quick: bool) -> list[Row]:
-    """The rows of this scenario."""
+    """Return the rows of this scenario."""
     cores, _ = split_cores()
     rounds, seconds = (4, 2.0) if quick else (11, 3.0)
     rng = np.random.default_rng(0)
@@ -62,18 +64,18 @@ def run(quick: bool) -> list[Row]:
 
 
 def best_batch(model: LoadedModel, images: dict[str, Array], budget_s: float) -> tuple[LatencyPoint, LatencyPoint]:
-    """The latency of a single row, and of the batch of highest throughput."""
+    """The latency of a single row, and the latency of the batch with the highest throughput."""
     points = profile({"cnn": model}, images, budget_s)["cnn"]
     return points[0], max(points, key=rows_per_second)
 
 
 def goodput(side: Side, seconds: float) -> float:
-    """Requests answered per second; warmed up, since the first batch of a burst would weigh too much."""
+    """Requests answered per second after a warm-up. Without a warm-up, the first batch of a burst would have too much weight."""
     return burst(side, _CONNECTIONS, seconds, warmup_s=0.3).throughput
 
 
 def loop(call: Callable[[], object], rows: int, seconds: float) -> float:
-    """Rows per second of calling again and again."""
+    """Rows per second of a loop that only makes calls."""
     calls = 0
     start = now = time.perf_counter()
     while now < start + seconds:

@@ -1,9 +1,11 @@
-"""Innocent clients while 16 attackers do their worst: 500 small requests per second over HTTP and as many over gRPC, each answer
-compared bit for bit. Server, clients and attackers are processes that share all cores; the attackers are niced by 10, so that the
-server's behaviour is measured rather than the competition for the cores. Rounds alternate: quiet, attack, and a control in which the
-attackers attack a second server on the same cores, which shows what the sharing costs by itself. p99 is that of the slower protocol
-and must be at most 3 times quiet and at most 100 ms. Memory is the resident set over that before the attack: its peak, which the
-kernel records, and what is left 10 seconds after the end. With "unknown" the server requires keys and the attackers have none."""
+"""The effect of 16 attackers on innocent clients, which send 500 small requests per second over HTTP and 500 over gRPC and compare
+each answer bit for bit. Server, clients and attackers are processes that share all cores. The attackers have a niceness of 10, so
+that the server's behaviour is measured rather than the competition for the cores. There are three kinds of rounds, in turn: quiet,
+attack and control. In a control round, the attackers attack a second server on the same cores, which shows the cost of sharing the
+cores. p99 is the p99 of the slower protocol. It must be at most 3 times the p99 of quiet rounds, and at most 100 ms. Memory is the
+increase of the resident set compared with the time before the attack: the peak, which the kernel records, and the remaining
+increase 10 seconds after the attack. With "unknown", the server requires keys and the attackers have no key.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from benchmarks.results import Row, claim, skipped
 from benchmarks.servers import Server
 
 _PLANS = {True: (1, 2.0), False: (3, 5.0)}
-"""Rounds and the seconds of each, by whether the run is quick."""
+"""Number of rounds and seconds per round, for quick runs (True) and full runs (False)."""
 _RATIO = 3.0
 _LONGEST_MS = 100.0
 _MEMORY_MIB = 128.0
@@ -33,28 +35,28 @@ _LEFT_MIB = 16.0
 _LEFT_SHARE = 0.1
 _LEFT_AFTER_S = 10.0
 _POLL_S = 0.1
-_MARGIN_S = 0.7  # for the warm-up of the clients and their last answers
+_MARGIN_S = 0.7  # for the clients' warm-up and their last answers
 _FLAGS = {"reload": ("--model-control-mode", "explicit", "--load-model", "*")}
 _UNKNOWN = " unknown"
 
 
 class Siege(msgspec.Struct, frozen=True):
-    """One attack with the rounds around it. Memory is in bytes above that before the attack."""
+    """One attack, and its quiet and control rounds. Memory is the increase in bytes compared with the time before the attack."""
 
     quiet: Round
     attack: Round
     control: Round
     outcome: Outcome
     cpu_s: tuple[float, float]
-    """CPU time of the server and of the attackers during the attack."""
+    """CPU seconds of the server, and of the attackers, during the attack."""
     peak: int
     left: int
-    """``_LEFT_AFTER_S`` after the end, or earlier if it is within the limit."""
+    """The increase ``_LEFT_AFTER_S`` seconds after the attack, or earlier if it is within the limit by then."""
     back_s: float
 
 
 def run(quick: bool) -> list[Row]:
-    """The rows of all parts; one for each part that fails."""
+    """Return the rows of all parts. A part that fails has one row, with the error."""
     rows: list[Row] = []
     for name, part in PARTS.items():
         try:
@@ -65,14 +67,14 @@ def run(quick: bool) -> list[Row]:
 
 
 def part(name: str, quick: bool, *, unknown: bool = False, plan: tuple[int, float] | None = None) -> list[Row]:
-    """The rows of one attack. ``plan`` is another number of rounds than ``quick`` implies, and their seconds."""
+    """The rows of one attack. ``plan`` replaces the number of rounds, and the seconds per round, that ``quick`` implies."""
     rounds, seconds = plan or _PLANS[quick]
     with (
         tempfile.TemporaryDirectory() as folder,
         targets(Path(folder), 2, *_FLAGS.get(name, ()), keys=unknown) as (server, other),
         innocents(server, KEY if unknown else "") as clients,
     ):
-        clients.round(seconds)  # what a working server holds is held before
+        clients.round(seconds)  # let the server allocate the memory that it needs for normal work
         before = server.rss_bytes()
         sieges = [besiege(name, server, other, clients, seconds, before) for _ in range(rounds)]
         last = clients.round(seconds)
@@ -80,14 +82,14 @@ def part(name: str, quick: bool, *, unknown: bool = False, plan: tuple[int, floa
 
 
 def besiege(name: str, server: Server, other: Server, clients: InnocentsProcess, seconds: float, before: int) -> Siege:
-    """A quiet round, an attack and a control."""
+    """Run a quiet round, an attack and a control round."""
     quiet = clients.round(seconds)
     reset_peak(server)
     used = server.cpu_seconds()
     attack, outcome = _under_attack(name, server, clients, seconds)
     used = server.cpu_seconds() - used
     back_s, left = await_memory(server, before)
-    peak = peak_bytes(server) - before  # after the wait, during which requests may still be processed
+    peak = peak_bytes(server) - before  # read after the wait, because requests may still be processed during it
     control, _ = _under_attack(name, other, clients, seconds)
     return Siege(quiet, attack, control, outcome, (used, outcome.cpu_s), peak, left, back_s)
 
@@ -100,19 +102,21 @@ def _under_attack(name: str, server: Server, clients: InnocentsProcess, seconds:
 
 
 def reset_peak(server: Server) -> None:
-    """Let the kernel record the peak of each process's memory anew."""
+    """Reset the peak memory that the kernel records for each process."""
     for pid in server.processes():
         Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def peak_bytes(server: Server) -> int:
-    """The sum of the peaks of the server's processes since ``reset_peak``."""
+    """The sum of the peak memory of the server's processes since ``reset_peak``."""
     texts = [Path(f"/proc/{pid}/status").read_text() for pid in server.processes()]
     return sum(int(text.partition("VmHWM:")[2].split()[0]) for text in texts) * 1024
 
 
 def await_memory(server: Server, before: int) -> tuple[float, int]:
-    """Wait until the memory is nearly what it was ``before``, at most ten seconds: how long it took, and the bytes left above."""
+    """Wait up to ten seconds until the memory is close to ``before``. Returns the seconds that this took, and the remaining
+    increase in bytes.
+    """
     start = time.monotonic()
     while True:
         left = server.rss_bytes() - before
@@ -127,7 +131,7 @@ def _allowed(before: int) -> float:
 
 
 def rows_of(name: str, sieges: list[Siege], last: Round, before: int, memory_mib: float) -> list[Row]:
-    """Latency, memory, and correctness."""
+    """The rows for latency, memory, and correctness."""
     calm = [*(siege.quiet for siege in sieges), last]
     quiet, attack, control = (
         statistics.median(one.p99_ms for one in rounds)

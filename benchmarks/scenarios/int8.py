@@ -1,7 +1,9 @@
-"""What INT8 gains at one thread: a ResNet-18-like network at 224 and a 6-layer encoder of width 384 over 128 tokens, built
-by `penstock build` for one thread, against the untouched FP32 model on ONNX Runtime; beside it ONNX Runtime's own
-quantiser with its default types (signed activations and weights, one scale a tensor), run as its guide says. The weights
-are random, so there is no accuracy to lose: the contract allows any loss, and the error of the outputs is shown."""
+"""The gain of INT8 with one thread. `penstock build` builds a ResNet-18-like network for 224×224 images, and a 6-layer encoder of
+width 384 on 128 tokens, for one thread. The results are compared with the original FP32 models on ONNX Runtime, and with ONNX
+Runtime's own quantiser, used as its guide recommends, with default types (signed activations and weights, one scale per tensor).
+The weights are random, so there is no accuracy to lose. The contract therefore allows any loss, and the error of the outputs is
+shown.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ _MODELS: dict[str, tuple[Callable[[Path], Path], tuple[int, ...]]] = {
 
 
 def run(quick: bool) -> list[Row]:
-    """The rows of this scenario."""
+    """Return the rows of this scenario."""
     machine = machine_facts()
     dot_product = fact(
         "integer dot product in this CPU", int(machine.has_integer_dot_product), "", note=f"of {', '.join(machine.isa)}"
@@ -57,7 +59,7 @@ def run(quick: bool) -> list[Row]:
 def compare(
     name: str, original: Path, built: BuildResult, default: Path, sample: Mapping[str, Array], budget_s: float
 ) -> list[Row]:
-    """Time one call of the original, the bundle and the default quantiser's model against one another."""
+    """Compare the times of one call of the original, of the bundle, and of the default quantiser's model."""
     engine = get_engine("onnxruntime")
     before, after = (engine.load(Artifact.from_file(path), {"threads": 1}) for path in (original, default))
     with runtime.open(built.bundle) as bundle:
@@ -83,7 +85,7 @@ def compare(
 
 
 def best_int8(built: BuildResult) -> CandidateRecord:
-    """The chosen candidate if it is INT8, else the quickest that is, which the build found not worth choosing."""
+    """The chosen candidate if it is INT8. Otherwise the fastest INT8 candidate, which the build did not choose."""
     if built.chosen.precision == "int8":
         return built.chosen
     found = [record for record in built.evidence.candidates if record.precision == "int8"]
@@ -93,9 +95,9 @@ def best_int8(built: BuildResult) -> CandidateRecord:
 
 
 def quantize_by_default(model: Path, calibration: Mapping[str, Array]) -> Path:
-    """ONNX Runtime's static quantisation: pre-processed, then every default."""
+    """ONNX Runtime's static quantisation with preprocessing and default settings."""
     prepared, quantized = model.with_name("prepared.onnx"), model.with_name("default.onnx")
-    logging.disable(logging.WARNING)  # it advises on the root logger
+    logging.disable(logging.WARNING)  # it logs advice on the root logger
     try:
         quant_pre_process(model, prepared, skip_symbolic_shape=True)
         quantize_static(prepared, quantized, _Samples(calibration))
@@ -105,7 +107,7 @@ def quantize_by_default(model: Path, calibration: Mapping[str, Array]) -> Path:
 
 
 class _Samples(CalibrationDataReader):  # type: ignore[misc]
-    """One row at a time."""
+    """Yields one row at a time."""
 
     def __init__(self, inputs: Mapping[str, Array]) -> None:
         self._rows: Iterator[dict[str, Array]] = iter(
@@ -117,7 +119,7 @@ class _Samples(CalibrationDataReader):  # type: ignore[misc]
 
 
 def _recipe(quick: bool) -> Recipe:
-    # How the ranges are found decides about accuracy, not about speed: one way is enough.
+    # The range method affects the accuracy but not the speed, so one method is enough.
     return Recipe(
         Contract(1.0, max_output_error=float("inf")),
         threads=(1,),

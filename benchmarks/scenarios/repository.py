@@ -1,5 +1,6 @@
-"""The model repository: what loading and unloading costs those that are served, in time and in memory; three hundred models in
-one server; an ensemble, a Python model and a sequence beside the same without."""
+"""The model repository: the cost of loading and unloading for other models, in latency and in memory; three hundred models in one
+server; and the cost of ensembles, Python models and sequences.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ PARTS: dict[str, Callable[[bool], list[Row]]] = {
 
 
 def run(quick: bool) -> list[Row]:
-    """The rows of all parts; one for each part that fails."""
+    """Return the rows of all parts. A part that fails has one row, with the error."""
     rows: list[Row] = []
     for name, part in PARTS.items():
         try:

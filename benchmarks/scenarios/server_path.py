@@ -1,5 +1,7 @@
-"""The server alone: an MLP of 32 → 64 → 8 that costs next to nothing, one row per request. Both servers on the same core,
-the load on another; FastAPI + uvicorn + ONNX Runtime speaks JSON only. Ratios above 1 are in favour of Penstock."""
+"""The server without the cost of a model: a 32 → 64 → 8 MLP that takes almost no time, one row per request. Both servers run on
+the same core, and the load on another. FastAPI with uvicorn and ONNX Runtime supports only JSON. Ratios above 1 are in favour of
+Penstock.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from benchmarks.servers import fastapi, penstock, split_cores
 
 
 def run(quick: bool) -> list[Row]:
-    """The rows of this scenario."""
+    """Return the rows of this scenario."""
     cores, _ = split_cores()
     rounds, seconds = (4, 1.0) if quick else (11, 2.0)
     rng = np.random.default_rng(0)

@@ -1,6 +1,7 @@
-"""The server against its peers, each in its own environment (`make peers`), with the same model in ONNX Runtime, one thread; a peer
-that is not installed is left out. Every server, with all its processes, on the same one core, the load on another; what is
-compared runs in turn, round by round. Ratios above 1 are in favour of Penstock."""
+"""The server compared with its peers. Each peer has its own environment (`make peers`) and runs the same model in ONNX Runtime
+with one thread. Peers that are not installed are skipped. Every server runs with all its processes on the same core, and the load
+on another. Compared servers are measured in turn, round by round. Ratios above 1 are in favour of Penstock.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ PARTS: dict[str, Callable[[bool], list[Row]]] = {
 
 
 def run(quick: bool) -> list[Row]:
-    """The rows of all parts; one for each part that fails."""
+    """Return the rows of all parts. A part that fails has one row, with the error."""
     rows: list[Row] = []
     for name, part in PARTS.items():
         try:

@@ -1,5 +1,6 @@
-"""Waiting: medians over fresh processes, files in the page cache. `serve` is timed from the start of its process to the line
-`ready`, which it prints when the digits bundle is verified, loaded and warm."""
+"""Start-up times: medians over new processes, with all files in the page cache. `serve` is timed from the start of its process to
+the line `ready`, which it prints once the digits bundle is verified, loaded and warmed up.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _IMPORT = "import time; start = time.perf_counter(); import penstock; print(time
 
 
 def run(quick: bool) -> list[Row]:
-    """The rows of this scenario."""
+    """Return the rows of this scenario."""
     times = 5 if quick else 15
     with tempfile.TemporaryDirectory() as folder:
         bundle = build_digits(Path(folder), "2s")
@@ -31,19 +32,19 @@ def run(quick: bool) -> list[Row]:
 
 
 def import_seconds() -> float:
-    """Of the import alone, without the interpreter's own start."""
+    """Seconds of the import, without the start of the interpreter."""
     return float(subprocess.run([sys.executable, "-c", _IMPORT], capture_output=True, text=True, check=True).stdout)
 
 
 def help_seconds() -> float:
-    """Of the whole process."""
+    """Seconds of the whole process."""
     start = time.perf_counter()
     subprocess.run([sys.executable, "-m", "penstock", "--help"], capture_output=True, check=True)
     return time.perf_counter() - start
 
 
 def ready_seconds(bundle: Path) -> float:
-    """On one core, as the server of the other scenarios."""
+    """Seconds until the server is ready. It runs on one core, as in the other scenarios."""
     with penstock(bundle, split_cores()[0]) as server:
         return server.ready_s
 

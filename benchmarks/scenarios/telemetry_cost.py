@@ -1,6 +1,8 @@
-"""What telemetry costs the hot path: a whole HTTP request (the MLP of 32 → 64 → 8, JSON and binary, 64 connections) through parser,
-data plane, scheduler, ONNX Runtime and encoder in one process without sockets, which would hide it; statistics and metrics as
-shipped against the same server whose statistics do nothing. Bursts in turn, by CPU time of both threads."""
+"""The cost of telemetry on the hot path. HTTP requests (the 32 → 64 → 8 MLP, JSON and binary, 64 connections) pass through parser,
+data plane, scheduler, ONNX Runtime and encoder in one process. There are no sockets, because their cost would hide the cost of
+telemetry. The server with its usual statistics and metrics is compared with the same server whose statistics do nothing. Bursts
+alternate, and the CPU time of both threads is measured.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +31,16 @@ _CONNECTIONS = 64
 
 
 class NoLog(BatchLog):
-    """Tells the statistics nothing."""
+    """A batch log that records nothing."""
 
     __slots__ = ()
 
     def executed(self, *_: Any) -> None:
-        """Forget it."""
+        """Do nothing."""
 
 
 def run(quick: bool) -> list[Row]:
-    """The rows of this scenario."""
+    """Return the rows of this scenario."""
     rounds, requests = (200, 640) if quick else (1_500, 640)
     generator = np.random.default_rng(0)
     inputs = [{"input": generator.standard_normal((1, 32)).astype(np.float32)} for _ in range(_CONNECTIONS)]
@@ -47,7 +49,8 @@ def run(quick: bool) -> list[Row]:
         path = models.mlp(Path(folder) / "mlp.onnx")
         for name, binary in (("JSON", False), ("binary", True)):
             engine = get_engine("onnxruntime").load(Artifact.from_file(path), {"threads": 1})
-            # Whether the loop runs a batch of 64 itself would be chance, and cost more than what is measured.
+            # Prevents that the event loop runs some batches itself. This would happen at random, and its effect would be larger
+            # than the measured cost.
             engine.predictable = False  # type: ignore[attr-defined]
             address = Address("localhost", 8000)
             whole = [infer_request(address, "m", one, binary=binary) for one in inputs]
@@ -57,7 +60,7 @@ def run(quick: bool) -> list[Row]:
 
 
 async def measure(engine: LoadedModel, whole: Sequence[bytes], rounds: int, requests: int) -> tuple[Interval, str]:
-    """Per cent more CPU time with telemetry than without, and a note with both times."""
+    """The additional CPU time with telemetry, in per cent, and a note with both times."""
     servers = {"with": InProcess(engine), "without": InProcess(engine, NoLog)}
     seconds: dict[str, list[float]] = {name: [] for name in servers}
     for number in range(rounds + 2):

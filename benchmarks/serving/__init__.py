@@ -1,1 +1,3 @@
-"""The parts of the scenario ``serving``, one file each: its docstring says what is measured, ``run(quick)`` returns the rows."""
+"""The parts of the scenario ``serving``, one per file. The docstring of a file describes the measurement, and ``run(quick)``
+returns the rows.
+"""

@@ -1,5 +1,6 @@
-"""Our own HTTP/2 against grpcio, both below the same gRPC service and a model that gives back what it gets: 64 streams, 16 to a
-connection."""
+"""Our own HTTP/2 compared with grpcio. Both carry the same gRPC service with a model that returns its input. There are 64 streams,
+16 per connection.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from benchmarks.servers import serving, split_cores
 
 
 def run(quick: bool) -> list[Row]:
-    """The row of this part."""
+    """Return the row of this part."""
     rounds, seconds = (2, 0.5) if quick else (7, 1.0)
     cores, _ = split_cores()
     module = ["-m", "benchmarks.grpcio_server"]

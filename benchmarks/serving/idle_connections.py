@@ -1,6 +1,7 @@
-"""Connections that have asked once and stay open without a word: what each costs the server in memory (its resident set, whose
-growth is divided by their number), and whether the active ones get slower (the MLP, JSON, 8 connections). Without and with
-the idle ones in turn."""
+"""The cost of idle connections, which stay open after one request. Measures the memory per idle connection (the increase of the
+resident set divided by the number of connections), and the latency of active connections (the MLP, JSON, 8 connections), without
+and with idle connections in turn.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ from benchmarks.rounds import Round, Side, burst, median, ratio, side
 from benchmarks.servers import Server, penstock, split_cores
 
 _IDLE = 10_000
-_SPARE = 1_000  # descriptors for everything else
+_SPARE = 1_000  # descriptors that are reserved for everything else
 _ACTIVE = 8
 _PATIENCE_S = 30
 
 
 def run(quick: bool) -> list[Row]:
-    """The rows of this part."""
+    """Return the rows of this part."""
     rounds, seconds = (2, 0.5) if quick else (7, 2.0)
     count = min(_IDLE, allow_descriptors(_IDLE + _SPARE) - _SPARE)
     rng = np.random.default_rng(0)
@@ -36,7 +37,7 @@ def run(quick: bool) -> list[Row]:
         model = models.mlp(Path(folder) / "mlp.onnx")
         with penstock(model, cores, max_connections=count + _SPARE, idle_timeout_s=3600) as server:
             active = side(server, "mlp", inputs)
-            burst(active, _ACTIVE, 1.0)  # what a working server holds is held before
+            burst(active, _ACTIVE, 1.0)  # let the server allocate the memory that it needs for normal work
             each, without, crowded = measure(server, active, count, rounds, seconds)
     name = f"{count:,} idle connections"
     times = ratio([one.p50_ms for one in crowded], [one.p50_ms for one in without])
@@ -52,7 +53,9 @@ def run(quick: bool) -> list[Row]:
 def measure(
     server: Server, active: Side, count: int, rounds: int, seconds: float
 ) -> tuple[float, list[Round], list[Round]]:
-    """Bytes per idle connection, when they first came, and the active ones' rounds without and with them."""
+    """The bytes per idle connection, measured when these connections are first opened, and the rounds of the active connections
+    without and with idle connections.
+    """
     without: list[Round] = []
     crowded: list[Round] = []
     each = 0.0
@@ -66,7 +69,7 @@ def measure(
 
 
 def allow_descriptors(wanted: int) -> int:
-    """How many files this process, and those it starts, may open, raised to ``wanted`` where that is allowed."""
+    """Raise the limit on open files for this process and its children to ``wanted`` if this is allowed. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < limit:
@@ -77,13 +80,13 @@ def allow_descriptors(wanted: int) -> int:
 
 @contextmanager
 def idle(server: Server, count: int) -> Iterator[None]:
-    """``count`` open connections, each of which has had an answer."""
+    """Open ``count`` connections. Each has received an answer and then stays idle."""
     request = f"GET /v2/health/live HTTP/1.1\r\nHost: {server.address.authority}\r\n\r\n".encode()
     sockets: list[socket.socket] = []
     try:
         for _ in range(count):
             one = socket.create_connection((server.address.host, server.address.port), _PATIENCE_S)
-            # Closed by a reset: nobody waits for late packets, which would use up the ports.
+            # Close by reset, because ports in TIME_WAIT would soon be used up.
             one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             sockets.append(one)
             one.sendall(request)

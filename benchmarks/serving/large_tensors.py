@@ -1,6 +1,7 @@
-"""Tensors on their way: 1 MiB of FP32 in, the same out (an identity), 4 connections or streams. Binary, gRPC, and shared memory
-where the tensors stay and only their places are sent, against Triton's same three and FastAPI's raw bytes. Nobody fills the
-regions anew for each request, on either side."""
+"""The transport of tensors: an identity model with 1 MiB of FP32 as input and output, and 4 connections or streams. Binary HTTP,
+gRPC and shared memory, for which only positions are sent, are compared with the same three ways in Triton and with raw bytes in
+FastAPI. With both servers, the shared-memory regions are filled only once.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _PATIENCE_S = 10.0
 
 
 def run(quick: bool) -> list[Row]:
-    """The rows of this part."""
+    """Return the rows of this part."""
     row = np.random.default_rng(0).standard_normal((1, _NUMBERS)).astype(np.float32)
     rounds, seconds = (2, 0.5) if quick else (7, 1.0)
     rows: list[Row] = []
@@ -48,7 +49,9 @@ def run(quick: bool) -> list[Row]:
 
 
 def sides(server: Server, row: Array, region: Region) -> dict[str, Side]:
-    """The three ways that a server of the protocol takes a tensor. Raises RuntimeError if an answer in shared memory is wrong."""
+    """The three ways in which a server of the protocol receives a tensor. Raises RuntimeError if an answer in shared memory is
+    wrong.
+    """
     inputs = [{"input": row}]
     shared = http_side(server, region.requests(server, _MODEL))
     region.clear()
@@ -67,7 +70,7 @@ def sides(server: Server, row: Array, region: Region) -> dict[str, Side]:
 def against_triton(
     ours: Mapping[str, Side], triton: Server, row: Array, region: Region, rounds: int, seconds: float
 ) -> list[Row]:
-    """Each way against the same way."""
+    """Compare each way with the same way of Triton."""
     theirs = sides(triton, row, region)
     rows = []
     for name in ours:
@@ -79,7 +82,7 @@ def against_triton(
 def against_fastapi(
     ours: Mapping[str, Side], fastapi: Server, row: Array, region: Region, rounds: int, seconds: float
 ) -> list[Row]:
-    """Binary and gRPC against the quickest that FastAPI can do."""
+    """Compare binary HTTP and gRPC with FastAPI's fastest form."""
     form = PEERS["fastapi"].binary
     assert form is not None
     found = measure(

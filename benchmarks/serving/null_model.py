@@ -1,5 +1,7 @@
-"""The server without wire and without model: ``DataPlane.infer`` on a model that gives back what it gets, event loop and instance
-on one core. By CPU time, so that other work on the machine does not count; 64 requests at a time, and one."""
+"""The server without a transport and without the cost of a model: ``DataPlane.infer`` with a model that returns its input, and
+with event loop and instance on one core. CPU time is measured, so that other work on the machine does not count. There are 64
+requests at a time, and then one at a time.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from penstock.measurement import Interval
 
 
 def run(quick: bool) -> list[Row]:
-    """The rows of this part."""
+    """Return the rows of this part."""
     rounds, requests = (3, 10_000) if quick else (15, 50_000)
     with pinned(split_cores()[0]):
         many, one = in_process.run(measure(rounds, requests))
@@ -29,7 +31,7 @@ def run(quick: bool) -> list[Row]:
 
 
 async def measure(rounds: int, requests: int) -> tuple[list[float], list[float]]:
-    """Requests per CPU second of each round: 64 at a time, and one."""
+    """Requests per CPU second of each round, with 64 requests at a time and with one."""
     server = InProcess(NullModel())
     many, one = [], []
     for _ in range(rounds + 1):

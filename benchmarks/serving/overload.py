@@ -1,6 +1,9 @@
-"""Twice as many requests as the server can answer: the CNN of some three milliseconds, requests in an open loop (a Poisson process,
-latency from the time each fell due), each with a deadline of 50 ms (its parameter ``timeout``). Against the peak: what the same
-server answers to 64 connections in a closed loop, without deadlines. In turn; batches of up to 8, which leave time for another."""
+"""Overload: twice as many requests as the server can answer. The model is the CNN that takes about three milliseconds. An open
+loop sends the requests as a Poisson process, and latency counts from the time at which a request was due. Each request has a
+deadline of 50 ms (the parameter ``timeout``). The goodput is compared with the peak, which the same server reaches with 64
+connections in a closed loop without deadlines. Both run in turn. Batches have up to 8 rows, so that two batches fit into a
+deadline.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +31,17 @@ _REFUSALS = {"HTTP 503", "HTTP 504"}
 
 
 class Overloaded(msgspec.Struct, frozen=True):
-    """One burst beyond capacity."""
+    """The result of one burst above the server's capacity."""
 
     goodput: float
     p99_ms: float
     offered: float
     refused: float
-    """Share of the requests that were refused."""
+    """Fraction of the requests that were refused."""
 
 
 def run(quick: bool) -> list[Row]:
-    """The rows of this part."""
+    """Return the rows of this part."""
     rounds, seconds = (2, 1.5) if quick else (7, 3.0)
     images = [row[None] for row in np.random.default_rng(0).standard_normal((64, 3, 64, 64)).astype(np.float32)]
     cores, _ = split_cores()
@@ -77,7 +80,7 @@ def run(quick: bool) -> list[Row]:
 def measure(
     server: Server, calm: Side, hurried: list[bytes], rate: float, rounds: int, seconds: float
 ) -> tuple[list[float], list[Overloaded]]:
-    """Both in turn; the first round is dropped."""
+    """Measure peak and overload in turn. The first round is dropped."""
     peaks: list[float] = []
     found: list[Overloaded] = []
     for _ in range(rounds + 1):
@@ -87,13 +90,13 @@ def measure(
 
 
 def hurry(server: Server, images: list[Array]) -> list[bytes]:
-    """The requests with their deadline."""
+    """The requests, each with its deadline."""
     timeout = {"timeout": int(_DEADLINE_MS * 1000)}
     return [infer_request(server.address, "cnn", {"input": one}, binary=True, parameters=timeout) for one in images]
 
 
 def overload(server: Server, requests: list[bytes], rate: float, seconds: float) -> Overloaded:
-    """One burst of ``rate`` requests a second. Raises RuntimeError if any fails but for being refused."""
+    """Send one burst of ``rate`` requests per second. Raises RuntimeError if a request fails for another reason than a refusal."""
     with pinned(split_cores()[1]):
         found = load.run(load.open_loop(server.address, requests, rate, LoadWindow(seconds, 0.5), max_connections=1024))
     if set(found.errors_by_kind) - _REFUSALS:

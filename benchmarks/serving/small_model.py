@@ -1,5 +1,7 @@
-"""The request path alone: the MLP of 32 → 64 → 8, one row per request, against each peer that is installed. 64 connections, 64
-gRPC streams (16 to a connection) and one connection. Ours and one peer run at a time, in turn."""
+"""The cost of the request path: the 32 → 64 → 8 MLP, one row per request, compared with each installed peer. Measured with 64
+connections, with 64 gRPC streams (16 per connection), and with one connection. Penstock is compared with one peer at a time, in
+turn.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ _CONNECTIONS = 64
 
 
 def run(quick: bool) -> list[Row]:
-    """The rows of this part, those of one form together."""
+    """Return the rows of this part, grouped by request form."""
     rng = np.random.default_rng(0)
     rows = [rng.standard_normal((1, 32)).astype(np.float32) for _ in range(_CONNECTIONS)]
     found: list[tuple[int, Row]] = []
@@ -35,7 +37,7 @@ def run(quick: bool) -> list[Row]:
 
 
 def compare(peer: Peer, model: Path, rows: list[Array], quick: bool) -> Iterator[tuple[int, Row]]:
-    """Each row with the number of its form."""
+    """Yield each row with the number of its request form."""
     cores, _ = split_cores()
     rounds, seconds = (2, 0.5) if quick else (7, 1.0)
     inputs = [{"input": row} for row in rows]
@@ -63,7 +65,7 @@ def compare(peer: Peer, model: Path, rows: list[Array], quick: bool) -> Iterator
 
 
 def one_connection(sides: dict[str, Side], rounds: int, seconds: float) -> list[Row]:
-    """Latency without anyone else to wait for."""
+    """The latency of a single connection, without waiting for other requests."""
     found = measure(sides, 1, rounds, seconds)
     ours, theirs = ([one.p50_ms for one in found[name]] for name in ("ours", "theirs"))
     times = ratio(theirs, ours)

@@ -1,4 +1,4 @@
-"""Returns the memory that large runs leave behind in a session's arena."""
+"""Returns unused memory of an ONNX Runtime session's arena to the system after large runs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from penstock.clock import Clock, SystemClock
 LARGE_BYTES = 1 << 20
 """A run is large if its inputs and outputs have at least this many bytes."""
 TRIM_S = (5.0, 20.0, 80.0)
-"""Seconds after the last large run at which the arena is trimmed. A response that its client has not read yet keeps its part of the
-arena. A later trim releases that part."""
+"""Seconds after the last large run at which the arena is trimmed. Memory of a response that the client has not read yet is
+released by a later trim."""
 
 
 class ArenaTrimmer:
-    """Trims an arena some seconds after the last large run. Its thread exists only from the first large run to the last trim.
+    """Trims an arena some seconds after the last large run. The trimmer's thread exists only from the first large run to the last
+    trim.
 
-    An arena keeps the memory of the largest batch, because allocating it again would make a run up to 50 % longer. It is therefore
-    not trimmed while large runs follow one another. ``trim`` may block for as long as the system takes back the memory, and other
-    runs may wait for it.
+    An arena keeps the memory of the largest batch, because allocating it again would make a run up to 50 % longer. The arena is
+    therefore not trimmed while large runs follow one another. ``trim`` may block while the system reclaims the memory. Other runs
+    of the session may have to wait meanwhile.
     """
 
     def __init__(
@@ -29,9 +30,9 @@ class ArenaTrimmer:
         clock: Clock | None = None,
         start: Callable[[ArenaTrimmer], object] | None = None,
     ) -> None:
-        """``trim`` must not refer to the trimmer, so that the memory of a dropped model is released at once.
+        """``trim`` must not hold a reference to the trimmer, because the memory of a dropped model would then be released late.
 
-        ``start`` has to call ``next_wait`` repeatedly; by default, a thread does.
+        ``start`` must arrange repeated calls of ``next_wait``. The default starts a thread for this.
         """
         self._trim = trim
         self._clock = clock or SystemClock()
@@ -57,7 +58,7 @@ class ArenaTrimmer:
         self._start(self)
 
     def next_wait(self) -> float | None:
-        """Trim if that is due. Returns the seconds until the next call is due; None if no trim is left."""
+        """Trim the arena if a trim is due. Returns the seconds to wait before the next call, or None if no trim is pending."""
         with self._lock:
             waited = self._clock.now() - self._last
             if waited < TRIM_S[self._trims]:

@@ -1,7 +1,7 @@
 """Interfaces of engines: ``Engine`` validates and loads artifacts; ``LoadedModel`` runs.
 
-The constructor of a ``LoadedModel`` loads it, so ``forward`` can be called at once, until ``unload``.
-``tests/conformance/engines.py`` states this contract as tests; every engine runs it.
+The constructor of a ``LoadedModel`` loads the model. ``forward`` may then be called until ``unload``. The tests in
+``tests/conformance/engines.py`` check this contract for every engine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Typed = TypeVar("_Typed", bound=msgspec.Struct)
 
 
 _first_use = threading.Lock()
-"""msgspec analyses a type on first use, and crashes if several threads do so at the same time, as concurrent loads may."""
+"""Serialises conversions by msgspec, which crashes if several threads use a type for the first time at once."""
 _OF_SEVERAL_FILES = (Format.OPENVINO_IR, Format.SAVED_MODEL)
 
 
@@ -42,7 +42,7 @@ class Severity(enum.Enum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A result of ``validate``."""
+    """A warning or an error that ``validate`` found."""
 
     severity: Severity
     message: str
@@ -59,7 +59,7 @@ class LoadedModel(Protocol):
     """True if ``forward`` never blocks, any thread may call it, and its run time depends only on the inputs' shapes. The server may
     run short batches of such a model on its event loop."""
     keeps_state: bool = False
-    """True if outputs may depend on earlier calls. Such a model must be called only for requests, so it is not warmed up."""
+    """True if outputs may depend on earlier calls. Such a model may run only to answer requests, so it is not warmed up."""
     optional_inputs: tuple[TensorSpec, ...] = ()
     """Inputs that have a default value in the model; not part of the signature."""
     unranked: frozenset[str] = frozenset()
@@ -68,14 +68,14 @@ class LoadedModel(Protocol):
     """Outputs that are omitted because they are not tensors: name and type."""
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once. ``inputs`` must not be changed or kept; the caller owns the outputs, which are in signature order.
+        """Run the model once. It must not change or keep ``inputs``. The caller owns the outputs, which are in signature order.
 
         Inputs must already satisfy ``signature.check``. Raises PenstockError (INTERNAL) if the engine fails.
         """
         ...
 
     def forward_within(self, inputs: Mapping[str, Array], limit_s: float) -> dict[str, Array]:
-        """Like ``forward``, but raise DeadlineExceeded after ``limit_s`` if the engine can end a run. No other may be running."""
+        """Like ``forward``, but raise DeadlineExceeded after ``limit_s`` if the engine can end a run. No other run may be active."""
         return self.forward(inputs)
 
     def unload(self) -> None:
@@ -86,14 +86,13 @@ class LoadedModel(Protocol):
 Answer = Callable[[int, dict[str, Array] | PenstockError | None, bool], bool]
 """``answer(n, outcome, final)`` answers the n-th of the requests being executed.
 
-``outcome`` is the outputs or an error. It is None if a decoupled model sends no further outputs. ``final`` or an error ends the
-request. Returns False if the caller wants no more answers to this request. A call with None and without ``final`` only asks whether
-more answers are wanted."""
+``outcome`` is the outputs, an error, or None if a decoupled model sends no further outputs. ``final`` or an error ends the
+request. Returns False if no more answers to this request are wanted. To ask only this, pass None without ``final``."""
 
 
 @runtime_checkable
 class RequestModel(Protocol):
-    """A model in memory that takes requests unmerged: it sees the id and parameters of each, and answers each separately."""
+    """A model in memory that receives requests individually, with their ids and parameters, and answers each one separately."""
 
     @property
     def signature(self) -> Signature: ...
@@ -114,11 +113,11 @@ class RequestModel(Protocol):
         ...
 
     def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
-        """Answer each of ``requests`` once before returning. A decoupled model receives one request at a time. It may answer any
-        number of times, also after returning and from any thread, until one answer is final; ``answer`` may block.
+        """Answer each of ``requests`` once before returning. A decoupled model receives one request at a time. It may send any number
+        of answers, also after ``execute`` has returned and from any thread, until it sends a final one. ``answer`` may block.
 
-        Inputs may be used until the request has ended; the caller owns the outputs. An exception fails all requests that have not
-        ended.
+        The model may use the inputs until the request has ended. The caller owns the outputs. An exception fails all requests that
+        have not ended.
         """
         ...
 
@@ -128,7 +127,7 @@ class RequestModel(Protocol):
 
 
 class Engine(Protocol):
-    """Runs artifacts of some formats. Stateless: all methods may be called from any thread.
+    """Loads and checks artifacts of some formats. Engines are stateless, so all methods may be called from any thread.
 
     ``EngineTraits`` describes an engine without importing it.
     """
@@ -173,7 +172,7 @@ class OptionsEngine(abc.ABC):
     """Memory of a loaded model in addition to its weights."""
 
     def __init__(self, machine: MachineFacts | None = None) -> None:
-        """The kernels for integer products depend on ``machine``; the default is this machine."""
+        """``machine`` determines how integers are multiplied; the default is this machine."""
         self._machine = machine or _this_machine()
 
     def gpus(self) -> int:

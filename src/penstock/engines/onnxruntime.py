@@ -58,10 +58,10 @@ _GRAPH_LEVELS = {
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _CUDA = "CUDAExecutionProvider"
 _PADDED_BYTES = 64 << 20
-"""Maximum total bytes of elements that are not UTF-8. They are padded, so that all are as long as the longest."""
+"""Maximum size in bytes of an input with elements that are not UTF-8, after all elements are padded to the length of the longest."""
 _LARGE_BYTES = 1 << 20
-"""Parsing a larger model would delay requests to other models by more than half a millisecond."""
-# Errors reach the caller as exceptions. At a lower level, ONNX Runtime would also print them.
+"""Size in bytes above which parsing a model would delay requests to other models by more than half a millisecond."""
+# At a lower log level, ONNX Runtime would print errors that the caller receives as exceptions anyway.
 _FATAL_ONLY = 4
 
 
@@ -109,8 +109,8 @@ class OnnxRuntimeEngine(OptionsEngine):
         refuse_errors(check_artifact(artifact, self.formats))
         session_options = _session_options(typed)
         if not self._machine.has_integer_dot_product:
-            # Otherwise pairs of products are added in 16 bits, which saturate silently if weights exceed 64. On other CPUs ONNX
-            # Runtime would take the slower kernels too.
+            # Without this option, ONNX Runtime adds pairs of products in 16 bits on this CPU, which saturates silently if weights
+            # exceed 64. On CPUs with a dot product for integers, the option would only select slower kernels.
             session_options.add_session_config_entry("session.x64quantprecision", "1")
         providers = [(name, {"device_id": str(typed.gpu)} if name == _CUDA else {}) for name in typed.providers]
         try:
@@ -120,7 +120,7 @@ class OnnxRuntimeEngine(OptionsEngine):
                 session = ort.InferenceSession(file, session_options, providers=providers)
         except Exception as error:
             raise _refusal(artifact, error) from error
-        if _CUDA in typed.providers and _CUDA not in session.get_providers():  # ONNX Runtime would silently skip it
+        if _CUDA in typed.providers and _CUDA not in session.get_providers():  # ONNX Runtime would silently skip CUDA
             raise Unavailable(
                 f"ONNX Runtime cannot compute on GPU {typed.gpu}", "check the driver, and CUDA's libraries"
             )
@@ -178,14 +178,14 @@ class OnnxRuntimeModel(LoadedModel):
             if self._session is None:
                 raise Unavailable("the model has been unloaded") from None
             if self._trimmer is not None:
-                self._trimmer.note_large()  # it may have been large
+                self._trimmer.note_large()  # the failed run may have been large
             raise PenstockError(f"the model failed: {_reason(error)}") from error
         named = dict(zip(self._names, outputs, strict=True))
         for spec in self._maps:
             named[spec.name] = _from_maps(spec, named[spec.name])
         for name in self._text_outputs:
             named[name] = _from_text(named[name])
-        size = 0  # as plain loops, which cost least
+        size = 0  # plain loops are faster here than sum()
         for array in inputs.values():
             size += array.nbytes
         for array in named.values():
@@ -226,7 +226,7 @@ class OnnxRuntimeModel(LoadedModel):
 
 
 def trim_arena(session: ort.InferenceSession, inputs: Iterable[TensorSpec]) -> None:
-    """Release the unused parts of the arena. ONNX Runtime does this only at the end of a run, so a run is started and ended at once.
+    """Release the unused parts of the arena. ONNX Runtime does this only at the end of a run, so this starts a run and terminates it.
 
     The tensors of this run have as few elements as their shapes allow; nothing reads them.
     """
@@ -234,7 +234,7 @@ def trim_arena(session: ort.InferenceSession, inputs: Iterable[TensorSpec]) -> N
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     options.terminate = True
     arrays = {spec.name: np.zeros([max(0, dim) for dim in spec.shape], _feed_type(spec)) for spec in inputs}
-    with suppress(Exception):  # a run that is ended always raises an exception
+    with suppress(Exception):  # a terminated run always raises an exception
         if any(spec.datatype is DataType.BF16 for spec in inputs):
             session.run_with_ort_values(None, {name: _to_value(array) for name, array in arrays.items()}, options)
         else:
@@ -247,7 +247,7 @@ def _feed_type(spec: TensorSpec) -> np.dtype[Any]:
 
 @contextmanager
 def _as_file(artifact: Artifact) -> Iterator[bytes | str]:
-    """The session's source: the bytes, or the path of an in-memory file with them.
+    """The model for a session: its bytes, or the path of an in-memory file that contains them.
 
     ONNX Runtime holds the interpreter lock while it parses bytes, but not while it reads a file. The in-memory file has no folder,
     so models with external data are loaded from bytes.
@@ -326,8 +326,8 @@ def _from_maps(spec: TensorSpec, maps: Any) -> Array:
 def _to_text(name: str, array: Array) -> Array:
     """``array`` in the form that ONNX Runtime expects: text if all elements are UTF-8, otherwise numpy's bytes type.
 
-    For an array of bytes objects, ONNX Runtime would store ``str(element)``. For numpy's bytes type, it reads each element up to a
-    zero byte, even beyond the end of the element. The type is therefore one byte wider than the longest element.
+    ONNX Runtime would convert bytes objects with ``str(element)``. It reads each element of numpy's bytes type up to a zero byte,
+    even beyond the element's end. The returned type is therefore one byte wider than the longest element.
     """
     elements = [as_bytes(element) for element in array.reshape(-1).tolist()]
     try:
@@ -344,7 +344,7 @@ def _to_text(name: str, array: Array) -> Array:
     width = max(map(len, elements)) + 1
     if width * len(elements) > max(_PADDED_BYTES, 2 * sum(map(len, elements))):
         raise InvalidArgument(
-            f"input '{name}' has elements that are not UTF-8, and {len(elements)} elements of {width} bytes, the longest, "
+            f"input '{name}' is not all UTF-8, and its {len(elements)} elements, padded to {width} bytes each, "
             f"exceed the limit of {_PADDED_BYTES} bytes",
             "send text, elements of similar length, or the bytes as a UINT8 tensor",
         )

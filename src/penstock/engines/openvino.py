@@ -45,9 +45,9 @@ _BY_OPENVINO_TYPE = {
 _NARROWED = (DataType.INT64, DataType.UINT64, DataType.UINT32)
 _INT32 = np.iinfo(np.int32)
 _EXACT = 64
-"""The largest weight magnitude for which the sum of two products with an unsigned byte fits into 16 bits."""
+"""The largest magnitude of weights at which the sum of two products of a weight and an unsigned byte fits into 16 bits."""
 
-# One core for the process: loading the plug-ins takes 50 ms and memory. Compiling is safe from several threads.
+# One OpenVINO ``Core`` per process, because loading its plug-ins takes 50 ms and memory. Several threads may compile at once.
 _core_lock = threading.Lock()
 _cores: list[ov.Core] = []
 
@@ -101,7 +101,8 @@ class OpenVinoEngine(OptionsEngine):
                 model = _read(artifact, path)
                 signature = _signature(model)
                 if not self._machine.has_integer_dot_product and any(map(_has_8_bit_weights, model.get_ops())):
-                    # Multiply floats: on this CPU, integer kernels add pairs of products in 16 bits, which saturate silently.
+                    # Compute in float, because on this CPU integer kernels add pairs of products in 16 bits, which saturates
+                    # silently.
                     config |= {"LP_TRANSFORMS_MODE": "NO", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
                 return OpenVinoModel(_core().compile_model(model, "CPU", config), signature)
         except (InvalidModel, Unsupported):
@@ -215,7 +216,7 @@ def _signature(model: ov.Model) -> Signature:
 
 
 def _spec(port: Any) -> TensorSpec:
-    # OpenVINO merges equal tensors and then lists several names; ONNX's own name of an output is the shortest but not always first.
+    # OpenVINO merges equal tensors and lists all their names. The name in the ONNX file is the shortest, but not always the first.
     name = port.get_any_name()
     datatype = _BY_OPENVINO_TYPE.get(port.get_element_type().get_type_name())
     if datatype is None:
@@ -231,7 +232,7 @@ def _spec(port: Any) -> TensorSpec:
 
 
 def _reason(error: Exception) -> str:
-    # OpenVINO first lists source locations, in lines that end with a colon, then the reason.
+    # OpenVINO lists source locations in lines that end with a colon, followed by the reason.
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if not line.endswith(":") and not line.startswith("Model wasn't fully converted")]
     return (told or lines or [type(error).__name__])[0].removeprefix("-- ")[:400]

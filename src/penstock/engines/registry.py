@@ -34,7 +34,7 @@ class EngineTraits(msgspec.Struct, frozen=True):
     platform: str = ""
     """The platform that the protocol reports for a model without a configuration; empty: the engine's name."""
     takes_signature: bool = False
-    """True if the engine has the options ``inputs`` and ``outputs`` (``declared_signature``): some of its models lack a signature."""
+    """True if the engine has the options ``inputs`` and ``outputs``, because some of its models lack a signature."""
     keeps_threads: bool = True
     """True if a loaded model keeps threads of its engine, even with the option ``threads`` set to 1."""
     shared_options: Mapping[str, Any] = {}
@@ -44,7 +44,7 @@ class EngineTraits(msgspec.Struct, frozen=True):
     thread_parameters: tuple[str, ...] = ()
     """Parameters of a model's configuration that set the option ``threads``."""
     gpu_options: Callable[[int], Mapping[str, Any]] | None = None
-    """Returns the options for the GPU with a given number; None for an engine that only supports CPUs."""
+    """Function from the number of a GPU to the options that select this GPU; None if the engine supports only CPUs."""
 
 
 _ENGINES = {
@@ -56,7 +56,7 @@ _ENGINES = {
         (ServedAs("onnxruntime", "onnxruntime_onnx", "model.onnx"),),
         platform="onnxruntime_onnx",
         keeps_threads=False,
-        # Threads that spin after a call occupy the core that the server's event loop waits for.
+        # Threads that spin after a call occupy the core that the server's event loop needs.
         shared_options={"spinning": False},
         thread_parameters=("intra_op_thread_count",),
         gpu_options=lambda gpu: {"providers": ("CUDAExecutionProvider", "CPUExecutionProvider"), "gpu": gpu},

@@ -20,8 +20,8 @@ class TensorFlowOptions(msgspec.Struct, frozen=True):
     """Options of a SavedModel."""
 
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Threads within an operator; 0: one per core. TensorFlow has one pool for all models of a process, whose size the first load
-    determines.
+    """Threads within an operator; 0: one per core. All models of a process share one thread pool. The first load determines its
+    size.
     """
     signature: str = "serving_default"
     """Name of the model's signature to run."""
@@ -41,7 +41,7 @@ class TensorFlowEngine(OptionsEngine):
         typed = typed_options(self.name, options, TensorFlowOptions)
         refuse_errors(check_artifact(artifact, self.formats))
         if typed.threads:
-            with contextlib.suppress(RuntimeError):  # too late, because a model was loaded before
+            with contextlib.suppress(RuntimeError):  # raised if a model was loaded before
                 tf.config.threading.set_intra_op_parallelism_threads(typed.threads)
         try:
             with artifact.on_disk() as path:
@@ -58,7 +58,7 @@ class TensorFlowEngine(OptionsEngine):
 
 
 class TensorFlowModel(LoadedModel):
-    """A loaded SavedModel, of which it runs one signature. TensorFlow allows concurrent calls of it."""
+    """One signature of a loaded SavedModel. TensorFlow allows concurrent calls."""
 
     reentrant = True
 
@@ -79,7 +79,7 @@ class TensorFlowModel(LoadedModel):
         try:
             feeds = {name: tf.constant(array) for name, array in inputs.items()}
             found = loaded[1](**feeds)
-            # Copies: the result may share memory with an input or a variable.
+            # Copies are needed, because a result may share memory with an input or a variable.
             return {name: np.array(found[name].numpy()) for name in self.signature.output_names}
         except Exception as error:
             raise PenstockError(f"the model failed: {_reason(error)}") from error
@@ -96,8 +96,8 @@ def _spec(name: str, spec: Any) -> TensorSpec:
 
 
 def _reason(error: Exception) -> str:
-    """The line of the error that gives the reason. This is the first line or, if that only says that the graph failed, the last line
-    that names no node.
+    """The line of the error that gives the reason: usually the first line. If the first line only says that the graph failed, it
+    is the last line that names no node.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" \t[")] or [type(error).__name__]
     told = [line for line in lines if not line.startswith("[[")]

@@ -25,8 +25,8 @@ class TfLiteOptions(msgspec.Struct, frozen=True):
     free_batch: bool = False
     """Treat the first dimension of every input as free, even if the file fixes it. Some converters fix it at 1."""
     signature: str = ""
-    """Name of the signature to run. Empty means the first signature. A file without signatures runs its graph, under the names of the
-    graph's tensors."""
+    """Name of the signature to run. Empty means the first signature. A file without signatures runs its graph; inputs and outputs
+    then have the names of the graph's tensors."""
 
 
 class TfLiteEngine(OptionsEngine):
@@ -63,7 +63,7 @@ class TfLiteModel(LoadedModel):
         outputs: dict[str, dict[str, Any]],
         free_batch: bool = False,
     ) -> None:
-        """``inputs`` and ``outputs`` are the interpreter's details of the tensors by name."""
+        """``inputs`` and ``outputs`` map names of tensors to the interpreter's details of them."""
         self.signature = Signature(
             tuple(_spec(name, details, free_batch) for name, details in inputs.items()),
             tuple(_spec(name, details, free_batch) for name, details in outputs.items()),
@@ -95,11 +95,11 @@ class TfLiteModel(LoadedModel):
         self._interpreter = None
 
     def _resize(self, interpreter: Interpreter, inputs: Mapping[str, Array]) -> None:
-        """Plan the memory again if the shape of an input has changed."""
+        """Allocate memory again if the shape of an input has changed."""
         shapes = {name: inputs[name].shape for name in self._inputs}
         if shapes == self._shapes:
             return
-        self._shapes = {}  # if this fails, the next call allocates again
+        self._shapes = {}  # if the allocation fails, the next call repeats it
         for name, index in self._inputs.items():
             interpreter.resize_tensor_input(index, shapes[name])
         interpreter.allocate_tensors()

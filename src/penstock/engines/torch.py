@@ -47,7 +47,7 @@ class TorchOptions(msgspec.Struct, frozen=True):
     """Options of a loaded program."""
 
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Threads within an operator; 0: one per core. This is a property of the calling thread, so each call sets it."""
+    """Threads within an operator; 0: one per core. Each call sets this number, because torch keeps it per calling thread."""
     device: Annotated[str, msgspec.Meta(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
     """Device: ``cpu``, ``cuda`` or ``cuda:N``."""
     inputs: tuple[TensorSpec, ...] = ()
@@ -93,7 +93,7 @@ class TorchEngine(OptionsEngine):
 class TorchModel(LoadedModel):
     """One program with its own weights. Only one thread may use it at a time, because a program may write to its buffers.
 
-    ``output_names`` are the names that the program uses for the outputs in ``signature`` (see ``_match``).
+    ``output_names`` are the names that the program uses for the outputs in ``signature`` (``_match`` finds them).
     """
 
     def __init__(
@@ -168,7 +168,7 @@ def _keeps_state(script: Any) -> bool:
 
 def _load_program(data: bytes, device: torch.device, declared: Signature | None) -> _Loaded:
     check_kind(record_names(data))
-    # Uses torch's own reader, because another reader may see different records in the same archive.
+    # torch's own reader is used, because another reader may see different records in the same archive.
     archive = PT2ArchiveReader(io.BytesIO(data))
     check_program(archive.get_file_names(), archive.read_bytes, _check_pickle)
     with _program_lock:
@@ -229,15 +229,15 @@ def _node_of(result: Any) -> str | None:
 
 
 def _renamed(specs: list[TensorSpec], places: list[int], declared: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """The entries of ``specs`` that are declared, in their original order, under their declared names."""
+    """The declared entries of ``specs`` under their declared names, in the order of ``specs``."""
     names = {place: spec.name for place, spec in zip(places, declared, strict=True)}
     return [msgspec.structs.replace(specs[place], name=names[place]) for place in sorted(names)]
 
 
 def _match(names: Sequence[str], own: Sequence[str]) -> list[int]:
-    """The position of each of ``names`` among the program's ``own`` names. Raises InvalidModel if they do not fit.
+    """The position of each of ``names`` among the program's ``own`` names. Raises InvalidModel if ``names`` do not match.
 
-    If the names are not the program's own, they match by number if all end in ``__`` and a number, and otherwise by order.
+    Other names match by position: by the numbers at their ends if all names end in ``__`` and a number, otherwise by order.
     """
     if set(names) <= set(own):
         return [own.index(name) for name in names]
@@ -252,7 +252,7 @@ def _match(names: Sequence[str], own: Sequence[str]) -> list[int]:
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """All values except None in nested tuples, lists and dictionaries. Each is named by its key, or ``OUTPUT__`` and its position."""
+    """All values except None in nested tuples, lists and dictionaries, named by their keys or ``OUTPUT__`` and a position."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(inner, f"{name}__{key}" if name else str(key))
@@ -281,7 +281,7 @@ def _spec(name: str, value: torch.Tensor) -> TensorSpec:
 
 
 def _to_tensor(array: Array) -> torch.Tensor:
-    """Copies, because the array is borrowed and the program may write to its inputs."""
+    """A copy as a tensor. Not a view, because the caller owns the array and the program may write to its inputs."""
     if array.dtype == DataType.BF16.dtype:
         return torch.from_numpy(np.array(array.view(np.uint16), order="C")).view(torch.bfloat16)
     if array.dtype == np.object_:
@@ -290,7 +290,7 @@ def _to_tensor(array: Array) -> torch.Tensor:
 
 
 def _to_array(tensor: Any, spec: TensorSpec) -> Array:
-    """Copies, because the tensor may be an input or part of the program."""
+    """A copy as an array. Not a view, because the tensor may be an input or part of the program."""
     if not isinstance(tensor, torch.Tensor):
         raise PenstockError(
             f"the model returned a {type(tensor).__name__} as output '{spec.name}'", "return tensors only"
@@ -310,6 +310,6 @@ def _check_pickle(data: bytes) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The line that gives the reason: the last one after a TorchScript stack, otherwise the first."""
+    """The line of the error that gives the reason: the last line if the error has a TorchScript stack, otherwise the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return (lines[-1] if "TorchScript" in lines[0] else lines[0])[:400]

@@ -1,8 +1,8 @@
 """Checks a torch archive before it is loaded: its kind, and that loading it does not run arbitrary code.
 
-torch reads parts of an exported program with Python's unrestricted unpickler, and evaluates others as Python: symbolic sizes, guards
-on inputs, names of functions. Files from ``torch.export.save`` do not need the features that are rejected here. The checks restrict a
-program to tensor operations. They do not make models from untrusted sources safe.
+torch reads parts of an exported program with Python's unrestricted unpickler. In addition, torch evaluates symbolic sizes, guards
+on inputs and names of functions as Python code. Files from ``torch.export.save`` do not need the features that are rejected here.
+The checks restrict a program to tensor operations. They do not make models from untrusted sources safe.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _EXPRESSION = (
 
 
 def record_names(data: bytes) -> list[str]:
-    """Names of an archive's records, without the prefix. Raises InvalidModel if ``data`` is not an archive, or a zip bomb."""
+    """Names of an archive's records, without the prefix. Raises InvalidModel if ``data`` is a zip bomb or not an archive."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             records = archive.infolist()
@@ -79,7 +79,7 @@ def check_program(names: Sequence[str], read: Read, check_pickle: Callable[[byte
     """Raise InvalidModel if an exported program with records ``names`` contains anything that may run code other than tensor
     operations.
 
-    ``check_pickle`` gets the pickled example inputs and raises if they contain anything other than tensors and plain values.
+    ``check_pickle`` takes the pickled example inputs and raises an error if they contain anything except tensors and plain values.
     """
     check_kind(names)
     for name in names:
@@ -119,7 +119,7 @@ def _check_graph(graph: Any) -> None:
 
 
 def _texts(node: Any) -> Iterator[tuple[str, str]]:
-    """Every string in ``node`` or nested in it, with its key. Includes the keys of ``range_constraints``, which are expressions.
+    """Every string at any depth of ``node``, with its key. Includes the keys of ``range_constraints``, which are expressions.
 
     Not recursive, because the file determines the depth of nesting.
     """

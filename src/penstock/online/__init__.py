@@ -1,1 +1,1 @@
-"""Online: serves bundles. ``server/dataplane.py`` shows the path of a request from top to bottom."""
+"""The server. ``server/dataplane.py`` shows the path of a request."""

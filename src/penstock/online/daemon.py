@@ -1,4 +1,4 @@
-"""Blocking work beside the event loop, on threads that, unlike an executor's, cannot keep the process from ending."""
+"""Runs blocking work on daemon threads. Unlike an executor's threads, these do not delay the exit of the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Result = TypeVar("_Result")
 
 
 def on_daemon_thread(name: str, work: Callable[[], _Result]) -> asyncio.Future[_Result]:
-    """The result of ``work()``, on a thread called ``name`` that ends with the process at the latest.
+    """Run ``work()`` on a daemon thread called ``name``, and return a future of its result.
 
     If the event loop closes first, the result is dropped.
     """

@@ -1,11 +1,11 @@
-"""Computes when a process that died is restarted."""
+"""Computes how long the restart of a dead process is delayed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 CALM_S = 60.0
-"""Seconds for which a death counts."""
+"""Seconds during which a death affects the delay."""
 _MAX_DELAY_S = 30.0
 
 

@@ -1,1 +1,1 @@
-"""Measurement: load tests of servers, and interleaved latency of models in this process, with confidence intervals."""
+"""Measurement: load tests of servers, and comparisons of the latency of models in this process, with confidence intervals."""

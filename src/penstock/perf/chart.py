@@ -19,14 +19,14 @@ _SERIES_COLORS = ("#64748b", "#059669", "#2563eb", "#d97706", "#7c3aed", "#dc262
 _LINE = 15
 """Height of a line of text in pixels."""
 _TITLE, _GAP = 22, 6
-"""Pixels for a title at the left, and pixels between neighbouring ticks."""
+"""In pixels: the width of a title at the left, and the distance between neighbouring ticks."""
 _BAR, _NAMES, _LONGEST_NAME, _COLUMN_GAP = 20, 210, 28, 60
-"""In this order: pixels of a row of bars, pixels of the column of names, maximum length of a name, pixels between columns."""
+"""Height of a row of bars, width of the column of names (both in pixels), maximum letters of a name, pixels between columns."""
 _TICKS = 5
 
 
 class Scale(NamedTuple):
-    """Title, number format and kind of an axis. An axis in per cent extends beyond 0 and 100 % only if the values do."""
+    """Title, number format and kind of an axis. An axis in per cent extends beyond 0 and 100 % only if a value lies outside."""
 
     title: str
     form: str = "{:g}"
@@ -57,7 +57,7 @@ class _Axis:
         return self.start + share * (self.end - self.start)
 
     def ticks(self, count: int = _TICKS) -> list[float]:
-        """About ``count`` round values in the range. On a long logarithmic axis, a smaller ``count`` gives fewer per decade."""
+        """About ``count`` round values in the range. On a long logarithmic axis, a smaller ``count`` gives fewer ticks per decade."""
         low, high = (math.exp(self._low), math.exp(self._high)) if self._log else (self._low, self._high)
         if self._log and high / low > 5:
             mantissas = (1, 2, 5) if count == _TICKS else (1,)
@@ -135,7 +135,7 @@ def line_chart(
 
 
 def bar_chart(rows: Sequence[tuple[str, *tuple[float, ...]]], title: str, *scales: Scale) -> str:
-    """A chart of ``rows``, each a name and one value for each of ``scales``, drawn as bars that start at zero.
+    """A chart of ``rows``. A row has a name and, for each of ``scales``, one value, which is drawn as a bar from zero.
 
     Values that are not finite are drawn as a dash. Bars are not logarithmic.
     """
@@ -194,9 +194,10 @@ def throughput_chart(profiles: Mapping[str, Sequence[LatencyPoint]]) -> str:
 
 
 def attempts_chart(attempts: Sequence[Attempt], original_bytes: int) -> str:
-    """All models that a plan measured, by size (logarithmic) and accuracy, each connected to its parent.
+    """All models that a plan measured, by size (logarithmic) and accuracy. Lines connect models to their parents.
 
-    If the plan coded its models, sizes are those of the coded files. Hollow points were not kept. Empty without measurements.
+    If the plan coded its models, sizes are those of the coded files. Hollow points are models that the plan did not keep. Empty if
+    nothing was measured.
     """
     measured = [(attempt, attempt.accuracy) for attempt in attempts if attempt.accuracy is not None]
     if not measured:
@@ -268,7 +269,7 @@ def _level(name: str, at: float, x: _Axis) -> list[str]:
 
 
 def _spread(heights: Sequence[float]) -> list[float]:
-    """Move labels at ``heights`` down until they do not overlap. If the last one is then below the frame, move all of them up."""
+    """Move labels at ``heights`` down until they do not overlap. If the last label is then below the frame, move all labels up."""
     order = sorted(range(len(heights)), key=lambda index: heights[index])
     placed = list(heights)
     for above, below in pairwise(order):
@@ -320,7 +321,7 @@ STYLE = (
     ".front{fill:none;stroke:currentColor;stroke-width:1.5;opacity:.45}.floor{stroke:#dc2626;stroke-dasharray:5 4}"
     ".title,.note{opacity:.7}.name{font-weight:600}"
 )
-"""Included in every chart, so that a copied chart keeps its appearance."""
+"""Style sheet, included in every chart, so that a copied chart keeps its appearance."""
 
 
 def _measured(records: Sequence[CandidateRecord]) -> list[CandidateRecord]:

@@ -1,8 +1,8 @@
-"""A minimal gRPC client for generating load. It makes unary calls of one method over HTTP/2 (RFC 9113), with messages that were
-serialised beforehand.
+"""A minimal gRPC client for generating load. It makes unary calls of one method over HTTP/2 (RFC 9113). The caller serialises the
+messages beforehand.
 
-In the load loops, a ``Lane`` takes the place of the ``HttpConnection``: it has one call in flight. Several lanes share a connection,
-as threads or tasks of a gRPC client share a channel. An invalid frame ends the connection.
+The load loops use a ``Lane`` like an ``HttpConnection``: it has one call in flight. Several lanes share a connection, as threads
+or tasks of a gRPC client share a channel. An invalid frame ends the connection.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ OnLost = Callable[["Lane", str], None]
 
 
 def framed(message: bytes) -> bytes:
-    """``message`` in gRPC framing: uncompressed, with its length in front."""
+    """``message`` in gRPC framing: a flag for "not compressed", the length, and the message."""
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
 class GrpcConnector:
-    """Opens lanes for calls of ``method``, up to ``streams`` per connection. A load loop uses it as ``connect``.
+    """Opens lanes for calls of ``method``, up to ``streams`` per connection. Pass it to a load loop as ``connect``.
 
-    It opens a connection when the existing ones are full. A server may allow fewer streams.
+    Opens another connection when the existing connections are full. A server may allow fewer streams than ``streams``.
     """
 
     def __init__(self, method: str = INFER, streams: int = 16, metadata: Sequence[tuple[str, str]] = ()) -> None:
@@ -121,14 +121,14 @@ class Lane:
 
 
 class _Status(msgspec.Struct, frozen=True):
-    """The status in a header block. The code is None except in trailers."""
+    """The gRPC status in a header block. The code is None if the block is not a trailer."""
 
     code: int | None
     message: bytes = b""
 
 
 class _Outgoing(msgspec.Struct, eq=False):
-    """A message whose bytes from ``position`` on are delayed by flow control."""
+    """A message that waits for flow control. The bytes before ``position`` have been sent."""
 
     stream: int
     data: bytes
@@ -233,7 +233,7 @@ class GrpcConnection(asyncio.Protocol):
             self._pump()
 
     def _header_block(self) -> bytes:
-        """The header block of a call. It is constant once the server's header table contains its fields."""
+        """The header block of a call. Its bytes no longer change once the server's header table contains all its fields."""
         if not self._steady:
             block = self._encoder.encode(self._head)
             self._steady = block == self._sent_block
@@ -241,7 +241,7 @@ class GrpcConnection(asyncio.Protocol):
         return self._sent_block
 
     def _pump(self) -> None:
-        """Send as much as the windows allow, in the order of the calls."""
+        """Send as much as the flow-control windows allow, in the order of the calls."""
         for outgoing in tuple(self._waiting):
             while self._window > 0 and outgoing.window > 0 and outgoing.position < len(outgoing.data):
                 size = min(self._max_frame, self._window, outgoing.window, len(outgoing.data) - outgoing.position)
@@ -372,7 +372,7 @@ class GrpcConnection(asyncio.Protocol):
             lane = self._calls.get(stream)
             code = int.from_bytes(payload, "big")
             if lane is not None and code == h2.ErrorCode.REFUSED_STREAM:
-                # The server still counted a stream that was closing. All gRPC clients retry.
+                # The server still counted a stream that was closing. Like all gRPC clients, retry the call.
                 self._forget(stream)
                 self.call(lane, lane.request)
             elif lane is not None:
@@ -412,7 +412,7 @@ class GrpcConnection(asyncio.Protocol):
     # Ends.
 
     def _finish(self, stream: int, lane: Lane) -> None:
-        """End a call. A call without a status failed (code 2, unknown)."""
+        """End a call. If it has no status, it failed with code 2 (unknown)."""
         self._forget(stream)
         if lane.status is None:
             lane.status = _Status(2, b"the call ended without a status")

@@ -31,15 +31,15 @@ class Address(msgspec.Struct, frozen=True):
     host: str
     port: int
     tls: ssl.SSLContext | None = None
-    """None: unencrypted."""
+    """TLS settings; None for unencrypted connections."""
     key: str = ""
-    """Sent in ``Authorization`` with every request; empty: none."""
+    """API key that every request sends in ``Authorization``; empty for none."""
 
     @classmethod
     def parse(cls, url: str, ca: Path | None = None, key: str = "") -> Address:
-        """Parse ``http[s]://host[:port]``. The default port is that of the scheme.
+        """Parse ``http[s]://host[:port]``. The default port is 80 for http and 443 for https.
 
-        ``ca`` contains the certificates to trust in place of the system's. Raises InvalidArgument.
+        ``ca`` is a PEM file of certificates to trust instead of the system's. Raises InvalidArgument.
         """
         hint = "give scheme, host and port, e.g. http://127.0.0.1:8000"
         if not key.isascii() or not key.isprintable() or " " in key:
@@ -92,7 +92,7 @@ class AnswerHead(NamedTuple):
     """The parsed head of a response. ``json_size`` is the Inference-Header-Content-Length, if present."""
 
     status: int
-    """200 if the request succeeded, otherwise the error status of ``protocol`` (HTTP or gRPC)."""
+    """200 if the request succeeded, otherwise the HTTP or gRPC status, depending on ``protocol``."""
     content_length: int
     json_size: int | None
     close: bool
@@ -102,7 +102,7 @@ class AnswerHead(NamedTuple):
 # The heads of a server's responses differ mostly in their Content-Length, so the cache has a high hit rate.
 @functools.lru_cache(maxsize=1024)
 def parse_head(head: bytes) -> AnswerHead:
-    """Parse a status line and header lines, without the empty line. Raises Unsupported if they are invalid or lack a length."""
+    """Parse a status line and header lines, without the empty line. Raises Unsupported if the head is invalid or lacks a length."""
     status_line, *lines = head.split(b"\r\n")
     version, _, rest = status_line.partition(b" ")
     fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
@@ -124,9 +124,9 @@ OnLost = Callable[["HttpConnection", str], None]
 class HttpConnection(asyncio.Protocol):
     """One keep-alive connection with at most one request in flight.
 
-    ``on_answer(connection, head)`` is called when a response is complete; it may send the next request. ``on_lost(connection, why)``
-    is called once, when the connection is closed; ``busy`` is then True if a request was lost. ``started``, ``sent`` and ``index``
-    describe the request in flight for the caller.
+    The connection calls ``on_answer(connection, head)`` when a response is complete. This callback may send the next request. The
+    connection calls ``on_lost(connection, why)`` once, when it is closed; ``busy`` is then True if a request was lost.
+    ``started``, ``sent`` and ``index`` describe the request in flight.
     """
 
     __slots__ = (
@@ -160,7 +160,7 @@ class HttpConnection(asyncio.Protocol):
         return self._data[self._body_at :]
 
     def drop(self, why: str) -> None:
-        """Abort the connection. ``on_lost`` follows with ``why``."""
+        """Abort the connection. ``on_lost`` is then called with ``why``."""
         self._lost_because = why
         self._transport.abort()
 
@@ -216,7 +216,7 @@ class HttpAnswer(NamedTuple):
 
 
 class HttpSession:
-    """A connection for one request at a time, which the caller awaits. It reconnects if the server has closed the connection."""
+    """Sends one request at a time and awaits its response. Reconnects if the server has closed the connection."""
 
     def __init__(self, address: Address, timeout_s: float = 30.0) -> None:
         self._address = address

@@ -1,8 +1,8 @@
 """Load generation with a closed or an open loop.
 
-A *closed* loop keeps a number of connections busy: each sends its next request when the last one is answered. An *open* loop sends
-requests on schedule, as a Poisson process of a given rate. Latency counts from the scheduled time; a request without a free
-connection waits for one and is never skipped. The figures therefore include all waiting that a stalled server causes, which avoids
+In a *closed* loop, each of several connections sends its next request when its last request is answered. An *open* loop sends
+requests on schedule, as a Poisson process of a given rate. If no connection is free, a request waits and is never skipped. Its
+latency counts from the scheduled time. Latencies therefore include all waiting that a stalled server causes, which avoids
 "coordinated omission" (Gil Tene, "How NOT to Measure Latency").
 """
 
@@ -32,9 +32,9 @@ async def closed_loop(
     *,
     connect: Connect = connect,
 ) -> ClosedLoopResult:
-    """Keep ``concurrency`` connections busy with complete ``requests``, in rotation. Raises InvalidArgument, Unavailable.
+    """Send ``requests`` in rotation over ``concurrency`` busy connections. Raises InvalidArgument, Unavailable.
 
-    ``connect`` opens HTTP/1.1 connections by default; a ``GrpcConnector`` opens lanes.
+    ``connect`` opens HTTP/1.1 connections by default. For gRPC, pass a ``GrpcConnector``.
     """
     if concurrency < 1:
         raise InvalidArgument(f"concurrency must be at least 1, got {concurrency}")
@@ -55,7 +55,7 @@ async def open_loop(
     max_connections: int = 256,
     seed: int = 0,
 ) -> OpenLoopResult:
-    """Send complete HTTP ``requests``, in rotation, ``rate`` per second as a Poisson process. Raises InvalidArgument, Unavailable.
+    """Send HTTP ``requests`` in rotation, as a Poisson process of ``rate`` per second. Raises InvalidArgument, Unavailable.
 
     At most ``max_connections`` connections are opened; further requests wait.
     """

@@ -1,4 +1,4 @@
-"""The closed and the open loop of a load test: connections, send times, and the phases of a run.
+"""The closed and the open loop of a load test: they manage connections, send times, and the phases of a run.
 
 Each request is counted exactly once, as answered or as one kind of error. A failed connection is replaced.
 """
@@ -22,7 +22,7 @@ from penstock.perf.pacing import PreciseTimer
 from penstock.perf.tally import Tally
 
 Check = Callable[[int, bytes, int | None], bool]
-"""``(index of the request, body, json_size)`` -> True if the response is correct. Runs on the hot path."""
+"""Called with ``(index of the request, body, json_size)`` of each response. Returns True if the response is correct. Must be fast."""
 
 TIMED_OUT = "time-out"
 NO_CONNECTION = "no connection"
@@ -32,7 +32,7 @@ _RETRY_S = 0.05
 
 
 class LoadConnection(Protocol):
-    """The interface of an ``HttpConnection`` and a ``grpc_client.Lane``, which carry one request at a time."""
+    """The common interface of ``HttpConnection`` and ``grpc_client.Lane``, which carry one request at a time."""
 
     busy: bool
     started: float
@@ -64,13 +64,13 @@ class LoadWindow(msgspec.Struct, frozen=True):
     """Duration and limits of a measurement."""
 
     duration_s: float | None = 5.0
-    """Length of the measured window in seconds. With None, the window lasts until ``max_requests`` are done."""
+    """Length of the measured window in seconds. If None, the window lasts until ``max_requests`` requests are done."""
     warmup_s: float = 1.0
     """Seconds of unmeasured load before the window."""
     timeout_s: float = 10.0
-    """Maximum time for a response, also after the window; later responses are errors."""
+    """Maximum seconds to wait for a response, also after the end of the window. A later response counts as an error."""
     max_requests: int | None = None
-    """End after this many requests (closed loop only)."""
+    """Number of requests after which the window ends (closed loop only)."""
 
 
 class Loop(abc.ABC):
@@ -136,7 +136,7 @@ class Loop(abc.ABC):
     # The phases of a run.
 
     async def run(self) -> None:
-        """Warm up, measure, await late responses. Raises Unavailable if no server listens at the start."""
+        """Warm up, measure, and await late responses. Raises Unavailable if no server listens at the start."""
         sweeper = asyncio.create_task(self._sweep())
         try:
             await self._start()
@@ -211,7 +211,7 @@ class Loop(abc.ABC):
                 connection = await self._target.connect(self._target.address, self._on_answer, self._on_lost)
             except Unavailable:
                 if not self.most_connections:
-                    raise  # no server listens
+                    raise  # at the start, no server listens
                 self._not_connected()
                 self._finish_if_done()
                 await asyncio.sleep(_RETRY_S)
@@ -231,9 +231,9 @@ class Loop(abc.ABC):
 
 
 class ClosedLoop(Loop):
-    """Each connection sends its next request after the response to the last one."""
+    """Each connection sends its next request after the response to its last request."""
 
-    _left = sys.maxsize  # number of requests that may still start; limited only within the window
+    _left = sys.maxsize  # number of requests that may still be sent; limited only within the window
     _begun = False
 
     async def _start(self) -> None:
@@ -351,7 +351,7 @@ class OpenLoop(Loop):
             self.tally.failed(TIMED_OUT, self._waiting.popleft())
 
     def _send_due(self) -> None:
-        """Send all due requests, and arm the timer for the next one."""
+        """Send all due requests, and arm the timer for the next request."""
         now = perf_counter()  # read once, so that the loop ends even if the rate is too high to send
         while self._due < min(now, self._end):
             if self._idle:
@@ -365,7 +365,7 @@ class OpenLoop(Loop):
             self._timer.arm(self._due - now)
 
     def _grow(self) -> None:
-        """Open another connection if a request waits for one."""
+        """Open another connection if a request is waiting for a connection."""
         connecting = len(self._connecting)
         if connecting < len(self._waiting) and len(self._connections) + connecting < self.max_connections:
             self._connect()

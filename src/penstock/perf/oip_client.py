@@ -54,8 +54,9 @@ async def infer_all(
 ) -> list[dict[str, Array]]:
     """Send every request once, over up to ``concurrency`` connections. Returns the outputs by name, in the order of ``requests``.
 
-    The arrays may be read-only. Stops at the first failure and raises Unavailable or DeadlineExceeded. By the server's status, it
-    raises InvalidArgument (400), NotFound (404), Unsupported (501), or PenstockError otherwise.
+    The arrays may be read-only. Stops at the first failure. A lost connection raises Unavailable, and a timeout raises
+    DeadlineExceeded. An error response raises InvalidArgument (status 400), NotFound (404), Unsupported (501), or PenstockError
+    (any other).
     """
     outputs: list[dict[str, Array]] = [{} for _ in requests]
     numbers = iter(range(len(requests)))  # shared by the workers
@@ -98,7 +99,7 @@ def infer_request(
     binary: bool,
     parameters: Mapping[str, str | int | bool] = MappingProxyType({}),
 ) -> bytes:
-    """A complete HTTP request. With ``binary``, the tensors of request and response are raw bytes after the JSON.
+    """A complete HTTP inference request. With ``binary``, the request and the response carry tensors as raw bytes after the JSON.
 
     ``parameters`` are request parameters, such as ``timeout`` in microseconds. Raises Unsupported for a datatype and InvalidData for
     a value without a JSON form.
@@ -155,8 +156,8 @@ def decode_answer(body: bytes, json_size: int | None) -> dict[str, Array]:
 def random_inputs(signature: Signature, batch: int, count: int, seed: int = 0) -> list[dict[str, Array]]:
     """Random inputs of ``count`` requests. A free first dimension becomes ``batch``; other free dimensions become 1.
 
-    Floats are standard normal. Integers are 0 or 1, which are valid tokens, masks and indices. Raises InvalidArgument if ``batch`` is
-    not 1 and a first dimension is fixed at another value.
+    Floats are standard normal. Integers are 0 or 1, which are valid tokens, masks and indices. Raises InvalidArgument if ``batch``
+    is not 1 and the first dimension of an input is fixed at another size.
     """
     generator = np.random.default_rng(seed)
     return [

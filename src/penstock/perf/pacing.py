@@ -1,4 +1,4 @@
-"""Poisson arrivals, and a precise timer."""
+"""Arrival times of a Poisson process, and a precise timer."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def poisson_arrivals(rate: float, seed: int) -> Iterator[float]:
 class PreciseTimer:
     """A timer with the resolution of the kernel's timers. It calls back once after each ``arm``.
 
-    Event loops round to milliseconds, which is many times the latency of a small model. This timer uses a ``timerfd`` on Linux and
-    the event loop's timer on other systems.
+    Event loops round times to milliseconds, and a small model's latency is much shorter. This timer uses a ``timerfd`` on Linux
+    and the event loop's timer on other systems.
     """
 
     def __init__(self, callback: Callable[[], None]) -> None:
@@ -61,7 +61,7 @@ class PreciseTimer:
             self._fd = -1
 
     def _expired(self) -> None:
-        os.read(self._fd, 8)  # reading resets it; otherwise the descriptor would stay readable
+        os.read(self._fd, 8)  # resets the timer; otherwise its descriptor would stay readable
         self._callback()
 
     def _set(self, delay_ns: int) -> None:

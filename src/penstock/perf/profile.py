@@ -13,11 +13,11 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Default batch sizes."""
 
 HAND_OVER_MS = 0.1
-"""Typical overhead of a server for one call: waking the instance, merging, splitting, waking the event loop."""
+"""Seconds that a server typically adds to one call: waking the instance, merging, splitting, waking the event loop."""
 
 _ENOUGH_CALLS = 300
 _ENOUGH = 0.95
-"""A smaller batch is preferred, for its latency, if it reaches this fraction of the best throughput."""
+"""The smallest batch that reaches this fraction of the best throughput is chosen, because smaller batches have a lower latency."""
 
 
 def profile(
@@ -56,7 +56,7 @@ def rows_per_second(point: LatencyPoint) -> float:
 def knee(points: Sequence[LatencyPoint], p99_ms: float | None = None) -> LatencyPoint:
     """The smallest batch that reaches 95 % of the best rows per second, among the batches with a p99 within ``p99_ms``.
 
-    The server's overhead per call is included, because it favours larger batches of very fast models. If no batch is within
+    The throughput includes the server's overhead per call, which favours larger batches of very fast models. If no batch is within
     ``p99_ms``, the result is the first point.
     """
     allowed = [point for point in points if p99_ms is None or point.p99_ms <= p99_ms] or list(points[:1])

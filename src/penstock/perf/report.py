@@ -17,7 +17,7 @@ from penstock.storage.atomic import write_whole
 
 
 class ServedRow(msgspec.Struct, frozen=True):
-    """One row of the comparison of original and built model under load."""
+    """One row of the table that compares the original and the built model under load."""
 
     what: str
     original: str
@@ -43,7 +43,7 @@ def check_report_target(path: Path) -> None:
 
 
 def render(manifest: Manifest, served: Sequence[ServedRow] = ()) -> str:
-    """The page as text."""
+    """The report's page as HTML text."""
     evidence = manifest.evidence
     body = [f"<h1>{escape(manifest.name)}</h1>", _machine(manifest)]
     if evidence is None:
@@ -63,7 +63,7 @@ def render(manifest: Manifest, served: Sequence[ServedRow] = ()) -> str:
 
 
 def page(title: str, body: Sequence[str]) -> str:
-    """An HTML page with the parts ``body``. ``check_report_target`` recognises such a page."""
+    """An HTML page whose body is the concatenation of ``body``. ``check_report_target`` recognises such a page."""
     return _PAGE.format(generator=_GENERATOR, title=escape(title), body="\n".join(body))
 
 
@@ -218,7 +218,7 @@ _LEGEND = (
 
 _GENERATOR = '<meta name="generator" content="penstock">'
 _HEAD_BYTES = 256
-"""The mark of a report is within this many bytes of its start."""
+"""Number of bytes at a report's start that contain its ``generator`` tag."""
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">{generator}<meta name="viewport" content="width=device-width">

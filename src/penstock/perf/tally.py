@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-_MAX_ERROR_BYTES = 1000  # maximum bytes kept of an error's body
+_MAX_ERROR_BYTES = 1000  # longer bodies of error responses are truncated
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one run. Latencies are exact order statistics of the requests answered 200; NaN if there are none."""
+    """Result of one run. Latencies are exact order statistics of the successful requests; NaN if there are none."""
 
     throughput: float
-    """Requests answered 200 in the window, per second."""
+    """Successful requests in the window, per second."""
     p50_ms: float
     p95_ms: float
     p99_ms: float
@@ -25,14 +25,14 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     mean_ms: float
     max_ms: float
     requests: int
-    """Number of requests started in the window, answered or failed."""
+    """Number of requests started in the window, including failed requests."""
     errors: int
     errors_by_kind: dict[str, int]
-    """``HTTP <status>``, ``connection dropped``, ``no connection``, ``unreadable answer``, ``wrong answer``, ``time-out``."""
+    """Errors by kind: ``HTTP <status>``, or e.g. ``connection dropped``, ``no connection``, ``wrong answer``, ``time-out``."""
     first_errors: dict[str, str] = {}
     """The body of the first error response of each kind, if any."""
     duration_s: float
-    """Length of the window."""
+    """Length of the window in seconds."""
     client_cpu: float
     """Fraction of one core that this process used in the window. If it is near 1, the client may be the bottleneck."""
 
@@ -42,12 +42,12 @@ class ClosedLoopResult(LoadResult, frozen=True, kw_only=True):
 
 
 class OpenLoopResult(LoadResult, frozen=True, kw_only=True):
-    """Result of an open loop. ``throughput`` is the achieved rate, below ``offered_rate`` if the server cannot keep up."""
+    """Result of an open loop. ``throughput`` is the achieved rate; it is below ``offered_rate`` if the server cannot keep up."""
 
     rate: float
-    """Requested rate, per second."""
+    """The rate that was asked for, in requests per second."""
     offered_rate: float
-    """Scheduled requests per second, which vary around ``rate`` as a Poisson process."""
+    """Requests per second that the Poisson process scheduled. Varies randomly around ``rate``."""
     connections: int
     """Maximum number of open connections."""
 
@@ -96,7 +96,7 @@ class Tally:
         self._cpu_s += process_time()
 
     def figures(self) -> dict[str, Any]:
-        """The fields of a LoadResult, after ``close_window``."""
+        """The fields of a LoadResult. Call this after ``close_window``."""
         samples = np.frombuffer(self._latencies, np.float64) * 1e3 if self._latencies else np.array([np.nan])
         p50, p95, p99, p999 = np.quantile(samples, (0.5, 0.95, 0.99, 0.999), method="inverted_cdf").tolist()
         errors = self._errors.total()

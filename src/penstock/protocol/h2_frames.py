@@ -60,7 +60,7 @@ class ErrorCode(IntEnum):
 
 
 class ConnectionFault(Exception):
-    """An error that ends the connection, with GOAWAY."""
+    """An error for which the connection is closed with GOAWAY."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -69,7 +69,7 @@ class ConnectionFault(Exception):
 
 
 class StreamFault(Exception):
-    """An error that ends one stream, with RST_STREAM."""
+    """An error for which one stream is closed with RST_STREAM."""
 
     def __init__(self, stream_id: int, code: ErrorCode) -> None:
         super().__init__(f"stream {stream_id}: {code.name}")
@@ -84,17 +84,17 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
 
 
 def settings(values: Mapping[int, int]) -> bytes:
-    """A SETTINGS frame with ``values`` by identifier."""
+    """A SETTINGS frame; ``values`` maps identifiers of settings to values."""
     return frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*each) for each in values.items()))
 
 
 def ping(payload: bytes, flags: int = 0) -> bytes:
-    """A PING frame, or, with the flag ``ACK``, the response to one. ``payload`` must have 8 bytes."""
+    """A PING frame. With the flag ``ACK``, it answers a PING. ``payload`` must have 8 bytes."""
     return frame(PING, flags, 0, payload)
 
 
 def goaway(last_stream_id: int, code: ErrorCode, reason: str = "") -> bytes:
-    """A GOAWAY frame. Streams up to ``last_stream_id`` are still answered."""
+    """A GOAWAY frame. It promises that streams up to ``last_stream_id`` are still answered."""
     return frame(GOAWAY, 0, 0, GOAWAY_HEAD.pack(last_stream_id, code) + reason.encode())
 
 
@@ -136,7 +136,7 @@ def parse_window_update(payload: bytes) -> int:
 
 
 def priority_fault(stream_id: int, payload: bytes) -> ErrorCode | None:
-    """The error of a PRIORITY frame for ``stream_id``; None if it has none."""
+    """The error in a PRIORITY frame for ``stream_id``; None if the frame is valid."""
     if len(payload) != 5:
         return ErrorCode.FRAME_SIZE_ERROR
     return ErrorCode.PROTOCOL_ERROR if dependency(payload) == stream_id else None

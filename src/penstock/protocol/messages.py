@@ -1,8 +1,8 @@
-"""Protobuf classes of the Open Inference Protocol, of model configuration, and of gRPC's health check and reflection.
+"""Protobuf classes of the Open Inference Protocol, of Triton's model configuration, and of gRPC's health check and reflection.
 
-``make proto`` compiles ``proto/*.proto`` to the descriptor set next to this file. The classes are created from it at run time, in a
-separate descriptor pool. Generated code is not used, because it might not load with another release of protobuf. It would also
-conflict with a client library in the same process, which registers the same names.
+``make proto`` compiles ``proto/*.proto`` to the descriptor set next to this file. The classes are created from the descriptor set
+at run time, in a separate descriptor pool. Generated code is not used, because it might not load with another release of protobuf.
+Generated code would also conflict with a client library that registers the same names in the same process.
 """
 
 from __future__ import annotations

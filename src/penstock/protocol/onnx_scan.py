@@ -1,8 +1,8 @@
-"""Facts about an ONNX model that are needed before loading: the external files of its tensors, and the use of control flow.
+"""Properties of an ONNX model that are needed before loading, such as its external files and its use of control flow.
 
-The scanner reads the protobuf wire format (tags and lengths, https://protobuf.dev/programming-guides/encoding) and enters only
-messages that can contain tensors, in one pass and constant memory. The server therefore neither imports ``onnx`` nor parses weights
-twice.
+The scanner reads the protobuf wire format (tags and lengths, https://protobuf.dev/programming-guides/encoding) in one pass and
+constant memory. It parses only messages that can contain tensors. The server therefore does not import ``onnx``, and does not
+parse weights twice.
 """
 
 from __future__ import annotations

@@ -18,9 +18,7 @@ def write_varint(number: int) -> bytes:
 
 
 def read_varint(data: bytes | bytearray | memoryview, position: int, end: int) -> tuple[int, int]:
-    """The number at ``position``, and the position after it. Raises ValueError if the number does not end before ``end`` or within
-    ten bytes.
-    """
+    """The number at ``position``, and the position after it. Raises ValueError if the number extends beyond ``end`` or ten bytes."""
     value = 0
     for shift in range(0, 70, 7):
         if position == end:

@@ -1,7 +1,7 @@
-"""A call of an operator by a node, in the form that the operator's rule receives, and the table of rules.
+"""The table of rules for operators, and the argument of a rule: a node with the facts of its inputs.
 
-A rule returns the facts of the outputs. It must guarantee one property that ``check`` cannot derive from the shapes: the operator
-neither combines elements along the batch axis of an input, nor treats elements differently by their position on that axis.
+A rule returns the facts of the outputs. It must also guarantee a property that ``check`` cannot derive from the shapes: the operator
+does not combine elements along the batch axis of an input, and it does not treat elements differently by their position on that axis.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from penstock.rows.graph import OnnxNode
 from penstock.rows.sizes import Number, Size, depends_on_batch
 
 Facts = list[Fact | None]
-"""The facts of a node's outputs; None for an output that is unused, or that the proof must not use."""
+"""The facts of a node's outputs. None marks an output that is unused, or that the proof must not use."""
 
 
 class Call:
-    """A ``node`` with the facts of its inputs. ``version`` is the opset version, and ``unknowns`` yields new symbols."""
+    """A ``node`` with the facts of its inputs. ``version`` is the opset version. ``unknowns`` yields new symbols."""
 
     def __init__(self, node: OnnxNode, version: int, inputs: Sequence[Fact | None], unknowns: Iterator[Size]) -> None:
         self.node = node
@@ -26,7 +26,7 @@ class Call:
         self.version = version
         self.inputs = inputs
         self.accounted: set[int] = set()
-        """Inputs of which the rule uses only the shape, or in whose elements it tracks the batch size."""
+        """Inputs whose shape is all that the rule uses, or in whose elements the rule tracks the batch size."""
         self.makes_rows = False
         """True if the operator repeats a constant for each row."""
         self._unknowns = unknowns
@@ -46,24 +46,24 @@ class Call:
         return next(self._unknowns)
 
     def constants(self, *positions: int) -> None:
-        """Stop if one of the inputs depends on the rows."""
+        """Raise Dependent if one of the inputs depends on the rows."""
         for position in positions:
             if (fact := self.get(position)) is not None and fact.is_rows:
                 stop(f"has an input '{self.node.inputs[position]}' that depends on the rows")
 
     def singles(self, *positions: int) -> None:
-        """Stop unless each of the inputs is absent or a constant of one element."""
+        """Raise Dependent unless each of the inputs is absent or a constant of one element."""
         for position in positions:
             if (fact := self.get(position)) is not None and not fact.is_single:
                 stop(f"has more than one element in its input '{self.node.inputs[position]}'")
 
     def mixes(self, fact: Fact, *axes: int) -> None:
-        """Stop if the operator combines elements of ``fact`` along its batch axis; ``axes`` may be negative."""
+        """Raise Dependent if the combined ``axes``, which may be negative, include the batch axis of ``fact``."""
         if fact.is_rows and any(axis % fact.rank == fact.axis for axis in axes):
             stop("mixes the rows of a batch")
 
     def numbers(self, position: int) -> list[Number]:
-        """The elements of an input, none of which depends on the batch size."""
+        """The elements of an input. Raises Dependent if an element depends on the batch size."""
         found = self.sizes(position)
         self.accounted.discard(position)
         if any(map(depends_on_batch, found)):
@@ -71,7 +71,7 @@ class Call:
         return found
 
     def sizes(self, position: int) -> list[Number]:
-        """The elements of an input. They may depend on the batch size, which the rule tracks."""
+        """The elements of an input. Unlike with ``numbers``, an element may depend on the batch size."""
         value = self[position].value
         self.accounted.add(position)
         if value is None:
@@ -79,7 +79,7 @@ class Call:
         return list(value.flat)
 
     def integers(self, name: str, position: int) -> list[int] | None:
-        """A value that is the attribute ``name`` in older versions of the operator, else an input. None if both are absent."""
+        """A value that is an attribute in older versions of the operator, and an input in newer versions. None if it is absent."""
         if (given := self.attribute(name)) is not None:
             return [given] if isinstance(given, int) else list(given)
         if self.get(position) is None:
@@ -100,7 +100,7 @@ class Call:
         return axis % rank
 
     def check(self, outputs: Facts) -> None:
-        """Stop if an output has no rows or batch size although an input has, or has rows although no input has."""
+        """Raise Dependent if an output lacks the rows or the batch size of an input, or has rows although no input has rows."""
         facts = [fact for fact in outputs if fact is not None]
         has_rows = False
         for position, fact in enumerate(self.inputs):
@@ -141,8 +141,8 @@ def keeps_shape(
 ) -> None:
     """Register the rule of ``operators`` whose output has the shape of their first input.
 
-    They combine elements along the axes ``mixed``. The inputs ``constants`` must not depend on the rows, and the inputs ``singles``
-    must have one element.
+    The operators combine elements along the axes ``mixed``. The inputs ``constants`` must not depend on the rows. The inputs
+    ``singles`` must have one element.
     """
 
     @rule(*operators, domain=domain)

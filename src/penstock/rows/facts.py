@@ -1,8 +1,8 @@
-"""Facts about a tensor that hold for every request: its shape, and its elements if they are shapes, axes or indices.
+"""Facts about a tensor that hold for every request: its shape, and its elements if these are shapes, axes or indices.
 
-The batch axis of a tensor is the axis whose size is a multiple ``k`` of the batch size. Its elements ``i*k`` to ``(i+1)*k - 1``
-depend on row ``i`` of the inputs alone. If the axis runs through all rows several times, this holds for each run. A tensor without a
-batch axis is constant: it is the same for all requests that can be merged.
+The batch axis of a tensor is the axis whose size is a multiple ``k`` of the batch size. Elements ``i*k`` to ``(i+1)*k - 1`` of
+this axis depend only on row ``i`` of the inputs. The axis may also repeat this order several times (``interleaved``). A tensor
+without a batch axis is constant: it is the same for all requests that can be merged.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from penstock.tensor import Array, DataType
 Shape = tuple[Number, ...]
 
 MAX_KNOWN = 256
-"""A tensor with more elements is assumed to hold data, not shapes or axes."""
+"""The elements of a larger tensor are not tracked, because it probably holds data, not shapes or axes."""
 
 
 _KNOWN = {DataType.INT32, DataType.INT64, DataType.FP32, DataType.FP64, DataType.BOOL}
-"""The types of sizes, axes, scales and conditions. Arithmetic on other types could overflow."""
+"""Only elements of these types are tracked. Arithmetic on other types could overflow."""
 
 
 class Dependent(Exception):
-    """The proof stops at ``node``: the rows may depend on each other. In messages, ``reason`` follows the name of the node."""
+    """The proof stops at ``node``, so rows may depend on each other. Messages print the predicate ``reason`` after the node."""
 
     def __init__(self, reason: str, node: OnnxNode | None = None) -> None:
         super().__init__(reason)
@@ -96,7 +96,7 @@ class Fact:
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The shape of an element-wise operation. Raises Dependent if a row is combined with anything but the same row or one element."""
+    """The shape of an element-wise operation. Raises Dependent if it combines a row with other rows, or with several elements."""
     rank = max(map(len, shapes))
     return tuple(
         _meet([shape[axis - rank + len(shape)] for shape in shapes if axis >= rank - len(shape)])
@@ -118,8 +118,8 @@ def _meet(sizes: Sequence[Number]) -> Number:
 
 
 def join(first: Fact, second: Fact, unknown: Iterator[Number]) -> Fact:
-    """The facts that hold for both tensors. Where the sizes of an axis differ, ``unknown`` yields a new size. Raises Dependent if
-    there are no such facts.
+    """The facts that hold for both tensors. If the sizes of an axis differ, the result has a new size from ``unknown``. Raises
+    Dependent if no facts hold for both.
     """
     if first.rank != second.rank or first.axis != second.axis or first.holds_batch_size or second.holds_batch_size:
         stop("can have outputs of different forms")

@@ -15,13 +15,13 @@ from penstock.protocol.varint import read_varint
 from penstock.tensor import Array, DataType
 
 Attribute = Any
-"""The value of an attribute: an ``int``, ``float``, ``str``, ``OnnxTensor`` or ``OnnxGraph``, a tuple of these, or a reference. None
-for any other type."""
+"""The value of an attribute: an ``int``, ``float``, ``str``, ``OnnxTensor`` or ``OnnxGraph``, a tuple of these values, or a
+reference. None for a value of any other type."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _INT, _FLOAT, _TEXT, _SPAN = "int", "float", "text", "span"
 _MAX_DEPTH = 100
-"""Protobuf's own limit."""
+"""Maximum nesting depth of messages, as in protobuf."""
 
 _SCHEMA = """
 Model: 1 ir_version int, 7 graph Graph, 8 opset Opset, 25 functions Function
@@ -36,16 +36,15 @@ Attribute: 1 name text, 2 f float, 3 i int, 4 s text, 5 t Tensor, 6 g Graph, 7 f
 Tensor: 1 dims int, 2 datatype int, 4 float32 span, 5 small span, 7 int64 span, 8 name text, 9 raw span, 10 float64 span,
  14 location int
 """
-"""For each message type, the fields of onnx.proto that are read. A field is given by its number, its name, and the kind of its value
-or the type of its message."""
+"""The fields of onnx.proto that are read, by message type. Each field has its number, its name, and its kind or message type."""
 _FIELDS = {
     message: {int(number): (name, kind) for number, name, kind in (field.split() for field in fields.split(","))}
     for message, fields in (line.split(":") for line in _SCHEMA.replace(",\n", ",").strip().splitlines())
 }
 _ATTRIBUTE_KINDS = {1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "ints", 8: "strings"}
-"""The field that holds an attribute's value, by its ``type``. No operator with a rule needs the other types."""
+"""The field that holds an attribute's value, by the attribute's ``type``. No operator with a rule needs other types."""
 _PACKED = {"dims", "floats", "ints"}
-"""The fields whose numbers may be packed."""
+"""Kinds of fields that may be packed, as protobuf allows for repeated numbers."""
 _BY_NUMBER = {each.onnx: each for each in DataType}
 
 
@@ -56,7 +55,7 @@ class AttributeReference(NamedTuple):
 
 
 class OnnxTensor(NamedTuple):
-    """A constant of the model; ``data`` is the whole model."""
+    """A constant of the model. ``data`` is the whole model's bytes, not only the constant's."""
 
     name: str
     dims: tuple[int, ...]
@@ -74,7 +73,7 @@ class OnnxTensor(NamedTuple):
             return None
         if self.field in {"int64", "small"}:
             numbers = _packed(self.data, self.start, self.end)
-            is_half = self.field == "small" and datatype.is_float  # bfloat16, as its bits
+            is_half = self.field == "small" and datatype.is_float  # the elements are the bits of bfloat16 values
             found = np.array(numbers, np.uint16).view(datatype.dtype) if is_half else np.array(numbers, np.int64)
         else:
             dtype = datatype.dtype if self.field == "raw" else np.dtype(self.field)
@@ -85,7 +84,7 @@ class OnnxTensor(NamedTuple):
 
 
 class OnnxNode(NamedTuple):
-    """A node: the use of an operator, or of a model function."""
+    """A node of a graph, which calls an operator or a model function."""
 
     name: str
     domain: str
@@ -97,7 +96,7 @@ class OnnxNode(NamedTuple):
 
 
 class OnnxGraph(NamedTuple):
-    """The nodes in order, and the constants that they read."""
+    """A graph: its nodes in order, and its constants."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -107,7 +106,7 @@ class OnnxGraph(NamedTuple):
 
 
 class OnnxFunction(NamedTuple):
-    """An operator that the model defines itself."""
+    """A model function: an operator that the model itself defines."""
 
     body: OnnxGraph
     opsets: Mapping[str, int]
@@ -142,7 +141,7 @@ def read_graph(model: bytes) -> OnnxModel:
 
 
 def _message(data: bytes, position: int, end: int, kind: str, depth: int) -> dict[str, list[Any]]:
-    """The values of the fields of one message, in the order of the fields. Each field has a list of values."""
+    """The fields of one message: a list of values for each name, in the order of the bytes."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"nested deeper than {_MAX_DEPTH}")
     fields, found = _FIELDS[kind], defaultdict[str, list[Any]](list)
@@ -175,8 +174,8 @@ def _message(data: bytes, position: int, end: int, kind: str, depth: int) -> dic
 
 
 def _number(data: bytes, position: int, number: int, kind: str, wire: int) -> int | float | None:
-    """The value of a field that has no length; None for a single element of a constant that is not packed. Ignores fields of
-    unexpected wire types.
+    """The value of a field that is not length-delimited. None for an unpacked element of a constant, and for a field of an
+    unexpected wire type.
     """
     if (kind, wire) == (_INT, _VARINT):
         return _signed(number)
@@ -213,7 +212,7 @@ def _signed(number: int) -> int:
 
 
 def _one(found: Mapping[str, list[Any]], name: str, default: Any) -> Any:
-    """The last value of a field. Raises ValueError for a message in several parts, which this reader does not merge."""
+    """The last value of a field. Raises ValueError if a message appears several times, because this reader does not merge them."""
     values = found.get(name)
     if not values:
         return default

@@ -1,11 +1,11 @@
 """Sizes of axes as products of an integer and symbols, and the arithmetic that models use to compute shapes.
 
-A number is an ``int``, a ``float`` or a ``Size``. One symbol is the batch size. Every other symbol stands for a number that is equal
-for all requests that can be merged. The result of an operation that is not a product becomes a symbol that identifies the operation
-and its operands, so equal symbols are equal numbers.
+A number is an ``int``, a ``float`` or a ``Size``. One symbol is the batch size. Every other symbol stands for a number that is
+equal for all requests that can be merged. Operations other than products return a new symbol, which identifies the operation and
+its operands. Equal symbols therefore are equal numbers.
 
-Numbers that a model rounds or that can overflow are opaque: their symbols are never simplified, because
-``x * 3 / 3`` need not be ``x``. All floats are opaque, and so are integers that may need more than 32 bits.
+Numbers that a model rounds, or that can overflow, are opaque. Their symbols are never simplified, because ``x * 3 / 3`` need not
+be ``x``. All floats are opaque, and so are integers that may need more than 32 bits.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Number = Any
 
 _BATCH = "N"
 _OPAQUE, _COMPUTED = ".", ":"
-"""The second character of a computed symbol, which tells whether it is opaque."""
+"""The second character of a computed symbol. It tells whether the symbol is opaque."""
 _MAX_INTEGER = 1 << 31
-"""The limit of 32-bit integers, the narrowest type in which a model may compute."""
+"""The limit of 32-bit integers, the narrowest integers with which a model may compute sizes."""
 _MAX_FACTOR = 1 << 24
-"""The maximum factor of a size, which leaves room for the values of its symbols."""
+"""The maximum factor of a size. It leaves room for the values of the size's symbols."""
 _MAX_EXACT = 1 << 12
 """Products of integers up to this value are exact in FP32."""
 
 
 class _Interleaved(str):
-    """The symbol for ``outer`` times the batch size, on an axis that runs through all rows ``outer`` times."""
+    """A symbol for ``outer`` times the batch size. An axis of this size runs through all rows ``outer`` times."""
 
     __slots__ = ("outer",)
     outer: Number
@@ -47,7 +47,7 @@ class Size:
         found = [each for each in symbols if each.startswith(_BATCH)]
         is_multiple = len(found) == 1 and (found[0] == _BATCH or isinstance(found[0], _Interleaved))
         self.batch = 0 if not found else 1 if is_multiple else 2
-        """0 if it does not depend on the batch size, 1 if it is a multiple of the batch size, 2 if it depends on it in another way."""
+        """0: does not depend on the batch size. 1: a multiple of the batch size. 2: depends on the batch size in another way."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Size) and self.factor == other.factor and self.symbols == other.symbols
@@ -60,7 +60,7 @@ class Size:
 
     @property
     def computed(self) -> list[str]:
-        """The computed symbols. All others are sizes of axes, which are not negative."""
+        """The computed symbols. All other symbols are sizes of axes, which are not negative."""
         return [each for each in self.symbols if each[1:2] in {_COMPUTED, _OPAQUE}]
 
     @property
@@ -89,7 +89,7 @@ def outer_of(size: Number) -> Number:
 
 
 def plain(size: Number) -> Number:
-    """``size`` as a plain multiple of the batch size, without a record of how its axis interleaves rows. Other sizes are unchanged."""
+    """``size`` without the record of how its axis interleaves rows. Sizes without such a record are unchanged."""
     if not isinstance(size, Size) or not any(isinstance(each, _Interleaved) for each in size.symbols):
         return size
     others = tuple(each for each in size.symbols if not isinstance(each, _Interleaved))
@@ -121,7 +121,7 @@ def is_opaque(number: Number) -> bool:
 
 
 def bounded(number: Number) -> Number:
-    """``number`` as an element of a tensor: opaque if it may overflow the tensor's type."""
+    """``number`` as an element of a tensor. The result is opaque if it may overflow the tensor's type."""
     limit, factor = (_MAX_FACTOR, number.factor) if isinstance(number, Size) else (_MAX_INTEGER, number)
     return number if isinstance(number, float) or -limit <= factor < limit else _opaque("overflow", number)
 
@@ -199,7 +199,7 @@ def modulo(first: Number, second: Number) -> Number:
 
 
 def rounded(first: Number, how: Callable[[float], int] = math.floor) -> Number:
-    """A float as an integral float."""
+    """The float ``first`` rounded to an integral float by ``how``."""
     if isinstance(first, float) and math.isfinite(first):
         return float(how(first))
     return first if first == _FLOAT_BATCH else _opaque(f"round {how.__name__}", first)
@@ -224,7 +224,7 @@ def to_float(number: Number, bits: int = 32) -> Number:
 
 
 def equal(first: Number, second: Number) -> Number:
-    """The result of a comparison: 1 or 0 if it can be decided, otherwise a symbol. Sizes are known not to be negative."""
+    """1 if the numbers are equal, 0 if not, and a symbol if this is unknown. Sizes of axes are known not to be negative."""
     if isinstance(first, int | float) and isinstance(second, int | float):
         return int(first == second)
     if first == second and not is_opaque(first):  # a float can be NaN
@@ -245,7 +245,7 @@ def compare(operation: str, how: Callable[[Any, Any], bool]) -> Callable[[Number
 
 
 def extreme(how: Callable[[Any, Any], Number]) -> Callable[[Number, Number], Number]:
-    """The ``min`` or ``max`` of two numbers."""
+    """A function that returns the minimum or maximum of two numbers, according to ``how``."""
 
     def chosen(first: Number, second: Number) -> Number:
         if all(isinstance(each, int | float) and not math.isnan(each) for each in (first, second)):
@@ -266,7 +266,7 @@ def _parts(number: Number) -> tuple[Any, tuple[str, ...]]:
 
 
 def _is_exact(*numbers: Number) -> bool:
-    """True if all are integers, or floats for which FP32 arithmetic is exact."""
+    """True if all numbers are integers, or floats for which FP32 arithmetic is exact."""
     return all(
         isinstance(each, int) or (isinstance(each, float) and each.is_integer() and abs(each) < _MAX_EXACT)
         for each in numbers

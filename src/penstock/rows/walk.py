@@ -20,11 +20,11 @@ _MAX_NODES = 200_000
 """Limit on the nodes to visit, since nested functions can expand a small model to any number of nodes."""
 _MAX_DEPTH = 40
 _MAX_TURNS = 4
-"""Maximum number of attempts to find facts that hold for a loop's states in every turn."""
+"""Maximum number of attempts to find facts that hold for a loop's states in every iteration."""
 
 
 class Scope(NamedTuple):
-    """The context of a graph: facts about names of outer graphs, the opset versions, and the attributes of the enclosing function."""
+    """The context of a graph: facts of tensors in outer graphs, opset versions, and attributes of the enclosing function."""
 
     outer: Mapping[str, Fact]
     opsets: Mapping[str, int]
@@ -33,7 +33,7 @@ class Scope(NamedTuple):
 
 
 class Walk:
-    """One pass over ``model``. Raises Dependent with the name of the node that stops it."""
+    """One pass over ``model``. Raises Dependent with the node at which the proof stops."""
 
     def __init__(self, model: OnnxModel) -> None:
         self._model = model
@@ -62,7 +62,7 @@ class Walk:
                 raise Dependent(reason.reason, reason.node or node) from None
             except (ArithmeticError, LookupError, TypeError, ValueError):
                 raise Dependent("cannot be analysed", node) from None
-            # A graph must not redefine an outer name, so this replaces no fact.
+            # A graph must not redefine a name of an outer graph, so this assignment replaces no fact.
             known.update({name: fact for name, fact in zip(node.outputs, outputs, strict=False) if name and fact})
         return [_find(known, name) for name in wanted]
 
@@ -155,7 +155,7 @@ class Walk:
         scope: Scope,
         skipped: int,
     ) -> tuple[list[Fact], list[Fact]]:
-        """The facts about the states and the other outputs of ``body`` that hold after any number of turns."""
+        """The facts about the states and the other outputs of ``body`` that hold after any number of iterations."""
         loose: set[Number] = set()
         for _ in range(_MAX_TURNS):
             outputs = self._graph(body, {**fixed, **dict(zip(names, states, strict=True))}, scope, body.outputs)
@@ -163,13 +163,13 @@ class Walk:
             again, changed = [], False
             for state, end in zip(states, ends, strict=True):
                 both = join(Fact(state.shape), Fact(end.shape) if not end.holds_batch_size else end, self._unknowns)
-                # A size that changes once may change in every turn.
+                # A size that changes once may change in every iteration.
                 shape = [old if old in loose else new for old, new in zip(state.shape, both.shape, strict=True)]
                 changed |= shape != list(state.shape)
                 loose.update(new for old, new in zip(state.shape, shape, strict=True) if new != old)
                 again.append(Fact(shape))
             if not changed:
-                # A size that changes from turn to turn has a single final value, which gets a new symbol.
+                # A size that changes between iterations has a single final value, which gets a new symbol.
                 if not loose:
                     return states, outputs
                 return [self._hidden(fact) for fact in states], [
@@ -219,7 +219,7 @@ def _find(known: Mapping[str, Fact], name: str) -> Fact:
 
 
 def _states(facts: Facts) -> list[Fact]:
-    """Facts about the initial states of a loop. Only shapes are kept, because elements can change from turn to turn."""
+    """Facts about the initial states of a loop. Only shapes are kept, because elements can change between iterations."""
     if not all(fact is not None and not fact.holds_batch_size for fact in facts):
         stop("computes with the batch size")
     return [Fact(fact.shape) for fact in facts if fact is not None]

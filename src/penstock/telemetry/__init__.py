@@ -1,1 +1,1 @@
-"""Telemetry: statistics, metrics, traces and logs. The rest of the server calls it; it imports nothing from the rest."""
+"""Telemetry: statistics, metrics, traces and logs. The server imports this package; the package imports nothing from the server."""

@@ -19,9 +19,9 @@ STDOUT = "-"
 
 
 class AccessLog:
-    """Appends to the file ``target``, or to stdout if ``target`` is ``-``. For use by a single thread.
+    """Appends to the file ``target``, or to stdout if ``target`` is ``-``. Only one thread may use it.
 
-    After log rotation has renamed or removed the file, it is created again. Raises OSError if the file cannot be opened.
+    Creates the file again after log rotation has renamed or removed it. Raises OSError if the file cannot be opened.
     """
 
     def __init__(self, target: str) -> None:
@@ -52,7 +52,7 @@ class AccessLog:
 
 
 def encode(line: dict[str, Any]) -> bytes:
-    """``line`` as JSON in one line of printable ASCII: clients choose texts in it, and terminals show it."""
+    """``line`` as JSON in one line of printable ASCII, because clients choose some of its text and terminals display it."""
     text = msgspec.json.encode(line)
     if not text.isascii():
         text = json.dumps(line, separators=(",", ":")).encode()
@@ -60,7 +60,7 @@ def encode(line: dict[str, Any]) -> bytes:
 
 
 def line_of(trace: Trace, offset_ns: int) -> dict[str, Any]:
-    """The line of ``trace``. ``offset_ns`` is epoch time minus monotonic time. ``compute_us`` is the time of the whole batch."""
+    """The line of ``trace``. ``offset_ns`` is epoch minus monotonic time. ``compute_us`` is the compute time of the whole batch."""
     times = trace.times
     moment = datetime.fromtimestamp((trace.ended_ns + offset_ns) / 1e9, UTC)
     return {

@@ -17,7 +17,7 @@ _BATCH = 1000
 
 
 class Sink(Protocol[_Written_contra]):
-    """Destination of records. One thread makes all calls."""
+    """Destination of records. All its methods are called on the same thread."""
 
     def write(self, records: Sequence[_Written_contra]) -> None: ...
 
@@ -25,14 +25,14 @@ class Sink(Protocol[_Written_contra]):
 
 
 class BackgroundWriter(Generic[_Record]):
-    """Passes records to a sink, in order. While ``limit`` records wait, further records are dropped and counted.
+    """Passes records to a sink, in order. Drops and counts new records while ``limit`` records wait.
 
     ``put`` is called only on the event loop's thread. ``stop`` closes the sink.
     """
 
     def __init__(self, name: str, sink: Sink[_Record], limit: int = 10_000) -> None:
         self.dropped = 0
-        """Number of records that exceeded the limit or that the sink failed to write."""
+        """Number of lost records: the limit was reached, or the sink failed to write them."""
         self._name = name
         self._sink = sink
         self._limit = limit
@@ -55,7 +55,7 @@ class BackgroundWriter(Generic[_Record]):
             self._wake.set()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Write the waiting records, close the sink and end the thread. Gives up after ``timeout_s``."""
+        """Write the waiting records, close the sink and end the thread. Stop waiting for this after ``timeout_s`` seconds."""
         self._stopping = True
         self._wake.set()
         if self._thread.is_alive():
@@ -80,6 +80,6 @@ class BackgroundWriter(Generic[_Record]):
             self._failed = False
         except Exception as error:  # noqa: BLE001 - a full disk or a lost collector must not end the server
             self.dropped += len(records)
-            if not self._failed:  # logged once, not once per batch
+            if not self._failed:  # log only the first failure
                 _log.warning("%s: records are being lost: %s", self._name, error)
             self._failed = True

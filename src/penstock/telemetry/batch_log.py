@@ -1,8 +1,8 @@
 """Recorded batches that are not yet part of the statistics.
 
 Adding a batch to the statistics takes about forty small operations. Directly after a batch these operations are slow, because the
-model's data has replaced the statistics in the processor's caches. So a batch is only recorded at first, and many batches are added
-together, at the latest when statistics are read.
+model's data has replaced the statistics in the processor's caches. The log therefore only records each batch, and later adds many
+batches together, at the latest when statistics are read.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from penstock.telemetry.statistics import BatchTimes, Executed, ModelStatistics,
 
 _MAX_BATCHES = 256
 _MAX_REQUESTS = 4096
-"""Limits on the log. They keep its size at a few hundred kilobytes, and the time of ``digest`` at a millisecond."""
+"""Limits on the log. They keep the log below a few hundred kilobytes, and a ``digest`` below about a millisecond."""
 
 
 class BatchLog:
-    """Records batches for ``statistics``. The statistics are up to date after ``digest``. Used only on the event loop."""
+    """Records batches for ``statistics``, which are up to date after ``digest``. Used only on the event loop."""
 
     __slots__ = ("_batches", "_requests", "_statistics")
 

@@ -38,7 +38,7 @@ def exposition(
 def families(
     models: Iterable[ModelStatistics], server: ServerFacts | None = None, machine: MachineUsage | None = None
 ) -> Iterator[str]:
-    """Yield the page family by family, so that callers can do other work in between. With many models, a page takes milliseconds."""
+    """Yield the page family by family, so that callers can work in between. With many models, a page takes milliseconds."""
     labelled = [(_labels(model), model) for model in models]
     now_ns = time.monotonic_ns()
     for family, value_of in MODEL_VALUES:
@@ -77,7 +77,7 @@ def _values(family: Family, labels: str, value: Value) -> str:
 
 
 def _template(name: str, bounds: Sequence[Number]) -> str:
-    """Format string for a model's lines of a histogram. Made once, because a page can have tens of thousands of them."""
+    """Format string for the lines of one model's histogram. Built once, because a page can have tens of thousands of lines."""
     buckets = "".join(f'{name}_bucket{{{_HERE},le="{limit}"}} %d\n' for limit in (*map(repr, bounds), "+Inf"))
     return f"{buckets}{name}_sum{{{_HERE}}} %s\n{name}_count{{{_HERE}}} %d\n"
 
@@ -110,7 +110,7 @@ _HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 def _labels(model: ModelStatistics) -> str:
-    """Labels of all series of a model. Tags that are not valid labels are left out: one invalid line breaks the page."""
+    """Labels of all series of a model. Tags that are not valid labels are left out, because one invalid line would break the page."""
     tags = {name: value for name, value in model.tags.items() if name not in _RESERVED and _LABEL_NAME.fullmatch(name)}
     return label_text({"model": model.name, "version": model.version, **tags})
 

@@ -23,7 +23,7 @@ class LogSetting(msgspec.Struct, frozen=True):
     """The current settings."""
 
     log_file: str = ""
-    """File to append to; empty: stderr."""
+    """File to which messages are appended; empty for stderr."""
     log_info: bool = True
     log_warning: bool = True
     log_error: bool = True
@@ -51,11 +51,11 @@ class LogSettings:
         self._apply()
 
     def stop(self) -> None:
-        """Restore the logger."""
+        """Remove the handler, and restore the logger's previous level."""
         if self._handler is None:
             return
         self._logger.removeHandler(self._handler)
-        with suppress(OSError):  # a full disk must not change how the server ends
+        with suppress(OSError):  # a full disk must not prevent an orderly exit
             self._handler.close()
         self._handler = None
         self._logger.setLevel(self._before[0])
@@ -66,7 +66,7 @@ class LogSettings:
         return msgspec.structs.asdict(self._setting)
 
     def update(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Change some settings and return all. After an InvalidArgument error, nothing has changed."""
+        """Change the given settings and return all settings. If this raises InvalidArgument, nothing has changed."""
         # Clients may send the current file name, but cannot change it.
         kept = {"log_file": self._setting.log_file}.items()
         values = {name: _read(name, value) for name, value in changes.items() if (name, value) not in kept}
@@ -92,7 +92,7 @@ class LogSettings:
 
 
 class _LogFile(logging.FileHandler):
-    """Reports lost messages once on stderr, instead of a traceback for each."""
+    """Reports on stderr, once, that messages are being lost. The base class would print a traceback for each message."""
 
     _has_failed = False
 
@@ -109,7 +109,7 @@ class _LogFile(logging.FileHandler):
 
 
 class _Formatter(logging.Formatter):
-    """In UTC: ``I1121 14:31:14.123456 77 dataplane.py:12] message``, or ``2026-11-21T14:31:14Z I 77 dataplane.py:12] message``."""
+    """As ``I1121 14:31:14.123456 77 dataplane.py:12] message`` or ``2026-11-21T14:31:14Z I 77 dataplane.py:12] message``, in UTC."""
 
     def __init__(self, is_iso: bool) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ def _read(name: str, value: Any) -> Any:
                 return value
             raise InvalidArgument("log_format must be 'default' or 'ISO8601'")
         case "log_file":
-            # Otherwise any client could make the server write to any path.
+            # If clients could change the path, any client could make the server write to any file.
             raise InvalidArgument(
                 "log file location can not be updated through network protocol", "set log_file when starting the server"
             )

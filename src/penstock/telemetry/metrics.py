@@ -1,7 +1,7 @@
 """All metrics: Triton's (``nv_*``) and Penstock's (``penstock_*``), each with its name, help and value.
 
-Values are not stored: ``exposition.py`` reads them from the statistics of the loaded models. A model's series therefore end when the
-model is unloaded.
+Values are not stored: ``exposition.py`` reads them from the statistics of the loaded models. When a model is unloaded, its series
+therefore disappear.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.telemetry.statistics import BOUNDS_NS, FIRST_RESPONSE_BOUNDS_NS, M
 from penstock.telemetry.usage import MachineUsage, ProcessUsage
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Upper bounds of the batch sizes' buckets."""
+"""Upper bounds of the buckets for batch sizes."""
 
 Number = int | float
 
@@ -31,11 +31,11 @@ class ServerFacts(msgspec.Struct):
     process: ProcessUsage = msgspec.field(default_factory=ProcessUsage)
     processes: int = 1
     loop_lag_s: float | None = None
-    """Largest delay of the event loop since the last reading."""
+    """Largest delay of the event loop in seconds, since these facts were last read."""
     connections: dict[str, int] = {}
     """Open connections by protocol."""
     inflight_bytes: int | None = None
-    """Bytes of requests in progress."""
+    """Bytes of all requests in progress."""
     dropped_records: int = 0
     """Number of lost traces and access log lines."""
 
@@ -51,7 +51,7 @@ class Family(msgspec.Struct, frozen=True):
 
 
 Value = Number | Mapping[Any, Number] | None
-"""The value of a metric. A mapping has one series per key; None has no series."""
+"""The value of a metric. A mapping yields one series per key. None yields no series."""
 
 _Source = TypeVar("_Source")
 _Declared = tuple[Family, Callable[[_Source], Value]]
@@ -116,7 +116,7 @@ MODEL_VALUES: _Values[ModelStatistics] = (
 )
 
 Buckets = tuple[Sequence[int], Number]
-"""Count per bucket (the last bucket has no bound), and the sum of all values in the metric's unit."""
+"""The count of each bucket, of which the last has no upper bound, and the sum of all values in the metric's unit."""
 
 
 def _batch_sizes(model: ModelStatistics) -> Buckets:
@@ -255,4 +255,4 @@ FAMILIES = (
     *(family for family, _ in SERVER_VALUES),
     *(family for family, _ in MACHINE_VALUES),
 )
-"""Every metric."""
+"""All metrics."""

@@ -1,4 +1,5 @@
-"""Traces as OpenTelemetry spans (extra ``penstock[otel]``): a span of the request contains spans of its time in queue and model.
+"""Traces as OpenTelemetry spans (extra ``penstock[otel]``). A request's span has child spans for its time in the queue and in the
+model.
 
 ``tracing.py`` has already decided which requests are sampled. Spans are made afterwards from the recorded times, on the writer's
 thread, so that requests do not pay the tens of microseconds that the SDK takes per span.
@@ -26,7 +27,7 @@ _EXPORT_TIMEOUT_S = 5.0
 
 
 class OpenTelemetry:
-    """Makes spans of traces and passes them to ``exporter``. Only one thread may use it."""
+    """Converts traces to spans and passes them to ``exporter``. Only one thread may use an instance."""
 
     def __init__(self, exporter: SpanExporter, version: str, service: str = "penstock") -> None:
         """``version`` is the version of the server."""
@@ -37,7 +38,8 @@ class OpenTelemetry:
             id_generator=self._ids,
             shutdown_on_exit=False,
         )
-        # The SDK's queue is not used, because it drops spans silently. Callers of ``write`` have a queue and count dropped records.
+        # The SDK's queue is not used, because it drops spans silently. The ``BackgroundWriter`` has its own queue and counts
+        # dropped records.
         self._finished = _Finished()
         self._provider.add_span_processor(self._finished)
         self._exporter = exporter
@@ -65,7 +67,7 @@ class OpenTelemetry:
             "penstock.request.id": trace.request_id,
             "penstock.status": trace.status,
         }
-        # The span's identity was already sent to other services while the request ran.
+        # Use the span id that was already sent to other services while the request ran.
         self._ids.next = trace.context
         request = self._tracer.start_span(
             "request",
@@ -92,7 +94,7 @@ class OpenTelemetry:
 
 
 def otlp_http(endpoint: str) -> SpanExporter:
-    """Exporter to a collector at ``endpoint``, e.g. ``http://localhost:4318/v1/traces``; if empty, the ``OTEL_*`` variables apply."""
+    """Exporter to the collector ``endpoint``, e.g. ``http://localhost:4318/v1/traces``. If empty, the ``OTEL_*`` variables apply."""
     return OTLPSpanExporter(endpoint=endpoint or None, timeout=_EXPORT_TIMEOUT_S)
 
 
@@ -111,7 +113,7 @@ class _Finished(SpanProcessor):
 
 
 class _GivenIds(IdGenerator):
-    """Random ids, except for a span that already has an identity."""
+    """Generates random ids, except for a span that already has ids."""
 
     def __init__(self) -> None:
         self.next: TraceContext | None = None

@@ -1,8 +1,8 @@
 """Quantiles over the last minute, as in Triton's summaries.
 
-A duration's leading bit and the five following bits determine its bucket. The relative error of a quantile is therefore at most 1.6 %
-everywhere. Counts are grouped into slices of ten seconds of the machine's monotonic clock. Old slices are dropped, and slices of
-several processes can be added.
+A duration's leading bit and the five following bits determine its bucket. The relative error of a quantile is therefore at most
+1.6 % everywhere. Counts are grouped into slices of ten seconds. Slices older than a minute are dropped. All processes use the
+machine's monotonic clock, so their slices can be added.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RecentWindow(msgspec.Struct):
     """Durations of the last minute."""
 
     slices: dict[int, dict[int, int]] = {}
-    """For each slice, by its number, the count of each bucket."""
+    """The count of each bucket, by the number of the slice."""
 
     def add(self, ns: int, count: int, now_ns: int) -> None:
         """Add ``count`` durations of ``ns`` (>= 0) at time ``now_ns``."""
@@ -60,7 +60,7 @@ class RecentDurations(msgspec.Struct):
     def executed(
         self, arrived_ns: Sequence[int], taken_ns: int, compute_ns: tuple[int, int, int], done_ns: int
     ) -> None:
-        """Add one batch; ``compute_ns`` is input, infer and output."""
+        """Add one batch. ``compute_ns`` has the times of preparing inputs, running the model, and splitting outputs."""
         for arrived in arrived_ns:
             self.request.add(done_ns - arrived, 1, done_ns)
             self.queue.add(taken_ns - arrived, 1, done_ns)
@@ -69,7 +69,7 @@ class RecentDurations(msgspec.Struct):
 
 
 def _bucket(ns: int) -> int:
-    """The bucket of ``ns``, made from the position of the leading bit and the next five bits. A small number is its own bucket."""
+    """The bucket of ``ns``: the position of the leading bit and the next five bits. Shorter durations have a bucket each."""
     shift = ns.bit_length() - _BITS - 1
     return ns if shift <= 0 else (shift << _BITS) + (ns >> shift)
 

@@ -1,9 +1,10 @@
 """Statistics of the requests of one model version: exact counts and durations, cheap enough for every request.
 
 The figures follow the statistics extension of the Open Inference Protocol, as in Triton. Penstock adds histograms, the reasons why
-batches left the queue, and the reasons why requests failed. Counting takes a fixed time per batch and two look-ups per request.
+batches left the queue, and the reasons why requests failed. Counting a batch takes a constant time, plus two look-ups for each of
+its requests.
 
-A ``ModelStatistics`` is plain data: msgspec encodes it, and ``merge`` adds the statistics of several processes.
+A ``ModelStatistics`` is plain data, which msgspec can encode. ``merge`` adds the statistics of several processes.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ BOUNDS_NS = tuple(int(microseconds * 1000) for microseconds in _BOUNDS_US)
 """Inclusive upper bounds of the histograms' buckets. One more bucket counts durations above the last bound."""
 
 FIRST_RESPONSE_BOUNDS_NS = (100_000_000, 500_000_000, 2_000_000_000, 5_000_000_000)
-"""The bounds for the time to a first response: Triton's 100, 500, 2000 and 5000 ms."""
+"""Upper bounds of the buckets for the time to a first response, as in Triton: 100, 500, 2000 and 5000 ms."""
 
 MAX_RESPONSES = 1024
-"""The first this many responses of a request are counted separately."""
+"""Number of a request's first responses that are counted separately."""
 
 
 class Reason(enum.StrEnum):
@@ -43,11 +44,11 @@ class Reason(enum.StrEnum):
     IDLE = "idle"
     """An instance was free and no delay is configured."""
     ALONE = "alone"
-    """The model's requests cannot be merged, or this request is larger than a batch, or it runs again after its batch failed."""
+    """The request runs alone, because the model's requests cannot be merged, it is larger than a batch, or its batch has failed."""
 
 
 class Failure(enum.StrEnum):
-    """The reason why a request failed, in Triton's terms."""
+    """The reason why a request failed, by Triton's names."""
 
     REJECTED = "REJECTED"
     """The request was rejected: a queue or limit was full, the queue timeout passed, or the deadline could not be met."""
@@ -59,7 +60,7 @@ class Failure(enum.StrEnum):
 
     @classmethod
     def of(cls, error: PenstockError) -> Failure:
-        """The reason for ``error``, unless the caller knows a more precise one."""
+        """The reason that ``error`` implies. Callers may know a more precise reason."""
         return _FAILURES.get(error.code, cls.OTHER)
 
 
@@ -69,7 +70,7 @@ _FAILURES = {Code.CANCELLED: Failure.CANCELED, Code.INTERNAL: Failure.BACKEND} |
 
 
 class ResponseKind(enum.StrEnum):
-    """Outcome of one response of a decoupled model."""
+    """Kind of one response of a decoupled model."""
 
     SUCCESS = "success"
     FAIL = "fail"
@@ -78,7 +79,7 @@ class ResponseKind(enum.StrEnum):
 
 
 class BatchTimes(msgspec.Struct):
-    """Times at which a batch passed from stage to stage: ``time.monotonic_ns`` on the instance's thread."""
+    """Times at which a batch completed each stage: ``time.monotonic_ns`` on the instance's thread."""
 
     taken_ns: int
     """Time when the batch left the queue."""
@@ -143,7 +144,7 @@ def _buckets() -> list[int]:
 class ModelStatistics:
     """Statistics of one model version; used only on the event loop. All times are ``time.monotonic_ns``, all durations nanoseconds.
 
-    Numbers that follow from other numbers are properties, so that they cost requests no time. The class is a dataclass because
+    Numbers that can be derived from others are properties, so that they take no time per request. The class is a dataclass because
     setting its attributes takes half as long as for a msgspec.Struct.
     """
 
@@ -161,7 +162,7 @@ class ModelStatistics:
     """Total of all successful requests."""
     fail: Duration = field(default_factory=Duration)
     queue_ns: int = 0
-    """Total of all successful requests. The next three fields exclude cache hits, and count the whole batch for each request."""
+    """Total of all successful requests. The next three fields exclude cache hits; each request adds the time of its whole batch."""
     compute_input_ns: int = 0
     compute_infer_ns: int = 0
     compute_output_ns: int = 0
@@ -169,32 +170,32 @@ class ModelStatistics:
     """Responses from the cache, and the total time of their look-ups."""
     misses: Duration = field(default_factory=Duration)
     batches: dict[int, BatchStatistics] = field(default_factory=dict)
-    """Statistics of batches, by their rows."""
+    """Statistics of batches, by number of rows."""
     reasons: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(Reason, 0))
-    """Batches, by the reason why they left the queue."""
+    """Number of batches, by the reason why they left the queue."""
     failures: dict[Failure, int] = field(default_factory=lambda: dict.fromkeys(Failure, 0))
     responses: dict[int, ResponseStatistics] = field(default_factory=dict)
-    """Statistics of responses, by their number within the request; decoupled models only."""
+    """Statistics of responses, by the response's number within its request. Only for decoupled models."""
     request_buckets: list[int] = field(default_factory=_buckets)
-    """Successful requests by duration; see ``BOUNDS_NS``."""
+    """Number of successful requests by duration, in the buckets of ``BOUNDS_NS``."""
     queue_buckets: list[int] = field(default_factory=_buckets)
-    """The same requests by time in the queue."""
+    """Number of successful requests by time in the queue."""
     compute_buckets: list[int] = field(default_factory=_buckets)
-    """The same requests without cache hits, by the compute time of their batch: input, infer and output together."""
+    """Number of successful requests without cache hits, by the total compute time of their batch (input, infer and output)."""
     first_response: Duration = field(default_factory=Duration)
     first_response_buckets: list[int] = field(default_factory=lambda: [0] * (len(FIRST_RESPONSE_BOUNDS_NS) + 1))
-    """See ``FIRST_RESPONSE_BOUNDS_NS``."""
+    """Number of requests by time to the first response, in the buckets of ``FIRST_RESPONSE_BOUNDS_NS``."""
     metrics: dict[str, OwnMetric] = field(default_factory=dict)
     """Metrics defined by a Python model, by name."""
     stages: dict[str, Duration] = field(default_factory=dict)
-    """Stages of a Python model by name. Some are part of every execution; the model defines the others."""
+    """Duration of each stage of a Python model, by name. Some stages are part of every execution; the model defines others."""
     load_s: float = 0.0
-    """Duration of loading and warming up."""
+    """Seconds of loading and warming up."""
     recent: RecentDurations | None = None
     """Quantiles of the last minute; None unless enabled, because they take time in every request."""
 
     def executed(self, arrived_ns: Sequence[int], rows: int, reason: Reason, times: BatchTimes, done_ns: int) -> None:
-        """Count one batch of ``len(arrived_ns)`` (>= 1) requests and ``rows`` rows, answered at ``done_ns``."""
+        """Count one batch of ``rows`` rows, answered at ``done_ns``, whose requests (at least one) arrived at ``arrived_ns``."""
         self.executed_all([(arrived_ns, rows, reason, times, done_ns)])
 
     def executed_all(self, batches: Sequence[Executed]) -> None:
@@ -310,7 +311,7 @@ class ModelStatistics:
         return msgspec.convert(msgspec.to_builtins(self), type(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """An entry of ``model_stats`` in the protocol's JSON form."""
+        """The statistics in the JSON form of the protocol, as an entry of ``model_stats``."""
         success = self.success
         stages = {name: _entry(stage.count, stage.ns) for name, stage in sorted(self.stages.items())}
         return {
@@ -337,8 +338,8 @@ class ModelStatistics:
 
 
 def merge(processes: Iterable[Iterable[ModelStatistics]]) -> list[ModelStatistics]:
-    """Merge the statistics of several processes, sorted by name and version. Numbers are added, except that the latest time of an
-    inference and the longest time of loading are kept. The arguments are not changed.
+    """Merge the statistics of several processes, sorted by name and version. Numbers are added, except for the time of the last
+    inference (the latest is kept) and the load duration (the longest is kept). The arguments are not changed.
     """
     merged: dict[tuple[str, str], ModelStatistics] = {}
     for process in processes:
@@ -359,7 +360,7 @@ _Data = TypeVar("_Data")
 
 
 def add_numbers(one: _Data, other: _Data) -> _Data:
-    """Add two values of the same structure, number by number. For values that are not numbers, the first one is kept."""
+    """Add two values of the same structure, number by number. Values other than numbers are taken from ``one``."""
     result: Any
     if isinstance(one, msgspec.Struct) or (is_dataclass(one) and not isinstance(one, type)):
         names = [each.name for each in (fields(one) if is_dataclass(one) else msgspec.structs.fields(one))]
@@ -379,7 +380,7 @@ def add_numbers(one: _Data, other: _Data) -> _Data:
 
 
 def _observe(buckets: list[int], starts: Sequence[int], first: int, last: int, end: int) -> None:
-    """Count the durations from each of ``starts`` to ``end``. The earliest start is ``first``, the latest is ``last``."""
+    """Count the duration from each of ``starts`` to ``end``. ``first`` is the earliest start, and ``last`` is the latest."""
     bucket = bisect_left(BOUNDS_NS, end - last)
     if bucket == bisect_left(BOUNDS_NS, end - first):
         buckets[bucket] += len(starts)  # requests of a batch arrive close together, so usually all belong to one bucket

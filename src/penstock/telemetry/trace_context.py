@@ -1,6 +1,6 @@
 """The W3C trace context: ``traceparent`` and ``tracestate``, as defined in https://www.w3.org/TR/trace-context/ (level 1).
 
-An invalid ``traceparent`` is ignored, so that a new trace begins. For an invalid ``tracestate``, only the state is dropped.
+An invalid ``traceparent`` is ignored, and a new trace begins. If only the ``tracestate`` is invalid, it alone is dropped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _random = random.SystemRandom()
 
 
 class TraceContext(msgspec.Struct, frozen=True):
-    """A position in a distributed trace: the trace, and the parent span of further spans."""
+    """A position in a distributed trace: the id of the trace, and the id of the span that is the parent of new spans."""
 
     trace_id: str
     """32 lower-case hexadecimal digits, not all zero."""
@@ -54,7 +54,7 @@ class TraceContext(msgspec.Struct, frozen=True):
         return cls(f"{_random.getrandbits(128) or 1:032x}", f"{_random.getrandbits(64) or 1:016x}", sampled)
 
     def child(self, sampled: bool) -> TraceContext:
-        """A span below this one, in the same trace."""
+        """A new child span of this span, in the same trace."""
         return TraceContext(self.trace_id, f"{_random.getrandbits(64) or 1:016x}", sampled, self.state)
 
     @property
@@ -64,7 +64,7 @@ class TraceContext(msgspec.Struct, frozen=True):
 
 
 def _valid_state(text: str) -> str:
-    """``text`` if it is a valid list, of at most 32 members with different keys; otherwise empty."""
+    """``text`` if it is a valid list of at most 32 members with different keys; otherwise an empty string."""
     if not text or len(text) > _MAX_BYTES:
         return ""
     members = [member.strip(" \t") for member in text.split(",")]

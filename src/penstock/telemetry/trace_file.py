@@ -1,4 +1,4 @@
-"""Traces as JSON files in Triton's format, for its tools: two entries per trace, its description and its timestamps.
+"""Traces as JSON files in Triton's format, for Triton's tools. A trace has two entries: its description and its timestamps.
 
     [{"id": 1, "model_name": "m", "model_version": 1, "request_id": "a"},
      {"id": 1, "timestamps": [{"name": "REQUEST_START", "ns": 2356425054587444}, …]}, …]
@@ -26,7 +26,7 @@ class TraceFile:
     """Writes traces to ``path``. If ``log_frequency`` of the global setting is N > 0, writes ``path.0``, ``path.1`` … with N traces
     per file.
 
-    Existing files are overwritten. Only one thread may use it.
+    Existing files are overwritten. Only one thread may use an instance.
     """
 
     def __init__(self, path: Path, settings: TraceSettings) -> None:

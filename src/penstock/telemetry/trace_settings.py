@@ -1,4 +1,4 @@
-"""Trace settings, global and by model: Triton's names, defaults and forms (numbers as strings)."""
+"""Trace settings, global and per model, with Triton's names, defaults and forms (numbers as strings)."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _MODES = ("triton", "opentelemetry")
 _LEVELS = ("OFF", "TIMESTAMPS")
 _LARGEST = 2**31 - 1
 _FIXED = ("trace_file", "trace_mode")
-"""Clients cannot change these settings. A client may send one with its current value."""
+"""Settings that clients cannot change. A client may still send such a setting with its current value."""
 
 
 class TraceSetting(msgspec.Struct, frozen=True):
-    """The trace settings of one model, or the global ones."""
+    """The trace settings of one model, or the global trace settings."""
 
     trace_file: str = ""
-    """File that mode ``triton`` writes; empty: none."""
+    """File to which mode ``triton`` writes; empty for no file."""
     trace_level: Literal["OFF", "TIMESTAMPS"] = "OFF"
     trace_rate: int = 1000
-    """One in this many requests is traced, in addition to requests that their caller traces."""
+    """One in ``trace_rate`` requests is traced, in addition to requests whose caller traces them."""
     trace_count: int = -1
-    """Maximum number of requests to trace, counted from the last change of the setting; -1: no limit."""
+    """Maximum number of requests to trace since the setting last changed; -1 for no limit."""
     log_frequency: int = 0
-    """Traces per file, with numbered files; 0: one file for all."""
+    """Traces per file, in numbered files; 0 for one file with all traces."""
     trace_mode: Literal["triton", "opentelemetry"] = "triton"
 
     @property
@@ -60,7 +60,7 @@ class TraceSettings:
         return msgspec.structs.replace(self._initial, **(self._global | self._models.get(model, {})))
 
     def has_own(self, model: str) -> bool:
-        """True if ``model`` has settings that differ from the global ones."""
+        """True if ``model`` has settings that differ from the global settings."""
         return model in self._models
 
     def get(self, model: str = "") -> dict[str, Any]:
@@ -70,8 +70,8 @@ class TraceSettings:
     def update(self, model: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Change the setting of ``model`` (empty: the global setting), and return the effective setting.
 
-        None clears a value: a model then uses the global value; the global setting returns to its initial value. After an
-        InvalidArgument error, nothing has changed.
+        None clears a value. A model then uses the global value. A global setting returns to its initial value. If this raises
+        InvalidArgument, nothing has changed.
         """
         shown = self.get(model)
         changes = {name: value for name, value in changes.items() if name not in _FIXED or value != shown[name]}
@@ -87,7 +87,7 @@ class TraceSettings:
         return self.get(model)
 
     def changes(self) -> dict[str, dict[str, Any]]:
-        """Changed settings by model, in the form of the argument of ``update``. Global settings have an empty name."""
+        """The changed settings by model name, in the form that ``update`` accepts. The name of the global setting is empty."""
         own = {"": self._global, **self._models}
         return {
             model: {name: shown for name, shown in self.get(model).items() if name in changed}
@@ -102,7 +102,7 @@ class TraceSettings:
 
 
 def _read(name: str, value: Any, model: str) -> Any:
-    """Convert a value from its form in the protocol, where numbers may be strings, and the level is a list."""
+    """Convert a value from the protocol's form, in which numbers may be strings and the level is a list."""
     match name:
         case "trace_rate":
             return _number(name, value, 1)
@@ -120,7 +120,7 @@ def _read(name: str, value: Any, model: str) -> Any:
                 raise InvalidArgument("trace_mode is the same for all models", "change the global setting")
             return mode
         case "trace_file":
-            # Otherwise any client could make the server write to any path.
+            # If clients could change the path, any client could make the server write to any file.
             raise InvalidArgument(
                 "trace file location can not be updated through network protocol",
                 "set trace_file when starting the server",

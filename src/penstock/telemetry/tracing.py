@@ -26,7 +26,7 @@ OK = "OK"
 """Status of a request that was answered."""
 
 _MAX_TEXT = 256
-"""Limit on characters of request ids and model names, whose length clients choose."""
+"""Maximum number of recorded characters of a request id or a model name, because clients choose their length."""
 
 
 class Trace(msgspec.Struct, eq=False):
@@ -35,7 +35,7 @@ class Trace(msgspec.Struct, eq=False):
     number: int
     """Sequence number."""
     mode: str
-    """Exporter: ``triton``, ``opentelemetry``, or empty if the request was not sampled."""
+    """The exporter, ``triton`` or ``opentelemetry``; empty if the request was not sampled."""
     parent: TraceContext | None
     """The caller's span."""
     context: TraceContext | None
@@ -58,7 +58,7 @@ class Trace(msgspec.Struct, eq=False):
 
 
 class _Sampler:
-    """Selects one in ``rate`` requests, and the requests that their caller traces, but at most ``count`` in total."""
+    """Selects one in ``rate`` requests, and every request whose caller traces it, but at most ``count`` requests in total."""
 
     def __init__(self, rate: int, count: int) -> None:
         self._rate = rate
@@ -81,7 +81,7 @@ class _Sampler:
 
 
 class Tracer:
-    """Decides which requests are recorded, and passes the records to exporters and access log. Used only on the event loop."""
+    """Decides which requests to record, and passes the records to the exporters and the access log. Used only on the event loop."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class Tracer:
         exporters: Mapping[str, BackgroundWriter[Trace]] | None = None,
         access_log: BackgroundWriter[Trace] | None = None,
     ) -> None:
-        """``exporters`` has one writer per trace mode. The caller starts and stops the writers."""
+        """``exporters`` maps each trace mode to a writer. The caller starts and stops the writers."""
         self.enabled = False
-        """True if any request may be recorded. While it is False, requests pay nothing else for tracing."""
+        """True if any request may be recorded. If False, reading this flag is the only cost of tracing for a request."""
         self._settings = settings
         self._exporters = dict(exporters or {})
         self._access_log = access_log
@@ -100,7 +100,7 @@ class Tracer:
         self._refresh()
 
     def settings(self, model: str = "", update: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The effective setting of ``model`` (empty: the global one), after ``update``. Raises InvalidArgument."""
+        """Apply ``update``, if any, and return the effective setting of ``model`` (empty: the global one). Raises InvalidArgument."""
         if not update:
             return self._settings.get(model)
         result = self._settings.update(model, update)
@@ -112,7 +112,7 @@ class Tracer:
         return result
 
     def changes(self) -> dict[str, dict[str, Any]]:
-        """The settings that were changed, by model. Another tracer accepts them as its ``settings``."""
+        """The changed settings by model. Pass them to another tracer's ``settings`` to apply them there."""
         return self._settings.changes()
 
     def begin(self, request: InferRequest, traceparent: str = "", tracestate: str = "") -> Trace | None:
@@ -138,7 +138,7 @@ class Tracer:
         )
 
     def computed(self, traces: Iterable[object], rows: int, reason: Reason, times: BatchTimes) -> None:
-        """Add a batch to the records of its requests. If ``enabled``, call this for every batch before its requests are answered."""
+        """Add a batch's times to its requests' records. If ``enabled``, call this for every batch before its requests are answered."""
         for trace in traces:
             if isinstance(trace, Trace):
                 trace.times, trace.batch_rows, trace.reason = times, rows, reason
@@ -167,7 +167,7 @@ class Tracer:
             self._exporters[trace.mode].put(trace)
 
     def _sampler(self, model: str) -> _Sampler | None:
-        """The sampler of ``model``; None if it is not traced. Models without their own setting share one, as in Triton."""
+        """The sampler of ``model``; None if it is not traced. As in Triton, models without their own setting share a sampler."""
         own = model if self._settings.has_own(model) else ""
         if own not in self._samplers:
             setting = self._settings.of(own)
@@ -180,5 +180,5 @@ class Tracer:
 
 
 def _size(tensors: Mapping[str, Array]) -> int:
-    """Bytes of the tensors; for strings, only the content counts."""
+    """Bytes of the tensors. For strings, only the content is counted."""
     return sum(sum(map(len, array.flat)) if array.dtype.kind == "O" else array.nbytes for array in tensors.values())

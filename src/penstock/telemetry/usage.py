@@ -10,7 +10,7 @@ import msgspec
 
 
 class ProcessUsage(msgspec.Struct):
-    """One process, or the sum of several."""
+    """Resource usage of one process, or the sum over several processes."""
 
     resident_bytes: int = 0
     cpu_s: float = 0.0
@@ -23,7 +23,7 @@ class MachineUsage(msgspec.Struct):
     memory_total_bytes: int
     memory_used_bytes: int
     cpu: float | None = None
-    """Fraction of the time that all cores were busy since the last reading, 0 to 1; None at the first reading."""
+    """Fraction of all cores' time that was in use since the last reading, from 0 to 1; None at the first reading."""
 
 
 def process_usage() -> ProcessUsage:
@@ -38,7 +38,7 @@ def process_usage() -> ProcessUsage:
 
 
 class MachineMeter:
-    """Reads the machine's usage. It keeps the last reading, because the kernel counts from the start of the machine."""
+    """Reads the machine's usage. Keeps the previous reading, because the kernel's counters start at boot."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc

@@ -1,1 +1,1 @@
-"""The response cache, with single flight and Redis as a second tier."""
+"""The response cache: equal concurrent requests share one run, and Redis can serve as a second tier."""

@@ -29,7 +29,7 @@ _ENTRY_BYTES = 600
 _OUTPUT_BYTES = 400
 _ELEMENT_BYTES = 48
 _PARAMETER_BYTES = 100
-"""Estimated overhead in bytes of Python objects for a response, an output, an element of a BYTES tensor, and a parameter."""
+"""Estimated bytes of Python objects for, in this order, a response, an output, an element of a BYTES tensor, and a parameter."""
 
 
 class _Output(msgspec.Struct, array_like=True, frozen=True):
@@ -49,14 +49,14 @@ _decode_head = msgspec.msgpack.Decoder(_Head).decode
 
 
 class CachedAnswer(msgspec.Struct, frozen=True):
-    """Outputs and parameters of a response, and the memory that they take. The arrays are read-only, also in responses from it."""
+    """The outputs and parameters of a response, and their memory. The arrays are read-only, also in the responses of ``to``."""
 
     outputs: Mapping[str, Array]
     parameters: Parameters
     size_bytes: int
 
     def to(self, request: InferRequest) -> InferResponse:
-        """The response to ``request``. It shares its read-only arrays with all other responses from this object."""
+        """The response to ``request``. All responses from this object share the same read-only arrays."""
         return InferResponse(
             request.model_name,
             request.model_version,
@@ -81,7 +81,7 @@ class CachedAnswer(msgspec.Struct, frozen=True):
 
 
 def freeze(response: InferResponse) -> CachedAnswer:
-    """Copy ``response``. Raises PenstockError if an output or a parameter has a type that the protocol lacks."""
+    """A copy of ``response`` for the cache. Raises PenstockError if an output or a parameter has a type that the protocol lacks."""
     if any(type(value) not in _SCALARS for value in response.parameters.values()):
         raise Unsupported("a parameter of the response is neither a string nor a number")
     outputs = {}
@@ -91,7 +91,7 @@ def freeze(response: InferResponse) -> CachedAnswer:
 
 
 def from_bytes(stored: Buffer) -> CachedAnswer:
-    """Read the serialised form, which may be corrupt: memory is allocated for actual data, never for declared sizes.
+    """Read the serialised form. As it may be corrupt, memory is allocated only for data that is present, never for declared sizes.
 
     Raises IntegrityError.
     """

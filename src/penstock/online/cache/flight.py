@@ -1,7 +1,7 @@
-"""Single flight: one run of the model answers all equal requests that arrive meanwhile.
+"""Single flight: one run of the model answers all equal requests that arrive before the run ends.
 
     start → look up in the second tier → run → ended: all requests are answered
-                  │ found                  ▲ │ the run failed for reasons of the request that was submitted
+                  │ found                  ▲ │ the run failed because of this request's deadline or a full queue
                   └──────→ ended           └─┘ submit the next request
 
 A request that is cancelled or whose deadline passes leaves the flight. The run is cancelled once no request waits for it.
@@ -27,14 +27,14 @@ from penstock.telemetry.statistics import Failure, ModelStatistics
 _log = logging.getLogger(__name__)
 
 _OF_ONE_REQUEST = frozenset({Code.CANCELLED, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE})
-"""Errors of a single request: an equal request may have more time, or find space in the queue."""
+"""Errors that need not apply to an equal request, which may have a later deadline or find space in the queue."""
 
 
 Submit = Callable[[Done], Cancellable | None]
-"""Submits a request to the scheduler, which calls ``done`` once. If it calls ``done`` at once, the result is None. Raises
+"""Submits a request to the scheduler, which calls ``done`` once. Returns None if the scheduler has already called ``done``. Raises
 PenstockError."""
 Lookup = Callable[[Callable[[CachedAnswer | None], None]], Cancellable | None]
-"""Looks the response up in the second tier. Cancelling prevents the call."""
+"""Looks the response up in the second tier and passes it to a callback. Cancelling the look-up prevents this call."""
 
 
 class Waiter(msgspec.Struct, eq=False):
@@ -45,9 +45,9 @@ class Waiter(msgspec.Struct, eq=False):
     submit: Submit
     arrived_ns: int
     lookup_ns: int
-    """Duration of the look-up in the cache."""
+    """Duration of the look-up in the cache, in nanoseconds."""
     flight: Flight | None = None
-    """None once the request has left or is answered."""
+    """None once the request has left the flight or has been answered."""
     timer: asyncio.TimerHandle | None = None
     left: Callable[[], None] | None = None
 
@@ -59,8 +59,8 @@ class Waiter(msgspec.Struct, eq=False):
 class Flight:
     """The equal requests that wait for one response. Used only on the event loop.
 
-    ``keep`` receives the response and whether it is new; ``ended`` is called once, before the last requests are answered. In the
-    statistics, the request that was submitted counts as executed, and all others count as cache hits.
+    ``keep`` is called with the response, and with True if the model computed it. ``ended`` is called once, before the last
+    requests are answered. In the statistics, the submitted request counts as executed; the other requests count as cache hits.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Flight:
         self._work: Cancellable | None = None
 
     def start(self, waiter: Waiter, lookup: Lookup | None) -> Cancellable | None:
-        """Start with the first request; returns None if it is already answered."""
+        """Start with the first request. Returns None if the request has already been answered."""
         self._waiters[waiter] = None
         waiter.flight = self
         if lookup is None:
@@ -93,7 +93,7 @@ class Flight:
         return None if waiter.flight is None else waiter
 
     def join(self, waiter: Waiter, left: Callable[[], None]) -> Cancellable:
-        """Add ``waiter``; ``left`` is called when it is answered."""
+        """Add the request ``waiter``. ``left`` is called when the request has been answered."""
         self._waiters[waiter] = None
         waiter.flight, waiter.left = self, left
         deadline = waiter.request.deadline
@@ -114,7 +114,7 @@ class Flight:
         work, self._work = self._work, None
         if self._submitter is None:
             self._count_failure(waiter, error)
-        # Otherwise the scheduler counts the run.
+        # For a submitted request, the scheduler counts the failure.
         if work is not None:
             work.cancel()
         self._tell(waiter, error)
@@ -131,7 +131,7 @@ class Flight:
             self._tell(waiter, answer.to(waiter.request))
 
     def _run(self) -> None:
-        """Submit the first request, unless all have left."""
+        """Submit the first request, unless all requests have left."""
         waiter = self._submitter = next(iter(self._waiters), None)
         if waiter is None:
             return
@@ -140,7 +140,7 @@ class Flight:
             work = waiter.submit(self._ran)
         except PenstockError as error:
             self._ran(error)
-        except Exception:  # noqa: BLE001 - a bug must not leave all of them unanswered
+        except Exception:  # noqa: BLE001 - a bug must not leave requests unanswered
             _log.exception("a request could not be submitted")
             self._ran(PenstockError("internal error"))
         else:
@@ -162,14 +162,14 @@ class Flight:
                 self._tell(waiter, outcome)
 
     def _next(self, error: PenstockError, submitter: Waiter | None) -> None:
-        """Answer ``submitter``, for whose own reasons the run failed (its deadline, or a full queue), and submit the next request."""
+        """Answer ``submitter``, whose run failed because of its own deadline or a full queue, and submit the next request."""
         if not self._waiters:
             return
         failed = submitter if submitter is not None and submitter in self._waiters else None
         if failed is not None:
             del self._waiters[failed]
         if self._waiters:
-            # Scheduled on the event loop: if the queue rejects all requests, direct calls would recurse once per request.
+            # Scheduled on the event loop, because direct calls would recurse once per request if the queue rejects all requests.
             asyncio.get_running_loop().call_soon(self._run)
         else:
             self._ended()
@@ -199,7 +199,7 @@ class Flight:
                 self._tell(waiter, msgspec.structs.replace(response, id=waiter.request.id))
 
     def _take(self) -> list[Waiter]:
-        """Remove and return all waiters, in order; they can no longer leave."""
+        """Remove and return all waiters, in order. The removed waiters can no longer leave the flight."""
         waiters = list(self._waiters)
         self._waiters.clear()
         for waiter in waiters:

@@ -3,7 +3,7 @@
 The key is the SHA-256 of the following parts, each with its length, so that their boundaries are unambiguous:
 
 1. the model's identity and version;
-2. the client, so that response times reveal nothing about the requests of others;
+2. the client, so that response times reveal nothing about other clients' requests;
 3. each input, sorted by name: name, datatype, shape, and its bytes in the protocol's binary form;
 4. the requested outputs in order, which is also the order of the response;
 5. the parameters, except those that only affect scheduling or the encoding of the response.
@@ -31,14 +31,14 @@ _NO_PARAMETERS = _PARAMETERS.encode({})
 
 
 def model_prefix(identity: str, version: str) -> bytes:
-    """The prefix that all keys of a model version share. ``identity`` identifies its content, e.g. by the digests of bundle and
-    variant.
+    """The prefix that all keys of a model version share. ``identity`` identifies the model's content, e.g. by the digests of the
+    bundle and the variant.
     """
     return hashlib.sha256(b"%d:%b%b" % (len(identity.encode()), identity.encode(), version.encode())).digest()
 
 
 def cache_key(prefix: bytes, request: InferRequest) -> bytes | None:
-    """The key of 32 bytes; None if the parameters have no canonical form. Inputs must have datatypes of the protocol."""
+    """The key of ``request``, of 32 bytes; None if a parameter has no canonical form. Inputs must have datatypes of the protocol."""
     parameters = _NO_PARAMETERS
     if request.parameters:
         counted = {name: value for name, value in request.parameters.items() if name not in _NOT_OF_THE_ANSWER}

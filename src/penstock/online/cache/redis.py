@@ -1,7 +1,8 @@
-"""The second tier of the response cache, in a Redis that several servers may share.
+"""The second tier of the response cache: a Redis server that several Penstock servers may share.
 
-If Redis fails, a client at worst gets a cache miss. Look-ups have a short timeout, and responses are written in the background. After
-failures, a circuit breaker pauses the use of Redis, each time for twice as long. Stored responses are checked and bounded in size.
+A failure of Redis is at worst a cache miss for clients. Look-ups have a short timeout, and responses are written in the
+background. After several failures, a circuit breaker stops using Redis for a pause; each further failure doubles the pause.
+Responses from Redis are checked, and their size is limited.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from penstock.online.scheduler.base import Cancellable
 _log = logging.getLogger(__name__)
 
 KEY_PREFIX = b"penstock:1:"
-"""The prefix of all keys in Redis; the number is the version of the key's derivation."""
+"""The prefix of all keys in Redis. Its number is the version of the algorithm that computes keys."""
 
 _GET_S = 0.05
-"""Maximum time that a request waits for Redis, about as long as connecting to a nearby server takes."""
+"""Maximum seconds that a request waits for Redis: about the time to connect to a nearby server."""
 _SET_S = 1.0
 _MAX_LOOKUPS = 64
 _MAX_UNWRITTEN = 256
@@ -34,8 +35,8 @@ _MAX_UNWRITTEN_BYTES = 32 << 20
 
 
 class Breaker:
-    """A circuit breaker. Pure. It opens after ``tolerance`` consecutive failures. While open, it allows one attempt after each pause;
-    pauses double from ``first_s`` to ``last_s``.
+    """A circuit breaker. Pure. The breaker opens after ``tolerance`` consecutive failures. An open breaker allows one attempt
+    after each pause. The first pause lasts ``first_s`` seconds, and each further pause twice as long, up to ``last_s``.
     """
 
     def __init__(self, tolerance: int = 3, first_s: float = 0.25, last_s: float = 30.0) -> None:
@@ -51,8 +52,7 @@ class Breaker:
             return True
         if now < self._until:
             return False
-        # This caller makes the one attempt. If it never reports the outcome, another caller may try after another
-        # pause.
+        # This caller makes the attempt. If it never reports the outcome, another caller may try after another pause.
         self._until = now + self._pause_s
         return True
 
@@ -72,11 +72,12 @@ class Breaker:
 
 
 class RedisTier:
-    """A ``SecondTier`` in the Redis at ``url`` (``redis://``, ``rediss://`` or ``unix://``). Used only on the event loop.
+    """A ``SecondTier`` that uses the Redis server at ``url`` (``redis://``, ``rediss://`` or ``unix://``). Used only on the event
+    loop.
 
-    Redis keeps a response for ``ttl_s`` seconds or, if that is 0, until it evicts the response. A response larger than
-    ``max_value_bytes`` is not stored. A look-up is a miss after ``timeout_s``. The first look-up connects. Raises InvalidConfig;
-    neither the error nor the log shows the credentials in ``url``.
+    Redis keeps a response for ``ttl_s`` seconds. If ``ttl_s`` is 0, Redis keeps the response until it needs the memory. A response
+    larger than ``max_value_bytes`` is not stored. A look-up that takes longer than ``timeout_s`` is a miss. The first look-up
+    opens the connection. Raises InvalidConfig. Neither the error nor the log shows the credentials in ``url``.
     """
 
     def __init__(self, url: str, ttl_s: float, max_value_bytes: int, clock: Clock, timeout_s: float = _GET_S) -> None:
@@ -116,7 +117,7 @@ class RedisTier:
         return task
 
     def put(self, key: bytes, answer: CachedAnswer) -> None:
-        """Queue ``answer`` for writing, unless Redis fails or the queue is full."""
+        """Queue ``answer`` for writing, unless the breaker is open or the queue is full."""
         if self._breaker.is_open or len(self._unwritten) >= _MAX_UNWRITTEN:
             return
         if self._unwritten_bytes + answer.size_bytes > _MAX_UNWRITTEN_BYTES:
@@ -127,7 +128,7 @@ class RedisTier:
             self._writer = asyncio.get_running_loop().create_task(self._write())
 
     async def close(self) -> None:
-        """Cancel everything in progress; queued responses are dropped."""
+        """Cancel everything in progress, and drop queued responses."""
         tasks = [*self._lookups, *([self._writer] if self._writer else [])]
         for task in tasks:
             task.cancel()
@@ -190,7 +191,7 @@ class RedisTier:
         self._breaker.succeeded()
 
     def _warn(self, message: str) -> None:
-        """Log only the first of these messages, so that other writers to Redis cannot flood the log."""
+        """Log only the first warning about stored responses, so that other programs that write to Redis cannot flood the log."""
         if not self._warned:
             self._warned = True
             _log.warning("Redis: %s", message)

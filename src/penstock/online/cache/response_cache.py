@@ -1,7 +1,7 @@
 """The response cache for deterministic models, bounded in bytes.
 
 request → key → cached?              → respond at once
-                equal one in flight? → share its response                      (single flight, flight.py)
+                equal request runs?  → share its response                      (single flight, flight.py)
                 in second tier?      → respond, and cache it here too          (optional, redis.py)
                 otherwise            → run the model and cache the response    (errors are not cached)
 """
@@ -25,14 +25,14 @@ from penstock.request import Done, InferRequest
 from penstock.telemetry.statistics import Failure, ModelStatistics
 
 _LARGEST_SHARE = 4
-"""A response larger than the cache divided by this is not cached, since it would evict too many others."""
+"""A response larger than 1/4 of the cache is not cached, because it would evict too many others."""
 
 
 class SecondTier(Protocol):
-    """A larger, slower cache behind this one, which servers may share. It never raises: a failure is a miss."""
+    """A larger, slower cache behind the response cache, which several servers may share. Failures count as misses."""
 
     def get(self, key: bytes, done: Callable[[CachedAnswer | None], None]) -> Cancellable | None:
-        """Look ``key`` up and call ``done`` once. If ``done`` is called at once, the result is None. Cancelling prevents the call."""
+        """Look up ``key`` and call ``done`` once. Returns None if this has happened. Cancelling the result prevents the call."""
 
     def put(self, key: bytes, answer: CachedAnswer) -> None:
         """Store ``answer`` in the background, if possible."""
@@ -44,7 +44,7 @@ class SecondTier(Protocol):
 def open_cache(cache_bytes: int, cache_redis: str, cache_ttl_s: float, clock: Clock) -> ResponseCache | None:
     """The cache that the server's settings describe; None if it is disabled.
 
-    Raises InvalidConfig, and Unavailable if the package of Redis is not installed.
+    Raises InvalidConfig. Raises Unavailable if the Python package ``redis`` is not installed.
     """
     if not cache_bytes:
         if cache_redis:
@@ -61,7 +61,7 @@ def open_cache(cache_bytes: int, cache_redis: str, cache_ttl_s: float, clock: Cl
 
 
 class ResponseCache:
-    """Responses of all models, at most ``max_bytes`` (> 0); evicts the least recently used. Used only on the event loop."""
+    """The cached responses of all models, at most ``max_bytes`` (> 0), with LRU eviction. Used only on the event loop."""
 
     def __init__(self, max_bytes: int, clock: Clock, second: SecondTier | None = None) -> None:
         self.clock = clock
@@ -78,11 +78,11 @@ class ResponseCache:
     def of(
         self, identity: str | Callable[[], str], version: str, statistics: ModelStatistics, max_waiting: int
     ) -> ModelCache:
-        """The cache of one model version, which must be neither decoupled nor stateful.
+        """The cache of one model version. The model must be neither decoupled nor stateful.
 
-        ``identity`` returns an identifier of the model's content, so that a changed model does not find old responses here or in the
-        second tier. For an ensemble, it is called on each request, because the models of the ensemble may change. At most
-        ``max_waiting`` requests wait for the responses to equal requests.
+        ``identity`` returns an identifier of the model's content, so that a changed model does not find old responses here or in
+        the second tier. ``identity`` is called on each request to an ensemble, because the ensemble's models may change. At most
+        ``max_waiting`` requests may wait for responses to equal requests.
         """
         if isinstance(identity, str):
             prefix = model_prefix(identity, version)
@@ -97,7 +97,7 @@ class ResponseCache:
         return entry[0]
 
     def put(self, key: bytes, answer: CachedAnswer, owner: ModelCache) -> None:
-        """Cache ``answer``, unless it is too large, and evict others to make room."""
+        """Cache ``answer``, unless it is too large, and evict other responses to make room."""
         self._remove(key)
         if answer.size_bytes > self.max_answer_bytes:
             return
@@ -129,7 +129,7 @@ class ResponseCache:
 
 
 class ModelCache:
-    """The cache of one model version, made by ``ResponseCache.of``. Used only on the event loop."""
+    """The cache of one model version. ``ResponseCache.of`` creates it. Used only on the event loop."""
 
     def __init__(
         self, cache: ResponseCache, prefix: Callable[[], bytes], statistics: ModelStatistics, max_waiting: int
@@ -140,13 +140,13 @@ class ModelCache:
         self._prefix = prefix
         self._statistics = statistics
         self._max_waiting = max_waiting
-        # Requests of different priorities do not wait for one another: an urgent request would be delayed like a less urgent one.
+        # A request does not wait for an equal request of another priority, because a less urgent request could delay it.
         self._flights: dict[tuple[bytes, int], Flight] = {}
         self._waiting = 0
         self._is_open = True
 
     def answer(self, request: InferRequest, done: Done, submit: Submit) -> Cancellable | None:
-        """Answer the checked ``request`` from the cache, with the response to an equal request in flight, or by ``submit(done)``.
+        """Answer the checked ``request`` from the cache, with the response to an equal request in progress, or by ``submit(done)``.
 
         ``submit`` passes the request to the scheduler, perhaps later. ``done`` is called once, perhaps before this returns None.
         Outputs from the cache are read-only. Raises Unavailable.
@@ -172,7 +172,7 @@ class ModelCache:
         return self._fly(key, waiter)
 
     def forget(self) -> None:
-        """Remove all responses and cache no further ones, because the model version is being unloaded."""
+        """Remove all responses and cache no further responses, because the model version is being unloaded."""
         self._is_open = False
         self._cache.forget(self)
 

@@ -1,4 +1,4 @@
-"""An instance: one thread that runs one copy of the model, or shares a reentrant one."""
+"""An instance: one thread that runs a model. Each instance has its own copy of the model, or shares a reentrant model."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _log = logging.getLogger(__name__)
 
 
 class Instance:
-    """Runs batches of the scheduler, one at a time.
+    """Takes batches from the scheduler and runs them, one at a time.
 
-    If a batch fails, each of its requests runs again alone, so that an error affects only the requests that cause it.
+    If a batch fails, each of its requests runs again alone, so that only the requests that cause the error fail.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class Instance:
         self._gate = gate
         self._ended: Callable[[Instance], None] | None = None
         self._run_here: Callable[[Batch], None] | None = None
-        # A daemon thread: a model that hangs must not keep the process alive.
+        # A daemon thread, because a model that hangs must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self, ended: Callable[[Instance], None] | None = None) -> None:
-        """Start the thread, which calls ``ended`` at its end, after the last use of the model."""
+        """Start the thread. Before it ends, and after its last use of the model, it calls ``ended``."""
         self._ended = ended
         model = self.model
         if self._gate is not None:
@@ -51,7 +51,7 @@ class Instance:
         self._thread.start()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait for the thread to end, after the batcher has stopped or dismissed it."""
+        """Wait for the thread to end. Call this after the batcher has been stopped or has dismissed the instance."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -79,8 +79,8 @@ class Instance:
                     self._forward(model, alone, retries=False)
 
     def _forward(self, model: LoadedModel, batch: Batch, retries: bool) -> bool:
-        """Run ``batch`` and finish it. With ``retries``, a failed batch whose requests may run again is not finished; the result is
-        then False.
+        """Run ``batch`` and finish it. With ``retries``, do not finish a failed batch whose requests may run again, and return
+        False.
         """
         times = BatchTimes(batch.taken_ns, batch.taken_ns, batch.taken_ns, batch.taken_ns)
         outcome: list[dict[str, Array]] | PenstockError

@@ -1,4 +1,4 @@
-"""Calls from one model to another: they are made on any thread, and answered on the event loop."""
+"""Calls from one model to another. Any thread may make a call. The answer arrives on the event loop."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from penstock.request import Done, InferRequest
 
 
 class StartCall(Protocol):
-    """The type of ``DataPlane.call``, which is called on the event loop."""
+    """The type of ``DataPlane.call``. Such a function must be called on the event loop."""
 
     def __call__(self, request: InferRequest, done: Done, *, decoupled: bool) -> Cancellable | None: ...
 
 
 class ModelCall:
-    """One call of a model. ``begin`` is called once; any thread may use it."""
+    """One call of a model. Call ``begin`` once. Any thread may use the object."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, call: StartCall) -> None:
         self._loop = loop
@@ -29,7 +29,7 @@ class ModelCall:
         self._request: Cancellable | None = None
 
     def begin(self, request: InferRequest, done: Done, decoupled: bool) -> None:
-        """Send ``request``; ``done`` is called on the event loop and must not block. Raises Unavailable."""
+        """Send ``request``. ``done`` is called on the event loop and must not block. Raises Unavailable."""
 
         def start() -> None:
             if not self._cancelled:

@@ -1,15 +1,15 @@
-"""The messages between a process instance and its child, sent over a socket pair. Tensors are in shared memory instead.
+"""The messages between a process instance and its child process. They are sent over a socket pair. Tensors are in shared memory.
 
-Each message is its length, followed by its MessagePack form. With most engines, each message has exactly one reply. A Python model's
-process and its parent both send at any time, because the model may call other models while it executes, and may respond later::
+A message is sent as its length followed by its MessagePack form. With most engines, each message has exactly one reply. With a Python
+model, parent and child may send at any time, because the model may call other models while it executes, and may send responses later::
 
     parent                          child
-    Execute   ──────────────────▶             requests; their inputs lie in the arena of inputs
-              ◀──────────────────   Answered  an answer of a decoupled model, or a check whether the client has cancelled
+    Execute   ──────────────────▶             requests; their inputs are in the input arena
+              ◀──────────────────   Answered  an answer of a decoupled model, or the question whether the client has cancelled
     Taken     ──────────────────▶             the tensors have been copied, so their arena is free
               ◀──────────────────   Asked     a request to another model
-    Taken, Replied … ───────────▶             its answers, each acknowledged by the child's Taken
-              ◀──────────────────   Executed  the outcomes; outputs lie in the arena of outputs
+    Taken, Replied … ───────────▶             the other model's answers; the child acknowledges each with Taken
+              ◀──────────────────   Executed  the outcomes; outputs are in the output arena
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ _LENGTH = struct.Struct("<I")
 _READ = 1 << 16
 
 Stages = dict[str, tuple[int, int]]
-"""Count and total nanoseconds of each stage since the previous message, by the stage's name."""
+"""Count and total nanoseconds of each stage since the previous message, by name of the stage."""
 
 
 class Load(msgspec.Struct, tag=True):
-    """Request to load the model, whose files are in the inherited memory."""
+    """Request to load a model. The model's files are in memory that the child inherits."""
 
     engine: str
     format: str
     digest: str
     path: str
-    """The model's file; empty if it has none."""
+    """Path of the model's file; empty if the model is not in a file."""
     options: dict[str, Any]
     cores: tuple[int, ...]
     """Core ids to run on; empty means any."""
     name: str = ""
     """``Artifact.name``."""
     beside: tuple[FileEntry, ...] = ()
-    """``Artifact.beside``. The model's other files. Without a ``path``, their contents follow the bytes of the main file."""
+    """``Artifact.beside``, the model's other files. Without a ``path``, their contents follow the bytes of the main file."""
 
 
 class Loaded(msgspec.Struct, tag=True):
@@ -62,7 +62,7 @@ class Loaded(msgspec.Struct, tag=True):
     left_out: dict[str, str] = {}
     """See ``LoadedModel``."""
     decoupled: bool = False
-    """Set for Python models only, like ``max_batch``; see ``RequestModel``."""
+    """Set for Python models only, like ``max_batch``. See ``RequestModel``."""
     max_batch: int | None = None
 
 
@@ -94,14 +94,14 @@ class Failed(msgspec.Struct, tag=True):
 
 class Execute(msgspec.Struct, tag=True):
     first: int
-    """Number of the first request; the others are numbered consecutively."""
+    """Number of the first request. The other requests have consecutive numbers."""
     requests: list[InferRequest]
     """The requests without their inputs."""
     inputs: list[list[TensorSlot]]
 
 
 OutcomeSlots = list[TensorSlot] | Failed | None
-"""The outcome of a request: outputs, an error, or neither if there is none yet."""
+"""The outcome of a request: outputs, an error, or neither if the request has no outcome yet."""
 
 
 class Executed(msgspec.Struct, tag=True):
@@ -117,7 +117,7 @@ class Answered(msgspec.Struct, tag=True):
 
 
 class Taken(msgspec.Struct, tag=True):
-    """Acknowledgement: the tensors of the other side's last message have been copied."""
+    """Acknowledgement that the receiver has copied the tensors of the sender's last message."""
 
     wanted: bool = True
     """False once the client has cancelled the request."""
@@ -137,11 +137,11 @@ class Replied(msgspec.Struct, tag=True):
     outcome: OutcomeSlots
     final: bool
     model: tuple[str, str]
-    """Name and version of the model that answers."""
+    """Name and version of the model that answered."""
 
 
 class Dropped(msgspec.Struct, tag=True):
-    """The model has cancelled its call ``number``."""
+    """Sent when the model has cancelled its call ``number``."""
 
     number: int
 
@@ -154,7 +154,7 @@ class Said(msgspec.Struct, tag=True):
 
 
 class MetricChanged(msgspec.Struct, tag=True):
-    """A metric of the model has changed."""
+    """Sent when a metric of the model has changed."""
 
     name: str
     kind: Literal["counter", "gauge"]
@@ -162,7 +162,7 @@ class MetricChanged(msgspec.Struct, tag=True):
     labels: dict[str, str]
     value: float
     replaces: bool
-    """True if ``value`` replaces the metric's value, False if it is added."""
+    """True if ``value`` replaces the metric's value; False if it is added to the metric's value."""
 
 
 Replies = Taken | Asked | Replied | Dropped | Said | MetricChanged
@@ -175,26 +175,26 @@ def without_inputs(request: InferRequest) -> InferRequest:
 
 
 def write_outcome(outcome: Mapping[str, Array] | PenstockError | None, arena: TensorArena) -> OutcomeSlots:
-    """Convert the outcome of a request; outputs replace the content of ``arena``."""
+    """Convert the outcome of a request for a message. Outputs replace the content of ``arena``."""
     if isinstance(outcome, PenstockError):
         return Failed.of(outcome)
     return None if outcome is None else arena.write(outcome)
 
 
 def read_outcome(outcome: OutcomeSlots, arena: TensorArena) -> dict[str, Array] | PenstockError | None:
-    """The reverse of ``write_outcome``; outputs are copied."""
+    """Reverse ``write_outcome``. The returned outputs are copies."""
     if isinstance(outcome, Failed):
         return outcome.error()
     return None if outcome is None else arena.copy(outcome)
 
 
 class Channel:
-    """One end of the socket pair. One thread at a time may send, and one may receive."""
+    """One end of the socket pair. At any time, at most one thread may send and at most one thread may receive."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
         self._ahead = bytearray()
-        """Bytes that have arrived after the last message."""
+        """Bytes that have arrived after the last complete message."""
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode: Callable[[memoryview], Message] = msgspec.msgpack.Decoder(Message).decode
 

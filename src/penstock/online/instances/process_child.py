@@ -1,4 +1,4 @@
-"""The parent's side of a child process with a model: starting it, exchanging messages, ending it."""
+"""The parent's side of a child process with a model: starts the child, exchanges messages with it, and ends it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ _STDERR = 2
 
 
 class ProcessChild:
-    """A new process, not a fork: it inherits only ``files``, the descriptors of the model and of the tensors in and out.
+    """A child process. It is started anew, not forked, and inherits only ``files``: the descriptors of the model and of the arenas
+    for inputs and outputs.
 
-    It runs the module ``worker`` and ends with this process. Only one thread may call ``wait``. One thread at a time may ``send``,
-    and one may ``receive``.
+    The child runs the module ``worker`` and ends with this process. Only one thread may call ``wait``. At any time, only one thread
+    may ``send``, and only one may ``receive``.
     """
 
     def __init__(self, files: Sequence[int], worker: str = WORKER) -> None:
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
         inherited = (theirs.fileno(), lifeline, *files)
-        # A terminal signals the child too, which must live until the parent has drained. The signals are therefore
-        # blocked until the child ignores them.
+        # A terminal also sends its signals to the child, but the child must live until the parent has drained. The signals are
+        # therefore blocked until the child ignores them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
         try:
             self._process = subprocess.Popen(  # noqa: S603 - a module of Penstock
@@ -66,9 +67,9 @@ class ProcessChild:
             return None
 
     def load(self, message: Load, take: Callable[[Message], None], timeout_s: float = 0.0) -> Loaded:
-        """Load the model, and call ``take`` with the messages that arrive meanwhile.
+        """Load the model, and call ``take`` with the messages that arrive during the load.
 
-        Raises the engine's error, PenstockError if the process ends, and TimeoutError after ``timeout_s``; 0 means no limit.
+        Raises the engine's error, PenstockError if the process ends, and TimeoutError after ``timeout_s`` seconds (0: no limit).
         """
         end = time.monotonic() + timeout_s
         left_s = 0.0
@@ -91,12 +92,12 @@ class ProcessChild:
         return answer
 
     def send(self, message: Message) -> None:
-        """Send ``message``. Raises OSError if the child has ended and so will not receive it."""
+        """Send ``message``. Raises OSError if the child has ended."""
         with self._sending:
             self._channel.send(message)
 
     def receive(self, timeout_s: float) -> Message:
-        """Wait for a message. Raises EOFError or OSError if the child ends, TimeoutError after ``timeout_s``; 0 means no limit."""
+        """Wait for a message. Raises EOFError or OSError if the child ends, and TimeoutError after ``timeout_s`` (0: no limit)."""
         with self._receiving:
             self._channel.socket.settimeout(timeout_s or None)
             return self._channel.receive()
@@ -104,7 +105,7 @@ class ProcessChild:
     def wait(self) -> str:
         """Wait until the child has ended, free its resources, and return how it ended."""
         code = self._process.wait()
-        # This wakes waiting callers even if a process that the model has started still holds the other end open.
+        # Wakes waiting callers, even if a process that the model has started keeps the other end of the socket open.
         self.ask_to_end()
         with self._sending, self._receiving:
             self._channel.close()

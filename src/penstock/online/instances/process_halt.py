@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 class LoadingProcess(Protocol):
     def end_at_once(self) -> None:
-        """Kill the process and do not restart it. Any thread may call it."""
+        """Kill the process and do not restart it. Any thread may call this."""
         ...
 
     def used_s(self) -> float | None:
@@ -22,12 +22,12 @@ class LoadingProcess(Protocol):
 
 
 class Halt:
-    """Ends processes that are still loading their models; such a load might never end by itself. Any thread may use it."""
+    """Ends processes that are still loading their models, because a load might never end. Any thread may use this class."""
 
     def __init__(self, model: str = "") -> None:
         self._model = model
         self.reason = ""
-        """The reason why loading is refused; empty while it is allowed."""
+        """The reason why further loads are refused; empty while loads are allowed."""
         self._lock = threading.Lock()
         self._loading: set[LoadingProcess] = set()
 
@@ -50,7 +50,7 @@ class Halt:
         return None if not used or None in used else sum(filter(None, used))
 
     def end(self, reason: str) -> None:
-        """Kill all registered processes at once, and refuse further ones."""
+        """Kill all registered processes immediately, and refuse further processes."""
         with self._lock:
             self.reason = reason
             loading, self._loading = self._loading, set()

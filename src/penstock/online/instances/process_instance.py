@@ -1,9 +1,9 @@
 """A model in a child process. If it crashes or hangs, the server and its other models continue.
 
-Tensors pass through shared memory: inputs are copied into it once, outputs out of it once, and nothing is pickled. If the process
-dies, only its current batch fails. It is restarted at once, and after repeated deaths with growing delays (see ``restart``). Until
-the new process has loaded the model, the model is not ``healthy``. Calls wait up to a second; then they fail, with the time after
-which to retry.
+Tensors pass through shared memory. Inputs are copied into it once, outputs are copied out of it once, and nothing is pickled. If
+the process dies, only its current batch fails. The process is restarted immediately, or after a delay if it has died repeatedly
+(see ``restart``). Until the new process has loaded the model, the model is not ``healthy``. Calls wait up to a second for the new
+process. Then they fail, and the error says when to retry.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.tensor import Array, Signature, TensorSpec
 _log = logging.getLogger(__name__)
 
 _PATIENCE_S = 1.0
-"""Maximum time for which a call waits for a process that is being restarted. It also limits the rate of failing batches."""
+"""Maximum seconds for which a call waits for a process that is being restarted. This wait also limits the rate of failing batches."""
 _LOOK_S = 0.05
 _MAX_DEATHS = 32
 
@@ -42,15 +42,15 @@ class InstanceRestarting(InstanceDied):
 
 
 class ModelProcess:
-    """A model in a child process that is restarted when it dies; created by ``load``."""
+    """A model in a child process that is restarted when it dies. Create it with ``load``."""
 
     reentrant = False
     worker = WORKER
     """Module that the child runs."""
     end_s = 2.0
-    """Longest wait for the child to end by itself before it is killed."""
+    """Maximum seconds to wait for the child to end before it is killed."""
     least_load_s = 60.0
-    """Minimum timeout of loading, if calls have a timeout: loading takes longer than a call."""
+    """Minimum timeout for loading, in seconds, if calls have a timeout. Loading takes longer than a call."""
 
     def __init__(self, message: Load, model_file: int, timeout_s: float, clock: Clock) -> None:
         self.signature: Signature
@@ -66,12 +66,12 @@ class ModelProcess:
         self._deaths: deque[float] = deque(maxlen=_MAX_DEATHS)
         self._keeper: threading.Thread
         self._changed = threading.Condition()
-        # The rest is guarded by the condition.
+        # The condition guards all attributes below.
         self._child: ProcessChild | None = None
         """The child that receives calls; None during a restart."""
         self._starting: ProcessChild | None = None
         self._closed = self._unloaded = False
-        """True after ``unload`` has begun: no child is called or started again."""
+        """True once ``unload`` has begun. From then on, no child is called or started."""
 
     @classmethod
     def load(  # noqa: PLR0913, PLR0917 - the model, and the settings of its process
@@ -85,10 +85,11 @@ class ModelProcess:
         clock: Clock | None = None,
         halt: Halt | None = None,
     ) -> Self:
-        """Load ``artifact``, whose bytes are in ``model_file`` (see ``Artifact.in_memory``), in a new process that runs on ``cores``.
+        """Load ``artifact`` in a new process that runs on ``cores``. The descriptor ``model_file`` contains its bytes (see
+        ``Artifact.in_memory``).
 
-        The process is ended if a call takes longer than ``timeout_s``, or loading longer than both ``timeout_s`` and ``least_load_s``;
-        0 means no limit. ``halt`` can end the process until ``Halt.release``. Raises the errors of the engine.
+        The process is killed if a call takes longer than ``timeout_s`` (0: no limit), or loading longer than both ``timeout_s`` and
+        ``least_load_s``. ``halt`` can end the process until ``Halt.release``. Raises the errors of the engine.
         """
         halt = halt or Halt()
         path = str(artifact.path.resolve()) if artifact.path else ""
@@ -110,12 +111,12 @@ class ModelProcess:
 
     @property
     def healthy(self) -> bool:
-        """True if there is a process to call."""
+        """True if a child can be called; False during a restart."""
         return self._child is not None
 
     @property
     def pid(self) -> int | None:
-        """Id of the process; None while there is none."""
+        """Id of the process; None while no process is running."""
         child = self._child
         return child.pid if child else None
 
@@ -138,7 +139,7 @@ class ModelProcess:
         self._give_back()
 
     def end_at_once(self) -> None:
-        """Kill the process and do not restart it; ``unload`` frees the memory. Any thread may call it."""
+        """Kill the process and do not restart it. ``unload`` frees the memory. Any thread may call this."""
         with self._changed:
             self._closed = True
             for child in (self._child, self._starting):
@@ -152,7 +153,7 @@ class ModelProcess:
         return 0.0 if child is None else child.used_s()
 
     def hear(self, message: Message) -> None:
-        """Handle a message from the child other than a reply."""
+        """Handle a message from the child that is not a reply."""
 
     def _take_facts(self, loaded: Loaded) -> None:
         self.signature, self.optional_inputs = loaded.signature, loaded.optional_inputs
@@ -162,7 +163,7 @@ class ModelProcess:
         """Hook that runs when ``child`` has loaded the model, before its first call."""
 
     def _call(self, call: Callable[[ProcessChild], None]) -> ProcessChild:
-        """Call the model in the child. If the child died before it received the batch, call its replacement."""
+        """Call the model in the child. If the child died before it received the batch, call the child that replaces it."""
         while True:
             child = self._wait_for_child()
             try:
@@ -198,13 +199,13 @@ class ModelProcess:
             return self._child
 
     def _lose(self, child: ProcessChild) -> None:
-        """Stop calling ``child``; the keeper thread replaces it."""
+        """Stop calling ``child``. The keeper thread starts another child."""
         with self._changed:
             if self._child is child:
                 self._child = None
 
     def _keep(self, child: ProcessChild | None) -> None:
-        """The keeper's thread: replace a child that has died."""
+        """Run the keeper thread, which replaces a child that has died."""
         while child is not None:
             how, pid = child.wait(), child.pid
             with self._changed:
@@ -218,7 +219,7 @@ class ModelProcess:
             child = self._restart()
 
     def _restart(self) -> ProcessChild | None:
-        """Start a child, with as many attempts as necessary; None once unloaded."""
+        """Start a child, with as many attempts as necessary. Returns None if the model is unloaded."""
         while self._is_due():
             try:
                 child, _ = self._start()
@@ -236,10 +237,10 @@ class ModelProcess:
         return None
 
     def _is_due(self) -> bool:
-        """Wait until the next start is due; False once unloaded."""
+        """Wait until the next start is due. Returns False if the model is unloaded."""
         with self._changed:
             while not self._closed and (left := self._restart_at() - self._clock.now()) > 0:
-                # In short steps, because the clock of a test may advance at any time.
+                # Wait in short steps, because the clock of a test may advance at any time.
                 self._changed.wait(min(left, _LOOK_S))
             return not self._closed
 
@@ -284,7 +285,7 @@ class ProcessModel(ModelProcess, LoadedModel):
     """A model of any engine in a child process."""
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once, see ``LoadedModel``. Raises InstanceDied if the process dies or takes too long."""
+        """Run the model once. See ``LoadedModel``. Raises InstanceDied if the process dies or takes too long."""
         child = self._call(lambda child: child.send(Forward(self._inputs.write(inputs))))
         try:
             answer = child.receive(self._timeout_s)

@@ -1,6 +1,6 @@
-"""The child of a process instance: loads one model, answers one call at a time, and ends with its parent.
+"""The child process of a process instance. It loads one model, answers one call at a time, and ends with its parent.
 
-The parent passes the numbers of the descriptors that the child inherits: socket, lifeline, model, and tensors in and out.
+The parent passes the numbers of the inherited descriptors: the socket, the lifeline, the model, and the arenas for inputs and outputs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
 def serve(
     arguments: Sequence[str], answer: Callable[[Channel, Load, Callable[[], Artifact], Sequence[TensorArena]], None]
 ) -> None:
-    """Call ``answer`` with the first message, a function that reads the model, and the arenas. Return when the parent disconnects."""
+    """Call ``answer`` with the first message, a function that reads the model, and the arenas. Returns at disconnection."""
     end, lifeline, model_file, *arenas = descriptors = [int(argument) for argument in arguments]
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
@@ -74,7 +74,7 @@ def run(model: LoadedModel, message: Forward, inputs: TensorArena, outputs: Tens
 def _read_artifact(load: Load, model_file: int) -> Artifact:
     """Read the model from ``model_file`` and close it. Restricts the process to the cores of ``load``."""
     if load.cores:
-        # Before the engine starts its threads, which inherit the restriction.
+        # Set this before the engine starts its threads, because they inherit the restriction.
         os.sched_setaffinity(0, load.cores)
     data = b""
     if os.fstat(model_file).st_size:
@@ -100,8 +100,8 @@ def _read_artifact(load: Load, model_file: int) -> Artifact:
 def _end_with(lifeline: int) -> None:
     """Have the kernel end this process when the parent's end of the pipe ``lifeline`` is closed.
 
-    The signal has to end the process by its default action, because a model that hangs may hold the interpreter lock, so that no
-    Python handler can run. PR_SET_PDEATHSIG is not suitable: it reports the end of the parent's thread, not of the parent.
+    The signal must end the process by its default action. A Python handler could not run while a model that hangs holds the
+    interpreter lock. PR_SET_PDEATHSIG is not suitable, because it reports the end of the parent's thread, not of the parent.
     """
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())

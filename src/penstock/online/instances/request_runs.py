@@ -1,4 +1,4 @@
-"""Running a ``RequestModel``, which receives requests unmerged and answers each of them separately."""
+"""Runs a ``RequestModel``. Such a model receives requests unmerged and answers each request separately."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from penstock.telemetry.statistics import BatchTimes
 from penstock.tensor import Array
 
 _AHEAD = 16
-"""Limit on the answers of a stream that the event loop has not received yet."""
+"""Maximum number of answers of a decoupled request that the event loop has not received yet."""
 
 Explain = Callable[[Exception], PenstockError]
 _Outcome = dict[str, Array] | PenstockError | None
 
 
 def run_requests(model: RequestModel, batch: Batch, source: DynamicBatcher, explain: Explain) -> None:
-    """Execute ``batch``; a decoupled model may still answer after this has returned."""
+    """Execute ``batch``. A decoupled model may still send answers after this function has returned."""
     answers = _Stream(source, batch) if model.decoupled else _Answers(source, batch)
     failed = None
     try:
@@ -51,7 +51,7 @@ class _Answers:
         return self._batch.requests[number].done is not None
 
     def executed(self, failed: PenstockError | None) -> None:
-        """Finish the requests that have outputs as one batch, and all others separately."""
+        """Finish the requests that have outputs as one batch, and every failed request separately."""
         now_ns = time.monotonic_ns()
         times = BatchTimes(self._batch.taken_ns, self._start_ns, now_ns, now_ns)
         failed = failed or PenstockError("the model did not answer this request")
@@ -69,7 +69,7 @@ class _Answers:
 
 
 class _Stream:
-    """Forwards the answers to the only request of ``batch``; any thread may call ``answer``."""
+    """Forwards the answers to the only request of ``batch``. Any thread may call ``answer``."""
 
     def __init__(self, source: DynamicBatcher, batch: Batch) -> None:
         self._source = source

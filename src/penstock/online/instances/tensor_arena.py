@@ -1,6 +1,6 @@
-"""Tensors in memory that two processes share. One side replaces them for every call, and the other side reads them.
+"""Tensors in memory that two processes share. One process replaces the tensors for every call. The other process reads them.
 
-The memory is a memfd that only grows, by doubling. It is sealed against shrinking, so reading announced tensors cannot raise SIGBUS.
+The memory is a memfd that only grows, by doubling. It is sealed against shrinking, so reading tensors cannot raise SIGBUS.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class TensorSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TensorArena:
-    """One side's view of the memory behind descriptor ``file``, which it owns. Not thread-safe."""
+    """One process's view of the shared memory. Owns the descriptor ``file``. Not thread-safe."""
 
     def __init__(self, file: int, max_bytes: int = _MAX_BYTES) -> None:
         self.file = file
         self._max_bytes = max_bytes
-        # Released by dropping the reference: closing it would invalidate numpy views that are still in use.
+        # The mapping is released by dropping the reference. Closing it would invalidate numpy views that are still in use.
         self._map: mmap.mmap | None = None
         self._size = 0
 
@@ -52,7 +52,7 @@ class TensorArena:
         return cls(file, max_bytes)
 
     def write(self, tensors: Mapping[str, Array]) -> list[TensorSlot]:
-        """Replace the content by ``tensors``, copying each once. Raises ResourceExhausted beyond the size limit."""
+        """Replace the content by ``tensors``. Each tensor is copied once. Raises ResourceExhausted if they exceed the size limit."""
         return self.write_all([tensors])[0]
 
     def write_all(self, sets: Sequence[Mapping[str, Array]]) -> list[list[TensorSlot]]:
@@ -81,9 +81,9 @@ class TensorArena:
         return written
 
     def view(self, slots: Sequence[TensorSlot]) -> dict[str, Array]:
-        """The tensors as read-only views, valid until the next write; BYTES are decoded.
+        """The tensors as read-only views, which are valid until the next write. BYTES tensors are decoded.
 
-        The slots come from a process that runs a model's code, so PenstockError is raised for slots that ``write`` cannot return.
+        Raises PenstockError for slots that ``write`` cannot return, because they may come from a process that runs a model's code.
         """
         mapped = self._mapped(max((slot.offset + slot.byte_size for slot in slots), default=0))
         tensors: dict[str, Array] = {}

@@ -1,7 +1,8 @@
 """The typed configuration of a model: the fields of Triton's ``ModelConfig`` that Penstock uses, under Triton's names.
 
-In files and client requests, it is written in Triton's schema. Only ``penstock.online.repository.triton`` reads and writes that schema
-and checks its rules. The same type represents the configuration that a user wrote, and the completed configuration of a loaded model.
+Files and client requests contain configurations in Triton's schema. Only ``penstock.online.repository.triton`` reads and writes
+that schema and checks its rules. ``ModelConfig`` represents both the configuration that a user wrote and the completed
+configuration of a loaded model.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from penstock.tensor import DataType, Signature, TensorSpec
 
 
 class TensorReshape(msgspec.Struct, frozen=True):
-    """The shape in which the model sees a tensor that has the shape ``dims`` for clients."""
+    """The shape that a tensor has for the model. For clients, the tensor has the shape ``dims``."""
 
     shape: tuple[int, ...] = ()
 
@@ -25,15 +26,15 @@ class TensorConfig(msgspec.Struct, frozen=True):
 
     name: str = ""
     data_type: DataType | None = None
-    """None means the data type of the model's tensor."""
+    """The data type; None means the data type of the model's tensor."""
     dims: tuple[int, ...] = ()
     """The shape, without the batch dimension if requests are merged. A dimension of -1 may have any size. Empty means the shape of
     the model's tensor."""
     reshape: TensorReshape | None = None
     optional: bool = False
-    """Inputs only: whether a request may omit it."""
+    """Inputs only: True if a request may omit the input."""
     allow_ragged_batch: bool = False
-    """Inputs only: whether requests whose shapes differ are merged by concatenating their elements."""
+    """Inputs only: True if requests with different shapes are merged by concatenating their elements."""
     label_filename: str = ""
     """Outputs only: a file with the names of the classes, one per line."""
 
@@ -44,8 +45,8 @@ class TensorConfig(msgspec.Struct, frozen=True):
 
 
 class BatchTensor(msgspec.Struct, frozen=True):
-    """A ``batch_input``, which the server computes from the batch, or a ``batch_output``, which it splits among the requests
-    according to the shapes of an input.
+    """A ``batch_input`` or a ``batch_output``. The server computes a batch input from the batch. It splits a batch output among
+    the requests according to the shapes of an input.
     """
 
     kind: str = "BATCH_ELEMENT_COUNT"
@@ -65,7 +66,7 @@ class RateLimiting(msgspec.Struct, frozen=True):
 
     resources: tuple[RateLimiterResource, ...] = ()
     priority: int = 0
-    """An instance of priority n runs 1/n as often as one of priority 1; 0 counts as 1."""
+    """An instance of priority n runs 1/n as often as an instance of priority 1; 0 counts as 1."""
 
 
 class InstanceGroup(msgspec.Struct, frozen=True):
@@ -80,7 +81,7 @@ class VersionPolicy(msgspec.Struct, frozen=True):
     """The versions to serve. ``all`` takes precedence over ``specific``, and ``specific`` over ``latest``."""
 
     latest: int = 1
-    """Serve this many versions, those with the greatest numbers."""
+    """Number of versions to serve; the versions with the greatest numbers are served."""
     all: bool = False
     specific: tuple[int, ...] | None = None
 
@@ -92,7 +93,7 @@ class Optimization(msgspec.Struct, frozen=True):
 
 
 class SequenceControl(msgspec.Struct, frozen=True):
-    """The meaning of a control input. One of the pairs gives its values for false and true, or ``data_type`` is set alone."""
+    """The meaning of a control input. Either one of the pairs gives the values for false and true, or only ``data_type`` is set."""
 
     kind: str = "CONTROL_SEQUENCE_START"
     int32_false_true: tuple[int, ...] = ()
@@ -120,7 +121,7 @@ class ControlInput(msgspec.Struct, frozen=True):
 class InitialState(msgspec.Struct, frozen=True):
     dims: tuple[int, ...] = ()
     data_file: str = ""
-    """A file in the folder ``initial_state`` of the model. If empty, the state is initially zero."""
+    """A file in the model's folder ``initial_state``. If empty, the state is initially zero."""
 
 
 class SequenceState(msgspec.Struct, frozen=True):
@@ -146,36 +147,36 @@ class OldestStrategy(msgspec.Struct, frozen=True):
     """Strategy in which batches are formed from the sequences that have waited longest."""
 
     max_candidate_sequences: int = 0
-    """Maximum number of active sequences on one instance; 0: ``max_batch_size``."""
+    """Maximum number of active sequences on one instance; 0 means ``max_batch_size``."""
     preferred_batch_size: tuple[int, ...] = ()
     max_queue_delay_microseconds: int = 0
     preserve_ordering: bool = False
 
 
 class SequenceBatching(msgspec.Struct, frozen=True):
-    """The requests of a sequence go to one instance, in order."""
+    """Settings of sequence batching, in which all requests of a sequence go to the same instance, in order."""
 
     direct: DirectStrategy | None = None
     oldest: OldestStrategy | None = None
     """If both are None, ``direct`` is used with its defaults."""
     max_sequence_idle_microseconds: int = 0
-    """A sequence ends after this time without requests."""
+    """A sequence ends after this number of microseconds without requests."""
     control_input: tuple[ControlInput, ...] = ()
     state: tuple[SequenceState, ...] = ()
     iterative_sequence: bool = False
 
 
 class EnsembleStep(msgspec.Struct, frozen=True):
-    """A request to another model."""
+    """A step of an ensemble: a request to another model."""
 
     model_name: str = ""
     model_version: int = 0
-    """0 and -1: the server chooses."""
+    """The version of the model; with 0 or -1, the server chooses."""
     model_namespace: str = ""
     input_map: Mapping[str, str] = {}
-    """The ensemble's tensor for each input of the model."""
+    """For each input of the model, the name of the ensemble's tensor."""
     output_map: Mapping[str, str] = {}
-    """The ensemble's tensor for each output of the model."""
+    """For each output of the model, the name of the ensemble's tensor."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -187,7 +188,7 @@ class EnsembleStep(msgspec.Struct, frozen=True):
 class EnsembleScheduling(msgspec.Struct, frozen=True):
     step: tuple[EnsembleStep, ...] = ()
     max_inflight_requests: int = 0
-    """0: no limit."""
+    """Maximum number of requests in progress; 0 means no limit."""
 
 
 class WarmUpInput(msgspec.Struct, frozen=True):
@@ -212,14 +213,14 @@ class WarmUpRequest(msgspec.Struct, frozen=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
-    """The configuration of a model, either as the user wrote it or completed; frozen."""
+    """The configuration of a model, either as the user wrote it or completed from the loaded model."""
 
     name: str = ""
     platform: str = ""
     backend: str = ""
     default_model_filename: str = ""
     max_batch_size: int | None = None
-    """0: requests are not merged; None: the model decides."""
+    """Maximum rows of a batch. With 0, requests are not merged. With None, the model decides."""
     input: tuple[TensorConfig, ...] = ()
     output: tuple[TensorConfig, ...] = ()
     batch_input: tuple[BatchTensor, ...] = ()
@@ -235,15 +236,15 @@ class ModelConfig(msgspec.Struct, frozen=True):
     parameters: Mapping[str, str] = {}
     """Options of the engine or the model."""
     metric_tags: Mapping[str, str] = {}
-    """Labels of the model's metrics."""
+    """Additional labels of the model's metrics."""
     decoupled: bool = False
     """True if a request may have any number of responses."""
     response_cache: bool = False
     """True if responses to equal requests may come from the cache."""
     lasting: bytes = b""
-    """Digest of the settings that only a reload can change. Configurations that differ in other settings have the same value."""
+    """Digest of the settings that only a reload can change. Other settings do not affect it."""
     wire: bytes = b""
-    """The serialized Triton message, with the fields that Penstock does not use."""
+    """The serialized configuration in Triton's schema, including the fields that Penstock does not use."""
 
     @property
     def batchable(self) -> bool:

@@ -1,4 +1,4 @@
-"""The handle of a served model version: everything needed to use it."""
+"""The handle of a served model version: its scheduler, instances, cache and facts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from penstock.tensor import TensorSpec
 _log = logging.getLogger(__name__)
 
 _AMPLIFYING = 4
-"""Outputs count as large for their request if they have more than this many times the bytes of the inputs."""
+"""Outputs count as large if they have more bytes than this number times the bytes of the inputs."""
 
 
 class Handle:
@@ -64,19 +64,19 @@ class Handle:
         self._rows_first = config.batchable
         given, made = (_row_bytes(specs, config.batchable) for specs in (self.signature.inputs, self.signature.outputs))
         self.row_bytes = made if made > _AMPLIFYING * given else 0
-        """Bytes of the outputs per row (per request if requests are not merged) if they are large for the inputs; else 0. Unknown
-        dimensions count as 1."""
+        """Bytes of the outputs per row, or per request if requests are not merged. 0 if the outputs are not large compared with
+        the inputs. Unknown dimensions count as 1."""
         self.scheduler = scheduler
         self.cache = cache
         """None if the model's responses are not cached."""
         self.identity = identity
-        """Identifies the content: versions with the same identity give equal responses."""
+        """Identifies the model's content. Versions with the same identity give equal responses."""
         self.labels = labels
         """The names of the classes, by output."""
         self.decoupled = config.decoupled
         """True if a request may have any number of responses."""
         self.overrides_timeout = any(policy.allow_timeout_override for policy in scheduler.config.policies)
-        """True if a request's own timeout limits its time in the queue, and is not a deadline."""
+        """True if a request's ``timeout`` limits its time in the queue; False if it is a deadline for the response."""
         self._make_call = make_call
         self._models = list(models)
         self._instances = list(instances)
@@ -94,7 +94,7 @@ class Handle:
 
     @property
     def is_healthy(self) -> bool:
-        """True if an instance can run: false while all its processes restart. For an ensemble: true if all its models can run."""
+        """True if an instance can run, so False while all processes restart. For an ensemble, True if all its models can run."""
         if not self._models:
             return bool(getattr(self.scheduler, "is_healthy", True))
         return any(getattr(model, "healthy", True) for model in self._models)
@@ -133,14 +133,14 @@ class Handle:
             instance.start(left)
 
     def shrink(self, count: int) -> None:
-        """End ``count`` instances, each as soon as it has answered its current batch."""
+        """End ``count`` instances. Each instance first answers its current batch."""
         for _ in range(count):
             cast(DynamicBatcher, self.scheduler).dismiss()
         self._going += count
         self._update_count()
 
     def _left(self, instance: Instance) -> None:
-        """Remove an instance that has ended, and unload its model if no other instance shares it."""
+        """Remove an instance that has ended, and unload its model unless another instance shares the model."""
         if instance in self._instances and self._going:
             self._going -= 1
             self._instances.remove(instance)
@@ -153,7 +153,7 @@ class Handle:
         self.config = with_instances(self.config, self.instance_count)
 
     def amplified_bytes(self, request: InferRequest) -> int:
-        """Bytes of the outputs for ``request``, computed from the signature, if they are large for its inputs; else 0."""
+        """Bytes of the outputs for ``request``, according to the signature. 0 if they are not large compared with the inputs."""
         if not (self.row_bytes and request.inputs):
             return 0
         shape = next(iter(request.inputs.values())).shape
@@ -165,7 +165,7 @@ class Handle:
         self._holders += 1
 
     def release(self) -> None:
-        """End one ``hold``."""
+        """Undo one call of ``hold``."""
         self._holders -= 1
         if not self._holders:
             self._released.set()
@@ -174,16 +174,16 @@ class Handle:
         """Answer the submitted requests, end the instances, and unload the models."""
         if self.cache is not None:
             self.cache.forget()
-        # First, since the holder may be an ensemble whose request waits in the queue.
+        # Wait for holders first, because a holder may be an ensemble whose request waits in the queue.
         self.scheduler.hurry()
         while self._holders:
             self._released.clear()
             await self._released.wait()
         await self.scheduler.drain()
         self.scheduler.stop()
-        # Instances that have already been asked to end are joined together with the others.
+        # Also wait for instances that were asked to end earlier.
         self._going = 0
-        # On a daemon thread, because an instance whose model hangs never ends.
+        # Wait on a daemon thread, because an instance whose model hangs never ends.
         await on_daemon_thread(f"unload-{self.name}", self._end)
 
     def _end(self) -> None:

@@ -1,8 +1,8 @@
-"""Finds models in repositories with Triton's layout (``<model>/config.pbtxt`` and ``<model>/<version>/…``), and among the targets of
-the command line.
+"""Finds models in repositories with Triton's layout (``<model>/config.pbtxt`` and ``<model>/<version>/…``), and among the bundles
+and files named on the command line (targets).
 
-A model's fingerprint changes whenever one of its files changes; computing it does not read the files. All functions here block, so
-call them on a thread, not on the event loop.
+A model's fingerprint changes whenever one of its files changes. It is computed without reading the files. All functions here
+block, so call them on a thread, not on the event loop.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Layout(msgspec.Struct, frozen=True):
     config_name: str = ""
     """Prefer ``configs/<config_name>.pbtxt`` to ``config.pbtxt``."""
     namespacing: bool = False
-    """If true, models are served as ``<repository>/<name>``; if false, a name in two repositories is refused."""
+    """If true, models are served as ``<repository>/<name>``. If false, a model whose name occurs in two repositories is refused."""
     targets: Mapping[str, ModelSource] = {}
-    """The models on the command line, by name."""
+    """The models named on the command line, by name."""
 
     def models(self) -> dict[str, Path | PenstockError]:
         """The folder of every model by name, or the error if its name is ambiguous. Raises NotFound for a missing repository."""
@@ -79,12 +79,12 @@ class Layout(msgspec.Struct, frozen=True):
         return present[0] if len(present) == 1 and name not in self.targets else self.models().get(name)
 
     def namespace(self, root: Path) -> str:
-        """The namespace of the models in repository ``root``: its folder's name, with a number if other roots have that name."""
+        """The namespace of the models in repository ``root``: the folder's name, with a number if several repositories share it."""
         alike = [other for other in self.roots if other.name == root.name]
         return root.name if len(alike) == 1 else f"{root.name}-{alike.index(root) + 1}"
 
     def scan(self) -> dict[str, str]:
-        """The fingerprint of every model by name, or the error text of a broken one. Raises NotFound for a missing repository."""
+        """The fingerprint of every model by name; for a broken model, the error text. Raises NotFound for a missing repository."""
         return {name: _fingerprint(found) for name, found in self.models().items()}
 
     def fingerprint(self, name: str) -> str:
@@ -93,7 +93,7 @@ class Layout(msgspec.Struct, frozen=True):
         return _fingerprint(found) if found is not None else ""
 
     def define(self, name: str, override: Override | None = None) -> ModelSource:
-        """Read the configuration and fingerprints of model ``name``, with the replacements of ``override``.
+        """Read the configuration and fingerprints of model ``name``. ``override`` replaces the configuration and possibly the files.
 
         Raises NotFound if there is no such model, and InvalidConfig, InvalidModel, AlreadyExists.
         """
@@ -152,8 +152,8 @@ class Layout(msgspec.Struct, frozen=True):
         )
 
     def _resolved(self, given: ModelConfig, folder: Path | None) -> ModelConfig:
-        """``given``, in which an ensemble's models have the names under which they are served. A model is looked up in the ensemble's
-        own repository first.
+        """``given``, with the models of an ensemble renamed to the names under which they are served. A model is looked up in the
+        ensemble's own repository first.
         """
         models, names = self.models(), []
         for step in given.steps:
@@ -175,7 +175,7 @@ def _fingerprint(found: Path | PenstockError) -> str:
 
 
 def absent(name: str, known: Collection[str]) -> NotFound:
-    """The error for ``name``, which is not among the ``known`` models."""
+    """The error for a model ``name`` that does not exist. ``known`` are the existing models."""
     near = difflib.get_close_matches(name, known, n=1)
     return NotFound(f"the repositories contain no model {quoted(name)}", f"did you mean '{near[0]}'?" if near else "")
 
@@ -202,7 +202,7 @@ def _shown(name: str) -> str:
 
 
 def versions_in(folder: Path) -> list[str]:
-    """The versions of the model in ``folder``, in ascending order. Raises NotFound if it cannot be read."""
+    """The versions of the model in ``folder``, in ascending order. Raises NotFound if the folder cannot be read."""
     return sorted((one.name for one in _entries(folder) if _is_version(one.name) and _is_folder(one)), key=int)
 
 
@@ -246,9 +246,9 @@ def _by_version(folder: Path, lines: Iterable[str]) -> dict[str, str]:
 
 
 def _files(target: Path) -> Iterator[str]:
-    """A line with path, size, time and inode for each file below ``target``, or for ``target`` itself.
+    """A line with path, size, time and inode for each file below ``target``, or for ``target`` itself if it is a file.
 
-    Hidden files, and files that are still being written, are left out. Raises InvalidModel if there are too many files, or they
+    Skips hidden files, and files that are still being written. Raises InvalidModel if there are too many files, or the files
     cannot be listed.
     """
     waiting, count = [(os.fspath(target), "", 0)], 0

@@ -1,8 +1,8 @@
 """Loads, reloads and unloads the models of a server while it runs.
 
-Operations on one model run in the order of the requests; operations on different models run concurrently. A reload starts the new
-version before it replaces the old one. The old version then finishes its accepted requests. If the new version fails, the old version
-stays. Blocking work runs on daemon threads, and only a few models load at the same time.
+Operations on one model run one after another, in the order of the requests. Operations on different models run concurrently. A
+reload loads the new version before it replaces the old version. The old version then finishes its accepted requests. If the new
+version fails to load, the old version stays. Blocking work runs on daemon threads, and only a few models load at the same time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ATTEMPTS = 3
 """Number of attempts to load a model whose files change meanwhile."""
 _Result = TypeVar("_Result")
 Loading = asyncio.Task[list[Any]]
-"""A running load, as a task. It returns the loads of ensembles that it started."""
+"""The task of a running load. Its result is the loads of ensembles that it started."""
 
 
 class LoadFailed(InvalidArgument):
@@ -57,9 +57,9 @@ class LoadFailed(InvalidArgument):
 
 
 class Manager:
-    """Used only on the event loop.
+    """The models of one server process. Used only on the event loop.
 
-    ``preloaded`` holds versions that are already in memory, by name and version. They are used if their files have not changed.
+    ``preloaded`` holds versions that are already in memory, by name and version. A version is used if its files have not changed.
     """
 
     def __init__(  # noqa: PLR0913 - collaborators and keyword-only options
@@ -84,7 +84,7 @@ class Manager:
         self.is_explicit = is_explicit
         """True if clients may load and unload."""
         self.takes_files = takes_files
-        """True if clients may send the files of a model to load. Such files may contain code."""
+        """True if clients may send model files in a request to load a model. Such files may contain code."""
         self._models: dict[str, ManagedModel] = {}
         self._missing: set[str] = set()
         self._seats = seats or Seats(1)
@@ -98,14 +98,14 @@ class Manager:
 
     @property
     def is_complete(self) -> bool:
-        """True if every model that the server loads on its own initiative is served."""
+        """True if every model that the server loads without a client's request is served."""
         return not self._missing
 
     async def start(
         self, wanted: Mapping[str, Override | None], threads: int, at_start: int
     ) -> dict[str, PenstockError]:
-        """Load the models ``wanted`` and return the failures by name. Up to ``at_start`` models load at the same time. Later loads
-        run up to ``threads`` at the same time.
+        """Load the models ``wanted`` and return the failures by name. These loads run up to ``at_start`` at a time; later loads
+        run up to ``threads`` at a time.
         """
         self._seats.count = max(threads, at_start)
         work = (self.load(name, override, is_due=True) for name, override in wanted.items())
@@ -119,7 +119,7 @@ class Manager:
         return {name: one for name, one in zip(wanted, outcomes, strict=True) if isinstance(one, PenstockError)}
 
     async def index(self) -> list[Row]:
-        """The index: the states of requested models, and the names of all other models in the repositories."""
+        """The repository index: the states of requested models, and the names of all other models in the repositories."""
         names = set[str]()
         try:
             names.update(await on_daemon_thread("list-models", self._layout.models))
@@ -136,23 +136,23 @@ class Manager:
     ) -> None:
         """Load or reload model ``name`` from the repositories, with the configuration and files of ``override`` if given.
 
-        Returns when the model and the ensembles that were unloaded with it are ready. Keeps versions that have not changed.
-        ``is_part`` means that an ensemble needs the model. ``is_due`` means that the server loads the model on its own initiative,
-        and is not ready without it. In both cases an earlier override stays in effect. Raises PenstockError if there is no such
-        model, LoadFailed or InvalidConfig if loading fails, and Unavailable during shutdown.
+        Returns when the model, and every ensemble that was unloaded together with it, is ready. Keeps versions that have not
+        changed. Pass ``is_part`` if an ensemble needs the model. Pass ``is_due`` if the server loads the model without a client's
+        request, and is not ready without it. With either flag, an earlier override stays in effect. Raises PenstockError if there
+        is no such model, LoadFailed or InvalidConfig if loading fails, and Unavailable during shutdown.
         """
         if self._is_closed:
             raise Unavailable(f"model '{name}' cannot be loaded: the server is shutting down")
         model = self._models.setdefault(name, ManagedModel(name))
         model.is_wanted = model.is_wanted or not is_part
         followers = await asyncio.shield(self._begin_load(model, override, is_due, keeps_override=is_part or is_due))
-        if followers and not is_part:  # a part must not wait for the ensemble that waits for it
+        if followers and not is_part:  # a part must not wait for an ensemble that waits for this part
             await asyncio.wait(followers)
 
     async def unload(self, name: str, *, with_parts: bool = False) -> None:
-        """Stop serving model ``name``, and ensembles that need it, until it is loaded again.
+        """Stop serving model ``name``, and every ensemble that needs it, until the model is loaded again.
 
-        Returns immediately; accepted requests are still answered. ``with_parts`` also unloads parts that were loaded for an ensemble.
+        Returns immediately. Accepted requests are still answered. ``with_parts`` also unloads models that were loaded only for it.
         """
         if (model := self._models.get(name)) is None:
             return
@@ -163,8 +163,8 @@ class Manager:
     async def changes(self) -> list[tuple[str, bool]]:
         """The names of models whose files differ from the loaded files, and whether the files exist.
 
-        A change is reported once, after two consecutive calls have seen the same files, so that files that are being copied are
-        ignored. Raises NotFound for a missing repository.
+        A change is reported once, and only after two consecutive calls have seen the same files, because files may still be being
+        copied. Raises NotFound for a missing repository.
         """
         found, before = await on_daemon_thread("scan-models", self._layout.scan), self._seen
         self._seen = found
@@ -193,9 +193,9 @@ class Manager:
             model.end_loads("the server is shutting down")
 
     async def close(self, timeout_s: float) -> list[str]:
-        """Refuse further operations, and wait for running loads; served models stay. Returns the models that are still being loaded.
+        """Refuse further operations, and wait up to ``timeout_s`` seconds for running loads. Returns the models that still load.
 
-        If one of their threads is in an engine's native code, a regular exit would abort the process.
+        While such a load runs in an engine's native code, a regular exit could crash the process.
         """
         self.end_loads()
         for task in self._tasks:
@@ -208,7 +208,7 @@ class Manager:
         return sorted({name for future, name in self._loading.items() if not future.done()})
 
     async def unload_all(self) -> None:
-        """Return when all requests are answered, the models unloaded, and the files of overrides removed."""
+        """Unload all models. Returns when all requests are answered and the files of overrides are removed."""
         await asyncio.gather(self._served.unload_all(), self._retirement.finish())
         for model in self._models.values():
             for override in model.overrides:
@@ -224,7 +224,7 @@ class Manager:
         *,
         keeps_override: bool = False,
     ) -> Loading:
-        """Begin a load, or return a waiting load that would have the same effect."""
+        """Begin a load. If a waiting load would have the same effect, return it instead."""
         task = model.waiting
         if task is None or override is not None or (model.waiting_keeps_override and not keeps_override):
             load_options = msgspec.structs.replace(self._load_options, halt=model.halt)
@@ -234,7 +234,7 @@ class Manager:
         return task
 
     def _begin(self, model: ManagedModel, work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
-        """Begin the operation ``work`` on ``model``. It continues even if its caller is cancelled."""
+        """Begin the operation ``work`` on ``model``. The operation continues even if its caller is cancelled."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         model.pending += 1
@@ -273,7 +273,7 @@ class Manager:
         is_due: bool,
         keeps_override: bool,
     ) -> list[Loading]:
-        """Load or reload ``model``. Returns the loads of ensembles that this starts."""
+        """Load or reload ``model``. Also starts loads of ensembles that need it, and returns them."""
         async with model.turn:
             model.running_options = load_options
             if model.waiting is asyncio.current_task():
@@ -299,7 +299,7 @@ class Manager:
             return self._follow(model, form)
 
     def _follow(self, model: ManagedModel, form: Mapping[str, object]) -> list[Loading]:
-        """Load the ensembles that were unloaded with ``model``, and reload those that were built for a different ``form`` of it."""
+        """Load ensembles that were unloaded with ``model``, and reload ensembles that were built for a different ``form`` of it."""
         now, users = model.form, self._users(model.name)
         if any(now.get(version) != was for version, was in form.items()):
             for user in users:
@@ -320,7 +320,7 @@ class Manager:
         if failures:
             failed = LoadFailed(model.name, failures)
             _log.log(
-                logging.DEBUG if self._is_closed else logging.ERROR,  # shutdown has ended the load and logged it
+                logging.DEBUG if self._is_closed else logging.ERROR,  # shutdown ended the load and logged this
                 "model '%s', generation %d: %s", model.name, model.generation, failed,
             )  # fmt: skip
             raise failed
@@ -357,7 +357,7 @@ class Manager:
         return source, used
 
     async def _load_parts(self, model: ManagedModel, source: ModelSource) -> None:
-        """Load the parts of an ensemble that are not served. Raises InvalidConfig, also if the ensemble contains itself."""
+        """Load the models of an ensemble. Raises InvalidConfig if a load fails, or if the ensemble contains itself."""
         for part in source.parts:
             if (known := self._models.get(part)) and known.served:
                 continue
@@ -375,7 +375,7 @@ class Manager:
                 model.awaits = ""
 
     async def _change(self, model: ManagedModel, source: ModelSource) -> dict[str, PenstockError]:
-        """Serve the versions of ``source``, and unload others if none failed. Returns the failures by version."""
+        """Load and serve the versions of ``source``. If no load fails, unload all other versions. Returns the failures by version."""
         chosen, missing = choose(source.given.version_policy, source.versions)
         if not chosen and not missing:
             raise InvalidConfig(
@@ -406,7 +406,7 @@ class Manager:
         return failures
 
     async def _load_version(self, model: ManagedModel, source: ModelSource, number: str) -> PenstockError | None:
-        """Load one version and serve it. Returns the error of a failure."""
+        """Load one version and serve it. Returns the error if this fails, otherwise None."""
         version = model.versions.setdefault(number, VersionState())
         version.begin()
         try:
@@ -455,7 +455,7 @@ class Manager:
         async with model.turn:
             model.generation += 1
             parts = model.source.parts if model.source else []
-            # There is no await in this loop, so that no ensemble is served without its parts.
+            # There is no await in this loop, so an ensemble is never served without its models.
             for user in reversed(self._users(model.name)):
                 if user.served:
                     self._leave_all(user)
@@ -473,7 +473,7 @@ class Manager:
                 await self.unload(part, with_parts=True)
 
     def _users(self, part: str) -> list[ManagedModel]:
-        """The ensembles that need ``part``, directly or not; each comes before the ensembles that contain it."""
+        """The ensembles that need ``part``, directly or indirectly. An ensemble precedes ensembles that contain it."""
         names = [part]
         for name in names:
             names += [one.name for one in self._models.values() if one.name not in names and name in one.parts]

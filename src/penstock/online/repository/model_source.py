@@ -10,7 +10,7 @@ import msgspec
 from penstock.online.repository.config import ModelConfig
 
 TARGET_VERSION = "1"
-"""The version of a target on the command line."""
+"""The version number of a model that was passed on the command line."""
 
 
 class ModelSource(msgspec.Struct, frozen=True):
@@ -18,17 +18,17 @@ class ModelSource(msgspec.Struct, frozen=True):
 
     name: str
     folder: Path
-    """The folder to which file names in the configuration are relative."""
+    """The folder to which relative file names in the configuration refer."""
     versions: Mapping[str, Path]
-    """The folder of each version, or its only file. The keys are version numbers as text. An ensemble's folders may be empty."""
+    """The folder, or the single file, of each version, by version number as text. An ensemble's folders may be empty."""
     given: ModelConfig = ModelConfig()
     """The configuration as the user wrote it."""
     fingerprints: Mapping[str, str] = {}
-    """Fingerprints by version; the empty key is for the files that all versions share, without the configuration."""
+    """Fingerprints by version. An empty key stands for the files that all versions share, except the configuration."""
     fingerprint: str = ""
     """The fingerprint of all the model's files."""
     written_in: str = ""
-    """The file that ``given`` was read from, for error messages; empty if there is none."""
+    """The file from which ``given`` was read, for error messages; empty if there is no such file."""
     no_versions: str = ""
     """Folders whose names are numbers but not valid versions, for error messages."""
 
@@ -38,5 +38,5 @@ class ModelSource(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> list[str]:
-        """The models that an ensemble calls, each once."""
+        """The names of the models that an ensemble calls, without repetitions."""
         return list(dict.fromkeys(step.model_name for step in self.given.steps))

@@ -1,7 +1,7 @@
-"""A configuration, and possibly files, that a client sends to replace the repository's.
+"""A configuration, and possibly files, that a client sends to replace those in the repository.
 
-Each process holds a shared lock on the folder with the files while it uses them. The last process to release the lock removes the
-folder. The next server removes the folders that a killed server left behind.
+While a process uses the files, it holds a shared lock on their folder. The last process to release the lock removes the folder.
+When a server starts, it removes folders that a killed server left behind.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class Override(msgspec.Struct, frozen=True):
     config: str
     """The complete configuration, as JSON."""
     folder: str = ""
-    """A private folder that replaces the model's folder in the repository; empty: use the repository."""
+    """A private folder that replaces the model's folder in the repository; empty if the repository's folder is used."""
 
 
 def is_file(parameter: str) -> bool:
-    """True if the parameter with this name contains a file of the model."""
+    """True if a parameter with the name ``parameter`` contains a file of the model."""
     return parameter.startswith(_FILE)
 
 
 def read_parameters(name: str, parameters: Mapping[str, Any]) -> tuple[str | None, dict[str, bytes]]:
-    """Read an override from the parameters of a request to load model ``name``: the configuration, and the files by their path in the
-    model's folder.
+    """Read an override from the parameters of a request to load model ``name``. Returns the configuration, and the files by path
+    within the model's folder.
 
     Raises InvalidArgument, and PenstockError for a path that is too long.
     """
@@ -93,14 +93,14 @@ def _checked(path: str, name: str) -> str:
 
 
 def store(files: Mapping[str, bytes]) -> Path:
-    """Write ``files`` to a new private folder, which is held until ``discard``. Blocks.
+    """Write ``files`` to a new private folder, and ``hold`` the folder until ``discard``. Blocks.
 
     Raises InvalidArgument, ResourceExhausted.
     """
     folder = ""
     try:
         while not hold(folder := tempfile.mkdtemp(prefix="penstock-model-")):
-            pass  # another server that is starting has removed it as abandoned
+            pass  # another starting server has removed the folder as abandoned
         for path, data in files.items():
             file = Path(folder, path)
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def store(files: Mapping[str, bytes]) -> Path:
     except BaseException as error:
         discard(folder)
         if folder and isinstance(error, FileExistsError | NotADirectoryError | IsADirectoryError):
-            raise InvalidArgument("one of the files to load is the folder of another") from None
+            raise InvalidArgument("a file to load has the path of another file's folder") from None
         if isinstance(error, OSError):
             raise ResourceExhausted(f"the files to load cannot be stored: {error.strerror}") from None
         raise
@@ -116,7 +116,7 @@ def store(files: Mapping[str, bytes]) -> Path:
 
 
 def hold(folder: str) -> bool:
-    """Mark ``folder`` as in use by this process until ``discard``. Returns whether it exists."""
+    """Mark ``folder`` as in use by this process until ``discard``. Returns False if the folder does not exist."""
     if folder in _held:
         return True
     try:
@@ -156,7 +156,7 @@ def clear_abandoned() -> None:
     root = tempfile.gettempdir()
     with suppress(OSError):
         for name in filter(_FOLDER.fullmatch, os.listdir(root)):
-            with suppress(OSError):  # it is a link, in use, or belongs to another user
+            with suppress(OSError):  # the folder is a link, is in use, or belongs to another user
                 _clear(os.path.join(root, name))
 
 

@@ -1,4 +1,4 @@
-"""Chooses the versions of a model to serve, and plans the changes. Pure functions."""
+"""Chooses which versions of a model to serve, and plans the changes. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.online.repository.model_source import ModelSource
 
 
 class ChosenVersions(NamedTuple):
-    """Versions in ascending order."""
+    """The result of applying a version policy. Both lists are in ascending order."""
 
     versions: list[str]
     """Versions to serve."""
@@ -19,14 +19,14 @@ class ChosenVersions(NamedTuple):
 
 
 class VersionPlan(NamedTuple):
-    """The steps of a change, in this order; each lists versions in ascending order."""
+    """The three steps of a change, in order of execution. Each step lists versions in ascending order."""
 
     load: list[str]
     """Versions to load or reload."""
     resize: list[str]
-    """Versions whose number of instances changes, and nothing else."""
+    """Versions for which only the number of instances changes."""
     unload: list[str]
-    """Versions to unload once all others are loaded."""
+    """Versions to unload after the other steps."""
 
 
 def choose(policy: VersionPolicy, available: Collection[str]) -> ChosenVersions:
@@ -43,7 +43,7 @@ def choose(policy: VersionPolicy, available: Collection[str]) -> ChosenVersions:
 
 
 def plan(served: Mapping[str, ModelSource], wanted: ModelSource, versions: Sequence[str]) -> VersionPlan:
-    """Plan the change to ``versions`` of the source ``wanted``. ``served`` holds the source of each version that is served now."""
+    """Plan the change to ``versions`` of the source ``wanted``. ``served`` maps each currently served version to its source."""
     load = [one for one in versions if one not in served or needs_load(served[one], wanted, one)]
     resize = [
         version

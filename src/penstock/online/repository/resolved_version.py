@@ -38,23 +38,23 @@ _log = logging.getLogger(__name__)
 DEFAULT_MAX_BATCH = 64
 
 Isolation = Literal["thread", "process"]
-"""The place where a model's instances run: on threads or in child processes."""
+"""Where a model's instances run: on threads or in child processes."""
 
 
 class LoadOptions(msgspec.Struct, frozen=True):
-    """How the server loads models. Where a setting is None, the configuration, the bundle or the machine determines its value."""
+    """How the server loads models. If a setting is None, the configuration, the bundle or the machine determines its value."""
 
     max_batch: int | None = None
     instances: int | None = None
     isolation: Isolation = "thread"
     model_timeout_s: float = 0.0
-    """Time limit of one call in a child process; 0: no limit."""
+    """Maximum seconds of one call in a child process; 0 means no limit."""
     processes: int = 1
     """Number of server processes that share the cores."""
     warmup_folder: str = ""
-    """Folder with recorded requests, in a subfolder for each model; empty: none."""
+    """Folder with recorded requests, in one subfolder per model; empty if requests are not recorded."""
     halt: Halt = msgspec.field(default_factory=Halt)
-    """Can end child processes that are still loading a model."""
+    """Ends child processes that are still loading a model when a load is abandoned."""
 
 
 _DEFAULTS = LoadOptions()
@@ -73,9 +73,9 @@ class ResolvedVersion(msgspec.Struct, frozen=True):
     max_batch: int
     instances: int
     cores: tuple[tuple[int, ...], ...] = ()
-    """The ids of the cores to which each instance is pinned; empty if instances are not pinned."""
+    """For each instance, the ids of the cores to which it is pinned; empty if instances are not pinned."""
     backend: Backend = _NO_BACKEND
-    """Triton's names for the engine; empty for a model from the command line."""
+    """The backend, with Triton's names for the engine. The names are empty for a model from the command line."""
     load_options: LoadOptions = msgspec.field(default_factory=LoadOptions)
     """The server's load options, with the ``isolation`` that this model configures."""
 
@@ -94,12 +94,12 @@ class ResolvedVersion(msgspec.Struct, frozen=True):
 
     @property
     def platform(self) -> str:
-        """The protocol's name for engine and format, e.g. ``onnxruntime_onnx``."""
+        """The name of the engine and the format in the protocol, e.g. ``onnxruntime_onnx``."""
         return self.backend.platform or engine_traits(self.engine).platform or self.engine
 
     @property
     def has_own_threads(self) -> bool:
-        """True if the loaded model keeps threads."""
+        """True if the loaded model keeps threads of its own."""
         keeps_threads = self.is_apart or engine_traits(self.engine).keeps_threads or "gpu" in self.options
         return keeps_threads or self.options.get("threads") != 1
 
@@ -107,11 +107,11 @@ class ResolvedVersion(msgspec.Struct, frozen=True):
 def define(
     targets: Iterable[str | Path], settings: Mapping[str, Mapping[str, Any]] = {}, folder: Path = Path()
 ) -> list[ModelSource]:
-    """The models of ``targets``, the bundles and model files on the command line.
+    """The models that the command line names. ``targets`` are paths of bundles and model files.
 
-    ``settings`` holds their configurations by model name; files that these name are relative to ``folder``. Raises NotFound,
-    InvalidArgument if a target is a repository, AlreadyExists if two targets have the same name, and InvalidConfig, also for settings
-    without a target.
+    ``settings`` maps model names to configurations. File names in these configurations are relative to ``folder``. Raises NotFound
+    if a target does not exist, InvalidArgument if a target is a repository, AlreadyExists if two targets have the same name, and
+    InvalidConfig if settings are invalid or match no target.
     """
     given = {name: parse(name, fields) for name, fields in settings.items()}
     found: dict[str, ModelSource] = {}
@@ -188,7 +188,7 @@ def find(source: ModelSource, version: str, load_options: LoadOptions = _DEFAULT
         options=options,
         max_batch=own_batch or load_options.max_batch or max_batch,
         instances=instances,
-        # All processes of a server load models with the same options, so none of them knows which cores it should use.
+        # All processes of a server load models with the same options, so a process does not know which cores to use.
         cores=plan.cores if load_options.processes == 1 else (),
         backend=backend,
         load_options=msgspec.structs.replace(load_options, isolation=_isolation(source, load_options)),
@@ -222,7 +222,7 @@ def _of_bundle(source: ModelSource, bundle: Bundle) -> tuple[Artifact, str, dict
     if differences := bundle.differences(machine):
         text = "bundle '%s' was tuned on another machine, so its measured profile may not be valid here: %s"
         _log.warning(text, bundle.name, "; ".join(differences))
-    # For a bundle, ``engine_options`` adds no options; it only rejects devices.
+    # For a bundle, ``engine_options`` returns no options. It only raises an error if the configuration names a missing device.
     options = {**variant.options, **engine_options(source.given, source.name, "", source.written_in)}
     instances = min(serving.instances, machine.cores)
     return bundle.artifact(variant), variant.engine, options, serving.max_batch, instances

@@ -1,4 +1,4 @@
-"""Unloads each handle that is no longer served, once it has answered all its requests, and removes the files of unused overrides."""
+"""Unloads handles that are no longer served, after they have answered all their requests. Removes the files of unused overrides."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_S = 2.0
 
 
 class Retirement:
-    """Used only on the event loop."""
+    """The handles that are being unloaded. Used only on the event loop."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -39,7 +39,7 @@ class Retirement:
         self._later(retire(), model.leaving)
 
     def clear_up(self, model: ManagedModel) -> None:
-        """Once the replaced versions are unloaded, remove the files of overrides that no served version uses."""
+        """Remove the files of overrides that no served version uses. This happens after the replaced versions are unloaded."""
         used = {source.folder for source in model.served.values()}
         used |= {Path(model.override.folder)} if model.override else set()
         unused = [one for one in model.overrides if Path(one.folder) not in used]
@@ -64,9 +64,9 @@ class Retirement:
             task.add_done_callback(tasks.discard)
 
     def _give_back_soon(self) -> None:
-        """Return freed memory to the system after one second without an unload, but after two seconds at the latest.
+        """Return freed memory to the system after one second without an unload, or after two seconds at the latest.
 
-        Returning it immediately would slow down the next load, and block threads that allocate memory meanwhile.
+        If the memory were returned immediately, the next load would be slower, and threads that allocate memory would have to wait.
         """
 
         def begin() -> None:

@@ -17,7 +17,7 @@ class ServedModels:
         self._greatest: dict[str, Handle] = {}
 
     def add(self, handle: Handle) -> Handle | None:
-        """Serve ``handle``. Returns the handle that was replaced, which may still have requests to answer."""
+        """Serve ``handle``. Returns the handle that it replaces, if any. The replaced handle may still have requests to answer."""
         versions = self._models.setdefault(handle.name, {})
         old = versions.get(handle.version)
         versions[handle.version] = handle
@@ -25,7 +25,7 @@ class ServedModels:
         return old
 
     def remove(self, name: str, version: str) -> Handle:
-        """Stop serving a version. Returns its handle, which may still have requests to answer. Raises NotFound."""
+        """Stop serving a version. Returns the version's handle, which may still have requests to answer. Raises NotFound."""
         handle = self.find(name, version)
         versions = self._models[name]
         del versions[handle.version]
@@ -43,7 +43,7 @@ class ServedModels:
         return sorted(self._models.get(name, ()), key=int)
 
     def find(self, name: str, version: str = "") -> Handle:
-        """The handle of model ``name``; without ``version``, the handle of the greatest version. Raises NotFound."""
+        """The handle of model ``name``. If ``version`` is empty, this is the handle of the greatest version. Raises NotFound."""
         handle = self._models.get(name, {}).get(version) if version else self._greatest.get(name)
         if handle is None:
             which = f"{quoted(name)} version {version:.20}" if name in self._models else quoted(name)
@@ -59,7 +59,7 @@ class ServedModels:
         return [handle.statistics for versions in self._models.values() for handle in versions.values()]
 
     async def unload_all(self) -> None:
-        """Stop serving all models. Returns when all requests are answered and the models unloaded."""
+        """Stop serving all models. Returns when all requests are answered and all models are unloaded."""
         handles = [handle for versions in self._models.values() for handle in versions.values()]
         self._models.clear()
         self._greatest.clear()

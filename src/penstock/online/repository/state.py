@@ -33,7 +33,7 @@ NEXT = {
     VersionPhase.UNLOADING: {VersionPhase.UNAVAILABLE, VersionPhase.LOADING},
     VersionPhase.UNAVAILABLE: {VersionPhase.LOADING},
 }
-"""The states that may follow each state. A new version has no state. A version stays READY while it is reloaded."""
+"""The states that may follow each state. A new version has no state yet. A version stays READY while it is reloaded."""
 
 Row = dict[str, Any]
 """A row of the index."""
@@ -47,9 +47,9 @@ class VersionState(msgspec.Struct):
     handle: Handle | None = None
     """The handle that is served; None unless the version is READY."""
     source: ModelSource | None = None
-    """The source that ``handle`` was loaded from."""
+    """The source from which ``handle`` was loaded."""
     generation: int = 0
-    """The operation on the model that loaded the version."""
+    """The number of the operation that loaded the version."""
     leaving: int = 0
     """Number of replaced or removed handles that are still answering requests."""
 
@@ -74,14 +74,14 @@ class VersionState(msgspec.Struct):
         self.source, self.reason = source, ""
 
     def fail(self, reason: str) -> None:
-        """Record a failed load. A version that was served before stays READY."""
+        """Record a failed load. If the version is being served, it stays READY."""
         if self.state in (VersionPhase.LOADING, None):
             self.move(VersionPhase.UNAVAILABLE, reason)
         else:
             self.reason = reason
 
     def leave(self) -> None:
-        """Stop serving the version; its handle still answers accepted requests."""
+        """Record that the version is no longer served. Its handle still answers accepted requests."""
         self.move(VersionPhase.UNLOADING)
         self.handle = self.source = None
         self.leaving += 1
@@ -93,7 +93,7 @@ class VersionState(msgspec.Struct):
             self.move(VersionPhase.UNAVAILABLE, "unloaded")
 
     def row(self, name: str, version: str, problem: str = "") -> Row:
-        """The row of the index. ``problem`` is an error of the whole model."""
+        """The version's row of the index. ``problem`` is an error that concerns the whole model."""
         state, reason = self.state or VersionPhase.UNAVAILABLE, problem or self.reason
         if self.handle is not None and not self.handle.is_healthy:
             state, reason = VersionPhase.UNAVAILABLE, "a model that it needs is not ready"
@@ -110,37 +110,37 @@ class ManagedModel:
         self.name = name
         self.versions: dict[str, VersionState] = {}
         self.problem = ""
-        """The reason why no version could be loaded, or why all were unloaded."""
+        """The reason why no version could be loaded, or why all versions were unloaded."""
         self.source: ModelSource | None = None
         """The most recently read source."""
         self.tried = ""
-        """The fingerprint at the last load that a change of files caused, whether it succeeded or not."""
+        """The files' fingerprint when a change of files last caused a load. The load may have succeeded or failed."""
         self.override: Override | None = None
-        """Replaces the repository's configuration, and possibly its files."""
+        """The override that replaces the repository's configuration, and possibly its files."""
         self.replaced = ""
         """The fingerprint of the files that ``override`` replaces."""
         self.overrides: list[Override] = []
-        """All overrides whose files may still be in use."""
+        """Every override whose files may still be in use."""
         self.is_wanted = False
         """True if the model was requested by name, not only as part of an ensemble."""
         self.is_stale = False
-        """True if this is an ensemble, and the tensors of one of its models have changed."""
+        """True if this model is an ensemble, and the inputs or outputs of one of its models have changed."""
         self.turn = asyncio.Lock()
-        """Held by the running operation; others wait in order."""
+        """A lock that the running operation holds. Other operations wait for it in order."""
         self.generation = 0
-        """Number of operations that have begun."""
+        """Number of operations that have begun. It is also the number of the last operation."""
         self.pending = 0
         """Number of operations that have not ended."""
         self.waiting: asyncio.Task[list[Any]] | None = None
-        """The last operation, if it is a load that has not begun and has no override."""
+        """The last operation, if it is a load without an override that has not begun."""
         self.waiting_keeps_override = False
-        """True if ``waiting`` keeps a previous override."""
+        """True if the load ``waiting`` keeps a previous override."""
         self.halt = Halt(self.name)
-        """Can end loads that are requested from now on."""
+        """Ends the child processes of loads, including loads that are requested later."""
         self.running_options = LoadOptions()
         """The options of the running load."""
         self.awaits = ""
-        """For an ensemble: the model that its load waits for."""
+        """For an ensemble: the model for which its load waits."""
         self.leaving: set[asyncio.Task[None]] = set()
         """Tasks that unload replaced or removed handles."""
 
@@ -151,13 +151,13 @@ class ManagedModel:
 
     @property
     def parts(self) -> set[str]:
-        """For an ensemble: the models that its served versions, or the source that was read last, need."""
+        """For an ensemble: the models that the served versions or the most recently read source need."""
         known = [one.source for one in self.versions.values()]
         return {part for one in (*known, self.source) if one is not None for part in one.parts}
 
     @property
     def form(self) -> dict[str, tuple[Signature, int]]:
-        """The facts about each served version that ensembles depend on. The empty key stands for the greatest version."""
+        """The properties of each served version on which ensembles depend. The greatest version also has an empty key."""
         handles = [one.handle for one in self.versions.values() if one.handle is not None]
         form = {one.version: (one.signature, one.config.max_rows) for one in handles}
         return form | {"": form[max(form, key=int)]} if form else {}
@@ -184,8 +184,8 @@ class ManagedModel:
 
 
 def rows(name: str, model: ManagedModel | None) -> list[Row]:
-    """The rows of model ``name``: one per version, in ascending order. Without versions, a single row with the reason, or with just
-    the name.
+    """The rows of model ``name``: one per version, in ascending order. A model without versions has a single row, with the reason
+    if known.
     """
     if model is not None and model.versions:
         return [model.versions[number].row(name, number, model.problem) for number in sorted(model.versions, key=int)]

@@ -1,4 +1,4 @@
-"""Answering requests and counting the answers. Each request ends exactly once."""
+"""Answers requests and counts the answers. Each request ends exactly once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Answers:
-    """Used only on the event loop. ``now_ns`` is the clock."""
+    """Answers the requests of one model version. Used only on the event loop. ``now_ns`` is the clock."""
 
     def __init__(self, statistics: ModelStatistics, now_ns: Callable[[], int], tracer: Tracer | None = None) -> None:
         self._statistics = statistics
@@ -47,7 +47,7 @@ class Answers:
         return error
 
     def fail(self, pending: Pending, error: PenstockError, failure: Failure) -> None:
-        """End ``pending`` with ``error``, unless it has ended."""
+        """End ``pending`` with ``error``, unless the request has already ended."""
         if pending.done is not None:
             self._statistics.failed(failure, pending.arrived_ns, self._now_ns())
             self._end(pending, error)
@@ -55,7 +55,7 @@ class Answers:
     def give(
         self, batch: Batch, outcome: list[dict[str, Array]] | PenstockError, times: BatchTimes, now_ns: int
     ) -> None:
-        """End the requests of ``batch``, each with its outputs, or all with the error of the batch."""
+        """End every request of ``batch`` with its outputs, or with the batch's error."""
         self._record(batch, times)
         if isinstance(outcome, PenstockError):
             for pending in batch.requests:
@@ -67,7 +67,7 @@ class Answers:
             self._log.executed(arrived, batch.rows, batch.reason, times, now_ns)
         for pending, outputs in zip(requests, outcome, strict=True):
             done = pending.done
-            if done is not None:  # the same as _end(), inlined for speed
+            if done is not None:  # same as _end(), inlined for speed
                 pending.done = None
                 statistics.pending -= 1
                 try:
@@ -84,7 +84,7 @@ class Answers:
     def give_one(
         self, pending: Pending, outputs: dict[str, Array], number: int, times: BatchTimes, taken: Callable[[], None]
     ) -> None:
-        """Forward an answer of a decoupled model; see ``DynamicBatcher.answer``."""
+        """Forward an answer of a decoupled model to the request. See ``DynamicBatcher.answer``."""
         taken()
         if pending.done is None:
             return
@@ -133,7 +133,7 @@ def tell(done: Done | None, outcome: Outcome) -> None:
     try:
         if done is not None:
             done(outcome)
-    except Exception:  # noqa: BLE001 - a receiver's bug must not affect the others
+    except Exception:  # noqa: BLE001 - a bug in one callback must not affect other requests
         _log.exception("a receiver failed")
 
 

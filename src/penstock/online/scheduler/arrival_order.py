@@ -1,4 +1,4 @@
-"""Delivers answers in the order of the requests: each is held back until all earlier requests have been answered."""
+"""Delivers answers in the order of the requests. An answer waits until all earlier requests have been answered."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from penstock.request import Done, InferResponse, Outcome
 
 
 class ArrivalOrder:
-    """Used only on the event loop."""
+    """The order of the requests of one model version. Used only on the event loop."""
 
     def __init__(self) -> None:
         self._places: deque[_Place] = deque()
         self._is_advancing = False
 
     def place(self, done: Done) -> Done:
-        """The replacement for ``done`` of the newest request. It delivers answers in order, but a cancellation immediately."""
+        """A callback to use in place of ``done`` for a new request. It delivers answers in order, and a cancellation immediately."""
         place = _Place(done, self._advance)
         self._places.append(place)
         return place
 
     def _advance(self) -> None:
         if self._is_advancing:
-            return  # a receiver in the loop below made this call; that loop delivers these answers too
+            return  # called from within the loop below, which also delivers these answers
         self._is_advancing = True
         while self._places:
             first = self._places[0]

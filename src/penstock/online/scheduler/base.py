@@ -1,4 +1,4 @@
-"""The interface of the schedulers, which queue the requests of one model version."""
+"""The interface of schedulers. A scheduler queues the requests of one model version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.telemetry.statistics import ModelStatistics
 
 
 class InstanceDied(PenstockError):
-    """The model's process ended during a batch. Any of its requests may be the cause, so none is retried."""
+    """The model's process ended during a batch. The batch is not retried, because any of its requests may be the cause."""
 
 
 class Cancellable(Protocol):
@@ -27,7 +27,7 @@ class Cancellable(Protocol):
 
 
 class Scheduler(Protocol):
-    """Used only on the event loop. Every submitted request ends exactly once: with a result, an error, or Cancelled."""
+    """Queues and runs requests, on the event loop. Every request ends exactly once: with a result, an error, or Cancelled."""
 
     @property
     def config(self) -> BatchingConfig: ...
@@ -38,13 +38,13 @@ class Scheduler(Protocol):
     def submit(self, request: InferRequest, rows: int, key: Hashable, done: Done) -> Cancellable | None:
         """Accept ``request``, for which the input check returned ``rows`` and ``key``.
 
-        ``done`` is called on the event loop, after this returns. The result is None if there is nothing to cancel.
-        Raises PenstockError if the request is rejected; it is then counted as failed, and ``done`` is not called.
+        ``done`` is called on the event loop, after this method has returned. The result is None if the request cannot be cancelled.
+        Raises PenstockError if the request is rejected. A rejected request is counted as failed, and ``done`` is not called.
         """
         ...
 
     def hurry(self) -> None:
-        """From now on, let no request wait for others to join its batch."""
+        """From now on, never delay a batch to wait for further requests."""
         ...
 
     async def drain(self) -> None:
@@ -52,5 +52,5 @@ class Scheduler(Protocol):
         ...
 
     def stop(self) -> None:
-        """Reject further requests; instances end when the queue is empty."""
+        """Reject further requests. Instances end when the queue is empty."""
         ...

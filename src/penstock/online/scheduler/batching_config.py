@@ -1,4 +1,4 @@
-"""Queueing and merging of the requests of one model version, with the names of Triton's ``dynamic_batching``."""
+"""How the requests of one model version are queued and merged. The names are those of Triton's ``dynamic_batching``."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class QueuePolicy(msgspec.Struct, frozen=True):
 
     timeout_action: TimeoutAction = TimeoutAction.REJECT
     default_timeout_microseconds: int = 0
-    """Maximum time in the queue; 0 means no limit."""
+    """Maximum microseconds in the queue; 0 means no limit."""
     allow_timeout_override: bool = False
-    """True if requests may shorten the default timeout. Without a default, their timeouts are ignored."""
+    """True if a request's own timeout may shorten the default timeout. Without a default, timeouts of requests are ignored."""
     max_queue_size: int = 0
-    """Limit on the waiting requests of the level; with 0, only the model's limit applies."""
+    """Maximum number of waiting requests of the level. With 0, only the model's limit applies."""
 
     def timeout_ns(self, asked_us: int) -> int:
-        """The timeout in nanoseconds of a request with the timeout ``asked_us`` (0: the default); 0 means no limit."""
+        """The effective timeout in nanoseconds of a request whose own timeout is ``asked_us`` (0: none). 0 means no limit."""
         timeout_us = self.default_timeout_microseconds
         if self.allow_timeout_override and 0 < asked_us < timeout_us:
             timeout_us = asked_us
@@ -41,25 +41,25 @@ class QueuePolicy(msgspec.Struct, frozen=True):
 
 
 class DynamicBatching(msgspec.Struct, frozen=True):
-    """Triton's ``dynamic_batching``. If neither preferred sizes nor a delay are set, no request waits for others."""
+    """Triton's ``dynamic_batching``. If neither preferred sizes nor a delay are set, a request never waits for further requests."""
 
     preferred_batch_size: tuple[int, ...] = ()
     """A batch of one of these sizes leaves immediately; empty means ``max_batch``."""
     max_queue_delay_microseconds: int = 0
-    """Maximum time for which a request waits for others while an instance is free."""
+    """Maximum microseconds that a request waits for further requests while an instance is free."""
     preserve_ordering: bool = False
     """True if responses are sent in the order of the requests."""
     priority_levels: int = 0
-    """Number of levels, of which 1 is the most urgent; 0 means no levels."""
+    """Number of priority levels. Level 1 is the most urgent. 0 means that there are no levels."""
     default_priority_level: int = 0
-    """The level of requests that have no valid level."""
+    """The priority level of requests without a valid level."""
     default_queue_policy: QueuePolicy = QueuePolicy()
     priority_queue_policy: Mapping[int, QueuePolicy] = {}
     """Queue policies that differ from the default policy, by level."""
 
     @property
     def policies(self) -> list[QueuePolicy]:
-        """The policy of each level, the most urgent first; at least one."""
+        """The policy of each level, starting with the most urgent level. Contains at least one policy."""
         levels = range(1, max(1, self.priority_levels) + 1)
         return [self.priority_queue_policy.get(level, self.default_queue_policy) for level in levels]
 
@@ -68,17 +68,17 @@ class BatchingConfig(DynamicBatching, frozen=True, kw_only=True):
     """The batching of one model version. Raises InvalidConfig for the configurations that Triton rejects."""
 
     batchable: bool
-    """True if requests may be merged along the first axis; otherwise each runs alone."""
+    """True if requests may be merged along the first axis. If False, each request runs alone."""
     max_batch: int = 1
-    """Limit on the rows of a merged batch; a larger request runs alone."""
+    """Maximum rows of a merged batch. A larger request runs alone."""
     max_queue: int = 4096
-    """Limit on the requests that are accepted and not yet answered."""
+    """Maximum number of requests that are accepted and not yet answered."""
     decoupled: bool = False
-    """True if the model gives any number of responses to a request; such requests run alone."""
+    """True if the model may send any number of responses to a request. Such requests run alone."""
     instances: int = 1
     """Number of instances, for the prediction of queueing times."""
     stateful: bool = False
-    """True if the model keeps state between requests; the requests of a failed batch are then not retried."""
+    """True if the model keeps state between requests. The requests of a failed batch are then not retried."""
 
     def __post_init__(self) -> None:
         if any(size < 1 for size in self.preferred_batch_size):
@@ -86,7 +86,7 @@ class BatchingConfig(DynamicBatching, frozen=True, kw_only=True):
         if any(size > self.max_batch for size in self.preferred_batch_size):
             raise InvalidConfig("dynamic batching preferred size must be <= max batch size")
         levels = self.priority_levels
-        if levels > _MAX_LEVELS:  # each is a queue
+        if levels > _MAX_LEVELS:  # each level is a queue
             raise InvalidConfig(f"priority levels must be at most {_MAX_LEVELS}")
         if levels and not 1 <= self.default_priority_level <= levels:
             raise InvalidConfig(f"default priority level must be in range [1, {levels}]")
@@ -104,5 +104,5 @@ class BatchingConfig(DynamicBatching, frozen=True, kw_only=True):
 
     @property
     def max_rows(self) -> int:
-        """Limit on the rows of a merged batch; 1 if requests are not merged."""
+        """Maximum rows of a merged batch; 1 if requests are not merged."""
         return self.max_batch if self.batchable and not self.decoupled else 1

@@ -1,8 +1,8 @@
-"""Deciding whether a batch is so short that the event loop may run it, because a thread switch would take longer.
+"""Decides which batches the event loop runs itself, because they take less time than a thread switch.
 
-A long run would block the server's other clients, so the rule is strict: the event loop runs a batch only if many earlier batches of
-the same shapes, and at least as many rows, were short. Every run is measured and earns or loses credit. After one long run, the next
-batch of its size goes to the instance's thread again; it takes many short runs to regain the credit.
+A long run would block the server's other clients, so the rule is strict: the event loop runs a batch only if many earlier batches
+of the same shapes, and at least as many rows, were short. Every short run earns credit, and every long run loses credit. After a
+long run, batches of this size go to the instance's thread again until many short runs have regained the credit.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import msgspec
 BRIEF_NS = 100_000
 """Approximate cost of passing a batch to a thread and back on a busy core, with cold caches."""
 LONG_NS = 10_000_000
-"""A run of at least this time is too long to be explained by a disturbance, so all credit is lost."""
+"""Nanoseconds from which a run is too long to be explained by a disturbance, so that all credit is lost."""
 NEEDED = 16
-"""Number of short runs required before the first run on the event loop, and again after each long run."""
+"""Number of short runs that must precede the first run on the event loop, and also the next run there after a long run."""
 MOST = 64
-"""Limit on the credit."""
+"""Maximum credit."""
 
 
 class BriefRuns(msgspec.Struct):
-    """The credit of one model's short runs. One thread uses it."""
+    """The credit of one model. Only one thread uses it."""
 
     key: Hashable = None
-    """The shapes without the rows."""
+    """The shapes of the batches, without the number of rows."""
     rows: int = 0
     """The maximum rows of a short run."""
     earned: int = 0

@@ -1,7 +1,7 @@
-"""The queue of one model version, emptied in batches by its instances.
+"""The queue of one model version, from which the model's instances take batches.
 
-Natural batching: without a configured delay, no request waits for others. Requests that arrive while all instances are busy leave
-together when the next instance is free. An idle instance starts immediately with the requests of one event-loop iteration.
+Without a configured delay, a request never waits for further requests. Requests that arrive while all instances are busy form a
+batch when the next instance is free. An idle instance starts immediately with the requests of one event-loop iteration.
 
 Threads: the instances call ``take``, ``finish``, ``answer``, ``finish_stream`` and ``leave``. All other methods are called on the
 event loop.
@@ -34,10 +34,10 @@ from penstock.tensor import Array
 
 
 class _Sleeper(msgspec.Struct, eq=False):
-    """An idle instance, which waits on its own lock.
+    """An idle instance. It waits on its own lock.
 
     Idle instances cannot share a queue, because ``queue.SimpleQueue.get`` of CPython 3.11 may compute a negative timeout and wait
-    forever. This happens if another instance takes the item that woke it, or if the timeout is a microsecond.
+    forever. This happens if another thread takes the item that woke the waiting thread, or if the timeout is a microsecond.
     """
 
     until_ns: int
@@ -49,7 +49,7 @@ class _Sleeper(msgspec.Struct, eq=False):
 
 
 class DynamicBatcher:
-    """The ``Scheduler`` that the module's docstring describes. ``now_ns`` is the clock; the requests' deadlines use the same clock."""
+    """The ``Scheduler`` that the module's docstring describes. ``now_ns`` is the clock, also for the deadlines of requests."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class DynamicBatcher:
         self._loop = loop
         self._rules = Rules.of(config)
         self._order = ArrivalOrder() if config.preserve_ordering else None
-        # True if requests have no levels, timeouts or order, so that only deadlines need checking.
+        # True if there are no priority levels, timeouts or ordering, so that only deadlines need checking.
         self._is_plain = config.policies == [QueuePolicy()] and not config.preserve_ordering
         self._arrived: list[Pending] = []
         self._arrived_rows = 0
@@ -84,7 +84,7 @@ class DynamicBatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = NEVER
         self._lock = Lock()
-        # The rest is guarded by the lock.
+        # The lock guards all attributes below.
         self._queue = Queue(config.policies)
         self._idle: list[_Sleeper] = []
         self._stopped = False
@@ -97,7 +97,7 @@ class DynamicBatcher:
 
     @property
     def statistics(self) -> ModelStatistics:
-        """The statistics, brought up to date."""
+        """The statistics, including all recorded batches."""
         return self._answers.statistics
 
     def may_run_here(self, run: Callable[[Batch], None]) -> None:
@@ -115,7 +115,7 @@ class DynamicBatcher:
                 self._runners.remove(run)
 
     def dismiss(self) -> None:
-        """End the next instance that is free: its ``take`` returns None."""
+        """End the next free instance: its call of ``take`` returns None."""
         with self._lock:
             self._dismissed += 1
             if self._idle:
@@ -126,7 +126,7 @@ class DynamicBatcher:
         self.instances = instances
 
     def submit(self, request: InferRequest, rows: int, key: Hashable, done: Done) -> Pending:
-        """Queue ``request``, see ``Scheduler``.
+        """Queue ``request``. See ``Scheduler.submit``.
 
         Raises Unavailable if the queue is full or stopped, and DeadlineExceeded if the answer is predicted to be late.
         """
@@ -147,16 +147,16 @@ class DynamicBatcher:
         return pending
 
     def cancel(self, pending: Pending) -> None:
-        """Cancel ``pending``, see ``Pending.cancel``."""
+        """Cancel ``pending``. See ``Pending.cancel``."""
         with self._lock:
             self._queue.remove(pending)
         self._answers.fail(pending, Cancelled("the request was cancelled"), Failure.CANCELED)
 
     def take(self, gate: ResourceGate | None = None) -> Batch | None:
-        """Wait for the next batch; None if the instance has to end.
+        """Wait for the next batch. Returns None if the instance has to end.
 
-        With ``gate``, first release the resources of the previous batch, and wait for those of this batch. Requests keep joining the
-        batch until the gate has opened.
+        With ``gate``, first release the resources of the previous batch, and wait for the resources of the next batch. Requests
+        may join the batch until the gate opens.
         """
         is_open = gate is None
         if gate is not None:
@@ -178,7 +178,7 @@ class DynamicBatcher:
                 return batch
 
     def finish(self, batch: Batch, outcome: list[dict[str, Array]] | PenstockError, times: BatchTimes) -> None:
-        """End the requests of a batch, or of a part of it: each with its outputs, or all with one error."""
+        """End the requests of a batch or of a part of a batch, either each with its outputs or all with the same error."""
         if self._is_running_here:
             self._complete(batch, outcome, times)
         else:
@@ -187,7 +187,7 @@ class DynamicBatcher:
     def answer(
         self, pending: Pending, outputs: dict[str, Array], number: int, times: BatchTimes, taken: Callable[[], None]
     ) -> bool:
-        """Forward answer ``number``, counted from 0, of a decoupled model; not the final one. False if the event loop is closed.
+        """Forward answer ``number`` (from 0) of a decoupled model, except the final one. Returns False if the event loop is closed.
 
         The model computed it from ``times.merged_ns`` to ``times.ran_ns``. ``taken`` is called once the event loop has received the
         answer.
@@ -211,7 +211,7 @@ class DynamicBatcher:
                 self._wake()
 
     def stop(self) -> None:
-        """Refuse further requests; instances end when the queue is empty."""
+        """Refuse further requests. Instances end when the queue is empty."""
         self._flush()
         with self._lock:
             self._stopped = True
@@ -246,7 +246,7 @@ class DynamicBatcher:
         if left_ns <= 0:
             raise self._answers.refused(DeadlineExceeded("the request's deadline has passed"))
         if self.config.decoupled:
-            return  # a decoupled model sends its first answers early, and the client may need no others
+            return  # a decoupled model sends its first answers early, and the client may not need further answers
         self._predicts = True
         max_rows = self._rules.max_rows
         ahead = sum(level.rows for level in self._queue.levels[: (pending.lane >> 1) + 1]) + self._arrived_rows
@@ -258,7 +258,7 @@ class DynamicBatcher:
             raise self._answers.refused(DeadlineExceeded(message, "use a longer deadline, or try again later"))
 
     def _flush(self) -> None:
-        """Queue the requests of one event-loop iteration, with one lock and at most one wake-up."""
+        """Queue the requests of one event-loop iteration. Acquires the lock once and wakes at most one instance."""
         arrived = self._arrived
         if not arrived:
             return
@@ -286,8 +286,8 @@ class DynamicBatcher:
             self._set_timer(next_ns)
 
     def _at_once(self, arrived: list[Pending]) -> Batch | None:
-        """One batch of all the requests ``arrived``, which bypasses the queue. None unless they fit into one batch and no other
-        request is waiting.
+        """One batch of all requests ``arrived``, which then bypass the queue. None if the requests do not fit into one batch, or
+        other requests are waiting.
         """
         if self._queue or not self._rules.natural:
             return None
@@ -301,9 +301,9 @@ class DynamicBatcher:
         return None
 
     def _look(self, takes: bool) -> Batch | _Sleeper | None:
-        """Find work for a free instance: a batch, or a sleeper to wait on, or None if the instance has to end.
+        """Find work for a free instance. Returns a batch, or a sleeper on which to wait, or None if the instance has to end.
 
-        ``takes`` removes the batch from the queue. If several instances wait for the same time, only the first wakes at that time.
+        ``takes`` removes the batch from the queue. If several instances wait for the same time, only the first instance wakes then.
         """
         found: Batch | _Sleeper | None = None
         with self._lock:
@@ -330,14 +330,14 @@ class DynamicBatcher:
         return min((sleeper.until_ns for sleeper in self._idle), default=NEVER)
 
     def _is_due(self) -> bool:
-        """True if an idle instance has to check the queue: requests may leave, or a Wait ends earlier."""
+        """True if an idle instance has to check the queue, because requests may leave, or the time to wait has become shorter."""
         if not self._rules.delay_ns:
             return True
         formed = self._form(self._now_ns())
         return isinstance(formed, Batch) or bool(formed.late) or formed.until_ns < self._watched_ns()
 
     def _decide(self, now_ns: int) -> tuple[Sequence[Pending], Batch | Wait]:
-        """Returns the expired requests, and the decision about the others."""
+        """Returns the expired requests, and the decision about the remaining requests."""
         expired = self._queue.expire(now_ns) if self._queue.next_ns <= now_ns else ()
         formed = self._form(now_ns)
         for pending in formed.late:
@@ -359,14 +359,14 @@ class DynamicBatcher:
             sleeper.woken.acquire()
         elif not sleeper.woken.acquire(timeout=max(0.0, (sleeper.until_ns - self._now_ns()) / 1e9)):
             with self._lock:
-                if sleeper in self._idle:  # otherwise it was woken just as the wait ended
+                if sleeper in self._idle:  # otherwise another thread woke the instance just as the wait ended
                     self._idle.remove(sleeper)
         if sleeper.batch is not None:
             sleeper.batch.taken_ns = self._now_ns()
         return sleeper.batch
 
     def _set_timer(self, at_ns: int) -> None:
-        """Call ``_on_timer`` at ``at_ns`` or up to two milliseconds later, because event loops use whole milliseconds."""
+        """Call ``_on_timer`` at ``at_ns``, or up to two milliseconds later because event loops use whole milliseconds."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ns = at_ns
@@ -383,7 +383,7 @@ class DynamicBatcher:
         self._drop(expired, ())
 
     def _call(self, callback: Callable[..., None], *args: Any) -> bool:
-        """Call ``callback`` on the event loop; False if the loop is closed, because the server exited without waiting."""
+        """Call ``callback`` on the event loop. Returns False if the loop is closed because the server exited without waiting."""
         try:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:

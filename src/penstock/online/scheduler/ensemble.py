@@ -1,7 +1,7 @@
 """The scheduler of an ensemble. It has no instances, and passes each request from model to model.
 
-Every step is a request to the scheduler of its own model, which may merge it with requests of other ensembles and of clients. The
-models are looked up when the request arrives, and stay loaded until it ends.
+Every step sends a request to the scheduler of the step's model. That scheduler may merge it with requests from other ensembles and
+from clients. The models are looked up when a request to the ensemble arrives, and stay loaded until this request ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Key = tuple[str, str]
 
 
 class EnsemblePart(Protocol):
-    """The interface of a handle, as far as ensembles use it."""
+    """The part of a handle's interface that ensembles use."""
 
     name: str
     version: str
@@ -53,7 +53,7 @@ _Part = TypeVar("_Part", bound=EnsemblePart)
 
 
 class Models(NamedTuple, Generic[_Part]):
-    """Access to the served models: ``find`` looks a model up or raises NotFound, and ``call`` submits a request to one."""
+    """Access to the served models. ``find`` looks up a model or raises NotFound. ``call`` submits a request to a model."""
 
     find: Callable[[str, str], _Part]
     call: Callable[[InferRequest, Done, _Part], Cancellable | None]
@@ -65,21 +65,21 @@ class Ensemble(msgspec.Struct, frozen=True):
     name: str
     graph: Graph
     models: Mapping[str, Key]
-    """The model of each step, by name of the step."""
+    """The model of each step, by the name of the step."""
     ranks: Mapping[str, int]
-    """The number of dimensions of each output, before ``reshapes``; it includes the batch dimension."""
+    """The number of dimensions of each output before ``reshapes``, including the batch dimension."""
     reshapes: Mapping[str, Reshape]
-    """Reshapes of the inputs and outputs whose shape differs between clients and models."""
+    """Reshapes of the inputs and outputs whose shapes for clients differ from the models' shapes."""
     max_inside: int = 0
-    """Limit on the requests in progress; further requests wait. 0 means no limit."""
+    """Maximum number of requests in progress. Further requests wait. 0 means no limit."""
 
 
 class _Passing(Pending, eq=False):
-    """A request to the ensemble, and its progress. The requests to the models are derived from ``request``."""
+    """A request to the ensemble, and its progress. The requests to the models are created from ``request``."""
 
     run: PipelineRun | None = None
     owned: Mapping[Key, EnsemblePart] = {}
-    """The models to release at the end; empty if an outer ensemble holds them."""
+    """The models to release when the request ends; empty if an outer ensemble holds the models."""
     started_ns: int = 0
     timer: asyncio.TimerHandle | None = None
     """The timer that ends the request if its deadline passes while it waits."""
@@ -105,18 +105,18 @@ class EnsembleScheduler(Generic[_Part]):
         self._statistics = statistics
         self._answers = Answers(statistics, time.monotonic_ns, tracer)
         self._waiting: dict[_Passing, None] = {}
-        """Requests that are not in progress yet, in order of arrival."""
+        """Waiting requests, in order of arrival."""
         self._inside = self._submitted = 0
         self._stopped = False
 
     @property
     def statistics(self) -> ModelStatistics:
-        """The statistics of the whole ensemble, in which waiting for its models counts as computing."""
+        """The statistics of the whole ensemble. The time that requests wait for its models counts as compute time."""
         return self._answers.statistics
 
     @property
     def is_healthy(self) -> bool:
-        """True if all its models are served and can run."""
+        """True if all models of the ensemble are served and can run."""
         try:
             return all(handle.is_healthy for handle in self.resolve({}).values())
         except NotFound:
@@ -124,7 +124,7 @@ class EnsembleScheduler(Generic[_Part]):
 
     @property
     def identity(self) -> str:
-        """An identifier of the content of all its models. While one of them is not served, each call returns a different value."""
+        """An identifier of the content of all models of the ensemble. It changes on each call while a model is not served."""
         try:
             return " ".join(f"{key} {handle.identity}" for key, handle in self.resolve({}).items())
         except NotFound:
@@ -140,7 +140,7 @@ class EnsembleScheduler(Generic[_Part]):
         return known
 
     def submit(self, request: InferRequest, rows: int, key: Hashable, done: Done) -> Cancellable:
-        """Raises Unavailable if the queue is full or stopped, or a model is not served."""
+        """See ``Scheduler.submit``. Raises Unavailable if the queue is full or stopped, or a model is not served."""
         if self._stopped:
             raise self._answers.refused(Unavailable(f"model '{self.ensemble.name}' is being unloaded"))
         if self._statistics.pending >= self.config.max_queue:
@@ -173,7 +173,7 @@ class EnsembleScheduler(Generic[_Part]):
             pending.run.cancel()
 
     def hurry(self) -> None:
-        """No effect: the requests wait in the queues of the ensemble's models."""
+        """Do nothing, because the requests wait in the queues of the ensemble's models."""
 
     async def drain(self) -> None:
         """Wait until every request has ended."""
@@ -254,7 +254,7 @@ class EnsembleScheduler(Generic[_Part]):
 
 
 def _of_rank(array: Array, rank: int) -> Array:
-    """Add or remove a batch dimension of size one, if ``array`` then has ``rank`` dimensions."""
+    """Add or remove a batch dimension of size one, if this gives ``array`` ``rank`` dimensions."""
     if array.ndim + 1 == rank:
         return array[None]
     if array.ndim - 1 == rank and array.shape[0] == 1:

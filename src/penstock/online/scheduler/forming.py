@@ -1,7 +1,8 @@
-"""Forming the next batch: one pure function of the waiting requests, the time and the configuration.
+"""Forms the next batch. ``form`` is a pure function of the waiting requests, the time and the configuration.
 
-The rules of preferred sizes and delay are those of Triton's dynamic batcher (``GetDynamicBatch`` of its ``dynamic_batch_scheduler``),
-applied whenever an instance is free. Requests that cannot be merged with the first one do not end its batch; they form other batches.
+The rules of preferred sizes and delay are the same as in Triton's dynamic batcher (``GetDynamicBatch`` in
+``dynamic_batch_scheduler``). They apply whenever an instance is free. Requests that cannot be merged with the first request form
+batches of their own, and do not close the first request's batch.
 
 Requests that would miss their deadlines in the batch of highest throughput are dropped before that batch runs, not only once their
 deadlines have passed (the early drop of Nexus, Shen et al., SOSP 2019).
@@ -20,7 +21,7 @@ from penstock.online.scheduler.queue import NEVER, Pending
 from penstock.telemetry.statistics import Reason
 
 _WAKE_NS = 2_000_000
-"""A delayed batch leaves this long before the last moment at which it can meet its deadlines, because threads wake late."""
+"""Nanoseconds by which a delayed batch starts before the last moment that meets its deadlines, because threads wake late."""
 
 
 class Batch(msgspec.Struct):
@@ -31,11 +32,11 @@ class Batch(msgspec.Struct):
     reason: Reason
     taken_ns: int
     late: Sequence[Pending] = ()
-    """Requests to drop, because their answers would miss their deadlines."""
+    """Requests to drop, because they would miss their deadlines."""
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """No batch to run: the instance waits until ``until_ns``, or until another request arrives."""
+    """There is no batch to run. The instance waits until ``until_ns``, or until another request arrives."""
 
     until_ns: int = NEVER
     late: Sequence[Pending] = ()
@@ -53,7 +54,7 @@ class Rules(msgspec.Struct, frozen=True):
     largest_preferred: int
     delay_ns: int
     natural: bool
-    """True if no request waits for others and no smaller size is preferred."""
+    """True if there is no delay and no preferred size below the maximum."""
     merges: bool
 
     @classmethod
@@ -68,9 +69,9 @@ class Rules(msgspec.Struct, frozen=True):
 def form(
     lines: Iterable[Collection[Pending]], now_ns: int, rules: Rules, latency: LatencyModel | None = None
 ) -> Batch | Wait:
-    """Form the batch of a free instance at ``now_ns``. Pure.
+    """Form the batch that a free instance runs at ``now_ns``. Pure.
 
-    ``lines`` is the result of ``Queue.lines``. With ``latency``, requests that would miss their deadlines are dropped.
+    ``lines`` is the result of ``Queue.lines``. If ``latency`` is given, requests that would miss their deadlines are dropped.
     """
     if rules.natural and latency is None:
         for line in lines:
@@ -101,9 +102,9 @@ def form(
 
 
 def _prefix(line: Collection[Pending], now_ns: int, max_rows: int, merges: bool) -> Batch:
-    """The requests from the start of the line that fit into one batch. The first one always fits."""
+    """The first requests of the line, as many as fit into one batch. The first request always fits."""
     if len(line) <= max_rows:
-        # In most cases all fit, and one pass without decisions is enough.
+        # Usually all requests fit, and a pass without decisions is enough.
         requests = list(line)
         rows = requests[0].rows if len(requests) == 1 else sum([pending.rows for pending in requests])
         if rows <= max_rows:
@@ -168,8 +169,8 @@ def _prefer(
 def _shed(line: Collection[Pending], now_ns: int, max_rows: int, latency: LatencyModel) -> tuple[int, list[Pending]]:
     """Choose the batch size that answers the most requests in time, from ``max_rows``, half of it, a quarter, and so on.
 
-    Returns the size and the requests to drop. If more requests wait than fit into one batch, the criterion is the number of requests
-    per second. Otherwise it is their number, including those that a second batch answers in time.
+    Returns the size and the requests to drop. If more requests wait than fit into one batch, the best size answers the most
+    requests per second in time. Otherwise, the best size answers the most requests in time with this and a second batch.
     """
     window, backlog = 0, False
     for pending in line:

@@ -1,8 +1,8 @@
-"""The duration of a batch, learnt from earlier batches.
+"""Predicts the duration of a batch from earlier batches.
 
-A bucket for each power of two keeps moving averages of rows, duration and deviation, as TCP does for round trips (RFC 6298). Durations
-between buckets are interpolated. Measurements expire, because an outdated estimate could reject exactly the requests whose measurement
-would correct it.
+There is one bucket of batch sizes for each power of two. A bucket keeps moving averages of rows, duration and deviation, as TCP
+does for round trips (RFC 6298). The model interpolates between buckets. Measurements expire, because an outdated estimate could
+reject all requests, so that no new measurement would correct it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import msgspec
 _GAIN = 1 / 8
 _DEVIATION_GAIN = 1 / 4
 _DEVIATIONS = 2.0
-"""The upper bound is this many mean deviations above the mean: the 95th percentile of a normal distribution."""
+"""Mean deviations from the mean to the upper bound. For a normal distribution, the bound is the 95th percentile."""
 _OUTLIER = 4.0
-"""Measurements are limited to the mean plus this many deviations, so that one pause does not make the model appear slow."""
+"""A measurement is limited to the mean plus this number of mean deviations, so that one pause has little effect."""
 _LIFE_NS = 1_000_000_000
 _LIFE_RUNS = 8.0
-"""A bucket expires after a second without measurements, or after the duration of this many runs if that is longer."""
+"""A bucket expires after a second without measurements, or after the duration of this number of runs if that is longer."""
 
 
 class _Bucket(msgspec.Struct):
@@ -38,7 +38,7 @@ class _Bucket(msgspec.Struct):
 
 
 class LatencyModel:
-    """One thread writes. Other threads may read a bucket in the middle of an update; the value is precise enough."""
+    """Durations by batch size. Only one thread may write. Others may read during an update; the value is precise enough."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, _Bucket] = {}
@@ -62,8 +62,8 @@ class LatencyModel:
     def _at(self, rows: int, now_ns: int, deviations: float) -> int:
         """Interpolate between the nearest buckets.
 
-        Outside the measured range, return the lowest plausible duration, because only sizes that run are measured. Below the range,
-        it is proportional to the rows; above the range, it is constant.
+        For sizes outside the measured range, return the lowest plausible duration, because a size that never runs is never
+        measured. Below the range, this duration is proportional to the rows. Above the range, it is constant.
         """
         below_rows = below_ns = 0.0
         for _, bucket in sorted(self._buckets.copy().items()):

@@ -1,8 +1,8 @@
-"""Conversion of requests to the model's inputs, and of the model's outputs to the answers. Pure.
+"""Converts requests to the model's inputs, and the model's outputs to answers. Pure.
 
-Requests are usually merged along the first axis. A configuration may require more: other shapes than the clients' (``reshape``),
-requests of different shapes joined element by element (``allow_ragged_batch``), and inputs that describe the batch (``batch_input``).
-All of them work as in Triton.
+Requests are usually merged along the first axis. A configuration may change shapes (``reshape``), concatenate the elements of
+requests with different shapes (``allow_ragged_batch``), and add inputs that describe the batch (``batch_input``). All three work
+as in Triton.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 class BatchLayout(Protocol):
-    """One is created per model; any thread may use it."""
+    """Conversion for one model. Any thread may use it."""
 
     @property
     def is_ragged(self) -> bool:
@@ -30,7 +30,7 @@ class BatchLayout(Protocol):
         ...
 
     def gather(self, requests: Sequence[Pending]) -> Mapping[str, Array]:
-        """The model's inputs for ``requests``, which have the same key. The arrays may be the requests' own arrays."""
+        """The model's inputs for ``requests``, which have the same key. The arrays may be the same objects as in the requests."""
         ...
 
     def scatter(self, requests: Sequence[Pending], outputs: dict[str, Array]) -> list[dict[str, Array]]:
@@ -39,7 +39,7 @@ class BatchLayout(Protocol):
 
 
 def merge(inputs: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
-    """Concatenate the rows of all ``inputs``, which must agree in names, datatypes and all but the first dimension.
+    """Concatenate the rows of all ``inputs``. The inputs must agree in names, datatypes and all dimensions except the first.
 
     The arrays of a single request are returned without a copy.
     """
@@ -96,9 +96,9 @@ class SingleRequest:
 
 
 class Reshape(msgspec.Struct, frozen=True):
-    """The shape of a tensor for clients, and its shape for the model.
+    """The two shapes of a tensor: its shape for clients, and its shape for the model.
 
-    Both have the same free dimensions, in order. If requests are merged, both shapes have the batch dimension in front.
+    Both shapes have the same number of free dimensions. If requests are merged, both shapes begin with the batch dimension.
     """
 
     client: Shape
@@ -108,7 +108,7 @@ class Reshape(msgspec.Struct, frozen=True):
         return _fill(self.model, self.client, shape)
 
     def to_client(self, name: str, shape: Shape) -> Shape:
-        """Raises PenstockError if ``shape``, of the model's output ``name``, contradicts the configuration."""
+        """The client's shape of the model's output ``name``. Raises PenstockError if ``shape`` contradicts the configuration."""
         if len(shape) != len(self.model) or any(
             want not in (-1, got) for want, got in zip(self.model, shape, strict=True)
         ):
@@ -128,12 +128,12 @@ class MadeInput(msgspec.Struct, frozen=True):
     dtype: np.dtype[Any]
 
     def of(self, shapes: Sequence[Shape]) -> Array:
-        """The value for requests whose source input has ``shapes``."""
+        """The value for a batch. ``shapes`` has the shape of the source input in each request."""
         return _MAKERS[self.kind](shapes).astype(self.dtype)
 
 
 class ShapedRequests:
-    """Extends ``plain`` by ragged inputs, reshapes, inputs that describe the batch, and scattered outputs."""
+    """Extends the layout ``plain`` by ragged inputs, reshapes, inputs that describe the batch, and scattered outputs."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ def _fill(into: Shape, pattern: Shape, shape: Shape) -> Shape:
 
 
 def _pieces(name: str, array: Array, shape: Shape, sources: Sequence[Shape]) -> list[Array]:
-    """Divide ``array`` into pieces of ``shape``, whose free dimensions come from each of ``sources``."""
+    """Divide ``array`` into one piece for each of ``sources``. A piece has ``shape``; its free dimensions come from the source."""
     shapes = [tuple([source[axis] if want == -1 else want for axis, want in enumerate(shape)]) for source in sources]
     ends = np.cumsum([math.prod(one) for one in shapes])
     if ends[-1] != array.size:
@@ -214,7 +214,7 @@ def _counts(shapes: Sequence[Shape]) -> Array:
 
 
 def _item_shapes(shapes: Sequence[Shape]) -> Array:
-    """The shape of one row's item, for each row."""
+    """For each row of the batch, the shape of its item."""
     return np.concatenate([np.tile(np.array(shape[1:], np.int64), (shape[0], 1)) for shape in shapes])
 
 

@@ -1,7 +1,7 @@
-"""The waiting requests of one model version, in the order in which they leave.
+"""The waiting requests of one model version, in the order in which they will run.
 
-Requests that can be merged with one another form a line. A line is ordered by priority level; within a level, late requests follow all
-others; then by arrival. Nothing here locks, waits or reads the time.
+Requests that can be merged with one another form a line. A line is ordered by priority level. Within a level, requests whose
+timeout has passed come last. All other requests are ordered by arrival. Nothing here locks, waits or reads the time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Canceller(Protocol):
 
 
 class Pending(msgspec.Struct, eq=False):
-    """One request from ``submit`` to its end, held by the submitter. Times are those of ``time.monotonic_ns``."""
+    """One request, from ``submit`` to its end. The submitter holds it. Times are ``time.monotonic_ns``."""
 
     owner: Canceller
     number: int
@@ -44,13 +44,13 @@ class Pending(msgspec.Struct, eq=False):
     """None once the request has ended."""
     arrived_ns: int
     lane: int = 0
-    """Lane in the line: twice the level, counted from 0, plus one once the request is late."""
+    """The request's lane in its line: twice the level (counted from 0), plus one if the request is late."""
     timeout_ns: int = NEVER
-    """Time at which the maximum time in the queue of its level ends."""
+    """The time until which the request may stay in the queue."""
     deadline_ns: int = NEVER
     """Time after which the client no longer waits for the answer."""
     expires_ns: int = NEVER
-    """The earlier of the two times above: when the request expires."""
+    """The time at which the request expires: the earlier of the two times above."""
 
     def cancel(self) -> None:
         """Cancel the request, on the event loop. Before this returns, ``done`` is called with Cancelled unless the request has ended.
@@ -62,7 +62,7 @@ class Pending(msgspec.Struct, eq=False):
 
 
 Lane = dict[int, Pending]
-"""Requests by number, in order. Until a plain dict is next resized, iterating it skips each removed entry in about a nanosecond. An
+"""Requests by number, in order. Iterating a dict skips each removed entry in about a nanosecond until the dict is next resized. An
 OrderedDict would take three times as long for every request."""
 
 Lanes = list[Lane]
@@ -70,7 +70,7 @@ Lanes = list[Lane]
 
 
 class _Line(Collection[Pending]):
-    """Several lanes, one after the other."""
+    """A line as one collection: its lanes, one after the other."""
 
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
@@ -99,7 +99,7 @@ class PriorityLevel:
         self.policy = policy
         self.rows = 0
         """Number of waiting rows."""
-        # Two counters: the event loop counts arrivals, and the instances count departures.
+        # There are two counters, because the event loop counts arrivals and the instances count departures.
         self.came = self.left = 0
 
     @property
@@ -109,17 +109,17 @@ class PriorityLevel:
 
 
 class Queue:
-    """See the module. ``levels[n]`` is priority level n + 1."""
+    """The queue that the module's docstring describes. ``levels[n]`` is priority level n + 1."""
 
     def __init__(self, policies: Sequence[QueuePolicy]) -> None:
         self.levels = [PriorityLevel(policy) for policy in policies]
         self.next_ns = NEVER
-        """Time at which ``expire`` has to be called next; may be too early."""
+        """The time at which ``expire`` has to be called next, or an earlier time."""
         delays = any(policy.timeout_action is TimeoutAction.DELAY for policy in policies)
         self._lane_count = 2 * len(policies) if delays or len(policies) > 1 else 1
         self._lines: dict[Hashable, Lanes] = {}
         self._moments: list[tuple[int, int, Pending]] = []
-        """A heap of expiry times; entries of requests that have left are removed late."""
+        """A heap of expiry times. Entries of requests that have left the queue are removed later."""
 
     def __len__(self) -> int:
         return sum(len(lane) for lanes in self._lines.values() for lane in lanes)
@@ -128,7 +128,7 @@ class Queue:
         return bool(self._lines)
 
     def lines(self) -> list[Collection[Pending]]:
-        """The non-empty lines, the most urgent first; each in the order in which its requests leave."""
+        """The non-empty lines, starting with the most urgent. The requests of a line are in the order in which they will run."""
         lines: list[Collection[Pending]]
         if self._lane_count == 1:
             lines = [lanes[0].values() for lanes in self._lines.values()]
@@ -160,7 +160,7 @@ class Queue:
             self._forget()
 
     def remove(self, pending: Pending) -> bool:
-        """Remove ``pending``; False if it was not waiting."""
+        """Remove ``pending``. Returns False if the request was not waiting."""
         lanes = self._lines.get(pending.key)
         if lanes is None or lanes[pending.lane].pop(pending.number, None) is None:
             return False
@@ -188,7 +188,7 @@ class Queue:
                 self._leave(pending)
 
     def expire(self, now_ns: int) -> list[Pending]:
-        """Remove and return the requests whose deadline or time-out has passed. In levels with DELAY, a time-out moves them back."""
+        """Remove and return the expired requests. In levels with DELAY, a timeout only moves requests to the end of the level."""
         expired = []
         while self._moments and self._moments[0][0] <= now_ns:
             _, _, pending = heapq.heappop(self._moments)
@@ -223,7 +223,7 @@ class Queue:
         self.next_ns = self._moments[0][0]
 
     def _forget(self) -> None:
-        """Keep the heap in proportion to the waiting requests."""
+        """Limit the heap to a size proportional to the number of waiting requests."""
         if len(self._moments) > 2 * len(self) + _SLACK:
             self._moments = [moment for moment in self._moments if self._holds(moment[2])]
             heapq.heapify(self._moments)

@@ -1,8 +1,8 @@
 """Limits which instances run at the same time: each instance holds its configured resources while it runs.
 
-Resources are names with counts, shared by all models. A waiting instance of priority n runs 1/n as often as one of priority 1
-(stride scheduling, Waldspurger and Weihl, 1995). No instance starves, because resources that an instance waits for are not given to
-those behind it.
+A resource has a name and a count, and all models share it. A waiting instance of priority n runs 1/n as often as an instance of
+priority 1 (stride scheduling, Waldspurger and Weihl, 1995). No instance starves, because resources for which an instance waits are
+not given to instances behind it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.errors import InvalidConfig
 
 
 class RateLimiter:
-    """``available`` has the count of each resource; if it is empty, the count of each resource is the largest need of any instance.
+    """``available`` maps each resource to its count. If empty, the count of a resource is the largest need of an instance.
 
     Any thread may use it.
     """
@@ -23,17 +23,17 @@ class RateLimiter:
     def __init__(self, available: Mapping[str, int] = {}) -> None:
         self._available = dict(available)
         self.lock = threading.Lock()
-        # The lock guards the other attributes, and those of the gates.
+        # The lock guards the other attributes of the limiter, and the attributes of its gates.
         self.gates: set[ResourceGate] = set()
         self.waiting: list[ResourceGate] = []
         self.held: Counter[str] = Counter()
         self.turn = 0
-        """The highest turn that was granted so far."""
+        """The highest number of a gate that was opened so far."""
 
     def gate(self, model: str, needs: Mapping[str, int], priority: int = 1) -> ResourceGate | None:
-        """The gate of one instance of ``model``, which holds ``needs`` while it runs; None if it needs nothing.
+        """The gate of one instance of ``model``, which holds ``needs`` while it runs. None if it needs no resources.
 
-        Raises InvalidConfig if it needs more than ``available``.
+        Raises InvalidConfig if the instance needs more than ``available``.
         """
         for name, count in needs.items():
             if self._available and count > (most := self._available.get(name, 0)):
@@ -72,23 +72,23 @@ class ResourceGate:
         self.needs = needs
         self.priority = priority
         self.turn = 0
-        """The position among the waiting gates, lowest first; each run increases it by the priority."""
+        """Waiting gates open in ascending order of their numbers. This is the gate's number; each run adds the priority to it."""
         self.held = False
         self.granted = threading.Semaphore(0)
         self._limiter = limiter
 
     def open(self) -> None:
-        """Register the needs, before the first ``enter``."""
+        """Register the gate's needs. Call this before the first ``enter``."""
         with self._limiter.lock:
             self._limiter.gates.add(self)
 
     def enter(self) -> None:
-        """Release the resources, and wait for this gate's next turn."""
+        """Release any held resources, and wait for this gate's next turn."""
         self.ask()
         self.granted.acquire()
 
     def ask(self) -> None:
-        """Like ``enter``, but the caller waits for ``granted``."""
+        """Like ``enter``, but return immediately. The caller then waits for ``granted``."""
         limiter = self._limiter
         with limiter.lock:
             self._give_back()
@@ -105,7 +105,7 @@ class ResourceGate:
                 self._limiter.grant()
 
     def close(self) -> None:
-        """Release the resources and unregister."""
+        """Release any held resources, and unregister the gate."""
         with self._limiter.lock:
             self._give_back()
             self._limiter.gates.discard(self)
@@ -118,7 +118,7 @@ class ResourceGate:
 
 
 def read_resources(texts: Iterable[str]) -> dict[str, int]:
-    """Parse ``name:count`` or ``name:count:device`` of the command line; all devices are the same. Raises InvalidConfig."""
+    """Parse ``name:count`` or ``name:count:device`` from the command line. The device is ignored. Raises InvalidConfig."""
     resources: dict[str, int] = {}
     for text in texts:
         name, _, rest = text.partition(":")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class _Everything:
-    """A container for which every name is a member."""
+    """A container that contains every name."""
 
     def __contains__(self, name: object) -> bool:
         return True
@@ -23,16 +23,16 @@ NONE: Container[str] = frozenset()
 
 
 class AnswerForm(msgspec.Struct, frozen=True, gc=False):
-    """The form of each output. An output that appears in no field has the transport's default form."""
+    """The form of each output. An output that no field mentions has the transport's default form."""
 
     binary: Container[str] = NONE
-    """Outputs whose elements follow the message as raw bytes; compare the field with ``ALL`` and ``NONE`` by identity."""
+    """Outputs whose elements follow the message as raw bytes. May also be ``ALL`` or ``NONE``. Compare it with these by identity."""
     classification: Mapping[str, int] = {}
-    """For each classified output, the number of greatest values to return, at least 1."""
+    """The outputs to classify. For each, the number of greatest values to return, at least 1."""
     placements: Mapping[str, Placement] = {}
-    """For each output to write into shared memory, its region."""
+    """The outputs to write into shared memory, each with its place."""
     lease: Lease | None = None
-    """The lease on shared memory in use; released once the response is written or the request has failed."""
+    """The lease on the request's shared memory. It is released once the response is written or the request has failed."""
 
     def release(self) -> None:
         """Release the shared memory, if any. Idempotent."""
@@ -41,6 +41,6 @@ class AnswerForm(msgspec.Struct, frozen=True, gc=False):
 
 
 TEXT = AnswerForm()
-"""All outputs in the default form."""
+"""The form in which all outputs have the transport's default form."""
 BINARY = AnswerForm(ALL)
-"""All outputs as raw bytes."""
+"""The form in which all outputs are raw bytes."""

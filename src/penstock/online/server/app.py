@@ -1,4 +1,4 @@
-"""The composition root of the server: constructs all parts and connects them.
+"""The composition root of the server. It constructs all parts and connects them.
 
 Each process runs one ``Application``; a supervisor starts several processes.
 """
@@ -49,7 +49,7 @@ from penstock.resources import allow_open_files, core_ids
 _SWITCH_INTERVAL_S = 0.0005
 _TRIM_S = 3.0
 _OTHER_FILES = 256
-"""Open files reserved for models, logs, the cache and refused clients; connections may not use them."""
+"""Number of open files reserved for models, logs, the cache and refused clients. Connections may not use them."""
 
 ModelSettings = Mapping[str, Mapping[str, Any]]
 """For each model name, the configuration fields that the user has set."""
@@ -62,12 +62,12 @@ def serve(
     settings: ModelSettings = MappingProxyType({}),
     folder: Path = Path(),
 ) -> None:
-    """Serve ``targets`` until SIGTERM or SIGINT; calls ``on_ready`` once all models are loaded and warm.
+    """Serve ``targets`` until SIGTERM or SIGINT. Calls ``on_ready`` once all models are loaded and warmed up.
 
     Paths in ``settings`` are relative to ``folder``.
 
-    Raises NotFound, InvalidModel, InvalidConfig, IntegrityError, AlreadyExists (two targets with one name), Unavailable (port in
-    use, or an address of another machine), and DeadlineExceeded if a model was still running after the drain timeout.
+    Raises NotFound, InvalidModel, InvalidConfig, IntegrityError, AlreadyExists if two targets have the same name, Unavailable if
+    the server cannot listen on an address, and DeadlineExceeded if a model was still running after the drain timeout.
     """
     if not targets and not config.model_repository:
         raise InvalidArgument("nothing to serve", "name a bundle or a model file, or set 'model_repository'")
@@ -89,7 +89,7 @@ def _run(application: Application, on_ready: Callable[[Ready], None]) -> None:
     share_arenas(len(core_ids()))
     loop_factory = _loop_factory(application.config)
     before = sys.getswitchinterval()
-    # The event loop, instances and decoding threads share the interpreter lock; each may wait up to this interval for it.
+    # The event loop, instances and decoding threads share the interpreter lock. Each may have to wait for this interval to get it.
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
@@ -101,8 +101,8 @@ def _run(application: Application, on_ready: Callable[[Ready], None]) -> None:
 def _serve_many(config: ServerConfig, layout: Layout, on_ready: Callable[[Ready], None]) -> None:
     with ExitStack() as held:
         config = Endpoints.reserve(config, held)
-        # Models are loaded before the fork, so that all processes share the weights. Models with threads are not,
-        # because a fork would lose the threads.
+        # Models are loaded before the fork, so that all processes share the weights. Models with threads are loaded after the
+        # fork, because a fork would lose the threads.
         preloaded = preload(layout, models_at_start(config, layout), _load_options(config))
 
         def be(member: GroupMember, ready: Callable[[dict[str, Any]], None]) -> None:
@@ -117,7 +117,7 @@ def build(
     member: GroupMember | None = None,
     preloaded: Mapping[tuple[str, str], Preloaded] = MappingProxyType({}),
 ) -> Application:
-    """Construct one server process. ``member`` is None if it is the only one; ``preloaded`` is described by ``Manager``.
+    """Construct one server process. ``member`` is None if it is the only process. For ``preloaded``, see ``Manager``.
 
     Raises InvalidConfig, Unavailable.
     """
@@ -184,7 +184,7 @@ def build(
 
 
 class _Trim:
-    """Returns freed memory to the system a few seconds after a call. Further calls within that time have no effect."""
+    """When called, returns freed memory to the system a few seconds later. Further calls within these seconds have no effect."""
 
     _is_planned = False
 

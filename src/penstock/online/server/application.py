@@ -1,7 +1,7 @@
 """One server process from start to end: listen, load, serve, drain.
 
-Starting: listen (a port in use fails at once, and health can be asked) → load and warm up → ready.
-Stopping: readiness off → a short grace → no new connections → answer requests in flight → unload.
+Starting: listen → load and warm up → ready. The server listens first, so that a port in use is found immediately and health checks
+work. Stopping: not ready → a short wait → no new connections → answer requests in flight → unload.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _log = logging.getLogger(__name__)
 
 _UNLOAD_S = 1.0
 _DECODERS = 1
-"""Threads that decode and encode large messages. One such thread holds the interpreter lock most of the time. A second one would
-hardly speed up the work, but the event loop would wait for both."""
+"""Number of threads that decode and encode large messages. Such a thread holds the interpreter lock most of the time. A second
+thread would hardly speed up the work, and the event loop would have to wait for both."""
 
 
 class Ready(Addresses, frozen=True):
@@ -54,7 +54,7 @@ class Ready(Addresses, frozen=True):
 
 
 def models_at_start(config: ServerConfig, layout: Layout) -> list[str]:
-    """The models to load at start-up. Raises NotFound if a repository is missing, or, with ``exit_on_error``, a model."""
+    """The models to load at start-up. Raises NotFound for a missing repository and, with ``exit_on_error``, a missing model."""
     known = layout.models()
     if config.model_control_mode != "explicit" or "*" in config.load_models:
         return list(known)
@@ -71,7 +71,7 @@ class Application:
     config: ServerConfig
     layout: Layout
     member: GroupMember | None
-    """None if this is the only process."""
+    """The position of this process in its group; None if this is the only process."""
     repository: ServedModels
     manager: Manager
     dataplane: DataPlane
@@ -144,7 +144,7 @@ class Application:
             async with self.group.exclusive("models", patient=True):
                 wanted = await self.control.wanted_models()
                 work = asyncio.ensure_future(self._start(wanted))
-                await asyncio.sleep(0)  # queues the loads before any change that this process receives from now on
+                await asyncio.sleep(0)  # queues the loads before changes that this process receives from now on
             await work
         elif (failures := await self._start(None)) and self.config.exit_on_error:
             raise _all_of(failures)
@@ -158,7 +158,7 @@ class Application:
         return await self.manager.start(wanted, config.model_load_threads, at_start)
 
     async def _poll(self) -> None:
-        """Poll the repositories periodically. Only the first process polls, on behalf of all."""
+        """Poll the repositories periodically. Only the first process polls, on behalf of all processes."""
         logged = ""
         while self.config.model_control_mode == "poll" and (self.member is None or self.member.index == 0):
             await asyncio.sleep(self.config.repository_poll_secs)
@@ -180,7 +180,7 @@ class Application:
         self._stop()
 
     def _on_orphaned(self) -> None:
-        """End this process, since the supervisor has died."""
+        """End this process, because the supervisor has died."""
         assert self.member is not None
         asyncio.get_running_loop().remove_reader(self.member.lifeline)
         self._is_orphan = True
@@ -228,17 +228,17 @@ def _all_of(failures: Mapping[str, PenstockError]) -> PenstockError:
 
 
 def _end_at_once(code: int = 1) -> None:
-    """Exit with ``code`` at once. A regular exit would abort while a model still runs on another thread."""
+    """Exit immediately with ``code``. A regular exit could crash while a model still runs on another thread."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _calm_collector() -> None:
-    """Make the garbage collector run rarely, since only closed connections leave reference cycles behind.
+    """Make the garbage collector run rarely, because only closed connections leave reference cycles behind.
 
-    Objects made at start-up live as long as the process. With the default threshold of 700 objects the collector would scan the
-    requests in flight several times per batch.
+    Objects created at start-up live as long as the process. With the default threshold of 700 objects, the collector would scan
+    the requests in flight several times per batch.
     """
     gc.collect()
     gc.freeze()

@@ -7,13 +7,13 @@ import numpy as np
 from penstock.tensor import Buffer
 
 READ_BYTES = 256 << 10
-"""Bytes to read at once. Reading more, into memory that has not been used yet, would take milliseconds."""
+"""Bytes to read at once. Reading more into unused memory would take milliseconds."""
 _ALIGNMENT = 64
 _GROWTH = 8
 
 
 class BodyBuffer:
-    """A buffer that never exceeds ``_GROWTH`` times the bytes received, since a client may announce more bytes than it sends.
+    """A buffer of at most ``_GROWTH`` times the received bytes, because a client may announce more bytes than it sends.
 
     Only received bytes can be read.
     """
@@ -21,7 +21,7 @@ class BodyBuffer:
     __slots__ = ("_aligned", "_memory", "filled", "size")
 
     def __init__(self, size: int, aligned: int = 0) -> None:
-        """Create a buffer for ``size`` bytes. The byte at offset ``aligned``, where tensors begin, is aligned in memory."""
+        """Create a buffer for ``size`` bytes. Tensors begin at offset ``aligned``; this byte is aligned in memory."""
         self.size = size
         self.filled = 0
         """The number of bytes received."""
@@ -38,11 +38,11 @@ class BodyBuffer:
         return max(len(self._memory), min(self.size, _GROWTH * (self.filled + count)))
 
     def grow(self, count: int = 0) -> None:
-        """Make room for more bytes. ``count`` of them have already arrived; it must not exceed the missing bytes."""
+        """Make room for more bytes. ``count`` of the missing bytes have already arrived."""
         if self.spare > count or len(self._memory) == self.size:
             return
         size = self.wanted(count)
-        # Not cleared, since clearing would take as long as copying.
+        # The memory is not cleared, because clearing would take as long as copying.
         memory = np.empty(size + _ALIGNMENT, np.uint8)
         start = -(memory.__array_interface__["data"][0] + self._aligned) % _ALIGNMENT
         found = memory.data[start : start + size]
@@ -50,14 +50,14 @@ class BodyBuffer:
         self._memory = found
 
     def add(self, data: Buffer) -> None:
-        """Append ``data``, which must not exceed the missing bytes."""
+        """Append ``data``, which must not be longer than the missing bytes."""
         count = len(data)
         self.grow(count)
         self._memory[self.filled : self.filled + count] = data
         self.filled += count
 
     def next(self) -> memoryview:
-        """The memory for the next bytes, at most ``READ_BYTES``; if it is empty, call ``grow`` first."""
+        """The memory for the next bytes, at most ``READ_BYTES`` long. If it is empty, call ``grow`` first."""
         return self._memory[self.filled : self.filled + READ_BYTES]
 
     def advance(self, count: int) -> None:

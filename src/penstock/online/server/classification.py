@@ -1,4 +1,4 @@
-"""The classification extension: returns the greatest values of an output, each as text with index and label. Pure."""
+"""The classification extension. It returns the greatest values of an output, each as a text with its index and label. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.tensor import Array, DataType
 
 _PIECE = 4 << 10
 _CLASS_BYTES = 80
-"""Bytes in memory of one class in a result, without its label."""
+"""Bytes of memory that one class in a result takes, without its label."""
 _WITHOUT_CLASSES = frozenset({DataType.BYTES, DataType.FP16, DataType.BF16})
 
 
@@ -27,7 +27,7 @@ def classify_outputs(response: InferResponse, counts: Mapping[str, int], handle:
 
 
 def classify_in_steps(response: InferResponse, counts: Mapping[str, int], handle: Handle) -> Steps[None]:
-    """Like ``classify_outputs``, for large outputs."""
+    """Like ``classify_outputs``, but in short steps, for large outputs."""
     held = 0
     for name, count in counts.items():
         if name in response.outputs:
@@ -40,8 +40,8 @@ def classify_in_steps(response: InferResponse, counts: Mapping[str, int], handle
 def classify(name: str, array: Array, count: int, batched: bool, labels: Sequence[str] = ()) -> Array:
     """The ``count`` (>= 1) greatest of the n values in descending order, as BYTES ``value:index`` or ``value:index:label``.
 
-    The shape is ``[min(count, n)]``, or ``[batch, min(count, n)]`` if the first axis of ``array`` is the batch. Floats have the
-    form of C's ``%f``. Equal values are ordered by index; NaN comes last. Raises InvalidArgument for BYTES, FP16 and BF16.
+    The shape is ``[min(count, n)]``, or ``[batch, min(count, n)]`` if the first axis of ``array`` is the batch. Floats are written
+    as with C's ``%f``. Equal values are ordered by index. NaN comes last. Raises InvalidArgument for BYTES, FP16 and BF16.
     """
     return finish(_classify(name, array, count, batched, labels))
 

@@ -1,4 +1,4 @@
-"""The control plane: queries about the server itself, and changes to it, independent of the transport.
+"""The control plane: queries about the server and changes to it, independent of the transport.
 
 All operations are asynchronous. With several server processes, the answer to a query combines the answers of all processes, and a
 change is forwarded to all of them.
@@ -66,10 +66,10 @@ class ControlPlane:
         self._metrics = metrics
         self._manager = manager
         self._uneven: set[str] = set()
-        """Models that other processes may serve in an older state, because they failed to load the one served here."""
+        """Models that other processes may serve in an older state, because they failed to load the state served here."""
 
     async def answer(self, what: str, arguments: list[Any]) -> Any:
-        """Run the operation ``what`` of another process, for this process alone. Raises PenstockError."""
+        """Run the operation ``what`` that another process requests. It affects only this process. Raises PenstockError."""
         if what == "statistics":
             return self._own_statistics()
         if what == "report":
@@ -89,7 +89,7 @@ class ControlPlane:
         return await getattr(local, what)(*arguments)
 
     async def catch_up(self) -> None:
-        """Apply the settings that the other processes received before this one started. Raises Unavailable."""
+        """Apply the settings that the other processes received before this process started. Raises Unavailable."""
         async with self._group.exclusive():
             for state in await self._group.ask("state"):
                 for region in state["regions"]:
@@ -103,7 +103,7 @@ class ControlPlane:
     # The repository
 
     async def wanted_models(self) -> dict[str, Override | None] | None:
-        """The models that the other processes were asked to serve; None if there are no others."""
+        """The models that the other processes were asked to serve; None if there are no other processes."""
         for models in await self._group.ask("own_models"):
             return msgspec.convert(models, dict[str, Override | None])
         return None
@@ -113,7 +113,7 @@ class ControlPlane:
         return dict(self._manager.loaded_by_name()) if self._manager is not None else {}
 
     async def repository_index(self, ready: bool = False) -> list[Row]:
-        """A row for every model version, with an error if any process has one; only ready versions if ``ready`` is true."""
+        """A row for every model version, with an error if any process has one. ``ready`` selects only ready versions."""
         others = await self._group.ask("own_index")
         wrong = {(row["name"], row.get("version")): row for rows in others for row in rows if row.get("reason")}
         own = await self.own_index()
@@ -131,7 +131,7 @@ class ControlPlane:
         ]
 
     async def load(self, name: str, parameters: Parameters) -> None:
-        """Load a model in all processes, or reload it if it has changed; returns when it is ready.
+        """Load a model in all processes, or reload it if it has changed. Returns when the model is ready.
 
         Raises the errors of ``check_load`` and ``Manager.load``, and InvalidArgument. After an error, the model is served as before.
         """
@@ -141,7 +141,7 @@ class ControlPlane:
         await self.change_model("load", name, None if config is None else Override(config, folder))
 
     async def unload(self, name: str, parameters: Parameters) -> None:
-        """Unload a model in all processes; requests in flight are still answered.
+        """Unload a model in all processes. Requests in flight are still answered.
 
         Raises InvalidArgument, and Unavailable unless the server allows explicit control.
         """
@@ -149,7 +149,7 @@ class ControlPlane:
         with_parts = parameters.get("unload_dependents", False)
         if parameters.keys() - {"unload_dependents"} or not isinstance(with_parts, bool):
             raise InvalidArgument(
-                f"bad parameters to unload model {quoted(name)}", "only 'unload_dependents', true or false, is allowed"
+                f"bad parameters to unload model {quoted(name)}", "use only 'unload_dependents', true or false"
             )
         await self.change_model("unload", name, with_parts)
 
@@ -161,12 +161,12 @@ class ControlPlane:
         work = (self.change_model("update" if is_there else "unload", name) for name, is_there in changes.items())
         for outcome in await asyncio.gather(*work, return_exceptions=True):
             if outcome is not None and not isinstance(outcome, PenstockError):
-                raise outcome  # PenstockErrors are in the log and the index already
+                raise outcome  # a PenstockError is already in the log and the index
 
     def check_load(self, name: str, parameters: Iterable[str]) -> None:
         """Check that a model may be loaded with these parameter names, before the values are decoded.
 
-        Raises Unavailable unless the server allows explicit control, InvalidArgument, and PermissionDenied for files.
+        Raises Unavailable unless explicit control is allowed, InvalidArgument, and PermissionDenied if the client may not send files.
         """
         self._refuse_control(name)
         if any(map(is_file, parameters)) and not (self._manager and self._manager.takes_files):
@@ -177,19 +177,20 @@ class ControlPlane:
 
     def _refuse_control(self, name: str) -> None:
         if self._manager is None or not self._manager.is_explicit:
-            raise Unavailable("explicit model load / unload is not allowed", "serve with 'model_control_mode' explicit")
+            raise Unavailable("explicit model load / unload is not allowed", "set 'model_control_mode' to 'explicit'")
         check_name(name)
 
     async def change_model(self, what: str, name: str, argument: Any = None) -> None:
-        """Change a model here, then in the other processes. If one of them cannot load a new model, all unload it again.
+        """Change a model in this process, then in the other processes. If a process cannot load a new model, all processes unload
+        it again.
 
-        ``what`` is ``load``, with an override or None; ``update``, after a change of its files; or ``unload``, with True to unload
-        its parts too. Raises the errors of the manager's methods.
+        ``what`` is ``load`` (``argument``: an override or None), ``update`` (after a change of files), or ``unload`` (``argument``:
+        True to also unload the models of an ensemble). Raises the same errors as the manager's methods.
         """
         async with self._group.exclusive("models", patient=True):
             was_served = bool(self._repository.versions(name))
             await self._change_here(what, name, argument)
-            if what != "unload":  # also send versions that the other processes failed to load earlier
+            if what != "unload":  # also update versions that the other processes failed to load earlier
                 argument = (await self.own_models()).get(name)
             self._uneven.discard(name)
             try:
@@ -227,8 +228,8 @@ class ControlPlane:
         return merge([mine, *theirs]) if theirs else mine
 
     async def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
-        """The statistics of all models, of one model or of one version, in the protocol's form. Raises InvalidArgument for an
-        unserved model.
+        """The statistics of all models, of one model or of one version, in the protocol's form. Raises InvalidArgument for a model
+        that is not served.
         """
         if name:
             try:
@@ -243,12 +244,12 @@ class ControlPlane:
         ]
 
     def inherit(self) -> None:
-        """Continue the counters of the process that this one replaces. Call this before other processes can query this one."""
+        """Continue the counters of the replaced process. Call this before other processes can query this process."""
         if (kept := self._group.inherited()) is not None:
             self._metrics.inherit(msgspec.convert(kept, list[ModelStatistics]))
 
     def _own_statistics(self) -> list[ModelStatistics]:
-        """This process's statistics. They are stored before they are reported, so that no counter decreases if the process dies."""
+        """The statistics of this process. Stored before they are reported, so that no counter decreases if the process dies."""
         own = self._metrics.models()
         self._group.keep([dataclasses.replace(one, pending=0, recent=None) for one in own])
         return own
@@ -259,7 +260,7 @@ class ControlPlane:
     # Parameters
 
     async def trace_settings(self, model: str = "", update: Parameters | None = None) -> dict[str, Any]:
-        """The trace settings of ``model``, or the global ones if it is empty, after ``update``. Raises NotFound, InvalidArgument."""
+        """Apply ``update`` and return the trace settings of ``model`` (empty: global). Raises NotFound, InvalidArgument."""
         if model:
             self._repository.find(model)
         if update:
@@ -269,7 +270,7 @@ class ControlPlane:
         return self._tracer.settings(model)
 
     async def log_settings(self, update: Parameters | None = None) -> dict[str, Any]:
-        """The log settings after ``update``. Raises InvalidArgument."""
+        """Apply ``update`` and return the log settings. Raises InvalidArgument."""
         if update:
             async with self._group.exclusive():
                 self._log.update(update)
@@ -279,7 +280,7 @@ class ControlPlane:
     # Shared memory
 
     async def shared_memory_status(self, name: str = "") -> list[dict[str, Any]]:
-        """Every region, or the one called ``name``. Raises NotFound."""
+        """The status of region ``name``, or of all regions if it is empty. Raises NotFound."""
         return self._shared_memory.status(name)
 
     async def register_shared_memory(self, name: str, key: str, offset: int, byte_size: int) -> None:
@@ -296,10 +297,10 @@ class ControlPlane:
                 raise
 
     async def unregister_shared_memory(self, name: str = "") -> None:
-        """Unregister a region, or all regions; returns once no request uses them. Raises Unsupported, Unavailable."""
+        """Unregister a region, or all regions. Returns once no request uses them. Raises Unsupported, Unavailable."""
         async with self._group.exclusive():
             await self._forget(name)
-        # No time limit, because the client must not reuse the memory until then.
+        # There is no time limit, because the client must not reuse the memory before this returns.
         await self._group.ask("regions_closed", name, patient=True)
         await self._shared_memory.closed(name)
 

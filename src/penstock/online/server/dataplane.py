@@ -41,11 +41,11 @@ _EXTENSIONS = [
 ]
 _RESERVED = "triton_"
 EMPTY_FINAL = "triton_enable_empty_final_response"
-"""Request parameter: if a decoupled model ends without a further response, send a final one that has no outputs."""
+"""Request parameter. If it is set, a decoupled request that ends without a further response gets a final response without outputs."""
 _MAX_ID_BYTES = 128
 _ON_THE_WAY_S = 0.002
-"""Time reserved for reading the request and writing the response. It is subtracted from a client's timeout, but never more than a
-tenth of the timeout."""
+"""Time reserved for reading the request and writing the response. It is subtracted from the client's timeout, up to a tenth of the
+timeout."""
 _REFUSALS = (Code.RESOURCE_EXHAUSTED, Code.PERMISSION_DENIED, Code.UNAUTHENTICATED)
 
 
@@ -67,12 +67,12 @@ class DataPlane:
         recorder: RequestRecorder | None = None,
         is_complete: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``admission`` is None if every client may do everything; ``name`` is the server's name in its metadata.
+        """``admission`` is None if every client may do everything. ``name`` is the server's name in its metadata.
 
         ``recorder`` stores requests that later warm up models. ``is_complete`` is true once every required model is being served.
         """
         self.shared_memory = shared_memory
-        """Holds the tensors that requests refer to by region."""
+        """The shared-memory regions to which requests refer."""
         self.tracer = tracer
         """Transports read the client's trace context only while the tracer is enabled."""
         self._served = served
@@ -85,7 +85,7 @@ class DataPlane:
         self._arrivals = Arrivals()
 
     def open(self) -> None:
-        """End start-up: from now on, the server is ready while all required models are served."""
+        """End start-up. From now on, the server is ready whenever all required models are served."""
         self._is_open = True
 
     def close(self) -> None:
@@ -103,16 +103,16 @@ class DataPlane:
         return self._is_open and self._is_complete()
 
     def enter(self, client: str) -> None:
-        """Count a request of ``client`` before it is decoded, unless the access guard already has. Raises ResourceExhausted."""
+        """Count a request of ``client`` before it is decoded, unless the access guard has counted it. Raises ResourceExhausted."""
         if self._admission is not None:
             self._admission.enter(client)
 
     def acquire(self, name: str, version: str = "", client: str = "") -> Handle:
-        """The model version for a request of ``client``; the greatest version if ``version`` is empty.
+        """The handle for a request of ``client``. If ``version`` is empty, the model's greatest version is used.
 
-        Call ``infer`` within the same event-loop iteration, because unloading waits only for submitted requests.
-        Raises NotFound, Unavailable while the server starts or shuts down, and PermissionDenied if ``client`` may not use models of
-        that name, whether or not such a model exists.
+        Call ``infer`` within the same event-loop iteration, because unloading waits only for submitted requests. Raises NotFound,
+        Unavailable while the server starts or shuts down, and PermissionDenied if ``client`` may not use models called ``name``,
+        even if there is no such model.
         """
         try:
             return self._served.find(name, version)
@@ -126,7 +126,7 @@ class DataPlane:
             raise
 
     def check(self, request: InferRequest, client: str = "") -> None:
-        """Check the model name and the inputs' names, datatypes and shapes. Raises the errors of ``acquire`` and ``infer``."""
+        """Check the model name and the inputs' names, datatypes and shapes. Raises the same errors as ``acquire`` and ``infer``."""
         handle = self.acquire(request.model_name, request.model_version, client)
         try:
             if self._admission is not None:
@@ -188,9 +188,9 @@ class DataPlane:
     def call(
         self, request: InferRequest, done: Done, handle: Handle | None = None, decoupled: bool = False
     ) -> Cancellable | None:
-        """Like ``infer``, for a request that a model sends while it processes another request, which has been admitted.
+        """Like ``infer``, for a request that a model sends while it processes another request. The other request has been admitted.
 
-        Without ``handle`` the model is looked up by the request's name and version.
+        Without ``handle``, the model is looked up by the request's model name and version.
         """
         try:
             found = handle or self._served.find(request.model_name, request.model_version)
@@ -238,7 +238,7 @@ class DataPlane:
         }
 
     def model_config(self, name: str, version: str = "") -> ModelConfig:
-        """The completed configuration. Raises NotFound."""
+        """The model's completed configuration. Raises NotFound."""
         return self._served.find(name, version).config
 
     def _fail(self, handle: Handle, error: PenstockError, done: Done) -> None:
@@ -248,10 +248,10 @@ class DataPlane:
         done(error)
 
     def _read_parameters(self, request: InferRequest, handle: Handle) -> None:
-        """Read the scheduler's parameters. Does not change the mapping, since requests may share it."""
+        """Read the parameters for the scheduler. Does not change the mapping of parameters, because requests may share it."""
         parameters = request.parameters
         if EMPTY_FINAL in parameters:
-            # Only streams use this parameter, and have read it already. Some clients always send it.
+            # Only streams use this parameter, and they have already read it. Some clients send it with every request.
             parameters = request.parameters = {name: parameters[name] for name in parameters if name != EMPTY_FINAL}
         for name in parameters:
             if name.startswith(_RESERVED):
@@ -288,7 +288,7 @@ def _flag(parameters: dict[str, Any], name: str) -> bool:
 
 
 def _identity(value: Any) -> int | str:
-    """The id of a sequence. A negative integer stands for the unsigned integer with the same bits, because some clients have only
+    """The id of a sequence. A negative integer means the unsigned integer with the same bits, because some clients have only
     signed integers.
     """
     if isinstance(value, str):

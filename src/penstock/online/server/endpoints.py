@@ -1,4 +1,4 @@
-"""The addresses that a server listens on, with the protocols of each, started and stopped together."""
+"""The addresses on which a server listens, and the protocols of each address. All addresses are started and stopped together."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from penstock.online.server.processes.supervisor import reserve
 _Name = Literal["http", "grpc", "metrics"]
 
 _METRICS_CONNECTIONS = 32
-"""Maximum connections of the metrics port. They do not count towards ``max_connections``, so that clients cannot block monitoring."""
+"""Maximum connections to the metrics port. They are not part of ``max_connections``, so that clients cannot block monitoring."""
 
 
 class Addresses(msgspec.Struct, frozen=True):
-    """The addresses that the server listens on, each as ``host:port`` or empty."""
+    """The addresses on which the server listens. Each is ``host:port``, or empty."""
 
     http: str = ""
     grpc: str = ""
@@ -73,8 +73,8 @@ class Endpoints:
         connections.spare = spare = SpareConnections()
         self._service = GrpcService(dataplane, control, tables[""], config.max_pipelined, budget)
         resources = make_resources(dataplane, control, access, config)
-        # Unix sockets and HTTP/2 need no check of ``Host``. Browsers cannot open Unix sockets. They use HTTP/2 only over TLS, where
-        # they compare the name with the certificate.
+        # Unix sockets and HTTP/2 need no check of ``Host``. Browsers cannot open Unix sockets. Browsers use HTTP/2 only over TLS,
+        # and then compare the name with the certificate.
         any_name = WebAccess(config.allow_origin)
         web = {port: WebAccess.of(config, config.host) if port else any_name for port in tables}
         unread = UnreadTotal(config.max_unread_bytes, clock, budget.on_fall)
@@ -98,7 +98,7 @@ class Endpoints:
 
     @staticmethod
     def reserve(config: ServerConfig, held: ExitStack) -> ServerConfig:
-        """Reserve ports for several processes until ``held`` is closed; returns ``config`` with the port numbers.
+        """Reserve ports for several processes until ``held`` is closed. Returns ``config`` with the port numbers.
 
         Raises Unavailable, InvalidConfig.
         """
@@ -139,7 +139,7 @@ class Endpoints:
         self._service.announce_health()
 
     async def drain(self, grace_s: float, timeout_s: float) -> None:
-        """Stop listening after ``grace_s``; return when all requests are answered, or after another ``timeout_s``."""
+        """Stop listening after ``grace_s`` seconds. Returns when all requests are answered, or ``timeout_s`` seconds later."""
         # Idle streams would keep their connections open for ever.
         asyncio.get_running_loop().call_later(grace_s + LAST_REQUEST_S, self._service.drain)
         drains = [listener.drain(grace_s, timeout_s) for listener in (self._listener, self._metrics_listener)]
@@ -171,7 +171,7 @@ def _written(host: str, port: int) -> str:
 
 @contextmanager
 def _explained(config: ServerConfig, name: _Name | Literal["unix_socket"]) -> Iterator[None]:
-    """Turn the operating system's errors about an address into Unavailable with a hint."""
+    """Convert the operating system's errors about an address to Unavailable with a hint."""
     try:
         yield
     except (OSError, UnicodeError) as error:  # UnicodeError: the host is not a valid name
@@ -183,5 +183,5 @@ def _explained(config: ServerConfig, name: _Name | Literal["unix_socket"]) -> It
             f"cannot listen on {config.host_of(name)}:{config.port(name)}: {reason}",
             f"choose another --{name}-port; 0 selects a free port"
             if is_of_port
-            else "--host must be an address of this machine; 0.0.0.0 listens on all",
+            else "--host must be an address of this machine; 0.0.0.0 listens on all addresses",
         ) from None

@@ -1,4 +1,4 @@
-"""Decompresses gzip and zlib data in short steps. Memory is reserved before each step fills it."""
+"""Decompresses gzip and zlib data in short steps. The memory that a step fills is reserved before the step."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from penstock.online.server.offload import INLINE_BYTES, STEP_BYTES, Steps
 from penstock.tensor import Buffer
 
 GZIP = 16 + zlib.MAX_WBITS
-"""``window_bits`` of gzip."""
+"""The argument ``window_bits`` for gzip."""
 ZLIB = zlib.MAX_WBITS
-"""``window_bits`` of the zlib format, which HTTP and gRPC call deflate."""
+"""The argument ``window_bits`` for the zlib format, which HTTP and gRPC call deflate."""
 _SLICE = 1 << 16
 _MAX_RATIO = 1040
-"""Deflate makes data at most 1032 times smaller."""
+"""The maximum compression ratio of deflate."""
 
 
 class TooLarge(ResourceExhausted):
-    """The decompressed content exceeds the limit."""
+    """Raised if the decompressed content exceeds the limit."""
 
     http_status = 413
 
 
 def inflate(data: Buffer, window_bits: int, limit: int) -> Steps[memoryview]:
-    """Decompress the only member of ``data``.
+    """Decompress ``data``, which must consist of a single gzip member or zlib stream.
 
-    Raises TooLarge as soon as there are more than ``limit`` bytes, and InvalidArgument if ``data`` is corrupt, truncated, or
-    followed by other data. The content never exceeds ``limit`` by more than one step.
+    Raises TooLarge as soon as the content exceeds ``limit`` bytes. Raises InvalidArgument if ``data`` is corrupt, truncated, or
+    followed by other data. At most ``limit`` bytes and one step are held in memory.
     """
     whole = bytearray()
     member = zlib.decompressobj(window_bits)
-    # In slices, since zlib copies all input that it has not consumed.
+    # The input is passed in slices, because zlib copies all input that it has not consumed.
     taken = told = 0
     while taken < len(data) and not member.eof:
         rest: Buffer = memoryview(data)[taken : taken + _SLICE]
@@ -40,7 +40,7 @@ def inflate(data: Buffer, window_bits: int, limit: int) -> Steps[memoryview]:
         while (rest or is_full) and not member.eof:
             most = min(_SLICE, limit - len(whole) + 1)
             if len(whole) + most > told:
-                # Reserve little at first, since most contents are small.
+                # Reserve little memory at first, because most contents are small.
                 told = len(whole) + max(_SLICE, min(len(whole), STEP_BYTES))
                 yield min(told, limit + 1, _MAX_RATIO * len(data))
             try:
@@ -62,7 +62,7 @@ def inflate(data: Buffer, window_bits: int, limit: int) -> Steps[memoryview]:
 
 
 def inflate_small(data: Buffer, window_bits: int) -> bytes | None:
-    """The content of ``data`` if both are at most ``INLINE_BYTES`` long; otherwise None, and ``inflate`` must be used."""
+    """The content of ``data``, if both have at most ``INLINE_BYTES``. Otherwise None; use ``inflate`` instead."""
     if len(data) > INLINE_BYTES:
         return None
     member = zlib.decompressobj(window_bits)

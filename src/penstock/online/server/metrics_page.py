@@ -18,14 +18,14 @@ _PERIOD_S = 0.5
 
 
 class Report(msgspec.Struct):
-    """The statistics of one process; msgspec sends it to the other processes."""
+    """The statistics of one process, in a form that can be sent to other processes."""
 
     models: list[ModelStatistics]
     facts: ServerFacts
 
 
 class LoopLag:
-    """How late the event loop runs its callbacks, measured by one callback every half second."""
+    """Measures how late the event loop runs its callbacks, with one callback every half second."""
 
     def __init__(self) -> None:
         self._worst = 0.0
@@ -60,23 +60,23 @@ class MetricsPage:
         inflight_bytes: Callable[[], int] | None = None,
         dropped_records: Callable[[], int] = int,
     ) -> None:
-        """``statistics`` returns the current models' statistics, ``connections`` the number of open connections by protocol."""
+        """``statistics`` returns the current models' statistics. ``connections`` returns the number of connections by protocol."""
         self._statistics = statistics
         self._connections = connections
         self._inflight_bytes = inflight_bytes
         self._dropped_records = dropped_records
         self.lag = LoopLag()
-        """Started by the server with its event loop."""
+        """The lag of the event loop. The server starts and stops the measurement."""
         self._machine = MachineMeter()
         self._started_s = time.time()
         self._inherited: list[ModelStatistics] = []
 
     def inherit(self, statistics: list[ModelStatistics]) -> None:
-        """Continue the counters of the process that this one replaces."""
+        """Continue the counters of the process that this process replaces."""
         self._inherited = statistics
 
     def models(self) -> list[ModelStatistics]:
-        """The statistics of every model version, including the inherited ones. If none were inherited, these are the live objects."""
+        """The statistics of every model version, with inherited counters. Without inherited counters, the live objects."""
         own = list(self._statistics())
         return merge([own, self._inherited]) if self._inherited else own
 
@@ -109,7 +109,7 @@ class MetricsPage:
 
 
 def merged(reports: Sequence[Report]) -> Report:
-    """Merge one or more reports: the greatest lag, the earliest start, and the sum of everything else."""
+    """Merge one or more reports. The result has the greatest lag, the earliest start, and the sums of all other values."""
     facts = [report.facts for report in reports]
     total = facts[0]
     for each in facts[1:]:

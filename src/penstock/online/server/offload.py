@@ -10,9 +10,9 @@ from typing import TypeVar
 _Result = TypeVar("_Result")
 
 INLINE_BYTES = 4 << 10
-"""Texts up to this size are decoded and encoded on the event loop, which takes less time than switching threads."""
+"""Maximum bytes of a text that is decoded or encoded on the event loop, because this takes less time than switching threads."""
 STEP_BYTES = 1 << 20
-"""Bytes of memory that one step may fill. This is small enough for several clients to take turns."""
+"""Bytes of memory that one step may fill. This is small enough for the work of several clients to alternate."""
 
 Steps = Generator[int, None, _Result]
 """Work in short steps. Each ``yield`` gives the number of bytes that the work may hold after its next step. The code before the
@@ -20,7 +20,7 @@ first ``yield`` takes negligible time and memory."""
 
 
 async def run(work: Callable[[], _Result]) -> _Result:
-    """The result of ``work()``, which runs on another thread."""
+    """Run ``work()`` on another thread, and return its result."""
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
@@ -29,10 +29,11 @@ async def in_steps(
     charge: Callable[[int], Awaitable[None]],
     turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
 ) -> _Result:
-    """The result of ``steps``, each of which runs on another thread.
+    """Run each of ``steps`` on another thread, and return the result.
 
-    Each step queues separately for a thread, so that short work overtakes long work. Before each step, ``charge`` is called on the
-    event loop with the bytes that the work may then hold. The step runs within ``turn``. An exception from either ends the work.
+    Each step queues separately for a thread, so that short work overtakes long work. Before each step, the event loop calls
+    ``charge`` with the bytes that the work may then hold. The step runs in the context ``turn``. An exception from either ends the
+    work.
     """
     size, result = _advance(steps)
     while result is None:
@@ -43,7 +44,7 @@ async def in_steps(
 
 
 def beside(held: int, steps: Steps[_Result]) -> Steps[_Result]:
-    """``steps``, with ``held`` added to each size. These are other bytes that stay in memory meanwhile."""
+    """``steps``, with ``held`` added to each size. ``held`` counts other bytes that stay in memory during the work."""
     size, result = _advance(steps)
     while result is None:
         yield held + size
@@ -60,7 +61,7 @@ def finish(steps: Steps[_Result]) -> _Result:
 
 
 def _advance(steps: Steps[_Result]) -> tuple[int, tuple[_Result] | None]:
-    """Run one step; returns the bytes that the next step needs, or the result in a tuple."""
+    """Run one step. Returns the number of bytes that the next step needs, or the result in a tuple."""
     try:
         return next(steps), None
     except StopIteration as end:

@@ -1,4 +1,4 @@
-"""The layout of an HTTP or gRPC request: everything that stays the same when a client repeats it with other tensors."""
+"""The layout of an HTTP or gRPC request: everything that stays the same when a client repeats the request with other tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BoundedCache(dict[_Key, _Value]):
 
 
 class SharedSlice(NamedTuple):
-    """A range of bytes in a shared-memory region, as a request gives it."""
+    """A range of bytes in a shared-memory region, as a request specifies it."""
 
     region: str
     offset: int
@@ -63,7 +63,7 @@ class RequestLayout(msgspec.Struct):
     placed: list[tuple[str, SharedSlice]] = []
     """Outputs to write into shared memory."""
     form: AnswerForm = TEXT
-    """The form of the response, without shared memory: each request has its own lease."""
+    """The form of the response, without shared memory, because each request has its own lease."""
 
     def lease(self, memory: SharedMemory, model_name: str, inputs: dict[str, Array]) -> AnswerForm:
         """Add the inputs in shared memory to ``inputs``. Returns the form of the response, which holds the lease.

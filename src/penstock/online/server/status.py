@@ -29,9 +29,9 @@ GRPC = {code: grpc for code, (_, grpc) in _STATUSES.items()}
 
 
 def as_error(error: Exception) -> PenstockError:
-    """The error to show to the client: ``error`` itself, or, after logging it, an internal error.
+    """The error to show to the client: ``error`` if it is a PenstockError; otherwise, ``error`` is logged, and an internal error.
 
-    It has no traceback, because the frames of a traceback would keep the received data in memory as long as the error.
+    The result has no traceback, because the frames of a traceback would keep the received data in memory.
     """
     if isinstance(error, PenstockError):
         error.__traceback__ = error.__context__ = error.__cause__ = None

@@ -1,1 +1,1 @@
-"""The effect of each operator on the rows of its inputs, by family of operators."""
+"""One module per family of operators. Each states the effect of its operators on the rows of their inputs."""

@@ -1,4 +1,4 @@
-"""Rules for attention and for the embedding before it: ONNX's own operators, and those that ONNX Runtime's optimiser creates."""
+"""Rules for attention and embeddings: standard ONNX operators, and operators that ONNX Runtime's optimiser creates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.rows.sizes import BATCH, Number
 
 
 def _first_axis(call: Call, *positions: int) -> Number:
-    """The size of the first axis of these inputs. Inputs with a batch axis must have it first."""
+    """The size of the first axis of these inputs. The batch axis of an input, if any, must be its first axis."""
     found = [fact for position in positions if (fact := call.get(position)) is not None]
     for fact in found:
         call.mixes(fact, *range(1, fact.rank))
@@ -18,7 +18,7 @@ def _first_axis(call: Call, *positions: int) -> Number:
 
 
 def _mask(call: Call, position: int, rank: int) -> None:
-    """Stop unless the input is absent, is a constant, or is a mask of ``rank`` axes whose first axis is the batch axis."""
+    """Raise Dependent unless the input is absent, a constant, or a mask of ``rank`` axes whose first axis is the batch axis."""
     fact = call.get(position)
     if fact is None or (fact.rank <= rank and not fact.is_rows and (fact.rank < rank or fact.shape[0] == 1)):
         return
@@ -53,7 +53,7 @@ def multi_head(call: Call) -> Facts:
 
 @rule("Attention", domain=MICROSOFT)
 def packed_attention(call: Call) -> Facts:
-    """A mask of one axis has several forms, which differ only in their values, so it is not supported."""
+    """A mask of one axis is not supported, because its values decide which of several meanings it has."""
     rows = _first_axis(call, 0)
     call.constants(1, 2)
     mask = call.get(3)

@@ -1,4 +1,4 @@
-"""Rules for operators that combine the elements along some axes: reductions, normalisation, sorting, resizing."""
+"""Rules for operators that combine elements along some axes: reductions, normalisation, sorting, resizing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ keeps_shape(
 
 _REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
 _IMAGE_RANK = 4
-"""ONNX Runtime interpolates tensors of fewer axes along all axes, and other tensors along all axes but the first."""
+"""ONNX Runtime interpolates tensors with fewer axes along all axes. It interpolates other tensors along all axes except the first."""
 _FOLDED = {"ReduceProd": times, "ReduceSum": plus}
 
 

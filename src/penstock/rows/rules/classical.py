@@ -1,4 +1,4 @@
-"""Rules for trees, linear models, and the preparation of features and texts. They process each row of [rows, features] separately."""
+"""Rules for trees, linear models, and feature and text preparation. These operators process rows of [rows, features] separately."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.rows.sizes import plus
 
 
 def _one_row_each(call: Call, fact: Fact) -> None:
-    """Stop unless the input is [rows, features]. For other shapes, ONNX Runtime's operators count features in different ways."""
+    """Raise Dependent unless the input's shape is [rows, features]. Operators of ONNX Runtime interpret other shapes differently."""
     if fact.rank != 2:
         stop(f"has an input of {fact.rank} axes instead of [rows, features]")
     call.mixes(fact, 1)

@@ -1,4 +1,4 @@
-"""Rules for operators that compute each element from the elements at the same position, and for arithmetic with sizes."""
+"""Rules for operators that compute each element from the input elements at the same position, and for arithmetic with sizes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _CASTS: dict[int, Callable[[Number], Number]] = {
 
 
 def fold(function: Callable[..., Number], *values: Array) -> Array:
-    """Apply ``function`` to the broadcast elements."""
+    """Broadcast ``values`` and apply ``function`` to each tuple of elements."""
     if len(values) > 2 and function is not sizes.choose:
         return reduce(lambda one, other: fold(function, one, other), values)
     return np.asarray(

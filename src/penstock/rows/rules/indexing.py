@@ -34,7 +34,8 @@ def cut(call: Call) -> Fact:
         if depends_on_batch(start) or depends_on_batch(end):
             stop("depends on the batch size")
         if all(isinstance(each, int) for each in (start, end, size)) and (step > 0 or end < _END):
-            # With a negative step, ONNX clamps a start before the axis to its first element, Python to the position before it.
+            # With a negative step, ONNX clamps a start before the axis to the first element; Python clamps it to the position
+            # before.
             places[place] = slice(max(start, -size), end if step > 0 or end >= -size else None, step)
             shape[place] = len(range(*places[place].indices(size)))
         else:
@@ -81,7 +82,7 @@ def scatter_elements(call: Call) -> Fact:
 
 
 def _along(call: Call, *positions: int) -> None:
-    """Stop unless all inputs have the same rows, or no input has rows."""
+    """Raise Dependent unless all inputs have the same rows, or no input has rows."""
     facts = [call[position] for position in positions]
     axis = call.axis(facts[0].rank, 0)
     for fact in facts:

@@ -178,7 +178,7 @@ def recurrent(call: Call) -> Facts:
     call.constants(1, 2, 3, 7)
     call.mixes(x, layout, 2)
     time, batch = x.shape[layout], x.shape[1 - layout]
-    # The lengths, and the initial states.
+    # Inputs 4 and up are the lengths and the initial states.
     places = {4: 0, 5: 1 - layout, 6: 1 - layout}
     for position, axis in places.items():
         if (fact := call.get(position)) is not None and fact.shape[axis] != batch:

@@ -90,8 +90,8 @@ def reshaped(x: Fact, wanted: Sequence[Number]) -> Fact:
     place = next((axis for axis, size in enumerate(shape) if depends_on_batch(size)), -1)
     if x.is_rows:
         outer, inner = _parts(x.shape, x.axis)
-        # Both shapes have the same number of elements. Rows stay whole if the axis runs through them as often as before, or if each
-        # row has as many elements as before.
+        # Both shapes have the same number of elements. Each row keeps its elements if the new batch axis runs through all rows as
+        # often as the old one, or if each row has as many elements on it as before.
         often = quotient(outer, product(shape[:place])) if place >= 0 else None
         size = quotient(shape[place], times(often, BATCH)) if often is not None else None
         if size is None and place >= 0 and (once := quotient(shape[place], BATCH)) is not None:
@@ -108,7 +108,7 @@ def reshaped(x: Fact, wanted: Sequence[Number]) -> Fact:
 
 
 def _parts(shape: Shape, axis: int) -> tuple[Number, Number]:
-    """The number of times that the elements run through all rows, and the number of elements that a row has in each run."""
+    """The number of times that the elements run through all rows, and the number of elements of a row in each of these runs."""
     outer = outer_of(shape[axis])
     one = quotient(plain(shape[axis]), times(outer, BATCH))
     return times(product(shape[:axis]), outer), product([one, *shape[axis + 1 :]])

@@ -1,1 +1,1 @@
-"""The Python backend: runs a ``model.py`` in a process per instance."""
+"""The Python backend. Each instance runs a ``model.py`` in its own process."""

@@ -1,4 +1,4 @@
-"""The configuration that a Triton Python model may complete before it is initialised."""
+"""Lets a Triton Python model complete its configuration before it is initialised."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KEYS = {"name", "data_type", "dims", "optional"}
 
 
 class AutoCompletion:
-    """The argument and result of ``auto_complete_config``. A conflict with the user's configuration raises ValueError."""
+    """The argument and result of ``auto_complete_config``. Raises ValueError if a value contradicts the user's configuration."""
 
     def __init__(self, options: PythonOptions) -> None:
         self._max_batch = options.max_batch
@@ -64,11 +64,11 @@ class AutoCompletion:
 
 
 ModelConfig = AutoCompletion
-"""The name that models import."""
+"""The name under which models import the class."""
 
 
 def completed(model: type, options: PythonOptions) -> dict[str, Any]:
-    """The configuration after ``auto_complete_config`` of ``model``, if any. Raises InvalidModel, and the model's exceptions."""
+    """The configuration after the model's ``auto_complete_config``, if any. Raises InvalidModel, and the model's exceptions."""
     config = AutoCompletion(options)
     complete = getattr(model, "auto_complete_config", None)
     if complete is not None:

@@ -65,7 +65,7 @@ def get_model_dir() -> str:
 
 
 def as_module(name: str) -> ModuleType:
-    """The whole interface as the module ``name``."""
+    """A module called ``name`` that contains the whole interface."""
     module = ModuleType(name, __doc__)
     for part in (vars(tensors), vars(messages), vars(metrics), vars(auto_complete), globals()):
         own = part["__name__"]

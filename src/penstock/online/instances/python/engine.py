@@ -1,6 +1,6 @@
-"""Models written in Python: a ``model.py`` for Triton's Python backend, or in Penstock's typed form.
+"""The engine of models written in Python. A ``model.py`` follows Triton's Python backend, or uses Penstock's type hints.
 
-A model's code can do anything to its process, so the server loads it only in a child process.
+A model's code can do anything to its process, so the server loads such models only in child processes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PythonEngine:
         return findings
 
     def estimate(self, artifact: Artifact, options: Options) -> Resources:
-        """The memory of the interpreter. The model's own memory is unknown before it runs."""
+        """The memory of the interpreter. The memory of the model itself is unknown before it runs."""
         return Resources(memory_bytes=_FIXED_COST_BYTES, cores=1)
 
     def load(self, artifact: Artifact, options: Options) -> RequestModel:

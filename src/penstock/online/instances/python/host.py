@@ -17,30 +17,30 @@ _log = logging.getLogger(__name__)
 
 
 class Host:
-    """The services of the host process. These defaults are for a model that runs without a server; ``Worker`` overrides them. All
-    methods are thread-safe.
+    """The services of the host process. This class is for a model that runs without a server. ``Worker`` overrides its methods.
+    All methods are thread-safe.
     """
 
     def call(self, request: InferRequest, done: Done, decoupled: bool) -> Callable[[], None]:
-        """Send ``request`` to another model. Returns a function that cancels it.
+        """Send ``request`` to another model. Returns a function that cancels the request.
 
-        ``done`` must not block the thread that calls it.
+        ``done`` receives the responses, and must not block.
         """
         raise Unsupported(f"model '{request.model_name}' cannot be called: there is no server in this process")
 
     def say(self, level: int, text: str) -> None:
-        """Write a line to the server's log; ``level`` is a level of ``logging``."""
+        """Write a line to the server's log. ``level`` is a level of the module ``logging``."""
         _log.log(level, "%s", text)
 
     def measure(self, change: MetricChanged) -> None:
         """Update a metric of the model on the server's metrics page."""
 
     def later(self, call: Callable[[], object]) -> None:
-        """Run ``call`` on another thread. Destructors need this: they run on any thread, which may hold any lock."""
+        """Run ``call`` on another thread. Destructors need this, because the thread on which they run may hold any lock."""
 
 
 class Here:
-    """The only model of this process. It is global, because models import their interface by name."""
+    """Facts about the only model of this process. They are global, because models import their interface by name."""
 
     def __init__(self) -> None:
         self.host = Host()
@@ -48,10 +48,10 @@ class Here:
         self.folder = ""
         """Folder of the model's version."""
         self.measured: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
-        """Values of the model's metrics, by name and labels; guarded by ``measuring``."""
+        """Values of the model's metrics, by name and labels. The lock ``measuring`` guards them."""
         self.measuring = threading.Lock()
         self.waits_for_itself = False
-        """True if a call of this model from its own main thread would deadlock."""
+        """True if the model would deadlock by calling itself from its main thread."""
 
     def ask(self, request: InferRequest, done: Done, decoupled: bool = False) -> Callable[[], None]:
         """Like ``Host.call``, but a call that would deadlock ends with the error ``Unavailable``."""
@@ -73,7 +73,7 @@ here = Here()
 
 
 class StageTimes:
-    """Count and duration of a model's stages since the last ``take``. Any thread may use it."""
+    """Count and duration of a model's stages since the last ``take``. Any thread may use this class."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Requests and responses of Triton's Python models: those that a model receives, and those that it creates."""
+"""Requests and responses of Triton Python models. A model receives requests and creates responses. It can also call other models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FLAGS = {
     "sequence_end": TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
 }
 _UNREAD = 1024
-"""Limit on the unread responses to one call of a decoupled model."""
+"""Maximum number of unread responses to one call of a decoupled model."""
 
 
 class TritonError:
@@ -70,7 +70,7 @@ _ERRORS: dict[int, type[PenstockError]] = {
 
 
 class PreferredMemory:
-    """Accepted, but ignored: all tensors are in main memory."""
+    """Accepted but ignored, because all tensors are in main memory."""
 
     def __init__(self, *_: int) -> None: ...
 
@@ -118,7 +118,7 @@ class InferenceResponse:
 
 
 class ResponseSender:
-    """Sends responses to one request, from any thread, until the final flag. Calls ``lost`` if the model drops the sender earlier."""
+    """Sends responses to one request, from any thread, until the final flag. Calls ``lost`` if the model drops the sender before."""
 
     def __init__(self, send: Callable[[InferenceResponse | None, bool], bool], lost: Callable[[], object]) -> None:
         self._send, self._lost = send, lost
@@ -126,10 +126,10 @@ class ResponseSender:
         self.closed = False
         """True once the request has ended."""
         self._is_wanted = True
-        """False once nobody waits for responses: they are dropped here, because each would cost the server a copy."""
+        """False once the client no longer waits for responses. They are then dropped here, because sending one would cost a copy."""
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send ``response``; blocks until the server has received it."""
+        """Send ``response``. Blocks until the server has received it."""
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
             raise TritonModelException(f"unable to send response: unknown flags {flags}")
         if response is None and not flags:
@@ -155,7 +155,7 @@ class ResponseSender:
 
 
 class InferenceRequest:
-    """A request that the model has received, or that it has created to call another model."""
+    """A request that the model has received, or a request that the model has created to call another model."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - Triton's interface
         self,
@@ -225,7 +225,7 @@ class InferenceRequest:
         self._flags = flags
 
     def timeout(self) -> int:
-        """The time-out in microseconds."""
+        """The timeout in microseconds."""
         return self._timeout
 
     def priority(self) -> int:
@@ -235,7 +235,7 @@ class InferenceRequest:
         return self._memory
 
     def trace(self) -> None:
-        """Always None: the server traces calls of other models itself."""
+        """Always None, because the server itself traces calls of other models."""
 
     def model_name(self) -> str:
         return self._model
@@ -325,5 +325,5 @@ class Responses:
 
 
 def _text(value: str | bytes) -> str:
-    """Decode names that models have read from BYTES tensors."""
+    """Decode ``value`` if it is bytes. Models may pass names that they have read from BYTES tensors."""
     return value.decode() if isinstance(value, bytes) else value

@@ -15,7 +15,7 @@ _NAME = re.compile(r"(?!nv_|penstock_|__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class MetricFamily:
-    """The metrics with one name, which differ in their labels. ``kind`` is ``COUNTER`` or ``GAUGE``. Families of the same name share
+    """All metrics with the same name. Their labels differ. ``kind`` is ``COUNTER`` or ``GAUGE``. Families with the same name share
     their metrics.
     """
 
@@ -51,13 +51,13 @@ class Metric:
         self._change(value, replaces=False)
 
     def set(self, value: float) -> None:
-        """Set a gauge; counters can only be incremented."""
+        """Set the value of a gauge. Counters can only be incremented."""
         if self._family.kind == MetricFamily.COUNTER:
             raise TritonModelException(f"counter '{self._family.name}' cannot be set")
         self._change(value, replaces=True)
 
     def value(self) -> float:
-        """The value in this instance; the metrics page shows the sum over all instances."""
+        """The value in this instance. The metrics page shows the sum over all instances."""
         return here.measured[self._key]
 
     def _change(self, value: float, replaces: bool) -> None:

@@ -1,4 +1,4 @@
-"""Importing a ``model.py``, and describing its errors."""
+"""Imports a ``model.py``, and describes its errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRACEBACK_BYTES = 8 << 10
 
 
 def import_model(artifact: Artifact) -> ModuleType:
-    """Run ``artifact``'s source as the module ``model``, and add the folders of its version and its model to ``sys.path``.
+    """Run ``artifact``'s source as the module ``model``. Adds the folders of the version and of the model to ``sys.path``.
 
     The process runs no other model, so the module's name is free. Raises any exception of the source.
     """
@@ -40,7 +40,7 @@ def source_file(artifact: Artifact) -> str:
 
 @contextmanager
 def model_errors(file: str, doing: str) -> Iterator[None]:
-    """Convert exceptions of the model's code to InvalidModel with the line of ``file``; the log gets the traceback."""
+    """Convert exceptions of the model's code to InvalidModel, which names the line of ``file``. Logs the traceback."""
     try:
         yield
     except PenstockError:
@@ -55,7 +55,7 @@ def model_errors(file: str, doing: str) -> Iterator[None]:
 
 
 def log(error: BaseException) -> None:
-    """Write the traceback of ``error`` to the server's log. If it is long, its middle is left out."""
+    """Write the traceback of ``error`` to the server's log. The middle of a long traceback is omitted."""
     text = "".join(traceback.format_exception(error)).rstrip()
     here.host.say(logging.ERROR, bounded(text, _TRACEBACK_BYTES))
 
@@ -76,7 +76,7 @@ def in_brief(text: str) -> str:
 
 
 def _line(error: BaseException, file: str) -> int:
-    """The innermost line of ``file`` in the traceback of ``error``; 0 if there is none."""
+    """The number of the innermost line of ``file`` in the traceback of ``error``; 0 if the traceback does not contain ``file``."""
     if isinstance(error, SyntaxError) and error.filename == file:
         return error.lineno or 0
     lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]

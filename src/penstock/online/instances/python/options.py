@@ -20,7 +20,7 @@ class PythonOptions(msgspec.Struct, frozen=True):
     instances: int = 1
     """Number of instances of the model."""
     threads: int = 0
-    """Default for ``OMP_NUM_THREADS``; 0 sets none."""
+    """Default value of ``OMP_NUM_THREADS``. If 0, the variable is not set."""
     max_batch: int | None = None
     """``max_batch_size`` of the configuration; None if it is missing."""
     config: dict[str, Any] = {}
@@ -36,7 +36,7 @@ class PythonOptions(msgspec.Struct, frozen=True):
 
 
 def specs_of(tensors: list[dict[str, Any]], batched: bool) -> tuple[TensorSpec, ...]:
-    """The tensor specs of a configuration's inputs or outputs; ``batched`` adds the batch dimension.
+    """The tensor specs of a configuration's inputs or outputs. ``batched`` adds the batch dimension.
 
     Raises ValueError or KeyError for an invalid tensor.
     """
@@ -49,7 +49,7 @@ def specs_of(tensors: list[dict[str, Any]], batched: bool) -> tuple[TensorSpec, 
 
 
 def joined(options: PythonOptions, signature: Signature) -> Signature:
-    """Add the tensors that only the configuration declares, such as the inputs that a sequence batcher fills."""
+    """``signature`` plus the tensors that only the configuration declares, such as the inputs that a sequence batcher fills."""
     inputs = {spec.name: spec for spec in (*options.inputs, *signature.inputs)}
     outputs = {spec.name: spec for spec in (*options.outputs, *signature.outputs)}
     return Signature(tuple(inputs.values()), tuple(outputs.values()))

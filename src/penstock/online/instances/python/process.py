@@ -1,7 +1,7 @@
-"""A Python model in a child process: sends batches to the child, and receives the model's calls of other models.
+"""A Python model in a child process. Sends batches to the child, and handles the model's calls of other models.
 
-The tensors of a batch use the arenas of inputs and outputs, which are in use by one call of ``execute`` at a time. All other tensors,
-those of a decoupled model's responses and of calls of other models, use one arena per direction. The arena is free again once its
+The tensors of a batch use the input arena and the output arena. One call of ``execute`` at a time uses these arenas. Responses of
+decoupled models and calls of other models use another pair of arenas, one per direction. Such an arena is free again once its
 reader has copied the tensors.
 """
 
@@ -28,7 +28,7 @@ from penstock.telemetry.statistics import Duration, ModelStatistics, OwnMetric, 
 _log = logging.getLogger(__name__)
 
 _MAX_CALL_BYTES = 2 << 30
-"""Limit on the tensors of one message outside a batch."""
+"""Maximum bytes of the tensors in a message that does not belong to a batch."""
 _MAX_SERIES = 1000
 _LOOK_S = 0.05
 
@@ -45,14 +45,14 @@ class PythonProcess(ModelProcess):
         self.max_batch: int | None = None
         self._make_call: MakeCall | None = None
         self.stages: wire.Stages = {}
-        """Totals of the model's stages, by name."""
+        """Count and total duration of each of the model's stages, by name."""
         self.metrics: dict[str, OwnMetric] = {}
         """The model's own metrics, by name."""
         self.from_child, self.to_child = TensorArena.create(_MAX_CALL_BYTES), TensorArena.create(_MAX_CALL_BYTES)
         self._talk: Talk
 
     def connect(self, make_call: MakeCall | None) -> None:
-        """Allow the model, which is now served, to call other models."""
+        """Allow the model to call other models. Call this once the model is served."""
         self._make_call = make_call
 
     def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
@@ -77,7 +77,7 @@ class PythonProcess(ModelProcess):
                 answer(number, wire.read_outcome(slots, self._outputs), True)
 
     def unload(self) -> None:
-        """Wait for the answers of a decoupled model, then end the process and free its memory."""
+        """Wait for the answers of a decoupled model, then end its process and free the memory."""
         if self.decoupled:
             self._talk.wait()
         super().unload()
@@ -85,7 +85,7 @@ class PythonProcess(ModelProcess):
     def make_call(self) -> ModelCall:
         """Create a call of another model. Raises Unavailable before ``connect``."""
         if self._make_call is None:
-            raise Unavailable("the model is still being loaded and cannot call others")
+            raise Unavailable("the model is still being loaded and cannot call other models")
         return self._make_call()
 
     def add_stages(self, stages: wire.Stages) -> None:
@@ -123,21 +123,21 @@ class PythonProcess(ModelProcess):
 class Talk:
     """The messages to and from one child of a ``PythonProcess``.
 
-    One thread reads, and never waits for the child to read. Another thread writes all messages except ``Execute``.
+    One thread reads the child's messages, and never blocks on writing. Another thread writes all messages except ``Execute``.
     """
 
     def __init__(self, process: PythonProcess, child: ProcessChild) -> None:
         self._process = process
         self._child = child
         self.executed: SimpleQueue[wire.Executed | None] = SimpleQueue()
-        """The result of each batch that ``begin`` has sent; None if the child has ended."""
+        """The results of the batches that ``begin`` has sent, in order. A result is None if the child has ended."""
         self._next = self._first = 0
         """The number of the next request, and the number of the first request of the current batch."""
         self._answers: dict[int, tuple[Answer, int]] = {}
-        """The receiver, and the index in the batch, of each request that has not ended."""
+        """For each request that has not ended, the callback for its answers, and the request's index in the batch."""
         self._beginning = threading.Lock()
         self._ended = threading.Event()
-        """Set while holding ``_beginning``. Once it is set, no batch begins."""
+        """Set when the child has ended, so that no further batch begins. Only set while holding ``_beginning``."""
         self._calls: dict[int, ModelCall] = {}
         self._to_write: SimpleQueue[wire.Message | tuple[int, Outcome] | None] = SimpleQueue()
         self._room = threading.Semaphore()
@@ -164,7 +164,7 @@ class Talk:
                 raise
 
     def wait(self) -> None:
-        """Wait until the child has sent all answers that clients still wait for, or has ended."""
+        """Wait until the child has sent all answers for which clients still wait, or has ended."""
         while any(answer(number, None, False) for answer, number in list(self._answers.values())):
             if self._ended.wait(_LOOK_S):
                 return
@@ -254,6 +254,6 @@ def add_up(statistics: ModelStatistics, processes: Sequence[PythonProcess]) -> N
     for process in processes:
         stages = {name: Duration(count, ns) for name, (count, ns) in list(process.stages.items())}
         statistics.stages = add_numbers(statistics.stages, stages)
-        # Copies, because those of the process keep changing.
+        # Copies, because the process keeps changing its own objects.
         metrics = {name: OwnMetric(one.kind, one.help, dict(one.values)) for name, one in list(process.metrics.items())}
         statistics.metrics = add_numbers(statistics.metrics, metrics)

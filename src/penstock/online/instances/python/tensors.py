@@ -1,4 +1,4 @@
-"""Tensors of Triton's Python models, the numbers of their datatypes, and the checks of a model's outputs."""
+"""Tensors of Triton Python models, the numbers of datatypes in Triton's schema, and checks of a model's outputs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from penstock.tensor import Array, DataType, TensorSpec
 _NUMBERED = [*(one for one in DataType if one is not DataType.BF16), DataType.BF16]
 """The datatypes in the order of their numbers in Triton's schema, which start at 1."""
 _MAX_ELEMENTS = 1 << 24
-"""Limit on the elements of a BYTES output."""
+"""Maximum number of elements of a BYTES output."""
 
 
 class TritonModelException(Exception):
-    """The model has used this interface incorrectly."""
+    """Raised if a model uses this interface incorrectly."""
 
 
 class TritonTensor:
@@ -65,7 +65,7 @@ class TritonTensor:
 
 
 Tensor = TritonTensor
-"""The name that models import."""
+"""The name under which models import the class."""
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:

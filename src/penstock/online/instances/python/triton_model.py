@@ -1,4 +1,4 @@
-"""Runs a ``TritonPythonModel`` as Triton does, from ``initialize`` to ``finalize``, and checks its responses."""
+"""Runs a ``TritonPythonModel`` as Triton does, from ``initialize`` to ``finalize``, and checks the model's responses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.request import InferRequest
 from penstock.tensor import Array, Signature
 
 _Sent = dict[int, InferenceResponse]
-"""Responses that a model sent instead of returning them, by number of the request."""
+"""Responses that a model sent through a response sender instead of returning them, by number of the request."""
 
 
 class TritonModel:
@@ -36,7 +36,7 @@ class TritonModel:
         self.decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
         self._outputs = signature.output_names
         self._row_wise = self.max_batch > 0 and not self.decoupled and not _changes_rows(config)
-        """True if the outputs must have a row for each row of the inputs."""
+        """True if the outputs must have one row for each row of the inputs."""
         self._loop: asyncio.Runner | None = None
 
     @classmethod
@@ -137,8 +137,8 @@ class TritonModel:
     def _checked(
         self, response: InferenceResponse, asked: InferenceRequest | None = None
     ) -> dict[str, Array] | PenstockError:
-        """The outputs of ``response``. An error if their names are not configured, or they lack the rows of the request
-        ``asked``.
+        """The outputs of ``response``. Returns an error if an output's name is not configured, or its number of rows differs from
+        the request's.
 
         The model may choose datatypes and other dimensions freely.
         """
@@ -159,7 +159,7 @@ class TritonModel:
         return PenstockError(f"the model did not return the output '{missing[0]}'") if missing else outcome
 
     def _end(self, asked: Sequence[InferenceRequest], why: str) -> PenstockError:
-        """Close the senders of ``asked``. The returned error ends the requests."""
+        """Close the response senders of the requests ``asked``. Returns the error with which these requests end."""
         for request in asked:
             request.get_response_sender().closed = True
         return self._failed(why)

@@ -1,4 +1,4 @@
-"""The declarations of typed models: ``Tensor`` type hints give the signature, ``@model`` marks the function or class."""
+"""The declarations of typed models: ``@model`` marks a function or class, and its ``Tensor`` type hints define the signature."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ _Form = TypeVar("_Form", bound=Callable[..., Any])
 class Tensor:
     """The datatype and shape of an array, as a type hint: ``Tensor["FP32", -1, 4]``.
 
-    The datatype is one of the protocol's names or a numpy dtype. A dimension of -1 may have any size; if it is the first one of every
-    input and output, it is the batch dimension, along which requests are merged.
-    Type checkers prefer ``Annotated[np.ndarray, Tensor("FP32", -1, 4)]``.
-    Raises InvalidModel.
+    The datatype is a name of the protocol or a numpy dtype. A dimension of -1 may have any size. If the first dimension of every
+    input and output is -1, it is the batch dimension, along which requests are merged. Type checkers prefer
+    ``Annotated[np.ndarray, Tensor("FP32", -1, 4)]``. Raises InvalidModel.
     """
 
     def __init__(self, datatype: Any, *shape: int) -> None:
@@ -42,10 +41,10 @@ class Tensor:
 
 
 def model(form: _Form) -> _Form:
-    """Mark a function as the model of its ``model.py``; its type hints declare the inputs and outputs.
+    """Mark a function as the model of its ``model.py``. The function's type hints declare the inputs and outputs.
 
-    Mark a class instead if the model has state or needs clean-up. Its method ``forward`` has the type hints. It may also have
-    ``load``, which receives the context before the first request, and ``unload``.
+    Mark a class instead if the model has state or needs clean-up. The type hints are then those of its method ``forward``. The
+    class may also have the method ``load``, which receives the context before the first request, and the method ``unload``.
     """
     setattr(form, _MARK, True)
     return form
@@ -58,7 +57,7 @@ def is_marked(value: Any) -> bool:
 def read_form(function: Callable[..., Any], declared: Signature, context: type) -> tuple[Signature, str]:
     """The signature of ``function``, and the name of its parameter that takes the context, or "".
 
-    Inputs and outputs without type hints are taken from ``declared``. Raises InvalidModel.
+    The specs of inputs and outputs without type hints come from ``declared``. Raises InvalidModel.
     """
     try:
         hints = typing.get_type_hints(function, include_extras=True)
@@ -129,7 +128,7 @@ def by_name(result: Any, signature: Signature) -> dict[str, Array]:
 
 
 def _array(spec: TensorSpec, value: Any) -> Array:
-    """Convert numbers and lists to the declared datatype; arrays keep theirs. Raises ValueError."""
+    """Convert numbers and lists to the declared datatype. Arrays keep their datatype. Raises ValueError."""
     if isinstance(value, int | float | str | bytes | list):
         return np.asarray(value, spec.datatype.dtype)
     array = np.asarray(value)

@@ -21,7 +21,7 @@ from penstock.tensor import Array, Signature
 
 
 class Context:
-    """The facts about a typed model, and its access to the server."""
+    """What a typed model knows about itself, and its access to the server."""
 
     def __init__(self, options: PythonOptions, folder: Path, stages: StageTimes) -> None:
         self.name = options.name
@@ -63,7 +63,7 @@ class TypedModel:
         """True if the outputs must have a row for each row of the inputs."""
 
     def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
-        """Run ``requests`` as one batch. If that fails, run each alone, so that the error affects only the requests that cause it."""
+        """Run ``requests`` as one batch. If the batch fails, run each request alone, so that only faulty requests fail."""
         try:
             outputs = self._forward(merge([request.inputs for request in requests]))
             parts = [outputs]

@@ -1,4 +1,4 @@
-"""The child of a ``PythonProcess``. Executes a ``model.py`` on its main thread, and reads the parent's messages on another thread."""
+"""The child process of a ``PythonProcess``. The main thread executes a ``model.py``. Another thread reads the parent's messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Worker(Host):
         self._engine = PythonEngine(self)
         self._sending = threading.Lock()
         self._using = threading.Lock()
-        """Held from the moment when tensors are written into the arena to the parent until the parent has copied them."""
+        """Held while the arena for tensors to the parent is in use: from writing the tensors until the parent has copied them."""
         self._taken: SimpleQueue[bool] = SimpleQueue()
         self._tasks: SimpleQueue[wire.Execute | None] = SimpleQueue()
         self._calls: dict[int, Done] = {}
@@ -69,7 +69,7 @@ class Worker(Host):
             inputs = self._to_parent.write(request.inputs)
             self._calls[number] = done
             if not self._send_tensors(wire.Asked(number, sendable, inputs, decoupled)):
-                self._end_call(number, Unavailable("a model cannot call others while it is loaded or unloaded"))
+                self._end_call(number, Unavailable("a model cannot call other models while it is loaded or unloaded"))
         return lambda: self._drop(number)
 
     def say(self, level: int, text: str) -> None:
@@ -110,7 +110,7 @@ class Worker(Host):
         return wire.Executed(written, stages.take())
 
     def _view(self, slots: Sequence[TensorSlot], copies: bool) -> dict[str, Array]:
-        """The inputs of a request. ``copies`` is true for a decoupled model, which may still read inputs when the arena is reused."""
+        """The inputs of a request. ``copies`` is true for decoupled models, which may still read inputs when the arena is reused."""
         inputs = self._inputs.copy(slots) if copies else self._inputs.view(slots)
         for array in inputs.values():
             array.flags.writeable = True  # Triton models may write to their inputs

@@ -1,1 +1,1 @@
-"""From a resolved version to a handle that serves requests: load, warm up, assemble."""
+"""Loads and warms up a resolved version, and assembles its handle."""

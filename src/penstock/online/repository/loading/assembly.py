@@ -38,17 +38,17 @@ _log = logging.getLogger(__name__)
 
 
 class RequestLimits(msgspec.Struct, frozen=True):
-    """Limits of every model of a server."""
+    """Request limits that apply to every model of a server."""
 
     max_queue: int = 4096
     max_request_rows: int = 1024
-    """Ignored for models whose configuration has ``max_batch_size``."""
+    """Maximum rows of a merged batch. Ignored for models whose configuration has ``max_batch_size``."""
     summaries: bool = False
     """True to keep recent durations for the summary metrics."""
 
 
 class Assembler:
-    """Used only on the event loop."""
+    """Creates handles. Used only on the event loop."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class Assembler:
         self._limiter = limiter
 
     def assemble(self, loaded: LoadedVersion) -> Handle:
-        """The handle of ``loaded``, without running instances. Raises InvalidConfig if the configuration contradicts the model."""
+        """The handle of ``loaded``, with instances that are not started. Raises InvalidConfig if configuration and model disagree."""
         resolved, config = loaded.resolved, loaded.config
         scheduler, batchers = self._scheduler(loaded)
         parts = zip(loaded.models, batchers, self._gates(config), strict=True)
         runs = [Instance(f"{resolved.name}-{number}", *part) for number, part in enumerate(parts)]
-        # The same model responds differently if the configuration gives its tensors other shapes.
+        # The configuration is part of the identity, because it can change the shapes of tensors in responses.
         shapes = msgspec.json.encode([getattr(config, field) for field in _OF_RESPONSES], order="deterministic")
         identity = f"{resolved.artifact.digest} {resolved.engine} {resolved.options} {shapes.decode()}"
         return Handle(
@@ -88,7 +88,7 @@ class Assembler:
         )
 
     def assemble_ensemble(self, source: ModelSource, version: str) -> Handle:
-        """The handle of an ensemble. Raises InvalidConfig, and Unavailable if one of its models is not served."""
+        """The handle of an ensemble. Raises InvalidConfig. Raises Unavailable if a model of the ensemble is not served."""
         config = complete(source.given, source.name, "ensemble", None, None, 0)
         ensemble = read_ensemble(config, self._models.find)
         for warning in ensemble.graph.warnings:
@@ -131,7 +131,7 @@ class Assembler:
         return gates
 
     def _check(self, given: ModelConfig, config: ModelConfig, model: Model | None = None) -> InputCheck:
-        """The check of the model's requests. It applies a configured ``max_batch_size`` to each request; the server's ``max_batch``
+        """The check of the model's requests. A configured ``max_batch_size`` limits each request. The server's ``max_batch``
         limits only merged batches.
         """
         facts = () if model is None or isinstance(model, RequestModel) else (model.optional_inputs, model.unranked)

@@ -1,7 +1,7 @@
-"""Reads an ensemble's configuration and compares it with the served models that it calls.
+"""Reads an ensemble's configuration, and checks that it fits the served models that the ensemble calls.
 
-Two entries of ``parameters`` extend Triton's schema: ``if.<step>`` is the condition of a step, given by number or model name, and
-``optional_outputs`` is a comma-separated list of names.
+Two entries of ``parameters`` extend Triton's schema: ``if.<step>`` is the condition of the step with this number or model name,
+and ``optional_outputs`` is a comma-separated list of names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_INSIDE = 16
 def read_ensemble(config: ModelConfig, find: Find) -> Ensemble:
     """The ensemble of the completed ``config``.
 
-    Raises InvalidConfig, which names the step and the tensor, and Unavailable for models that ``find`` does not know.
+    Raises InvalidConfig, which names the step and the tensor. Raises Unavailable for a model that ``find`` does not find.
     """
     try:
         with prefixed(begin := f"ensemble '{config.name}': "):
@@ -40,8 +40,8 @@ def read_ensemble(config: ModelConfig, find: Find) -> Ensemble:
 
 
 class EnsembleLabels(Mapping[str, Sequence[str]]):
-    """The class names by output: the ensemble's ``own`` labels, and those of the models of its steps. The models are looked up on
-    each access, because they may be reloaded.
+    """The class names of each output: the ensemble's ``own`` labels, and the labels of its steps' models. The models are looked up
+    on each access, because they may be reloaded.
     """
 
     def __init__(self, own: Mapping[str, Sequence[str]], config: ModelConfig, find: Find) -> None:

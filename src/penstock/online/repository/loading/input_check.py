@@ -1,4 +1,4 @@
-"""Checks a request's inputs against a model's signature. The check is prepared once per model, so that it is cheap per request."""
+"""Checks a request's inputs against a model's signature. Most of the work is done once per model, so a check is fast."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from penstock.request import InferRequest
 from penstock.tensor import Array, DataType, TensorSpec
 
 _LISTED = 8
-"""Maximum names of inputs in a message."""
+"""Maximum number of input names in an error message."""
 
 
 class InputCheck:
     """Checks names, datatypes, shapes and batch size against the completed ``config``.
 
-    ``max_rows`` is the maximum number of rows in one request, if requests can be merged. Ragged inputs do not have to agree in shape
-    for requests to be merged.
+    ``max_rows`` is the maximum number of rows in one request, if requests can be merged. Requests can be merged even if the shapes
+    of their ragged inputs differ.
     """
 
     def __init__(
@@ -29,9 +29,9 @@ class InputCheck:
         defaults: Sequence[TensorSpec] = (),
         unranked: Collection[str] = (),
     ) -> None:
-        """``defaults`` are the inputs that have a default value in the model; the configuration need not name them.
+        """``defaults`` are the inputs with a default value in the model. The configuration may omit them.
 
-        ``unranked`` inputs take any shape unless the configuration gives them one.
+        ``unranked`` inputs accept any shape, unless the configuration sets their shape.
         """
         self._model_name = config.name
         self._signature = signature = config.client_signature
@@ -110,7 +110,7 @@ class InputCheck:
         return tuple([inputs[name].shape[first:] if name in inputs else None for name, first in self._compared])
 
     def _explain(self, request: InferRequest) -> NoReturn:
-        """Raise InvalidArgument with the reason, in Triton's words."""
+        """Raise InvalidArgument with the reason why ``request`` is invalid, worded as in Triton."""
         raise InvalidArgument(f"[request id: {shortened(request.id) or '<id_unknown>'}] {self._reason(request)}")
 
     def _reason(self, request: InferRequest) -> str:

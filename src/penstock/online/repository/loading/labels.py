@@ -1,4 +1,4 @@
-"""Reads the files with class names that a model's configuration names."""
+"""Reads the label files (names of classes) of a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_BYTES = 64 << 20
 
 
 def read_labels(config: ModelConfig, folder: Path) -> Mapping[str, Sequence[str]]:
-    """The class names of each output that has a ``label_filename``, which is relative to ``folder``. Line n names class n.
+    """The class names of each output with a ``label_filename``, a path relative to ``folder``. Line n, counted from 0, names class n.
 
     Raises InvalidConfig.
     """

@@ -1,4 +1,4 @@
-"""Loads model versions into memory, warm and checked. All functions here block, so call them on a thread, not on the event loop."""
+"""Loads, checks and warms up model versions. All functions here block, so call them on a thread, not on the event loop."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _log = logging.getLogger(__name__)
 
 
 class LoadedVersion(msgspec.Struct, frozen=True):
-    """A warm model in memory."""
+    """A model version in memory, warmed up."""
 
     resolved: ResolvedVersion
     models: tuple[Model, ...]
-    """One for each instance. A reentrant model with a single thread is shared by all instances."""
+    """The model of each instance. All instances share a reentrant model that runs on a single thread."""
     config: ModelConfig
     """The completed configuration."""
     load_s: float = 0.0
-    """Duration of loading and warm-up."""
+    """Seconds of loading and warm-up."""
 
     def drop(self) -> None:
         """Unload the models. Blocks."""
@@ -51,10 +51,10 @@ class LoadedVersion(msgspec.Struct, frozen=True):
 
 
 class Preloaded(msgspec.Struct, frozen=True):
-    """A model in memory, not warmed up yet: a warm-up call that never returns would prevent the processes from starting."""
+    """A model version in memory, not warmed up, because a warm-up call that never returns would block the server's start."""
 
     resolved: ResolvedVersion
-    """Without the model's bytes."""
+    """The resolved version, without the model's bytes."""
     models: tuple[Model, ...]
     unmerged: str
     """The result of ``unmerged``, stored because computing it needs the model's bytes."""
@@ -69,8 +69,8 @@ def load(
 ) -> LoadedVersion:
     """Load and warm up the model of every instance. Models that are ``preloaded`` are only warmed up.
 
-    ``usable_bytes`` is the memory that this process may use; None: the memory of the machine or its cgroup. Raises the engine's
-    errors with the model's name in front, ResourceExhausted if there is too little memory, and Unavailable if
+    ``usable_bytes`` is the memory that this process may use; None means the memory of the machine or its cgroup. Raises the
+    engine's errors, prefixed with the model's name. Raises ResourceExhausted if there is too little memory, and Unavailable if
     ``resolved.load_options.halt`` ends the child processes. After an error, no model stays in memory.
     """
     models: list[Model] = list(preloaded.models) if preloaded else []
@@ -79,7 +79,7 @@ def load(
         if not models:
             _check_memory(resolved, usable_memory() if usable_bytes is None else usable_bytes)
             for model in _in_processes(resolved) if resolved.is_apart else _in_threads(resolved):
-                models.append(model)  # noqa: PERF402 - if a later one fails, these are unloaded below
+                models.append(model)  # noqa: PERF402 - if a later model fails, the earlier ones are unloaded below
         config = prepare(resolved, models, preloaded.unmerged if preloaded else None)
         _release(resolved, models)
         if resolved.load_options.halt.reason and resolved.is_apart:
@@ -103,7 +103,7 @@ def load(
 def load_version(layout: Layout, source: ModelSource, version: str, load_options: LoadOptions) -> LoadedVersion:
     """Resolve and load one version of a model.
 
-    Raises the errors of ``find`` and ``load``, and FilesChanged if the model's files change meanwhile.
+    Raises the same errors as ``find`` and ``load``. Raises FilesChanged if the model's files change during the load.
     """
     try:
         return _load_quietly(layout, source, find(source, version, load_options))
@@ -113,7 +113,7 @@ def load_version(layout: Layout, source: ModelSource, version: str, load_options
 
 
 def _load_quietly(layout: Layout, source: ModelSource, resolved: ResolvedVersion) -> LoadedVersion:
-    """``load`` with low priority. Raises FilesChanged, too."""
+    """Like ``load``, but with low priority. Also raises FilesChanged."""
     with low_priority(leaves_threads=resolved.has_own_threads, starts_processes=resolved.is_apart):
         loaded = load(resolved)
     try:
@@ -125,16 +125,16 @@ def _load_quietly(layout: Layout, source: ModelSource, resolved: ResolvedVersion
 
 
 def warm(preloaded: Preloaded, load_options: LoadOptions) -> LoadedVersion:
-    """Warm up a model that is in memory; errors as for ``load``."""
+    """Warm up a model that is in memory. Raises the same errors as ``load``."""
     resolved = msgspec.structs.replace(preloaded.resolved, load_options=load_options)
     with low_priority(leaves_threads=False):
         return load(resolved, preloaded=preloaded)
 
 
 def preload(layout: Layout, names: Iterable[str], load_options: LoadOptions) -> dict[tuple[str, str], Preloaded]:
-    """Load the models ``names`` without a warm-up, before the event loop starts; returned by name and version.
+    """Load the models ``names`` before the event loop starts, without a warm-up. Returns them by name and version.
 
-    Skips models that keep threads, which do not survive a fork, and models that cannot be loaded.
+    Skips models that keep threads, because threads do not survive a fork. Also skips models that cannot be loaded.
     """
     found = {}
     for name in names:
@@ -157,7 +157,7 @@ def preload(layout: Layout, names: Iterable[str], load_options: LoadOptions) -> 
 def load_more(
     layout: Layout, source: ModelSource, version: str, load_options: LoadOptions, first: Model, count: int
 ) -> Sequence[Model]:
-    """Load models for ``count`` more instances of a version whose ``first`` model is loaded; errors as for ``load_version``."""
+    """Load models for ``count`` more instances of a version with the loaded model ``first``. Raises as ``load_version`` does."""
     resolved = find(source, version, load_options)
     if _is_shared(first, resolved):
         return [first] * count
@@ -170,10 +170,10 @@ def _refuse_changes(layout: Layout, source: ModelSource) -> None:
 
 
 def _check_memory(resolved: ResolvedVersion, usable_bytes: int) -> None:
-    """Compare the engine's memory estimate for one copy with ``usable_bytes``; 0 means unknown. Python models have no estimate.
+    """Compare the engine's memory estimate for one loaded copy with ``usable_bytes`` (0: unknown). Python models have no estimate.
 
-    The estimate is an upper bound, so exceeding it only causes a warning. Raises ResourceExhausted if the model's files alone are
-    larger.
+    The estimate is an upper bound, so an estimate above ``usable_bytes`` only causes a warning. Raises ResourceExhausted if the
+    model's files alone are larger than ``usable_bytes``.
     """
     if resolved.engine == PYTHON or not usable_bytes:
         return

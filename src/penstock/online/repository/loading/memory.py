@@ -1,4 +1,4 @@
-"""Limits the memory and processor time that loading and unloading take from requests."""
+"""Limits the memory that loading and unloading leave behind, and the processor time that they take from requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 _LOW = 10
-"""A niceness at which a thread gets a tenth of the time of a normal thread while both compete for a core."""
+"""A niceness at which a thread gets a tenth of the time of a normal thread when both compete for a core."""
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _OWN_PAGES_BYTES = 4 << 20
@@ -20,15 +20,15 @@ _loading: set[int] = set()
 
 
 def share_arenas(cores: int) -> None:
-    """Limit the freed memory that the C library keeps. It uses one arena per core (at least two) instead of eight, and keeps only
-    small buffers.
+    """Limit the freed memory that the C library keeps. The library then uses one malloc arena per core (at least two) instead of
+    eight, and retains only small buffers.
 
-    Each arena retains a few megabytes for each model that was loaded in it, and ``give_back`` cannot return them.
+    For each model that was loaded in an arena, the arena retains a few megabytes that ``give_back`` cannot return.
     """
     if set_option := _c_function("mallopt"):
         set_option(_M_ARENA_MAX, max(2, cores))
-        # Large buffers get separate pages, which return to the system immediately. Without a fixed threshold, the C library raises it
-        # up to 32 MiB, and small objects beside a freed buffer then prevent its return.
+        # Buffers above the threshold get pages of their own, which return to the system immediately when freed. Without a fixed
+        # threshold, the C library raises it up to 32 MiB; small objects beside a freed buffer then keep its memory in use.
         set_option(_M_MMAP_THRESHOLD, _OWN_PAGES_BYTES)
 
 
@@ -60,17 +60,17 @@ def low_priority(*, leaves_threads: bool, starts_processes: bool = False) -> Ite
 
 
 def _raise_others() -> None:
-    """Restore the priority of threads that inherited the low one."""
+    """Restore the normal priority of threads that inherited the low priority."""
     for name in os.listdir("/proc/self/task"):
         thread = int(name)
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has ended
             if thread not in _loading and os.getpriority(os.PRIO_PROCESS, thread) == _LOW:
                 os.setpriority(os.PRIO_PROCESS, thread, 0)
 
 
 @functools.cache
 def _can_raise() -> bool:
-    """True if this process may raise a thread's priority again, which most users may not."""
+    """True if this process may raise a thread's priority again. Most users lack this permission."""
 
     def attempt() -> None:
         thread = threading.get_native_id()

@@ -1,4 +1,4 @@
-"""Explains why requests to a model are not merged, if its configuration leaves the decision to the server."""
+"""Explains why the server does not merge requests to a model whose configuration leaves this decision to the server."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from penstock.rows.proof import advice, unproven
 
 
 def unmerged(resolved: ResolvedVersion, model: Model) -> str:
-    """A sentence that explains why requests to ``model`` are not merged although its inputs have a batch axis. Otherwise, empty.
+    """The reason why requests to ``model`` are not merged although its inputs have a batch axis. Empty if there is none.
 
-    A first dimension of 1 counts as a batch axis, because it is typical of a model that was exported without a free dimension. A
-    configured ``max_batch_size`` is trusted, and so is a configuration in which the batcher creates inputs or states.
+    A first dimension of 1 counts as a batch axis, because it is typical of a model that was exported without a free dimension. The
+    result is also empty if the configuration sets ``max_batch_size``, or if the batcher creates inputs or states.
     """
     given, signature = resolved.given, signature_of(model, resolved.given)
     is_decided = given.max_batch_size is not None or given.sequence_batching is not None or bool(given.batch_input)

@@ -1,4 +1,4 @@
-"""Stores requests in files: a header line with the length of the JSON, then an HTTP body of the protocol with binary tensors."""
+"""Stores requests in files: a header line with the length of the JSON, then an HTTP body with binary tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.tensor import DataType, element_count, from_wire, to_wire
 
 SUFFIX = ".request"
 MAX_BYTES = 64 << 20
-"""Limit in bytes of one file, and of all files together that a server records for one model version."""
+"""Limit in bytes for one file, and for all files that a server records for one model version."""
 _HEADER = b"Inference-Header-Content-Length: "
 _MAX_HEADER = len(_HEADER) + 10
 _MAX_FILES = 1000
@@ -43,7 +43,7 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 
 
 def encode(request: InferRequest) -> bytes:
-    """Encode ``request`` for a file. Of its parameters, only text, numbers and booleans are kept."""
+    """Encode ``request`` for a file. Only parameters that are text, numbers or booleans are kept."""
     tensors, data = [], []
     for name, array in request.inputs.items():
         data.append(to_wire(array))
@@ -84,8 +84,8 @@ def decode(content: bytes, model_name: str) -> InferRequest:
 
 
 def folder_of(root: str, model_name: str) -> Path:
-    """The folder in ``root`` with the requests of a model. The folder's name is the quoted model name; a long name is truncated and
-    ends with a digest.
+    """The folder in ``root`` with the recorded requests of a model. Its name is the percent-encoded model name. A long name is
+    truncated and ends with a digest.
     """
     name = quote(model_name, safe="").replace(".", "%2E")
     if len(name) > _MAX_NAME:
@@ -95,7 +95,7 @@ def folder_of(root: str, model_name: str) -> Path:
 
 
 def read_recorded(storage: Storage, model_name: str) -> Iterator[tuple[str, InferRequest | PenstockError]]:
-    """The requests in ``storage``, by file name. An unreadable request is represented by its error. Empty without a folder."""
+    """The requests of a model in ``storage``, by file name; an error for an unreadable request. Empty without a folder."""
     try:
         names = [entry.name for entry in storage.list() if entry.name.endswith(SUFFIX)]
     except NotFound:

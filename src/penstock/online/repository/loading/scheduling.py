@@ -40,7 +40,7 @@ _MAX_BYTES = 1 << 30
 
 
 def batching(config: ModelConfig, max_queue: int) -> BatchingConfig:
-    """The batching of a model. ``max_queue`` limits the requests that are accepted and not yet answered. Raises InvalidConfig."""
+    """The batching settings of a model. ``max_queue`` limits accepted requests without an answer. Raises InvalidConfig."""
     wanted = config.dynamic_batching or DynamicBatching()
     fields = msgspec.structs.asdict(wanted) | {"preferred_batch_size": tuple(sorted(wanted.preferred_batch_size))}
     with prefixed(prefix(config.name)):
@@ -60,9 +60,9 @@ def _batching(config: ModelConfig, max_queue: int, **fields: Any) -> BatchingCon
 def sequencing(
     config: ModelConfig, signature: Signature, folder: Path, max_queue: int, *, merges: bool = True
 ) -> SequencingConfig:
-    """The settings of a model's sequences. ``merges`` is true if the model receives merged requests, not one request at a time.
+    """The settings for the sequences of a model. ``merges`` is true if the model receives merged requests.
 
-    ``signature`` is the model's own. Reads initial states from ``folder``. Raises InvalidConfig with model and field.
+    ``signature`` is the model's own. Reads initial states from files in ``folder``. Raises InvalidConfig.
     """
     wanted, max_batch = config.sequence_batching or SequenceBatching(), config.max_rows
     fixed, first = merges and wanted.oldest is None, (1,) if config.batchable else ()
@@ -135,7 +135,7 @@ def _sequence_batches(config: ModelConfig, wanted: SequenceBatching, max_queue: 
     max_batch, oldest = config.max_rows, wanted.oldest or OldestStrategy()
     delay_us, preferred = oldest.max_queue_delay_microseconds, sorted(oldest.preferred_batch_size)
     if wanted.oldest is None:
-        # As in Triton, a batch leaves when enough slots are ready. Without a minimum, it leaves immediately.
+        # As in Triton, a batch leaves the queue when enough slots are ready. Without a minimum, the batch leaves immediately.
         direct = wanted.direct or DirectStrategy()
         least = np.float32(direct.minimum_slot_utilization)
         delay_us = direct.max_queue_delay_microseconds if least else 0
@@ -181,7 +181,7 @@ def _state(state: SequenceState, signature: Signature, first: Shape, folder: Pat
 
 
 def read_inside(folder: Path, name: str, limit: int) -> bytes:
-    """The first ``limit`` bytes of the file ``name`` in ``folder``, a folder of a model. Raises InvalidArgument."""
+    """The first ``limit`` bytes of the file ``name`` in ``folder``, which belongs to a model. Raises InvalidArgument."""
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise InvalidArgument(f"the file '{name}' is outside the model's folder '{folder.name}'")
@@ -195,7 +195,7 @@ def read_inside(folder: Path, name: str, limit: int) -> bytes:
 
 
 def _spec(specs: Iterable[TensorSpec], name: str, datatype: DataType | None, shape: Shape) -> TensorSpec:
-    """The model's tensor ``name``. Raises InvalidConfig unless it has this datatype and shape."""
+    """The model's tensor ``name``. Raises InvalidConfig unless the tensor has ``datatype`` and ``shape``."""
     found = next((spec for spec in specs if spec.name == name), None)
     if found is None or found.datatype is not datatype or not found.admits(shape):
         had = "no such tensor" if found is None else f"{found.datatype.value} of {list(found.shape)}"

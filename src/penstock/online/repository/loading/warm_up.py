@@ -24,15 +24,15 @@ from penstock.tensor import Array, DataType, Signature
 _log = logging.getLogger(__name__)
 
 _GUESS_S = 30.0
-"""Time limit for a call with guessed inputs."""
+"""Maximum seconds for a call with guessed inputs."""
 
 
 def prepare(resolved: ResolvedVersion, models: Sequence[Model], reason: str | None = None) -> ModelConfig:
     """Warm up ``models``, one for each instance of ``resolved``, and return the completed configuration.
 
-    Runs the requests that the configuration describes, or guessed requests; then the recorded requests that still fit. ``reason`` is
-    the result of ``unmerged``, if known. Raises InvalidConfig if the configuration contradicts the model, and PenstockError if a model
-    refuses a configured request.
+    Runs the requests in the configuration's ``model_warmup``, or guessed requests if there are none. Then runs the recorded
+    requests that the model still accepts. ``reason`` is the result of ``unmerged``, if known. Raises InvalidConfig if the
+    configuration contradicts the model, and PenstockError if a model rejects a configured request.
     """
     distinct = list({id(model): model for model in models}.values())
     if not isinstance(models[0], RequestModel):
@@ -58,7 +58,7 @@ def prepare(resolved: ResolvedVersion, models: Sequence[Model], reason: str | No
 
 
 def effective_config(resolved: ResolvedVersion, models: Sequence[Model], rows: int | None) -> ModelConfig:
-    """The completed configuration of ``resolved``. ``models`` has one loaded model per instance; ``rows`` is as for ``complete``.
+    """The completed configuration of ``resolved``. ``models`` has one model per instance. For ``rows``, see ``complete``.
 
     Raises InvalidConfig if the configuration contradicts the model.
     """
@@ -83,7 +83,7 @@ def effective_config(resolved: ResolvedVersion, models: Sequence[Model], rows: i
 
 
 def _rows(resolved: ResolvedVersion, model: Model, *, is_merged: bool) -> int:
-    """Maximum number of rows in a batch; 0 if requests are not merged. Determined by guessed requests, except for Python models."""
+    """Maximum rows in a batch; 0 if requests are not merged. Found by running guessed requests, except for Python models."""
     given = resolved.given
     if isinstance(model, RequestModel):
         return resolved.max_batch if model.max_batch is None else model.max_batch
@@ -118,7 +118,7 @@ def _replay(resolved: ResolvedVersion, runner: Runner, models: Sequence[Model]) 
 def warm_up(model: LoadedModel, max_batch: int, name: str = "", limit_s: float = _GUESS_S) -> bool:
     """Run batches of 1 and ``max_batch`` zero rows, and return whether the model returns as many rows as it receives.
 
-    Free dimensions of the guessed inputs are 1. A model may reject these inputs, or never return. In these cases the model ``name``
+    Free dimensions of these guessed inputs are 1. If the model rejects the inputs or does not return in time, the model ``name``
     is served without warm-up, and a warning is logged. A model that keeps state is not called.
     """
     signature = model.signature

@@ -25,13 +25,13 @@ from penstock.tensor import Array
 
 _MAX_ROWS = 1 << 16
 _PATIENCE_S = 300.0
-"""Time limit for a decoupled model to complete its responses to one batch."""
+"""Maximum seconds in which a decoupled model must complete its responses to one batch."""
 
 
 class Runner:
-    """Runs requests on ``model`` and the other instances of ``resolved``; ``config`` is their completed configuration.
+    """Runs requests on ``model`` and on the models of the other instances of ``resolved``. ``config`` is the completed configuration.
 
-    Raises the errors of ``layout_of`` and ``sequencing``. Its calls block, and must all be made on one thread.
+    Raises the same errors as ``layout_of`` and ``sequencing``. All methods block, and must be called on the same thread.
     """
 
     def __init__(self, config: ModelConfig, model: Model, resolved: ResolvedVersion) -> None:
@@ -49,7 +49,7 @@ class Runner:
             self._layout = SequenceLayout(self._layout, False, wanted.controls, states, frozenset())
 
     def run(self, model: Model, request: InferRequest, count: int = 1) -> None:
-        """Run ``count`` copies of ``request``, merged if possible, with the inputs that the server creates.
+        """Run ``count`` copies of ``request``, merged if possible. Adds the inputs that the server creates.
 
         Each copy is the first request of its own sequence. Raises PenstockError if a request does not fit the model, or the model
         rejects it.

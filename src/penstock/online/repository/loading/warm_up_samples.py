@@ -16,7 +16,7 @@ from penstock.tensor import Array, DataType, element_count, from_wire
 
 _FOLDER = "warmup"
 _MAX_BYTES = 1 << 30
-"""Maximum bytes of one input, summed over the requests of a sample."""
+"""Maximum bytes of one input, added up over all requests of a sample."""
 _MAX_TEXT_BYTES = 16
 
 
@@ -25,7 +25,7 @@ class WarmUpSample(msgspec.Struct, frozen=True):
 
     name: str
     request: InferRequest
-    """A single row or, if requests are not merged, a whole request."""
+    """The request. It has a single row if requests are merged."""
     rows: int
     """Number of such requests in one call."""
     count: int
@@ -35,7 +35,7 @@ class WarmUpSample(msgspec.Struct, frozen=True):
 def read_samples(config: ModelConfig, folder: Path) -> Iterator[WarmUpSample]:
     """The samples of the completed ``config``. Their data files are in the subfolder ``warmup`` of ``folder``.
 
-    Raises InvalidConfig, which names the sample, when the iteration reaches an invalid one.
+    Raises InvalidConfig, which names the sample, when the iteration reaches an invalid sample.
     """
     random = np.random.default_rng(0)
     for number, given in enumerate(config.model_warmup):
@@ -43,7 +43,7 @@ def read_samples(config: ModelConfig, folder: Path) -> Iterator[WarmUpSample]:
         begin = f"failed to run warmup sample '{name}': "
         if rows > config.max_rows:
             limit = f"at most {config.max_batch_size} rows are" if config.batchable else "no requests are"
-            raise InvalidConfig(f"{begin}'batch_size' is {rows}, but {limit} merged", "use a smaller one")
+            raise InvalidConfig(f"{begin}'batch_size' is {rows}, but {limit} merged", "use a smaller 'batch_size'")
         first = (1,) if config.batchable else ()
         inputs = {}
         for key, tensor in given.inputs.items():

@@ -1,1 +1,1 @@
-"""Triton's model configuration: its text, rules, checks, and completion."""
+"""Reads, checks, completes and writes model configurations in Triton's schema."""

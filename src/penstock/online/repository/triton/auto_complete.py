@@ -1,4 +1,4 @@
-"""Completes a model's configuration: compares the given fields with the loaded model, and derives the other fields from the model."""
+"""Completes a configuration: checks the user's fields against the loaded model, and derives all other fields from the model."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ def complete(  # noqa: PLR0913 - the model's facts, each by its name
     filename: str = "",
     where: str = "",
 ) -> ModelConfig:
-    """``given``, which was read from the file ``where``, with every open field filled in.
+    """The completed configuration: ``given`` with every missing field filled in. ``where`` is the file of ``given``, for error
+    messages.
 
-    ``signature`` is the model's own, None for an ensemble. ``rows`` is the largest batch that the model accepts, or None if its
-    requests cannot be merged. The default of ``max_batch_size`` is ``rows``, or 0 if the given tensors include the batch dimension.
-    Raises InvalidConfig if ``given`` contradicts the model.
+    ``signature`` is the model's own signature, or None for an ensemble. ``rows`` is the largest batch that the model accepts, or
+    None if its requests cannot be merged. The default of ``max_batch_size`` is ``rows``, or 0 if the tensors in ``given`` include
+    the batch dimension. Raises InvalidConfig if ``given`` contradicts the model.
     """
     message, whole = to_message(given), to_message(given)
     for finding in differences(message, signature, decoupled=decoupled):
@@ -70,9 +71,9 @@ def complete(  # noqa: PLR0913 - the model's facts, each by its name
 
 
 def signature_of(model: Model, given: ModelConfig) -> Signature:
-    """The model's own signature, including the optional inputs that ``given`` names.
+    """The model's own signature, including the optional inputs that occur in ``given``.
 
-    An input of unknown rank gets the dims that ``given`` has.
+    An input of unknown rank has the ``dims`` of ``given``.
     """
     if isinstance(model, RequestModel):
         return model.signature
@@ -118,7 +119,7 @@ def differences(given: Message, signature: Signature | None, *, decoupled: bool 
 
 
 def difference(given: Message, path: str, tensor: Message, spec: TensorSpec) -> Iterator[Finding]:
-    """The contradictions between the configured ``tensor``, which is empty if it is not configured, and the model's ``spec``."""
+    """The contradictions between the configured ``tensor`` (empty if it is not configured) and the model's ``spec``."""
     field = path.partition("[")[0]
     number = number_of(spec.datatype)
     if tensor.data_type not in (0, number):
@@ -128,7 +129,7 @@ def difference(given: Message, path: str, tensor: Message, spec: TensorSpec) -> 
     scattered = {name for one in given.batch_output for name in one.target_name} if field == "output" else ()
     if spec.name in scattered or (field == "input" and tensor.allow_ragged_batch):
         return  # ragged inputs are concatenated, so they have no batch dimension
-    # A model whose first dimension is 1 takes batches of one row.
+    # A model whose first dimension is 1 accepts batches of one row.
     if given.max_batch_size > 0 and spec.shape[:1] != (-1,) and (given.max_batch_size, *spec.shape[:1]) != (1, 1):
         reason = f"but {field} '{spec.name}' of the model, {list(spec.shape)}, has no free first dimension"
         yield error("max_batch_size", f"is {given.max_batch_size}, {reason}", "remove it, or write 0")
@@ -159,7 +160,7 @@ def _rows(given: Message, signature: Signature, rows: int | None) -> int:
     if given.HasField("max_batch_size"):
         is_special = given.HasField("sequence_batching") or given.batch_input
         is_special = is_special or any(one.allow_ragged_batch for one in given.input)
-        # Requests are not merged if rows depend on each other. If the batcher creates inputs, this cannot be tested.
+        # Requests are not merged if rows depend on each other. This cannot be tested if the batcher creates inputs.
         return given.max_batch_size if rows is not None or is_special else 0
     for tensors, specs in ((given.input, signature.inputs), (given.output, signature.outputs)):
         by_name = {spec.name: spec for spec in specs}
@@ -197,7 +198,7 @@ def _take_instances(whole: Message, instances: int) -> None:
 
 
 def made_inputs(config: Message) -> set[str]:
-    """The model's inputs that the batcher creates and clients do not send: controls, states, and batch inputs."""
+    """The names of the inputs that the batcher creates and clients do not send: controls, states, and batch inputs."""
     batcher = config.sequence_batching
     return {
         *(control.name for control in batcher.control_input),
@@ -207,8 +208,8 @@ def made_inputs(config: Message) -> set[str]:
 
 
 def declared_tensors(config: ModelConfig) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The configured inputs and outputs of a model whose file does not describe them, in the form for engines
-    (``declared_signature``).
+    """The configured inputs and outputs, in the form of engine options (``declared_signature``). For models whose files do not
+    describe their tensors.
 
     Includes the inputs that the batcher creates. Raises InvalidConfig for a tensor without ``data_type`` or ``dims``.
     """

@@ -1,4 +1,4 @@
-"""Chooses the engine of a model version, by Triton's names in its configuration or by the files in the version's folder."""
+"""Chooses the engine of a model version from its configuration's backend or platform, or from the files of the version."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Backend(msgspec.Struct, frozen=True):
 
     name: str
     engine: str
-    """Empty for a bundle, which names its own engine."""
+    """Name of the engine; empty for a bundle, because the bundle determines the engine."""
     platform: str
     filename: str
     """Name of the model's file or folder within the version's folder."""
@@ -46,7 +46,7 @@ def engine_traits(name: str) -> EngineTraits:
 
 
 def usual_engine(format: Format) -> str:
-    """The engine for models of ``format`` that do not name one."""
+    """The engine for models of ``format`` whose configuration names no engine."""
     return PYTHON if format is Format.PYTHON else engines_for(format)[0]
 
 
@@ -67,15 +67,15 @@ _NOT_HERE = {
     "fil": "export the trees to ONNX",
 }
 _ACCELERATED = {("onnxruntime", "openvino"): "openvino"}
-"""For each engine and accelerator, the engine that runs the model instead."""
+"""For a pair of engine and accelerator, the engine that runs the model instead."""
 _GRAPH_LEVELS = {-1: "basic", 1: "extended", 2: "disabled"}
 
 
 def backend_of(given: ModelConfig, name: str, files: Collection[str], where: str = "") -> Backend:
     """The backend of model ``name``, and the file that it loads. ``files`` are the names in the version's folder.
 
-    Raises Unsupported for a backend that only Triton has, InvalidConfig for an unknown backend or one that contradicts the platform,
-    and NotFound if the model's file does not exist.
+    Raises Unsupported for a backend that only Triton has. Raises InvalidConfig for an unknown backend, or if backend and platform
+    contradict each other. Raises NotFound if the model's file does not exist.
     """
     begin, filename = prefix(name, where), given.default_model_filename
     found = [one for one in _KNOWN if _matches(one, given, begin)]
@@ -122,7 +122,7 @@ def engine_options(given: ModelConfig, name: str, engine: str, where: str = "") 
     """The options of ``engine`` that the configured devices and the parameters of Triton's backends imply. For a bundle, ``engine``
     is empty.
 
-    Other parameters are ignored here. Raises InvalidConfig for a parameter that is not a number, and for a missing device.
+    All other parameters are ignored. Raises InvalidConfig for a parameter that is not a number, and for a missing device.
     """
     begin, values = prefix(name, where), given.parameters
     options: dict[str, Any] = {}
@@ -157,7 +157,7 @@ def _openvino_options(_given: ModelConfig, _begin: str, values: Mapping[str, str
 
 
 _OWN_OPTIONS = {"onnxruntime": _onnxruntime_options, "openvino": _openvino_options}
-"""The options that Triton's parameters imply for an engine, in addition to those in ``EngineTraits``."""
+"""The options of an engine that Triton's parameters imply, in addition to the options in ``EngineTraits``."""
 
 
 def gpus_here(engine: str) -> int:

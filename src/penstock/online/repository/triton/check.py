@@ -1,4 +1,4 @@
-"""The checks of a configuration that need no model: invalid fields, and fields without effect."""
+"""Checks a configuration without its model: finds invalid fields, and fields without effect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.protocol.messages import Message, ModelConfig
 
 
 def parse(name: str, settings: Mapping[str, Any]) -> ours.ModelConfig:
-    """A configuration that sets only ``settings``, which are named by the schema's fields. Raises InvalidConfig."""
+    """A configuration that sets only ``settings``. Their names are the field names of the schema. Raises InvalidConfig."""
     if not isinstance(settings, Mapping):
         raise InvalidConfig(f"the settings of model '{name}' are not a table", f"write them below [models.{name}]")
     given = parse_settings(settings, f"model '{name}'")
@@ -25,9 +25,9 @@ def parse(name: str, settings: Mapping[str, Any]) -> ours.ModelConfig:
 
 
 def check(given: Message, name: str, where: str = "") -> list[Finding]:
-    """The warnings about ``given``, the configuration of model ``name`` that was read from ``where``.
+    """The warnings about ``given``, the configuration of model ``name``. It was read from the file ``where``.
 
-    Raises InvalidConfig with model, field and reason for the first invalid field.
+    Raises InvalidConfig for the first invalid field, with the model, the field and the reason.
     """
     warnings = []
     for finding in examine(given, name):
@@ -45,7 +45,7 @@ def examine(given: Message, name: str) -> Iterator[Finding]:
         if step.model_name == name:
             yield error(f"ensemble_scheduling.step[{number}].model_name", "is the ensemble itself")
     yield from check_fields(given)
-    # If no size is configured, the size comes from the model, which is not known yet.
+    # If ``max_batch_size`` is not configured, the model determines it, and the model is not loaded yet.
     size = given.max_batch_size if given.HasField("max_batch_size") else 2**31 - 1
     wanted = given.dynamic_batching
     if given.HasField("dynamic_batching") and size >= 0 and not any(check_fields(wanted, kind="dynamic_batching.")):

@@ -1,4 +1,4 @@
-"""Checks the models of a repository: compares each configuration with its model's files and signature, and proposes corrections."""
+"""Checks the models of a repository. Compares each model's configuration with its files and signature, and proposes corrections."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
     model: str
     path: Path
-    """The file of the configuration, which may be missing."""
+    """The path of the configuration file. The file may be missing."""
     findings: list[Finding]
     before: str = ""
     """The file's text; empty if there is no file."""
@@ -73,7 +73,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 def diagnose(models: Mapping[str, Path | PenstockError], name: str, config_name: str = "") -> Diagnosis:
     """Compare the configuration of ``models[name]``, a model of a ``Layout``, with the signature of its newest version.
 
-    Does not start a Python model, because that would run its code. Raises InvalidConfig for an invalid ``config_name``.
+    Does not load Python models, because this would run their code. Raises InvalidConfig for an invalid ``config_name``.
     """
     folder = models[name]
     if isinstance(folder, PenstockError):
@@ -111,7 +111,7 @@ def diagnose(models: Mapping[str, Path | PenstockError], name: str, config_name:
 
 
 def mend(given: Message, name: str, signature: Signature | None, gpus: int) -> Message:
-    """``given``, corrected so that it agrees with the model and uses only the ``gpus`` GPUs that its engine has."""
+    """``given``, corrected to agree with the model's signature, and to use only the ``gpus`` GPUs that the engine can use."""
     config = ModelConfig()
     config.CopyFrom(given)
     if given.name:
@@ -140,7 +140,7 @@ def mend(given: Message, name: str, signature: Signature | None, gpus: int) -> M
 
 
 def _is_mended(config: Message, field: str, tensor: Message, specs: tuple[TensorSpec, ...], named: list[str]) -> bool:
-    """Correct ``tensor`` to match the model's tensor of the same name, or of a similar name. False if the model has no such tensor."""
+    """Correct ``tensor`` to match the model's tensor of the same or a similar name. Returns False if the model has no such tensor."""
     by_name = {spec.name: spec for spec in specs}
     if tensor.name not in by_name:
         free = [name for name in by_name if name not in named]
@@ -184,7 +184,7 @@ def _newest(name: str, folder: Path, given: Message) -> ResolvedVersion:
     plain = ModelConfig()
     plain.CopyFrom(given)
     for field in ("instance_group", "dynamic_batching", "ensemble_scheduling", "model_warmup"):
-        plain.ClearField(field)  # they do not affect the choice of the engine, and may be invalid
+        plain.ClearField(field)  # these fields do not affect the choice of the engine, and may be invalid
     return find(ModelSource(name, folder, {versions[-1]: folder / versions[-1]}, typed(plain)), versions[-1])
 
 
@@ -208,7 +208,7 @@ def _check_whole(
     *,
     is_merged: bool,
 ) -> Message:
-    """The completed configuration. Raises the errors that the server would raise for it and for the files that it names."""
+    """Complete the configuration. Raises the errors that the server would raise for it and for the files that it names."""
     rows = DEFAULT_MAX_BATCH if signature is None or (signature.batchable and is_merged) else None
     config = complete(typed(given), name, resolved.platform if resolved else "ensemble", signature, rows, 1)
     layout_of(config)

@@ -1,4 +1,4 @@
-"""The rules for the fields of a model's configuration, as a table, and the walk over a configuration that applies them."""
+"""A table of rules for the fields of a model's configuration, and the function that applies them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from penstock.protocol.messages import Message, ModelInstanceGroup, ModelSequenc
 from penstock.tensor import element_count
 
 ON_CPU = (ModelInstanceGroup.KIND_CPU, ModelInstanceGroup.KIND_MODEL)
-"""Kinds whose instances always run on the CPU. Instances of KIND_AUTO run on the CPU if the group names no GPU."""
+"""Kinds of instance groups that always run on the CPU. A group of KIND_AUTO runs on the CPU if it names no GPU."""
 _HISTOGRAM = "nv_inference_first_response_histogram_ms"
 _CORRID = ModelSequenceBatching.Control.Kind.Value("CONTROL_SEQUENCE_CORRID")
 _CORRID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 _FALSE_TRUE = ("int32_false_true", "fp32_false_true", "bool_false_true")
 
 _Test = Callable[..., Any]
-"""Takes a field's value, and the messages that enclose the field, from the innermost to the whole configuration. Returns the fault,
-or false."""
+"""A test of a field. Takes the field's value, and the messages that enclose the field, from the innermost to the whole
+configuration. Returns the fault, or a false value if there is none."""
 _Row = tuple[str, _Test, str, str]
-"""A field (with ``[]``: each of its entries), its test, and the reason and hint of the error. In these texts, {0} is the value and
-{1} the test's result."""
+"""A field (``[]`` stands for each of its entries), the field's test, and the reason and hint of the error. In both texts, {0} is
+the field's value and {1} is the test's result."""
 
 
 def error(path: str, reason: str, hint: str = "") -> Finding:
@@ -37,13 +37,13 @@ def error(path: str, reason: str, hint: str = "") -> Finding:
 
 
 def prefix(name: str, where: str = "") -> str:
-    """The beginning of an error message about the configuration of model ``name``, read from the file ``where``."""
+    """The beginning of an error message about the configuration of model ``name``. ``where`` is its file."""
     return f"{where}: model '{name}': " if where else f"model '{name}': "
 
 
 @contextmanager
 def prefixed(begin: str) -> Iterator[None]:
-    """Prefix the message of an InvalidConfig that the block raises with ``begin``."""
+    """If the block raises InvalidConfig, put ``begin`` in front of its message."""
     try:
         yield
     except InvalidConfig as wrong:
@@ -51,7 +51,7 @@ def prefixed(begin: str) -> Iterator[None]:
 
 
 def check_fields(message: Message, *around: Message, path: str = "", kind: str = "") -> Iterator[Finding]:
-    """Apply the rules to ``message``, which lies within ``around``; ``kind`` is ``path`` without numbers and keys."""
+    """Apply the rules to ``message``, which is nested in the messages ``around``. ``kind`` is ``path`` without numbers and keys."""
     for field in message.DESCRIPTOR.fields:
         if field.has_presence and not message.HasField(field.name):
             continue
@@ -100,12 +100,12 @@ def gpu_of(groups: Iterable[Message], gpus: int) -> int | None:
                 )
             wanted.add(gpu)
     if len(wanted) > 1:
-        raise InvalidConfig("'instance_group' names several devices", "all instances of a model run on one")
+        raise InvalidConfig("'instance_group' names several devices", "all instances of a model run on one device")
     return next(iter(wanted), None)
 
 
 def _trunks(dims: Iterable[int]) -> list[int]:
-    """The numbers of elements between the free dimensions, which a reshape must keep."""
+    """The products of the fixed dimensions between the free dimensions. A reshape must keep these products."""
     counts = [1]
     for dim in dims:
         counts[-1] *= dim if dim != -1 else 1
@@ -126,7 +126,7 @@ def _is_negative(value: int, *_: Message) -> bool:
 
 
 def _leads_out(value: str, *_: Message) -> bool:
-    """True unless the path is relative to a folder of the model and stays inside it."""
+    """True unless ``value`` is a relative path that stays inside the model's folder."""
     return "\0" in value or bool(re.search(r"^/|^[A-Za-z]:|\\|(^|/)\.\.(/|$)", value))
 
 
@@ -159,7 +159,7 @@ def _is_none_of(*names: str) -> _Test:
 
 
 def _bad_tag(value: Iterable[str], *_: Message) -> str | None:
-    """The first name that Prometheus does not allow, or that the server's metrics use as a label themselves."""
+    """The first name that Prometheus does not allow, or that the server already uses as a label."""
     taken = ("model", "version", "reason", "le", "quantile")
     return next((tag for tag in value if tag in taken or not re.fullmatch(r"(?!__)[a-zA-Z_]\w*", tag, re.ASCII)), None)
 
@@ -173,7 +173,7 @@ def _is_ensemble(config: Message) -> bool:
 
 
 def _unknown(names: Iterable[str], known: Iterable[str]) -> tuple[str, str] | None:
-    """The first of ``names`` that is not ``known``, and a hint."""
+    """The first of ``names`` that is not in ``known``, and a hint."""
     return next(((name, did_you_mean(name, list(known))) for name in names if name not in known), None)
 
 
@@ -293,7 +293,7 @@ _TABLE: list[_Row] = [
     (f"{_SEQUENCE}.direct.minimum_slot_utilization", lambda value, *_: not 0 <= value <= 1,
      "is {0}: sequence batching minimum slot utilization must be in range (0.0, 1.0]", ""),
     (f"{_SEQUENCE}.control_input", _twice("name"), "has two entries named '{1}'", ""),
-    (f"{_SEQUENCE}.control_input", _repeated_kind, "has two of kind {1}", ""),
+    (f"{_SEQUENCE}.control_input", _repeated_kind, "has two controls of kind {1}", ""),
     (f"{_SEQUENCE}.control_input.name", _is_missing, _MISSING, ""),
     (f"{_SEQUENCE}.control_input.name", lambda value, *around: value in _names(around[-1].input),
      "'{0}' is also listed in 'input'", "remove it there: the server creates it"),

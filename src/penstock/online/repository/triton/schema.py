@@ -1,4 +1,4 @@
-"""Conversion between Triton's schema and our ``ModelConfig``, and the JSON form that the protocol shows."""
+"""Converts configurations between Triton's schema, our ``ModelConfig``, and the JSON form of the protocol."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DATATYPES: Mapping[int, DataType] = {
     for value in DATA_TYPES.values
     if value.number
 }
-# msgspec analyses a type on first use, and crashes if several threads do so at the same time, as concurrent loads may.
+# A conversion at import time, because msgspec crashes if several threads use a type for the first time at once.
 msgspec.json.Decoder(ours.ModelConfig)
 _WORDS: Mapping[int, Any] = {value.number: value.name for value in DATA_TYPES.values}
 
@@ -64,7 +64,7 @@ def with_instances(config: ours.ModelConfig, count: int) -> ours.ModelConfig:
 
 
 def with_parts(config: ours.ModelConfig, names: Sequence[str]) -> ours.ModelConfig:
-    """``config`` whose ensemble steps call the models ``names``, in order."""
+    """``config`` with the models of its ensemble steps replaced by ``names``, in order."""
     message = to_message(config)
     for step, name in zip(message.ensemble_scheduling.step, names, strict=True):
         step.model_name = name
@@ -72,13 +72,13 @@ def with_parts(config: ours.ModelConfig, names: Sequence[str]) -> ours.ModelConf
 
 
 def number_of(datatype: DataType) -> int:
-    """The schema's number of ``datatype``."""
+    """The enumeration value of ``datatype`` in Triton's schema."""
     return next(number for number, known in DATATYPES.items() if known is datatype)
 
 
 def _plain(message: Message, datatypes: Mapping[int, Any]) -> dict[str, Any]:
-    """``message`` as plain data. ``datatypes`` converts datatypes; other enumerations become their names. Omits unset fields without
-    a default.
+    """``message`` as plain data. ``datatypes`` maps datatypes to their new values. Values of other enumerations become their
+    names. Omits unset fields without a default.
     """
     return {
         field.name: _plain_field(field, getattr(message, field.name), datatypes)

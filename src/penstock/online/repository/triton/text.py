@@ -1,4 +1,4 @@
-"""Reads model configurations from ``config.pbtxt``, in protobuf's text format, and from JSON. Errors name position and field."""
+"""Reads model configurations from ``config.pbtxt`` (protobuf text) and JSON. Error messages contain the position and the field."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def config_path(folder: Path, config_name: str = "") -> Path:
 
 
 def read_config(folder: Path, config_name: str = "") -> Message:
-    """The ``ModelConfig`` in the file ``config_path``; empty if there is no such file.
+    """Read the ``ModelConfig`` in the file ``config_path``. The result is empty if there is no such file.
 
     Raises InvalidConfig with model, file, line and column of an error.
     """
@@ -95,7 +95,7 @@ def parse_json(name: str, text: str | bytes) -> Message:
 
 
 def parse_settings(settings: Mapping[str, Any], where: str) -> Message:
-    """The configuration with only ``settings``, by field names. Raises InvalidConfig."""
+    """A configuration that sets only ``settings``, which have the field names of the schema. Raises InvalidConfig."""
     try:
         return json_format.ParseDict(dict(settings), ModelConfig())
     except json_format.ParseError as error:
@@ -133,7 +133,7 @@ def _explain_text(error: text_format.ParseError, text: str, where: str) -> Inval
 
 
 def _open_at(text: str) -> tuple[list[tuple[str, int]], str]:
-    """The fields that are not closed at the end of ``text``, each with the line where it opens, and the last field name."""
+    """The fields that are not closed at the end of ``text``, each with the number of its first line; and the last field name."""
     parts: list[tuple[str, int]] = []
     last, line = "", 1
     for mark in _TOKEN.findall(text):
@@ -160,7 +160,7 @@ def _unknown_value(begin: str, kind: str, value: str) -> InvalidConfig:
 
 
 def _explain_json(error: json_format.ParseError, where: str) -> InvalidConfig:
-    """An error with the path of the field, the reason, and a suggestion."""
+    """Convert ``error`` to an InvalidConfig with the path of the field, the reason, and a suggestion."""
     reason, path = str(error).partition("\n")[0].rstrip("."), ""
     while nested := re.match(r"Failed to parse (\w+) field: (.*)", reason, re.DOTALL):
         path, reason = f"{path}.{nested[1]}".removeprefix("."), nested[2]

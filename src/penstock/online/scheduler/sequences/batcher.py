@@ -1,7 +1,7 @@
 """The scheduler of a stateful model. The requests of one sequence run on one instance, one at a time, in order of arrival.
 
-Each instance has a ``DynamicBatcher``, which merges requests as for any model. A request reaches it when the previous request of its
-sequence has ended. All code here runs on the event loop.
+Each instance has a ``DynamicBatcher``, which merges requests as for any model. A request reaches this batcher when the previous
+request of its sequence has ended. All code here runs on the event loop.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class SequencingConfig(msgspec.Struct, frozen=True):
     """The sequence batching of one model version."""
 
     batching: BatchingConfig
-    """The batching of one instance; ``max_queue`` is the model's limit."""
+    """The batching settings of one instance. ``max_queue`` is the limit for the whole model."""
     slots: int
-    """Limit on the active sequences of one instance; with ``fixed``, at most ``max_batch``."""
+    """Maximum number of active sequences on one instance. With ``fixed``, it must not exceed ``max_batch``."""
     fixed: bool = False
-    """True if a sequence has the same row in all batches: Triton's ``direct`` strategy, otherwise ``oldest``."""
+    """True if a sequence has the same row in all batches (Triton's strategy ``direct``); False for the strategy ``oldest``."""
     idle_us: int = 1_000_000
-    """Time without requests after which a sequence ends."""
+    """Duration without requests after which a sequence ends."""
     controls: tuple[Control, ...] = ()
     states: tuple[ImplicitState, ...] = ()
     hidden: frozenset[str] = frozenset()
-    """The outputs that hold states, which clients do not receive."""
+    """The outputs that hold states. Clients do not receive these outputs."""
     instances: int = 1
 
 
@@ -90,7 +90,7 @@ class SequenceBatcher:
         return self._statistics
 
     def submit(self, request: InferRequest, rows: int, key: Hashable, done: Done) -> SequenceStep:
-        """Raises InvalidArgument if the request belongs to no sequence, or to one that has not started."""
+        """See ``Scheduler.submit``. Raises InvalidArgument if the request has no sequence id, or its sequence has not started."""
         statistics, now_ns = self._statistics, self._now_ns()
         sequence = self._table.find(request.sequence_id)
         try:
@@ -117,7 +117,7 @@ class SequenceBatcher:
             batcher.hurry()
 
     async def drain(self) -> None:
-        """Wait until all sequences have ended. A sequence ends when it has no requests left; new sequences are refused."""
+        """Refuse new sequences, and wait until all sequences have ended. A sequence ends when it has no requests left."""
         self._is_ending = True
         for sequence in self._table:
             _stop_timer(sequence)
@@ -127,7 +127,7 @@ class SequenceBatcher:
             await self._emptied.wait()
 
     def stop(self) -> None:
-        """Refuse further requests; instances end when their queues are empty."""
+        """Refuse further requests. Instances end when their queues are empty."""
         self._is_ending = True
         for batcher in self.batchers:
             batcher.stop()
@@ -156,9 +156,9 @@ class SequenceBatcher:
             raise _not_started(identity, name)
 
     def _settle(self, own: SequenceStep | None = None) -> None:
-        """Process what the table has made ready or ended, until nothing is left: the end of one request may start or end others.
+        """Process all ready requests and ended sequences. Repeats this, because the end of one request may start or end others.
 
-        Raises the batcher's error if it refuses ``own``.
+        Raises the batcher's error if the batcher refuses ``own``.
         """
         if self._is_settling:
             return
@@ -170,7 +170,7 @@ class SequenceBatcher:
                 continue
             step = table.ready.popleft()
             if step.request is None:
-                continue  # cancelled by the receiver of another answer
+                continue  # cancelled in the callback of another answer
             try:
                 self._give(step, step.request)
             except PenstockError as error:
@@ -182,7 +182,7 @@ class SequenceBatcher:
             raise refusal
 
     def _give(self, step: SequenceStep, request: InferRequest) -> None:
-        """Submit a request to the batcher of its instance, which counts it from now on."""
+        """Submit a request to the batcher of its instance. From now on, that batcher counts the request."""
         self._statistics.pending -= 1
         step.request = None
         _stop_timer(step)
@@ -203,7 +203,7 @@ class SequenceBatcher:
         if isinstance(told, PenstockError) and (is_lost or (step.start and not isinstance(told, Cancelled))):
             others = self._table.give_up(step)[1:]
         else:
-            # With any answer, the model has run this request, or will run it before the next one.
+            # After any answer, the model has run this request, or will run it before the next request of the sequence.
             self._table.finish(step)
         error = told if isinstance(told, Cancelled | Unavailable) else Unavailable(*_TOO_LATE) if is_lost else None
         self._tell(step.sequence, [(done, told), *self._drop(others, error)])
@@ -211,7 +211,7 @@ class SequenceBatcher:
             self._lose(step.place.instance)
 
     def _drop(self, steps: Sequence[SequenceStep], error: PenstockError | None) -> list[tuple[Done | None, Outcome]]:
-        """End ``steps``, the requests that follow a failed request of the same sequence. Return their receivers and errors.
+        """End ``steps``, the requests that follow a failed request of the same sequence. Returns their callbacks and errors.
 
         ``error`` is None if the first request failed in the model, so that the sequence never started.
         """
@@ -229,7 +229,7 @@ class SequenceBatcher:
         return ended
 
     def _tell(self, sequence: Known, ended: Sequence[tuple[Done | None, Outcome]]) -> None:
-        """Notify the receivers of ended requests, which may cancel other requests, then continue with the remaining requests."""
+        """Call the callbacks of ended requests, then continue with the remaining requests. A callback may cancel other requests."""
         for done, outcome in ended:
             tell(done, outcome)
         self._settle()
@@ -244,7 +244,7 @@ class SequenceBatcher:
             if step is None:
                 self._end(sequence)
             elif step.pending is not None and not step.start:
-                # A step that has begun was taken after the loss, but before the event loop was notified.
+                # If a step has begun, an instance took it after the loss but before the event loop was notified.
                 step.verdict = Unavailable(*_LOST)
                 if not step.began:
                     step.pending.cancel()
@@ -258,7 +258,7 @@ class SequenceBatcher:
             self._emptied.set()
 
     def _end(self, sequence: Known) -> None:
-        """End a sequence that receives no more requests."""
+        """End a sequence that has been idle too long."""
         _stop_timer(sequence)
         self._table.end(sequence)
         self._settle()

@@ -23,7 +23,7 @@ class ControlKind(enum.Enum):
 
 
 class Control(msgspec.Struct, frozen=True):
-    """One control input of a model; ``shape`` is that of one row."""
+    """One control input of a model. ``shape`` is the shape of one row."""
 
     name: str
     kind: ControlKind

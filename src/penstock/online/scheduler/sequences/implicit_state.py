@@ -1,6 +1,6 @@
-"""Triton's implicit state: the server keeps the state of each sequence between its requests, for a model without its own.
+"""Triton's implicit state: between the requests of a sequence, the server keeps the sequence's state for the model.
 
-An output of one request becomes an input of the next request of the sequence.
+An output of one request becomes an input of the sequence's next request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.online.scheduler.sequences.slots import Sequence, SequenceStep
 from penstock.tensor import Array, TensorSpec
 
 MAX_BYTES = 4 << 30
-"""Limit on the bytes of all states on one instance."""
+"""Maximum bytes of all states on one instance."""
 
 
 class ImplicitState(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class ImplicitState(msgspec.Struct, frozen=True):
 class ImplicitStates:
     """The states of the sequences on one instance. The instance calls ``gather`` and ``scatter``; the event loop calls ``forget``.
 
-    ``batchable`` is true if the first axis of the states is that of the batch.
+    ``batchable`` is true if the first axis of the states is the batch axis.
     """
 
     def __init__(self, states: Rows[ImplicitState], batchable: bool, max_bytes: int = MAX_BYTES) -> None:
@@ -43,16 +43,16 @@ class ImplicitStates:
         self._varies = any(-1 in state.output.shape[batchable:] for state in states)
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        # The lock guards the states of the sequences, and their size:
+        # The lock guards the states of the sequences, and this size:
         self._bytes = 0
 
     def key(self, step: SequenceStep) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the states; only requests with equal keys can be merged."""
+        """The shapes of the states as a key. Only requests with equal keys can be merged."""
         known = {} if step.start else step.sequence.states
         return tuple([known.get(one.input, one.initial).shape for one in self._states]) if self._varies else ()
 
     def gather(self, rows: Rows[SequenceStep | None]) -> Mapping[str, Array]:
-        """The state inputs of a batch. A row is None if it has no request; it then gets an arbitrary state."""
+        """The state inputs of a batch. A row is None if it has no request; its state is then arbitrary."""
         with self._lock:
             alive = [step for step in rows if _is_alive(step)]
             for step in alive:
@@ -61,7 +61,7 @@ class ImplicitStates:
             return {state.input: self._merge(state, rows) for state in self._states}
 
     def scatter(self, rows: Rows[SequenceStep | None], outputs: Mapping[str, Array]) -> None:
-        """Store the state outputs of a batch. Raises PenstockError and changes no state if they are invalid."""
+        """Store the state outputs of a batch. If an output is invalid, raises PenstockError and changes no state."""
         given = {state.input: self._checked(state, len(rows), outputs) for state in self._states}
         with self._lock:
             alive = {number: step for number, step in enumerate(rows) if _is_alive(step)}
@@ -99,12 +99,12 @@ class ImplicitStates:
 
 
 def _is_alive(step: SequenceStep | None) -> TypeGuard[SequenceStep]:
-    """False if the sequence ended after the instance took the request; its id may be on another instance by now."""
+    """False if the sequence has ended. A new sequence with the same id may already be on another instance."""
     return step is not None and step.sequence.place == step.place
 
 
 def _row(arrays: Mapping[str, Array], number: int, rows: int) -> dict[str, Array]:
-    # Copied, so that one sequence does not keep a whole batch in memory.
+    # Copies, because views of one sequence would keep the whole batch in memory.
     return {name: one if rows == 1 else one[number : number + 1].copy() for name, one in arrays.items()}
 
 

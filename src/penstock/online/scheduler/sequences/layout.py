@@ -1,4 +1,4 @@
-"""The batch layout of sequences: adds controls and states, and can give each sequence a fixed row."""
+"""The batch layout for sequences. It adds control inputs and states, and can give each sequence a fixed row."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from penstock.tensor import Array
 
 
 class SequenceLayout:
-    """The ``BatchLayout`` of one instance, which extends ``plain``.
+    """The ``BatchLayout`` of one instance. It extends the layout ``plain``.
 
-    With ``fixed``, a request's row is its slot, and rows without a request repeat the inputs of another. ``hidden`` outputs are
-    states, which clients do not receive.
+    With ``fixed``, the row of a request is the number of its slot. Rows without a request repeat the inputs of another row.
+    ``hidden`` outputs are states, which clients do not receive.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class SequenceLayout:
     def scatter(self, requests: Sequence[Pending], outputs: dict[str, Array]) -> list[dict[str, Array]]:
         rows, steps = self._rows(requests)
         parts = self._plain.scatter(rows, {name: outputs[name] for name in outputs if name not in self._hidden})
-        # Last, so that a failure changes no state.
+        # States are stored last, so that a failure changes no state.
         self._states.scatter(steps, outputs)
         return [parts[_step(pending).place.slot] for pending in requests] if self._fixed else parts
 

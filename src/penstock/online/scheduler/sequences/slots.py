@@ -1,8 +1,8 @@
-"""The assignment of sequences to slots, and the choice of their next requests. Nothing here locks, waits or reads the time.
+"""Assigns sequences to slots, and chooses the next request of each sequence. Nothing here locks, waits or reads the time.
 
-A sequence has one slot of one instance from its first request to its last, and one request at that instance at a time. Sequences that
-start while all slots are taken wait in a backlog, in order. All requests of one id form one queue: if a sequence ends and another
-starts under the same id, the second runs after the first.
+A sequence has one slot of one instance from its first request to its last request. It has at most one request at this instance at
+a time. Sequences that start while all slots are taken wait in a backlog, in order. All requests with the same sequence id form one
+queue. If a sequence with the same id starts again, it therefore runs after the previous sequence.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class SequencePlace(msgspec.Struct, frozen=True):
 
 
 class SequenceStep(msgspec.Struct, eq=False):
-    """One request of a sequence from ``submit`` to its end, held by the submitter."""
+    """One request of a sequence, from ``submit`` to its end. The submitter holds it."""
 
     give_up: Callable[[SequenceStep], None]
     sequence: Sequence
     request: InferRequest | None
-    """None when the request has reached its instance or ended, which breaks the reference cycle with this step."""
+    """None once the request has reached its instance or has ended. This breaks the reference cycle with the step."""
     key: Hashable
     done: Done | None
     """None once the request has ended."""
@@ -45,17 +45,17 @@ class SequenceStep(msgspec.Struct, eq=False):
     last: bool = False
     """True if the sequence ends after this request, because of its END flag or because the requests behind it were cancelled."""
     began: bool = False
-    """True once an instance has taken it; set on the instance's thread."""
+    """True once an instance has taken the request. Set on the instance's thread."""
     place: SequencePlace = SequencePlace(0, 0)
     pending: Cancellable | None = None
-    """The request in the batcher of its instance. Before and after that, this is None and ``place`` is invalid."""
+    """The request in its instance's batcher. None while the request is not in a batcher; ``place`` is then invalid."""
     timer: TimerHandle | None = None
-    """Ends the request at its deadline, unless it has reached its instance."""
+    """Timer that ends the request at its deadline, unless the request has reached its instance."""
     verdict: PenstockError | None = None
-    """The error to return instead of the outcome."""
+    """The error with which to answer the request instead of its outcome."""
 
     def cancel(self) -> None:
-        """Cancel the request, see ``Cancellable``."""
+        """Cancel the request. See ``Cancellable``."""
         self.give_up(self)
 
 
@@ -81,13 +81,13 @@ class Sequence(msgspec.Struct, eq=False):
 
 
 class SequenceTable:
-    """The sequences of a model with ``slots`` slots on each of ``instances``. After each call, process ``ready`` and ``over``."""
+    """The sequences of a model with ``slots`` slots per instance. Callers process ``ready`` and ``over`` after each call."""
 
     def __init__(self, instances: int, slots: int) -> None:
         self.ready: deque[SequenceStep] = deque()
-        """Requests to submit to the instance of their ``place``; report the end of each with ``finish`` or ``give_up``."""
+        """Requests to submit to the instance of their ``place``. The caller reports their ends with ``finish`` or ``give_up``."""
         self.over: deque[tuple[int, Sequence]] = deque()
-        """Sequences that have ended, with their instances."""
+        """Sequences that have ended, each with its instance."""
         self._instances, self._count = instances, instances * slots
         self._free: list[tuple[int, int]] = []  # a heap of slots that were used before
         self._unused = 0  # the first slot that was never used, numbered across all instances
@@ -101,7 +101,7 @@ class SequenceTable:
         return iter(tuple(self._sequences.values()))
 
     def find(self, identity: SequenceId) -> Sequence:
-        """The sequence with the id ``identity``. If there is none, a new one, which enters the table with its first request."""
+        """The sequence with the id ``identity``, or a new sequence. A new sequence enters the table with its first request."""
         return self._sequences.get(identity) or Sequence(identity)
 
     def add(self, step: SequenceStep) -> None:
@@ -117,10 +117,10 @@ class SequenceTable:
         (self.end if step.last else self._advance)(step.sequence)
 
     def give_up(self, step: SequenceStep) -> list[SequenceStep]:
-        """Remove ``step``, which will not run, and the steps behind it up to the next START. Returns the removed steps, ``step``
-        first.
+        """Remove ``step``, which will not run, and the following steps of its sequence up to the next START. Returns the removed
+        steps, beginning with ``step``.
 
-        The steps before it still run, and then the sequence ends.
+        The steps before ``step`` still run, and then the sequence ends.
         """
         sequence = step.sequence
         if sequence.running is step:
@@ -141,8 +141,8 @@ class SequenceTable:
     def end(self, sequence: Sequence) -> None:
         """End ``sequence``, which has no request at an instance.
 
-        Requests that wait under its id form a new sequence. The new sequence keeps the slot if the backlog is empty, and joins the
-        backlog otherwise.
+        Waiting requests with the same id form a new sequence. The new sequence keeps the slot if the backlog is empty, and
+        otherwise joins the backlog.
         """
         place = sequence.place
         if place is not None:
@@ -177,7 +177,7 @@ class SequenceTable:
         self.ready.append(sequence.running)
 
     def _take(self) -> SequencePlace | None:
-        """Take the lowest free slot number, on the first instance where it is free. This keeps batches small and the load balanced."""
+        """Take the lowest free slot number, on the first instance where it is free. This keeps batches small and balances the load."""
         if not self._free and self._unused < self._count:
             self._free.append(divmod(self._unused, self._instances))
             self._unused += 1

@@ -1,1 +1,1 @@
-"""Access control: keys, admission and restrictions."""
+"""Access control: keys, limits per client, and restricted endpoints."""

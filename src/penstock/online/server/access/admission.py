@@ -1,6 +1,7 @@
-"""Admission: limits each client's rights, rate and concurrency, and the bytes of all requests. No method waits.
+"""Admission: enforces each client's rights, rate and concurrency, and limits the bytes of all requests. No method waits.
 
-A request enters when its headers arrive, before any part of its message is stored or decoded. It is admitted once it is decoded.
+``enter`` is called when a request's headers arrive, before any part of its message is stored or decoded. ``admit`` is called once
+the request is decoded.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from penstock.request import Done, InferRequest, InferResponse, Outcome
 
 _BUSY_S = 1.0
 LARGE_BYTES = 8 << 20
-"""After a peak of at least this many bytes, freed memory is returned to the system when usage falls to a quarter of the peak."""
+"""Minimum peak, in bytes, after which freed memory is returned to the system when usage falls to a quarter of the peak."""
 
 
 class TokenBucket(msgspec.Struct):
     """Admits at most ``burst + rate × t`` requests in any ``t`` seconds. Pure."""
 
     rate: float
-    """Tokens per second (> 0) since ``at``."""
+    """Tokens added per second (> 0) since ``at``."""
     tokens: float
     at: float
     """The time at which ``tokens`` was computed."""
 
     def take(self, rate: float, burst: float, now: float) -> float:
-        """Take one token and return 0, or return the seconds until one is available. ``rate`` and ``burst`` (>= 1) may change."""
+        """Take one token and return 0, or return the seconds until one is available. Calls may use different limits."""
         self.tokens = min(burst, self.tokens + (now - self.at) * self.rate)
         self.rate, self.at = rate, now
         if self.tokens >= 1:
@@ -43,22 +44,22 @@ class TokenBucket(msgspec.Struct):
 class ByteBudget:
     """Limits the bytes of all requests, and of unread responses, in memory; 0 sets no limit.
 
-    Callers take bytes when they arrive, not when they are announced. Otherwise, clients could lock out all others by announcing large
-    bodies and sending nothing. Callers give the bytes back once the request is answered.
+    Callers take bytes when the bytes arrive, not when a header announces them. Otherwise, a client could lock out all others by
+    announcing large bodies and sending nothing. Callers give the bytes back once the request is answered.
     """
 
     def __init__(self, limit: int, on_fall: Callable[[], None] = lambda: None) -> None:
-        """``on_fall`` is called whenever usage falls to a small part of its peak; the C library may still hold the freed memory."""
+        """``on_fall`` is called when usage falls to a small part of its peak. The C library may still hold the freed memory."""
         self.used = 0
         self._limit = limit
         self.gate = Gate()
-        """The gate that limits the memory that large requests hold at the same time. Further large requests wait, still in the form
-        in which they were received."""
+        """The gate that limits the memory that large requests hold at the same time. Further large requests wait in the form in
+        which they were received."""
         self.on_fall = on_fall
         self._peak = 0
 
     def take(self, count: int) -> bool:
-        """Take ``count`` bytes; returns False if that would exceed the limit."""
+        """Take ``count`` bytes. Returns False, and takes nothing, if this would exceed the limit."""
         if self._limit and self.used + count > self._limit:
             return False
         self.used += count
@@ -75,7 +76,7 @@ class ByteBudget:
                 self.on_fall()
 
     def refusal(self) -> Unavailable:
-        """The error for a request whose bytes cannot be taken."""
+        """The error for a request that would exceed the limit."""
         return Unavailable("the server's request memory limit is reached", "try again later", _BUSY_S)
 
 
@@ -115,11 +116,11 @@ class Admission:
         self._usage: dict[str, _Usage] = {}
 
     def check(self, client: str, model: str) -> None:
-        """Raise PermissionDenied unless ``client`` may use ``model``, which need not exist."""
+        """Raise PermissionDenied unless ``client`` may use ``model``, even if there is no such model."""
         self.access.check(client, model)
 
     def enter(self, client: str) -> None:
-        """Count a request of ``client`` before its message is read. Raises ResourceExhausted (rate, concurrency), Unauthenticated."""
+        """Count a request of ``client`` before its message is read. Raises ResourceExhausted (too many requests), Unauthenticated."""
         access = self.access
         if access.enabled:
             limits = access.client(client)
@@ -129,9 +130,10 @@ class Admission:
                 self._take_token(client, limits, usage)
 
     def admit(self, request: InferRequest, done: Done) -> Done:
-        """Admit ``request`` after ``enter``. Returns a wrapper of ``done``; pass every response or error to it instead.
+        """Admit ``request`` after ``enter``. Returns a wrapper of ``done``. Pass every response or error to this wrapper instead
+        of ``done``.
 
-        Raises PermissionDenied (model, priority), ResourceExhausted (concurrency), and Unauthenticated if the client has been
+        Raises PermissionDenied (model or priority), ResourceExhausted (too many requests), and Unauthenticated if the client has been
         removed from the keys file.
         """
         access = self.access

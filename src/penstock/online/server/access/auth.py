@@ -1,4 +1,4 @@
-"""Authentication: clients and their keys, from a file that is reloaded when it changes.
+"""Authentication of clients by keys. The keys file is reloaded when it changes.
 
 [clients.alice]
 key_sha256 = "…"                # SHA-256 of the key; a list while a key is being replaced
@@ -45,19 +45,19 @@ class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key_sha256: _Digest | list[_Digest] = []
     """SHA-256 of the key in UTF-8, as hexadecimal digits. A list accepts several keys."""
     key: _Key = ""
-    """The key in clear text, of at least 16 characters; ``key_sha256`` is safer."""
+    """The key in clear text, at least 16 characters long. Prefer ``key_sha256``, which is safer."""
     models: tuple[str, ...] = ("*",)
     """Models that the client may use, as patterns with ``*``, ``?`` and ``[…]``."""
     admin: bool = False
     """True if the client may use the control plane."""
     requests_per_second: _Rate | None = None
-    """Maximum sustained rate of inference requests."""
+    """Maximum sustained rate of inference requests, per second."""
     burst: _Count | None = None
-    """Maximum requests that the client may send at once. Defaults to the requests of one second."""
+    """Maximum requests that the client may send at once. Defaults to the number allowed per second."""
     max_concurrent: _Count | None = None
-    """Maximum requests in flight."""
+    """Maximum number of requests in flight."""
     highest_priority: _Count = 1
-    """The highest priority level that the client may request; 1 is the highest of all."""
+    """The highest priority level that the client may request. Level 1 is the highest of all."""
 
     def digests(self) -> list[bytes]:
         """The SHA-256 of each key."""
@@ -74,7 +74,7 @@ class Keys:
     """
 
     def __init__(self, clients: dict[str, Client]) -> None:
-        """Raises InvalidConfig if a client has no key, or two clients share one."""
+        """Raises InvalidConfig if a client has no key, or two clients have the same key."""
         self.clients = clients
         self._secret = secrets.token_bytes(32)
         self._names: dict[bytes, str] = {}
@@ -140,7 +140,7 @@ def _clients(path: Path, tables: dict[str, Any]) -> dict[str, Client]:
 
 
 def credential(authorization: str | bytes | None, api_key: str | bytes | None = None) -> bytes | None:
-    """The key in ``Authorization: Bearer KEY``, or otherwise in ``X-API-Key: KEY``; None if both are missing."""
+    """The key in the header ``Authorization: Bearer KEY``, or else in ``X-API-Key: KEY``. None if both headers are missing."""
     if authorization is not None:
         scheme, _, key = _bytes(authorization).partition(b" ")
         if scheme.lower() == b"bearer" and key:
@@ -153,14 +153,14 @@ def credential(authorization: str | bytes | None, api_key: str | bytes | None = 
 class Access:
     """Identifies clients and checks their rights. Without a keys file, every client may do everything. Used only on the event loop.
 
-    A request triggers a check of the file for changes, at most once a second. If the file becomes invalid or disappears, its last
-    valid content stays in force, and the log reports the problem once.
+    When requests arrive, the file is checked for changes at most once a second. If the file becomes invalid or disappears, its
+    last valid content stays in force, and the log reports the problem once.
     """
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
         """Raises InvalidConfig if the file is invalid."""
         self.enabled = path is not None
-        """True if clients need keys. Otherwise, the name of every client is ``""``."""
+        """True if clients need keys. If False, the name of every client is ``""``."""
         self._path = path
         self._clock = clock
         self._stamp = self._look()
@@ -192,7 +192,7 @@ class Access:
         return not self.enabled or self._keys.opens(client, model)
 
     def check(self, client: str, model: str) -> None:
-        """Raise PermissionDenied unless ``client`` may use ``model``, which need not exist."""
+        """Raise PermissionDenied unless ``client`` may use ``model``, even if there is no such model."""
         if not self.may(client, model):
             raise PermissionDenied(f"client '{client}' may not use model {quoted(model)}")
 
@@ -215,7 +215,7 @@ class Access:
             _log.info("the keys file was reloaded: %d clients", len(self._keys.clients))
 
     def _look(self) -> tuple[int, ...]:
-        """Metadata of the file that changes whenever its content does; empty if the file cannot be read."""
+        """Metadata of the file that changes whenever its content changes; empty if the file cannot be read."""
         try:
             status = os.stat(self._path) if self._path is not None else None
         except OSError:

@@ -1,18 +1,17 @@
-"""The gate for large requests: limits the memory for decoding and encoding, over all transports.
+"""The gate for large requests. It limits the memory for decoding and encoding, over all transports.
 
 A request enters the gate before it holds more than ``SMALL_BYTES`` of decoded or encoded data, and leaves it with its response.
-Requests that do not fit wait in order of arrival, and keep only the data that they were sent with. Part of the memory is set aside
-for requests of moderate size, which therefore do not wait until larger ones are complete.
+Requests that do not fit wait in order of arrival. A waiting request holds only the data that it was sent with. Part of the memory
+is set aside for requests of moderate size, so that they need not wait for larger requests.
 
 No request waits for ever:
 
-1. The oldest request inside may always hold more. A request larger than the limit is therefore processed too, while no other
+1. The oldest request inside may always hold more memory. A request larger than the limit is therefore processed too, while no other
    request grows.
-2. A request inside waits only for the gate, for its model, or for threads, whose steps always end. A model may depend
-  on a request
-   that waits, such as the next one of a sequence. Therefore, once no request has progressed for ``patience_s``, requests that wait
-   for their models no longer count.
-3. A request outside holds nothing that another one waits for.
+2. A request inside waits only for the gate, for its model, or for threads, whose steps always end. A model may depend on a request
+   that waits, such as the next request of a sequence. Therefore, once no request has progressed for ``patience_s`` seconds,
+   requests that wait for their models no longer count.
+3. A request outside holds nothing for which another request waits.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ _PATIENCE_S = 1.0
 
 
 class Gate:
-    """Limits the bytes that all large requests hold; each request has a ``Passage``. Used only on the event loop."""
+    """Limits the bytes that all large requests hold. Each request has a ``Passage``. Used only on the event loop."""
 
     def __init__(self, limit: int = LIMIT_BYTES, patience_s: float = _PATIENCE_S, aside: int = ASIDE_BYTES) -> None:
         self.used = 0
-        """Bytes that the requests inside hold. The oldest request, and outputs of models, may exceed the limit."""
+        """Bytes that all requests inside hold. Because of the oldest request, and of models' outputs, they may exceed the limit."""
         self._limit = limit
         self._aside = aside
         self._moderate = aside // 4
         self._patience_s = patience_s
         self._inside: dict[Passage, None] = {}
-        self._growing: dict[Passage, int] = {}  # requests inside, with the total of bytes that each waits to hold
+        self._growing: dict[Passage, int] = {}  # requests inside that wait, and the bytes that each waits to hold
         self._outside: dict[Passage, int] = {}  # requests that wait to enter, with the bytes that they need
-        self._moderate_outside: dict[Passage, None] = {}  # those of moderate size among them
+        self._moderate_outside: dict[Passage, None] = {}  # the requests of moderate size in _outside
         self._moderate_used = 0  # bytes of the requests inside that are of moderate size
         self._timer: asyncio.TimerHandle | None = None
 
@@ -52,7 +51,7 @@ class Gate:
         return len(self._growing) + len(self._outside)
 
     async def wait(self, passage: Passage, size: int) -> None:
-        """Wait until ``passage`` may hold a total of ``size`` bytes, and count them."""
+        """Wait until ``passage`` may hold a total of ``size`` bytes, and count these bytes."""
         row = self._growing if passage in self._inside else self._outside
         row[passage] = size
         if row is self._outside and size <= self._moderate:
@@ -70,7 +69,7 @@ class Gate:
                 self._admit()
 
     def count(self, passage: Passage, size: int) -> None:
-        """Set the bytes of ``passage`` to ``size``. It is inside while ``size`` is greater than 0."""
+        """Set the bytes of ``passage`` to ``size``. The passage is inside while ``size`` is greater than 0."""
         self._set(passage, size)
         self._admit()
 
@@ -87,9 +86,9 @@ class Gate:
             self._timer = None
 
     def _admit(self) -> None:
-        """Let all requests continue that fit: first those inside, then those outside, which enter in order.
+        """Let all requests continue that fit. Requests inside go first. Requests outside then enter in order.
 
-        The time does not depend on the number of requests outside, of which a client can send thousands.
+        The time does not depend on the number of requests outside, because a client can send thousands of them.
         """
         for passage, size in list(self._growing.items()):
             if self._fits(passage, size) or next(iter(self._inside)) is passage:
@@ -140,11 +139,11 @@ class Passage:
         self._gate = gate
         self._is_cancelled = False
         self.size = 0
-        """Counted bytes; 0 while the request is small, or outside."""
+        """The request's counted bytes; 0 while the request is small or outside."""
         self.is_parked = False
         """True while the request waits for its model."""
         self.admitted: asyncio.Future[None] | None = None
-        """The future that ends the wait; None unless the request waits for the gate."""
+        """The future for which the request waits; None unless the request waits for the gate."""
 
     async def hold(self, size: int) -> None:
         """Wait until the request may hold a total of ``size`` bytes. Raises Cancelled after ``cancel``."""
@@ -155,7 +154,7 @@ class Passage:
             await self._gate.wait(self, size)
 
     def note(self, size: int) -> None:
-        """Count ``size`` bytes, which are already in memory, without waiting."""
+        """Count ``size`` bytes that are already in memory. Does not wait."""
         self.is_parked = False
         size = size if size > SMALL_BYTES else 0
         if size != self.size:
@@ -171,7 +170,7 @@ class Passage:
         self.note(0)
 
     def cancel(self) -> None:
-        """Make the current wait and all later ones raise Cancelled. The request's bytes count until it leaves."""
+        """Make the current wait and all later waits raise Cancelled. The request's bytes count until it leaves."""
         self._is_cancelled = True
         if self.admitted is not None and not self.admitted.done():
             self.admitted.set_exception(_cancelled())

@@ -30,13 +30,13 @@ class AccessRule(NamedTuple):
 
     needs: Needs
     http: tuple[str, ...] = ()
-    """Paths in the form of ``Resource``; a path covers its versioned form."""
+    """Paths in the form of ``Resource``. A path includes its versioned form."""
     grpc: tuple[str, ...] = ()
     """Names of gRPC methods."""
     group: str = ""
-    """Triton's name for the part of the API that one restriction protects; empty if no restriction applies."""
+    """Triton's name for the group of endpoints that a restriction can protect; empty if no restriction can apply."""
     counts: bool = False
-    """True if each request counts towards the client's rate. On a stream, each message counts, not the stream itself."""
+    """True if each request counts towards the client's rate. On a stream, each message counts instead of the stream."""
 
 
 def _regions(kind: str) -> tuple[str, ...]:
@@ -122,11 +122,11 @@ RULES = (
 GROUPS = tuple(dict.fromkeys(rule.group for rule in RULES if rule.group))
 
 Restrictions = Mapping[str, tuple[str, bytes]]
-"""For each group, the header that unlocks it, in lower case, and the header's value."""
+"""For each restricted group, the name (in lower case) and the value of the header that gives access to it."""
 
 
 def read_restrictions(texts: Iterable[str], prefix: str = "") -> Restrictions:
-    """Parse ``group,group:header=value``. Raises InvalidConfig; its message omits the value, which is a secret."""
+    """Parse ``group,group:header=value``. Raises InvalidConfig. The error message omits the value, because it is a secret."""
     restrictions: dict[str, tuple[str, bytes]] = {}
     for text in texts:
         match = re.fullmatch(r"([^:]+):([^=]+)=(.+)", text)
@@ -142,7 +142,7 @@ def read_restrictions(texts: Iterable[str], prefix: str = "") -> Restrictions:
 
 
 class Restriction(NamedTuple):
-    """A header and the value that opens one group of endpoints."""
+    """A header, and the value that it must have to give access to a group of endpoints."""
 
     header: str
     value: bytes
@@ -158,7 +158,7 @@ class Guard:
     def __init__(
         self, needs: Needs, access: Access, restrictions: Iterable[Restriction] = (), admission: Admission | None = None
     ) -> None:
-        """``admission`` counts the requests; without it, requests do not count."""
+        """``admission`` counts the requests. If it is None, requests are not counted."""
         self._needs = needs
         self._access = access
         self._restrictions = tuple(restrictions)
@@ -200,7 +200,7 @@ class _Closed(Guard):
 
 _VITAL_PATHS = "/v2/health/live", "/v2/health/ready", "/ping", "/metrics", "/monitoring/prometheus/metrics"
 _VITAL = frozenset([*_VITAL_PATHS, "ServerLive", "ServerReady", "Check"])
-"""Endpoints for monitoring, which can be used over spare connections too."""
+"""Endpoints for monitoring. They can also be used over spare connections."""
 
 
 class _Full(Guard):
@@ -228,12 +228,12 @@ class AccessTable:
         port: str = "",
         is_spare: bool = False,
     ) -> None:
-        """``http`` and ``grpc`` are the restrictions of each protocol, as texts for ``read_restrictions``. ``admission`` counts
-        requests.
+        """``http`` and ``grpc`` are the restrictions of the two protocols, as texts for ``read_restrictions``. ``admission``
+        counts requests.
 
-        The restrictions of a protocol apply to it on every port. On the ``port`` of a protocol, ``http`` or ``grpc``, they apply to
-        the other protocol too, so that clients cannot evade them by switching protocols. ``is_spare`` is for connections over the
-        limit, which admit only monitoring. Raises InvalidConfig.
+        The restrictions of a protocol apply to this protocol on every port. On the protocol's own ``port`` (``http`` or ``grpc``),
+        they also apply to the other protocol, so that clients cannot evade restrictions by switching protocols. Set ``is_spare``
+        for connections over the limit, which admit only monitoring. Raises InvalidConfig.
         """
         self.access = access
         self._admission = admission
@@ -246,7 +246,7 @@ class AccessTable:
 
     @property
     def http_headers(self) -> frozenset[bytes]:
-        """Names of the HTTP headers that open restricted groups, in lower case."""
+        """Names, in lower case, of the HTTP headers that give access to restricted groups."""
         return frozenset(header.encode() for group in (self._http, self._grpc) for header, _ in group.values())
 
     def of_path(self, path: str) -> Guard | None:

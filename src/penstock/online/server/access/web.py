@@ -1,14 +1,14 @@
 """Decides which web pages may use the server.
 
-A browser sends the requests of all pages from its own machine, so any site's page could use a server that listens only there.
-Browsers identify the page in ``Origin`` and ``Sec-Fetch-Site``. A site may give its own name the address 127.0.0.1 (DNS rebinding).
-The browser then regards the server as part of that site, and only ``Host`` shows the site's name. Of these headers, other clients
-send only ``Host``.
+A browser sends the requests of all pages from the user's machine. Any site's page could therefore use a server that listens only
+on this machine. Browsers identify the page in ``Origin`` and ``Sec-Fetch-Site``. A site may give its own name the address
+127.0.0.1 (DNS rebinding). The browser then regards the server as part of that site, and only ``Host`` shows the site's name.
+Clients other than browsers send only ``Host`` of these headers.
 
-A server that other machines can reach may have names that it does not know, such as the name of a load balancer. It therefore checks
-``Host`` only where rebinding is possible: in requests of browsers over plain HTTP. Such a request has ``Accept-Language`` or
-``Origin``, and lacks ``Sec-Fetch-*``, which browsers send over HTTPS and to loopback addresses. Pages cannot add or remove these
-headers. A name is safe if public DNS cannot contain it.
+A server that other machines can reach may have names that it does not know, such as the name of a load balancer. Such a server
+therefore checks ``Host`` only in requests of browsers over plain HTTP, where rebinding is possible. A request of this kind has
+``Accept-Language`` or ``Origin``, and lacks ``Sec-Fetch-*``, which browsers send over HTTPS and to loopback addresses. Pages
+cannot add or remove these headers. A name is safe if public DNS cannot contain it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Sender(msgspec.Struct, gc=False):
     """The headers that identify the origin of a request; empty if they are missing."""
 
     host: bytes | None = None
-    """The header ``Host``; None in an HTTP/1.0 request without it."""
+    """The header ``Host``; None if an HTTP/1.0 request lacks it."""
     origin: bytes = b""
     fetch_site: bytes = b""
     fetch_mode: bytes = b""
@@ -46,7 +46,7 @@ class Sender(msgspec.Struct, gc=False):
         return bool(self.origin or self.language) and not (self.fetch_site or self.fetch_mode)
 
     def read(self, name: bytes, value: bytes) -> None:
-        """Read a header with ``name`` in lower case; other headers are ignored. Raises InvalidArgument."""
+        """Read one header. ``name`` is in lower case. Ignores headers that do not identify the sender. Raises InvalidArgument."""
         match name:
             case b"host":
                 if self.host is not None or not _HOST.fullmatch(value):
@@ -72,9 +72,9 @@ class WebAccess:
     def __init__(
         self, origins: Iterable[str] = (), hosts: Iterable[str] | None = None, is_exposed: bool = False
     ) -> None:
-        """``origins`` are the origins whose pages may send requests; ``*`` allows all. ``hosts`` are the names that clients may use
-        for the server, in addition to loopback names; None allows every name. With ``is_exposed``, only browsers over plain HTTP are
-        checked, and may also use an address or a name that public DNS cannot contain.
+        """``origins`` are the origins whose pages may send requests. ``*`` allows all origins. ``hosts`` are the names that
+        clients may use for the server, in addition to loopback names. None allows every name. With ``is_exposed``, names are
+        checked only for browsers over plain HTTP, and addresses and names that public DNS cannot contain are also allowed.
         """
         self._origins = frozenset(origin.encode() for origin in origins)
         self._hosts = None if hosts is None else frozenset(host.lower().removesuffix(".") for host in hosts)
@@ -83,7 +83,7 @@ class WebAccess:
     @classmethod
     def of(cls, config: ServerConfig, host: str) -> WebAccess:
         """The rules of ``config`` for a port that listens on ``host``."""
-        # If clients need keys, an attacker gains nothing by rebinding.
+        # If clients need keys, DNS rebinding does not help an attacker.
         if "*" in config.allow_host or (config.keys_file and not config.allow_host):
             return cls(config.allow_origin)
         is_exposed = not config.allow_host and not is_loopback(host)
@@ -98,13 +98,13 @@ class WebAccess:
             )
         if not self._may_ask(method, sender):
             page = f"a page of {quoted(sender.origin.decode('latin-1'))}" if sender.origin else "another site's page"
-            hint = "start the server with '--allow-origin ORIGIN' if it may"
+            hint = "start the server with '--allow-origin ORIGIN' to allow it"
             if sender.origin == b"null":
                 hint = "open the page from a web server, since files and sandboxed frames have no origin of their own"
             raise PermissionDenied(f"{page} may not use this server", hint)
 
     def headers(self, origin: bytes) -> bytes:
-        """The CORS header lines of responses to ``origin``, which let its page read them; empty if the page may not."""
+        """The CORS header lines that let a page of ``origin`` read the response; empty if the page may not read it."""
         if not self._origins or (origin and not self._allows(origin)):
             return b""
         if not origin:
@@ -125,7 +125,7 @@ class WebAccess:
         if b"*" in self._origins or sender.origin in self._origins:
             return True
         if site := sender.fetch_site.lower():
-            # If a user follows a link, the user sees the response, but the page does not.
+            # If a user follows a link, only the user sees the response; the page with the link does not.
             is_visit = method in (b"GET", b"HEAD") and sender.fetch_mode.lower() == b"navigate"
             return site in (b"same-origin", b"none") or is_visit
         # The scheme may differ, since a proxy may have decrypted the request.

@@ -1,7 +1,7 @@
 """Decodes typed contents (``InferTensorContents``). Pure.
 
-It avoids the protobuf class, whose lists take many times the memory of arrays. Floats are views of the message. numpy decodes
-integers in slices.
+The protobuf class is not used, because its lists take many times the memory of arrays. Floats are views of the message. numpy
+decodes integers in slices.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIELDS = {
     DataType.FP64: _FP64S,
     DataType.BYTES: _BYTES,
 }
-"""The number of the field for each datatype; FP16 and BF16 have none."""
+"""The number of the field for each datatype. There is no field for FP16 and BF16."""
 _WIDE: dict[int, np.dtype[Any]] = {
     _BOOLS: np.dtype(np.uint64),
     _INT32S: np.dtype(np.int32),
@@ -46,13 +46,13 @@ _NAMES = {field.number: field.name for field in messages.InferTensorContents.DES
 _SLICE = 1 << 16
 _MAX_VARINT_BYTES = 10
 _MAX_UNUSUAL_BYTES = 1 << 20
-"""The protobuf class parses contents that are not a single packed list; they may have at most this many bytes."""
+"""Maximum bytes of contents that are not a single packed list. The protobuf class parses such contents."""
 _ELEMENT_BYTES = 48
 """Memory overhead of a BYTES element, in bytes."""
 
 
 def decoded_bytes(tensor: TensorLayout, size: int) -> int:
-    """Upper bound of the memory for decoding ``size`` bytes, raw or typed; 0 if the tensor is a view of the message."""
+    """Maximum bytes of memory that decoding ``size`` bytes takes, raw or typed. 0 if the tensor is a view of the message."""
     if tensor.datatype is DataType.BYTES:
         return min(element_count(tensor.shape), size) * _ELEMENT_BYTES + 2 * size
     return 0 if tensor.datatype.is_float else min(tensor.size_bytes, size * tensor.datatype.itemsize)
@@ -102,7 +102,7 @@ def _check_count(model_name: str, tensor: TensorLayout, count: int, found: int) 
 
 
 def _packed(data: Buffer, number: int) -> int | None:
-    """The start of the elements if ``data`` is empty or a single packed list of field ``number``. None if it has another form."""
+    """The offset of the elements if ``data`` is empty or a single packed list of field ``number``. None if it has another form."""
     if not data:
         return 0
     if data[0] != number << 3 | 2:
@@ -142,7 +142,7 @@ def _no_contents(tensor: TensorLayout) -> InvalidArgument:
 
 
 def _read_bytes(data: Buffer, count: int) -> list[bytes] | None:
-    """The elements of ``bytes_contents``, at most one more than ``count``; None if ``data`` contains other fields."""
+    """The elements of ``bytes_contents``, at most ``count + 1`` of them. None if ``data`` contains other fields."""
     elements: list[bytes] = []
     data, position, end, add = bytes(data), 0, len(data), elements.append
     try:
@@ -163,7 +163,7 @@ def _read_bytes(data: Buffer, count: int) -> list[bytes] | None:
 
 
 def _integers(tensor: TensorLayout, packed: Array, count: int, wide: np.dtype[Any]) -> Array:
-    """Decode the ``count`` varints in ``packed``. Raises InvalidArgument if one of them does not fit the datatype."""
+    """Decode the ``count`` varints in ``packed``. Raises InvalidArgument if a varint does not fit the datatype."""
     array = np.empty(count, tensor.datatype.dtype)
     start = filled = 0
     while start < len(packed):

@@ -28,10 +28,10 @@ from penstock.tensor import Buffer
 _log = logging.getLogger(__name__)
 
 _COPIES = 3
-"""While a large message is parsed, memory holds this many copies of it: as bytes, in the protobuf class, and as values."""
+"""Number of copies of a large message in memory while it is parsed: as bytes, in the protobuf class, and as values."""
 
 _INLINE_ROWS = 4
-"""Maximum rows of statistics that are converted on the event loop."""
+"""Maximum number of rows of statistics that are converted on the event loop."""
 
 Unary = Callable[[GrpcCall, Buffer], None]
 Answer = Callable[[Message, str], Message | Awaitable[Message]]
@@ -101,7 +101,7 @@ class GrpcControl:
         return run
 
     def _start(self, call: GrpcCall, reply: Coroutine[Any, Any, Message]) -> None:
-        """Answer with the result of ``reply``, which runs to completion even if the client cancels the call."""
+        """Answer with the result of ``reply``. ``reply`` runs to completion even if the client cancels the call."""
         task = asyncio.get_running_loop().create_task(_reply_later(call, reply))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -192,7 +192,7 @@ class GrpcControl:
         raise Unsupported(NO_CUDA, "register system shared memory")
 
     def _cuda_unregister(self, request: Message, client: str) -> Message:
-        """No effect. It succeeds because clients unregister both kinds of regions before they register their own."""
+        """Do nothing. This succeeds, because clients unregister both kinds of regions before they register their own."""
         return messages.CudaSharedMemoryUnregisterResponse()
 
     # Settings
@@ -243,7 +243,7 @@ async def _reply_later(call: GrpcCall, reply: Awaitable[Message]) -> None:
 
 
 def _trace_value(values: list[str]) -> Any:
-    """The value of a setting: a single value, or a list of several values. An empty list becomes None, which clears the setting."""
+    """The value of a setting. A list of one value becomes the value. An empty list becomes None, which clears the setting."""
     if not values:
         return None
     return values[0] if len(values) == 1 else values

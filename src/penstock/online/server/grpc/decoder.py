@@ -1,11 +1,11 @@
 """Decodes ``ModelInferRequest`` of the Open Inference Protocol. Independent of sockets.
 
-``grpc/request_wire.py`` splits a message. Raw tensors become views of the received buffer, and ``grpc/contents.py`` decodes typed
-contents. A client's requests usually differ only in the id and the tensors, so the protobuf class parses the rest once. The decoder
-also caches the positions of the parts, and does not split a message with the same layout again.
+``grpc/request_wire.py`` splits a message into parts. Raw tensors become views of the received buffer, and ``grpc/contents.py``
+decodes typed contents. A client's requests usually differ only in the id and the tensors, so the protobuf class parses all other
+fields once. The decoder also caches the positions of the parts, and does not split a message with the same layout again.
 
-Decoding has two steps, opening and reading the tensors. In between, the memory for the tensors is reserved. Both steps can run on
-another thread.
+Decoding has two steps: opening the message, and reading the tensors. Between the steps, the caller reserves memory for the
+tensors. Both steps can run on another thread.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from penstock.request import MAX_PARAMETERS, InferRequest, Parameters, check_byt
 from penstock.tensor import Array, Buffer, DataType, element_count, from_wire
 
 INLINE_BYTES = 4096
-"""A message in which more bytes than this have to be examined one by one is decoded on another thread."""
+"""Maximum number of bytes to examine one by one on the event loop. Messages with more such bytes are decoded on another thread."""
 _INLINE_FIELDS = 64
 
 _MAX_KNOWN_BYTES = 2048
 _MAX_UNUSUAL_BYTES = 64 << 10
-"""Maximum size of a message in an unusual form, which the protobuf class parses completely."""
+"""Maximum size of a message in an unusual form. The protobuf class parses such messages completely."""
 _MAX_REST_BYTES = 1 << 20
-"""Maximum size of the part of a request that the protobuf class parses: all but its id and tensors."""
+"""Maximum size of the part of a request that the protobuf class parses: everything except the id and the tensors."""
 
 _WALKED = frozenset({DataType.BOOL, DataType.BYTES})
-"""Datatypes whose raw elements must be examined one by one."""
+"""Datatypes whose raw elements have to be examined one by one."""
 
 _VERSION = re.compile(r"[0-9]{1,18}")
 
@@ -61,22 +61,22 @@ class _GrpcLayout(RequestLayout):
     model_name: str = ""
     model_version: str = ""
     raw: list[TensorLayout] = []
-    """The inputs with elements in ``raw_input_contents``, in that order."""
+    """The inputs with elements in ``raw_input_contents``, in the order of the elements."""
     typed: list[TensorLayout] = []
-    """The inputs with typed contents, in that order."""
+    """The inputs with typed contents, in order."""
     is_walked: bool = False
-    """True if the elements of any input must be examined one by one."""
+    """True if the elements of any input have to be examined one by one."""
 
 
 class OpenedMessage(msgspec.Struct):
-    """The positions of the parts in a message. Valid for all messages that differ from it only in id and tensors."""
+    """The positions of the parts in a message. Valid for all messages that differ only in the id and the tensors."""
 
     fixed: list[tuple[int, int, bytes]]
-    """Start, end and content of each part that all such messages have in common."""
+    """Start, end and content of each part that is the same in all these messages."""
     parts: Parts
     layout: _GrpcLayout
     work: int = 0
-    """Bytes to examine when the tensors are decoded; 0 if all tensors are views of the message."""
+    """Number of bytes to examine when the tensors are decoded; 0 if all tensors are views of the message."""
     produced: int = 0
     """Bytes of memory for the tensors, in addition to the message."""
     views: list[tuple[str, Sequence[int], np.dtype[Any], int]] | None = None
@@ -99,7 +99,7 @@ class OpenedMessage(msgspec.Struct):
         return found
 
     def outline(self, data: Buffer) -> InferRequest:
-        """The request with placeholder arrays of the right datatypes and shapes, to be checked before ``arrays`` decodes them."""
+        """The request with placeholder arrays of the right datatypes and shapes, for a check before the tensors are decoded."""
         layout = self.layout
         tensors = [*layout.raw, *layout.typed, *(tensor for tensor, _ in layout.shared)]
         inputs: dict[str, Array] = {
@@ -118,8 +118,7 @@ class GrpcRequestDecoder:
         self._messages = BoundedCache[int, OpenedMessage]()
 
     def __call__(self, data: Buffer) -> tuple[InferRequest, AnswerForm]:
-        """Decode ``data``, a serialized ModelInferRequest of any size, synchronously. Returns the request, and the form of its
-        response.
+        """Decode ``data``, a serialized ModelInferRequest of any size. Blocks. Returns the request, and the form of its response.
 
         Raises InvalidArgument, NotFound, Unsupported.
         """
@@ -130,10 +129,10 @@ class GrpcRequestDecoder:
         return found
 
     def inline(self, data: Buffer, reserve: Callable[[int], object]) -> tuple[InferRequest, AnswerForm] | None:
-        """The request in ``data``, and the form of its response; None if decoding would block the event loop for too long.
+        """The request in ``data``, and the form of its response. None if decoding would block the event loop for too long.
 
-        ``reserve`` is called before decoding with the bytes of memory that it takes; exceptions of ``reserve`` propagate.
-        Raises InvalidArgument, NotFound, Unsupported.
+        Before decoding, ``reserve`` is called with the number of bytes of memory that decoding takes. Exceptions of ``reserve``
+        propagate. Raises InvalidArgument, NotFound, Unsupported.
         """
         opened = self._messages.get(len(data))
         if opened is not None:
@@ -177,8 +176,8 @@ class GrpcRequestDecoder:
     def finish(self, opened: OpenedMessage, data: Buffer, inputs: dict[str, Array]) -> tuple[InferRequest, AnswerForm]:
         """The request in ``data`` with the tensors ``inputs``, and the form of its response.
 
-        The form holds a lease of the request's shared memory until it is released. Numeric raw tensors are views of ``data``.
-        Requests may share the mapping of parameters. Raises InvalidArgument, NotFound, Unsupported.
+        The form of the response holds a lease of the request's shared memory until it is released. Numeric raw tensors are views
+        of ``data``. Several requests may share the same mapping of parameters. Raises InvalidArgument, NotFound, Unsupported.
         """
         layout, name = opened.layout, opened.layout.model_name
         identity = _text(data, opened.parts.identity)
@@ -208,7 +207,7 @@ class GrpcRequestDecoder:
             raise InvalidArgument(
                 f"the number of inputs ({len(layout.raw)}) does not match the number of raw_input_contents ({len(raw)}) "
                 f"for model '{layout.model_name}'",
-                "send one for each input that is not in shared memory, or send typed contents for each input",
+                "send one entry for each input outside shared memory, or send typed contents for each input",
             )
         opened = OpenedMessage([], parts, layout)
         spans = [*zip(layout.raw, raw, strict=True)]
@@ -227,7 +226,7 @@ class GrpcRequestDecoder:
 
 
 def request_id(data: Buffer) -> str:
-    """The id in a ModelInferRequest that was refused; empty if it has none or cannot be found quickly."""
+    """The id in a refused ModelInferRequest. Empty if the request has no id, or its id cannot be found quickly."""
     try:
         parts = split(data, _INLINE_FIELDS)
         return _text(data, parts.identity) if parts is not None else ""
@@ -246,7 +245,7 @@ def check_version(model_name: str, version: str) -> str:
 
 
 def parameter_values(parameters: Mapping[str, Any]) -> Parameters:
-    """Protobuf parameters as Python values. Raises InvalidArgument if one has no value, or there are too many."""
+    """Protobuf parameters as Python values. Raises InvalidArgument if a parameter has no value, or there are too many parameters."""
     if len(parameters) > MAX_PARAMETERS:
         raise InvalidArgument(f"{len(parameters)} parameters exceed the limit of {MAX_PARAMETERS}")
     found = {}

@@ -1,7 +1,7 @@
 """Encodes responses as ``ModelInferResponse`` of the Open Inference Protocol. Independent of sockets.
 
-The message is written in parts, without the protobuf class, so that large tensors are not copied. It always has one
-``raw_output_contents`` per output, as clients expect.
+The message is written in parts, without the protobuf class, so that large tensors are not copied. The message always has one entry
+of ``raw_output_contents`` per output, as clients expect.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GrpcAnswerEncoder:
         self._described = BoundedCache[tuple[str, int, tuple[int, ...]], bytes]()
 
     def __call__(self, response: InferResponse, form: AnswerForm, inline: bool = False) -> list[Buffer] | None:
-        """Encode ``response`` as a message in parts. Outputs that the client wants in shared memory are written there.
+        """Encode ``response`` as a message in parts. Outputs that the client wants in shared memory are written to shared memory.
 
         With ``inline``, returns None if a large output would have to be copied or converted. Raises InvalidArgument, and
         ResourceExhausted if an output cannot be written to shared memory.
@@ -69,7 +69,7 @@ class GrpcAnswerEncoder:
         return raw
 
     def _head(self, response: InferResponse) -> bytes:
-        """The part of the message before its outputs."""
+        """The part of the message before the outputs."""
         key = (response.model_name, response.model_version)
         head = self._heads.get(key)
         if head is None:
@@ -81,7 +81,7 @@ class GrpcAnswerEncoder:
         return head + encode_parameters(response.parameters) if response.parameters else head
 
     def _describe(self, name: str, array: Array) -> bytes:
-        """An output without its elements."""
+        """The description of an output: all its fields except the elements."""
         datatype = DataType.from_numpy(array.dtype).value
         output = messages.ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=array.shape)
         data = output.SerializeToString()

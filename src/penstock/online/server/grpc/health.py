@@ -12,7 +12,7 @@ from penstock.protocol import messages
 from penstock.tensor import Buffer
 
 INTERVAL_S = 0.25
-"""Seconds between two checks of the state that clients watch."""
+"""Seconds between two checks of the server's state for watching clients."""
 
 _Status = messages.HealthCheckResponse
 
@@ -21,7 +21,7 @@ class Health:
     """The methods Check and Watch. Used only on the event loop."""
 
     def __init__(self, is_ready: Callable[[], bool], services: frozenset[str]) -> None:
-        """``services`` are the known names, besides the empty name, which means the whole server."""
+        """``services`` are the known service names. The empty name is also known and means the whole server."""
         self._is_ready = is_ready
         self._services = services | {""}
         self._watches: set[_Watch] = set()
@@ -49,7 +49,7 @@ class Health:
         return watch
 
     def announce(self) -> None:
-        """Send each watching client the state if it has changed."""
+        """If the state has changed, send it to each watching client."""
         self._announced = self._is_ready()
         for watch in tuple(self._watches):
             watch.announce()
@@ -61,7 +61,7 @@ class Health:
             watch.end(error)
 
     def _poll(self) -> None:
-        """Poll on behalf of all watching clients: readiness depends on models, which may fail at any time."""
+        """Poll readiness on behalf of all watching clients, because models may fail at any time."""
         self._timer = None
         if self._watches:
             if self._is_ready() != self._announced:

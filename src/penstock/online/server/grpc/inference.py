@@ -1,4 +1,4 @@
-"""Inference over gRPC: the unary method, and the steps that it shares with streams."""
+"""Inference over gRPC: the unary method, and the functions that unary calls and streams share."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from penstock.tensor import Buffer
 
 
 class Inference:
-    """Passes requests to the data plane, and its responses to the calls. Used only on the event loop."""
+    """Passes requests to the data plane, and sends the responses. Used only on the event loop."""
 
     def __init__(self, dataplane: DataPlane, budget: ByteBudget | None = None) -> None:
         self.budget = budget or ByteBudget(0)
-        """Counts the messages of streams until they are answered; the transport counts those of unary calls."""
+        """Counts the bytes of stream messages until they are answered. The transport counts the messages of unary calls."""
         self.dataplane = dataplane
         self._decoder = GrpcRequestDecoder(dataplane.shared_memory)
         self.decode = self._decoder.inline
@@ -49,7 +49,7 @@ class Inference:
     async def decode_later(
         self, data: Buffer, client: str, hold: Callable[[int], Awaitable[None]]
     ) -> tuple[InferRequest, AnswerForm]:
-        """Decode a request of ``client`` on another thread, after ``decode`` has returned None for it.
+        """Decode a request of ``client`` on another thread. Call this if ``decode`` has returned None for the request.
 
         An invalid request is refused before its tensors are decoded. ``hold`` waits until there is memory for the tensors.
         """
@@ -59,14 +59,14 @@ class Inference:
         return self._decoder.finish(opened, data, await run(partial(opened.arrays, data)))
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work`` as a task; it must not raise."""
+        """Run ``work`` as a task. ``work`` must not raise an exception."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def start_large(self, call: GrpcCall, size: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work`` on ``size`` bytes for ``call`` as a task; it must not raise. Until it ends, the client's large calls wait."""
+        """Like ``start``, for work on ``size`` bytes of ``call``. Further large calls of the connection wait until ``work`` ends."""
         call.occupy(size)
         task = self.start(work)
         # In a callback, because the task may be cancelled before it starts.
@@ -76,7 +76,7 @@ class Inference:
     def submit(
         self, call: GrpcCall, handle: Handle, request: InferRequest, done: Done, decoupled: bool = False
     ) -> Cancellable | None:
-        """Pass a request of ``call`` to the data plane; see ``DataPlane.infer``."""
+        """Pass a request of ``call`` to the data plane. See ``DataPlane.infer``."""
         request.deadline, request.client = call.deadline, call.client
         if self.dataplane.tracer.enabled:
             request.traceparent = _header(call, "traceparent")
@@ -86,9 +86,9 @@ class Inference:
     def encode(
         self, handle: Handle, response: InferResponse, form: AnswerForm, inline: bool = False
     ) -> list[Buffer] | PenstockError | None:
-        """Encode a response of ``handle`` as a ModelInferResponse in parts; returns the error if that fails.
+        """Encode a response of ``handle`` as a ModelInferResponse in parts. Returns an error if encoding fails.
 
-        With ``inline``, returns None if encoding takes too long for the event loop. Without it, this may run on any thread.
+        With ``inline``, returns None if encoding would take too long on the event loop. Otherwise, this may run on any thread.
         """
         try:
             if form.classification:
@@ -134,7 +134,7 @@ class Inference:
         if handle.row_bytes and (size := handle.amplified_bytes(request)) > SMALL_BYTES:
             handle.hold()
             task = self.start_large(call, size, self._ask_later(call, handle, request, form, size))
-            # Not in the task, which may be cancelled before it begins.
+            # This is not done in the task, because the task may be cancelled before it begins.
             task.add_done_callback(partial(_end_wait, handle, form))
             call.on_cancel = task.cancel
             return
@@ -145,7 +145,7 @@ class Inference:
     async def _ask_later(
         self, call: GrpcCall, handle: Handle, request: InferRequest, form: AnswerForm, size: int
     ) -> None:
-        """Pass ``request`` on once there is memory for its answer of ``size`` bytes, since the client may leave it unread."""
+        """Pass on ``request`` once there is memory for its answer of ``size`` bytes, which the client may leave unread."""
         try:
             await call.hold(size)
         except PenstockError as error:

@@ -15,7 +15,7 @@ from penstock.protocol.messages import Message
 from penstock.tensor import Buffer
 
 VERSIONS = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
-"""The packages under which the service exists; older tools know only the second one."""
+"""The packages that contain the service. Older tools know only the second package."""
 
 _MAX_BYTES = 1024
 """Maximum size of a request, since the response repeats it."""
@@ -51,7 +51,7 @@ class Reflection:
         self.drain(None)
 
     def drain(self, error: PenstockError | None) -> None:
-        """End the call immediately, since no response is due between two messages."""
+        """End the call immediately. No response is pending, because each message is answered when it arrives."""
         self._ended(self)
         self._call.finish(error)
 
@@ -83,7 +83,7 @@ def _add_files(response: Message, file: Any) -> None:
 
 @functools.cache
 def _serialized(name: str) -> list[bytes]:
-    """The file ``name`` of the pool, which contains only a small number of files, and its dependencies."""
+    """The file ``name`` of the descriptor pool, and its dependencies."""
     found = {name: messages.POOL.FindFileByName(name)}
     waiting = list(found.values())
     while waiting:

@@ -1,6 +1,6 @@
 """Finds the id, the raw tensors and the typed contents in a serialized ModelInferRequest. Pure.
 
-Messages in any other form than the plain one that clients send are left to the protobuf class, so that both always agree.
+Only messages in the plain form that clients send are split. The protobuf class parses all other messages, so that both agree.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WITH_LENGTH = 2
 _ID, _INPUT, _OUTPUT, _RAW = (number << 3 | _WITH_LENGTH for number in (3, 5, 6, 7))
 _CONTENTS = 5 << 3 | _WITH_LENGTH
 _OUTER = range(8)
-"""Field numbers of a request; no field has the number 0."""
+"""Field numbers of a request. No field has the number 0."""
 _INNER = (0, 5)
 _NONE = (0, 0)
 _LONG_TAG = _CONTENTS | 0x80
@@ -39,19 +39,19 @@ class Parts(NamedTuple):
     """The parts of a serialized request."""
 
     rest: bytes
-    """A message with all fields except the id, the raw tensors, and the elements of typed contents."""
+    """A message with all fields except the id, the raw tensors, and the typed contents."""
     identity: Span
-    """Start and end of the id; equal if there is none."""
+    """Start and end of the id. Both are equal if there is no id."""
     raw: list[Span]
     """Start and end of each raw tensor."""
     contents: list[Span]
-    """Start and end of the typed contents of each input that has them."""
+    """Start and end of the typed contents of each input that has typed contents."""
 
 
 def split(data: Buffer, most: int = MAX_FIELDS) -> Parts | None:  # noqa: C901, PLR0912, PLR0915 - each call saved here counts
-    """Split a serialized ModelInferRequest. Returns None if its form is not plain, so that the protobuf class must parse it.
+    """Split a serialized ModelInferRequest. Returns None if its form is not plain. The protobuf class must then parse it.
 
-    Raises InvalidArgument if it has more than ``most`` fields.
+    Raises InvalidArgument if the request has more than ``most`` fields.
     """
     position, size, begin, fields = 0, len(data), 0, 0
     rest: list[Buffer] = []
@@ -71,7 +71,7 @@ def split(data: Buffer, most: int = MAX_FIELDS) -> Parts | None:  # noqa: C901, 
             if length & 0x80:
                 length, start = _varint(data, position + 1)
             end = start + length
-            # The last of several ids counts, but all of them must be UTF-8.
+            # If there are several ids, the last id counts, but all ids must be UTF-8.
             if end > size or (tag == _ID and identity != _NONE):
                 return None
             if tag == _RAW:
@@ -159,9 +159,9 @@ def _look_into(data: Buffer, start: int, stop: int, fields: int, most: int) -> t
 
 
 def _skip(data: Buffer, position: int, known: Container[int] = _OUTER) -> int:
-    """The end of the field at ``position``, which is left to the protobuf class.
+    """The end of the field at ``position``. The protobuf class will parse this field.
 
-    Raises ValueError for one of the ``known`` fields, whose form is then not plain, and for protobuf's deprecated groups.
+    Raises ValueError for one of the ``known`` fields, because it is then not in the plain form, and for protobuf's deprecated groups.
     """
     tag, start = _varint(data, position)
     if tag >> 3 in known:

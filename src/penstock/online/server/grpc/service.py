@@ -24,7 +24,7 @@ HEALTH = "grpc.health.v1.Health"
 
 _SMALL_BYTES = 64 << 10
 _LARGE = frozenset({"ModelInfer", "ModelStreamInfer", "RepositoryModelLoad"})
-"""Methods whose messages may be as large as the server allows. Messages of all other methods have at most ``_SMALL_BYTES``."""
+"""Methods whose messages may be as large as the server allows. Messages of all other methods are limited to ``_SMALL_BYTES``."""
 _CHECKS = frozenset({"Check", "Watch", "ServerLive", "ServerReady", "ModelReady", "ModelInfer", "ModelStreamInfer"})
 """Methods whose messages cost no more than the default of ``GrpcMethod.units``."""
 _SURVEYS = frozenset({"ModelStatistics", "RepositoryIndex", "ServerReflectionInfo"})
@@ -58,7 +58,7 @@ class GrpcService:
         """The methods by path, as in HTTP/2's ``:path``: ``/inference.GRPCInferenceService/ModelInfer``."""
 
     def methods_of(self, access: AccessTable) -> dict[bytes, GrpcMethod]:
-        """The methods by path, each with its guard from ``access``, which refuses all calls to methods without a rule."""
+        """The methods by path, each with its guard from ``access``. Methods without an access rule refuse all calls."""
         unary = {f"{INFERENCE}/{name}": run for name, run in self._control.methods().items()}
         unary |= {f"{INFERENCE}/ModelInfer": self._inference.infer, f"{HEALTH}/Check": self._health.check}
         stream: dict[str, Callable[[GrpcCall], Receiver | None]] = {
@@ -84,7 +84,7 @@ class GrpcService:
         self._health.announce()
 
     def drain(self) -> None:
-        """Refuse inference from now on. End each stream once its requests are answered, so that connections can close."""
+        """From now on, refuse inference requests. End each stream once its requests are answered, so that connections can close."""
         self._inference.stop()
         self._health.drain(stopping())
         for stream in tuple(self._streams):

@@ -1,4 +1,4 @@
-"""One call of ``ModelStreamInfer``. Each of its requests gets responses, or an error that does not end the stream."""
+"""One call of ``ModelStreamInfer``. Each request on the stream gets responses, or an error that does not end the stream."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penstock.tensor import Buffer
 
 _FINAL = "triton_final_response"
 _MAX_UNWRITTEN = 1024
-"""Maximum number of responses that wait while an earlier one is being encoded on another thread."""
+"""Maximum number of responses that wait while an earlier response is being encoded on another thread."""
 
 
 class _Held(Reservation):
@@ -39,7 +39,7 @@ class _Held(Reservation):
         self._passage = Passage(budget.gate)
 
     async def hold(self, size: int) -> None:
-        """Wait until the request may hold ``size`` bytes besides its message, and reserve them. Raises Unavailable."""
+        """Wait until the request may hold ``size`` bytes in addition to its message, and reserve these bytes. Raises Unavailable."""
         await self._passage.hold(size)
         self.take(size)
 
@@ -71,10 +71,10 @@ class _Pending(msgspec.Struct, eq=False):
 
 
 class InferStream:
-    """Receives the requests. Responses of a model are sent in request order; those of a decoupled model are sent immediately."""
+    """Receives the requests. Responses are sent in request order, except that responses of decoupled models are sent immediately."""
 
     def __init__(self, call: GrpcCall, inference: Inference, limit: int, ended: Callable[[InferStream], None]) -> None:
-        """``limit`` (>= 1) is the maximum number of requests in progress; further ones wait in the transport."""
+        """``limit`` (>= 1) is the maximum number of requests in progress. Further requests wait in the transport."""
         self._call = call
         self._inference = inference
         self._limit = limit
@@ -88,9 +88,9 @@ class InferStream:
         self._reading: asyncio.Task[None] | None = None
         """The task that decodes a request. Later messages wait for it."""
         self._unwritten: deque[tuple[_Pending, Outcome, str]] = deque()
-        """Outcomes in order. The first one is being encoded on another thread."""
+        """Outcomes in order. The first outcome is being encoded on another thread."""
         self._refusal: PenstockError | None = None
-        """The error for further requests; None while they are accepted."""
+        """The error for further requests; None while requests are accepted."""
         call.on_cancel = self._close
 
     def admit(self, data: Buffer | None) -> bool:
@@ -128,7 +128,7 @@ class InferStream:
         self._end_if_done()
 
     def drain(self, error: PenstockError) -> None:
-        """Answer the requests in progress, and refuse further ones with ``error``."""
+        """Answer the requests in progress, and refuse further requests with ``error``."""
         self._refusal = error
         self._end_if_done()
 
@@ -183,7 +183,7 @@ class InferStream:
             self._answered(pending, outcome, model_name, message)
 
     async def _write_later(self) -> None:
-        """Encode the waiting outcomes, large ones on another thread."""
+        """Encode the waiting outcomes. Large outcomes are encoded on another thread."""
         while self._unwritten:
             pending, outcome, model_name = self._unwritten[0]
             message = self._message(pending, outcome, inline=True)
@@ -195,7 +195,7 @@ class InferStream:
     def _answered(
         self, pending: _Pending, outcome: Outcome, model_name: str, message: list[Buffer] | PenstockError
     ) -> None:
-        """Send ``message``, the encoded outcome, or keep it until earlier requests are answered."""
+        """Send ``message``, the encoded outcome, or keep it until all earlier requests are answered."""
         is_last = isinstance(outcome, PenstockError) or outcome.final
         if self._is_open:
             if isinstance(message, PenstockError):
@@ -224,8 +224,8 @@ class InferStream:
     def _message(
         self, pending: _Pending, outcome: Outcome, inline: bool = False
     ) -> list[Buffer] | PenstockError | None:
-        """Encode ``outcome``; see ``encode`` for ``inline``. The result is empty for a final response without outputs that the client
-        has not requested.
+        """Encode ``outcome``. For ``inline``, see ``encode``. The result is empty for a final response without outputs, unless the
+        client has requested such responses.
         """
         if isinstance(outcome, PenstockError) or not self._is_open:
             return outcome if isinstance(outcome, PenstockError) else []
@@ -248,7 +248,7 @@ class InferStream:
             del self._in_order[model_name]
 
     def _refuse(self, error: PenstockError, identity: str) -> None:
-        """Answer with ``error`` a request that was not passed to the data plane."""
+        """Send ``error`` for a request that was not passed to the data plane."""
         if self._ends_on_error:
             self._close()
             self._call.finish(error)

@@ -1,4 +1,4 @@
-"""The passage of one call through the gate for large requests: first with its message, then with the memory that decoding takes."""
+"""Passes one call through the gate for large requests: first for its message, then for the memory that decoding takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.online.server.access.gate import Gate, Passage
 
 
 class CallGate:
-    """Lets a client send the rest of a large message only once the gate has room for it. Used only on the event loop."""
+    """Delays a large message until the gate has room for it, by not letting the client send more. Used only on the event loop."""
 
     __slots__ = ("_gate", "_message_bytes", "_passage", "_task", "is_waiting")
 
@@ -21,10 +21,10 @@ class CallGate:
         self._message_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self.is_waiting = False
-        """True while a message waits: the client must not send more of it."""
+        """True while a message waits at the gate, so that the client must not send more of it."""
 
     def admits(self, size: int, on_open: Callable[[], None]) -> bool:
-        """True if a message of ``size`` bytes may be received now. If not, ``on_open`` follows, unless the call leaves first."""
+        """True if a message of ``size`` bytes may be received now. If not, ``on_open`` is called later, unless the call ends."""
         if self._message_bytes >= size:
             return True
         if not self.is_waiting:
@@ -39,15 +39,15 @@ class CallGate:
             passage.leave()
             return
         self.is_waiting, self._message_bytes = False, size
-        passage.park(size)  # from here on it waits for the client
+        passage.park(size)  # from here on, the call waits for its client
         on_open()
 
     async def hold(self, size: int) -> None:
-        """Wait until the call may hold ``size`` bytes besides its message. Raises Cancelled."""
+        """Wait until the call may hold ``size`` bytes in addition to its message. Raises Cancelled."""
         await self._passage.hold(self._message_bytes + size)
 
     def park(self, size: int) -> None:
-        """Count ``size`` bytes besides the message while the call waits for its model or its client."""
+        """Count ``size`` bytes in addition to the message while the call waits for its model or its client."""
         self._passage.park(self._message_bytes + size)
 
     def leave(self) -> None:

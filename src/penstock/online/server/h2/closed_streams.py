@@ -1,4 +1,4 @@
-"""Streams that are not open, but that a client may still refer to. Only a limited number of them is remembered."""
+"""Remembers a limited number of streams that are not open but on which a client may still send frames."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _GAPS = 64
 
 
 class ClosedStreams:
-    """The streams that the server has reset, and the stream numbers that the client has skipped."""
+    """The streams that the server has reset, and the stream ids that the client has skipped."""
 
     __slots__ = ("_gaps", "_reset")
 
@@ -31,13 +31,13 @@ class ClosedStreams:
         return stream_id in self._reset
 
     def end(self, stream_id: int) -> bool:
-        """Record that the client has ended a stream. False if the server had not reset it, or the client had already ended it."""
+        """Record that the client has ended a stream. False unless the server has reset it and the client had not ended it."""
         return self._reset.pop(stream_id, 0) is None
 
     def leave_out(self, ids: range) -> None:
-        """Record stream numbers that the client has skipped. It must not use them later (RFC 9113, section 5.1.1)."""
+        """Record stream ids that the client has skipped. The client must not use them later (RFC 9113, section 5.1.1)."""
         self._gaps.append(ids)
 
     def is_left_out(self, stream_id: int) -> bool:
-        """True if the client has skipped the number."""
+        """True if the client has skipped the stream id."""
         return any(stream_id in gap for gap in self._gaps)

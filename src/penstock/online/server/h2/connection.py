@@ -1,8 +1,8 @@
 """One HTTP/2 connection that carries gRPC, as an asyncio protocol.
 
 The reader (``h2/reader.py``) splits received bytes into frames, the session (``h2/session.py``) handles the frames, and the outbox
-(``h2/outbox.py``) writes frames in response. Each client's cost is limited. Flow-control windows and size limits bound its memory,
-``h2/guard.py`` and ``Turns`` its work, and ``check_time`` its time.
+(``h2/outbox.py``) writes frames in response. The cost of each client is limited. Flow-control windows and size limits bound its
+memory. ``h2/guard.py`` and ``Turns`` bound its work. ``check_time`` bounds its time.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _WRITE_BUFFER = 1 << 20
 _PROGRESS_BYTES = 1 << 16
 _PADDING_BYTES = 256
 _DIRECT_BYTES = 64 << 10
-"""If more bytes of a DATA frame than this are missing, the operating system writes them directly to the message."""
+"""If more than this number of bytes of a DATA frame are missing, the operating system writes them directly into the message."""
 _DISCARDED_BYTES = 1 << 16
 _LINGERING_BYTES = 1 << 16
-"""Bytes that a client may send after its connection has failed, so that it can read the reason before the connection is reset. A flood
-sends more, which is not read."""
+"""Maximum bytes that the server reads and discards after the connection has failed, so that the client can read the reason before
+the connection is reset."""
 _CHECKED_STREAMS = 128
-"""Streams per connection whose time limits are checked in one sweep, since a client may have thousands of streams."""
+"""Number of streams per connection whose time limits are checked in one sweep, because a client may have thousands of streams."""
 _EXAMINED_STREAMS = 16
 _PROBE = h2.ping(b"penstock")
 
@@ -64,7 +64,7 @@ class H2Context:
         unread: UnreadTotal | None = None,
     ) -> None:
         self.spare: H2Context | None = None
-        """The context of connections over the limit; None if they are refused."""
+        """The context of connections over the connection limit; None if such connections are refused."""
         self.methods = methods
         self.web = web or WebAccess()
         self.config = config
@@ -118,7 +118,7 @@ class H2Connection(ServerConnection):
         self._discarding = False
         self._is_queued = False
         self._lingering = _LINGERING_BYTES
-        self._owed = 0  # units for received bytes that the connection has not paid for yet
+        self._owed = 0  # units for received bytes that are not charged yet
         self._reads = 0
         self._probed = False
         self._seen: tuple[object, ...] = ()
@@ -160,7 +160,7 @@ class H2Connection(ServerConnection):
             self._transport.set_protocol(FrameReceiver(self))
 
     def _spend(self, used: int, size: int) -> None:
-        """Charge the connection for ``size`` received bytes and ``used`` units of work. Pause it if they exceed the current turn."""
+        """Charge the connection for ``size`` received bytes and ``used`` units of work. If they exceed its turn, pause reading."""
         arrived = size // BYTES_A_UNIT
         if arrived and used + arrived > self._turns.left:
             self._owed += arrived
@@ -177,7 +177,7 @@ class H2Connection(ServerConnection):
             self._transport.pause_reading()
 
     def _receive(self, take: Callable[[T], None], what: T, units: int = 0) -> int:
-        """Call ``take(what)``, then write the frames that it queued. Returns the units used, of ``units`` or those for new data."""
+        """Call ``take(what)`` with ``units`` units (0: those for new data), then write the queued frames. Returns the units used."""
         self._reads += 1
         outbox, calls, turns = self._outbox, self._calls, self._turns
         if not units:
@@ -207,7 +207,7 @@ class H2Connection(ServerConnection):
         if owed == units:
             self.continue_later()
             return owed
-        # While the client does not read, more responses would only pile up; ``resume_writing`` continues the work.
+        # While the client does not read, more responses would only accumulate. ``resume_writing`` continues the work.
         used = 0 if self._outbox.paused else self._receive(self._go_on, self._reader, units - owed)
         self._read_or_not()
         return owed + used
@@ -218,14 +218,14 @@ class H2Connection(ServerConnection):
             reader.go_on()
 
     def continue_later(self) -> None:
-        """See ``Owner``, which also documents ``fail_later`` and ``hang_up_later``."""
+        """See ``Owner``, also for ``fail_later`` and ``hang_up_later``."""
         if not (self._is_queued or self._discarding):
             self._is_queued = True
             self._turns.add(self)
             self._read_or_not()
 
     def _read_or_not(self) -> None:
-        """Pause reading if the client does not read, or has sent more work than its share; otherwise resume it."""
+        """Pause reading if the client does not read its responses, or has sent too much work. Otherwise, resume reading."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -240,7 +240,7 @@ class H2Connection(ServerConnection):
         return self._outbox.paused or self._is_queued or self._calls.is_occupied
 
     def place(self) -> memoryview | None:
-        """The memory for the rest of a large DATA frame; None if it must be received through ``data_received``."""
+        """The memory for the missing bytes of a large DATA frame; None if they must be received through ``data_received``."""
         place = None if self._discarding else self._session.place(self._reader.stream_id)
         return None if place is None else place[: self._reader.missing]
 
@@ -257,7 +257,7 @@ class H2Connection(ServerConnection):
         self.data_received(data)
 
     def pause_writing(self) -> None:
-        # Stop reading too: responses to PING and SETTINGS would accumulate for a client that reads nothing.
+        # Also stop reading, because responses to PING and SETTINGS would accumulate for a client that reads nothing.
         self._outbox.paused = True
         self._read_or_not()
 
@@ -279,7 +279,7 @@ class H2Connection(ServerConnection):
 
     @property
     def requests(self) -> int:
-        """See ``ServerConnection``. Of the open calls, a few are examined."""
+        """See ``ServerConnection``. Examines only a few of the open calls."""
         begun = islice(self._session.streams.values(), _EXAMINED_STREAMS)
         return self._session.answered + sum(stream.half_closed or stream.delivered > 0 for stream in begun)
 
@@ -298,7 +298,7 @@ class H2Connection(ServerConnection):
             self._transport.abort()
 
     def check_time(self, now: float) -> None:
-        """End the connection, or a call, that has made no progress within its time limit; ``now`` is in seconds."""
+        """End the connection, or a call, if it has made no progress within its time limit. ``now`` is in seconds."""
         transport, session, config = self._transport, self._session, self._shared.config
         if transport is None:
             return
@@ -349,7 +349,7 @@ class H2Connection(ServerConnection):
         self.hang_up_later()
 
     def _close(self) -> None:
-        """Receive no further frames, and end all streams, in turns: there may be thousands."""
+        """Receive no further frames, and end all streams. This is done in turns, because there may be thousands of streams."""
         self._discarding = True
         self._reader.close()
         self._session.close()
@@ -372,7 +372,7 @@ class H2Connection(ServerConnection):
         self._fail_unless_discarding(
             ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "unread responses take memory that others need")
         )
-        self._session.lose(LOSS_UNITS * len(self._session.streams))  # not in turns: their memory is needed now
+        self._session.lose(LOSS_UNITS * len(self._session.streams))  # not in turns, because the memory is needed now
 
     def fail_later(self, fault: ConnectionFault) -> None:
         asyncio.get_running_loop().call_soon(self._fail_unless_discarding, fault)
@@ -386,8 +386,8 @@ class H2Connection(ServerConnection):
         asyncio.get_running_loop().call_soon(self._hang_up)
 
     def _hang_up(self) -> None:
-        """Half-close, and give the client a moment to close first. Closing with unread data would reset the connection, and the
-        client might lose the last response.
+        """Half-close the connection, and give the client a moment to close it first. If the server closed it while data is unread,
+        the connection would be reset, and the client might lose the last response.
         """
         self._discarding = True
         transport = self._transport
@@ -400,7 +400,7 @@ class H2Connection(ServerConnection):
 
 
 def _check_stream(stream: H2Stream, now: float, config: ServerConfig) -> None:
-    """End a call if its client takes too long to send its request, or to read its answers."""
+    """End a call if its client takes too long to send the request or to read the responses."""
     method, reader = stream.head.method, stream.reader
     assert method is not None
     is_held = stream.passage is not None and stream.passage.is_waiting
@@ -419,9 +419,9 @@ def _check_stream(stream: H2Stream, now: float, config: ServerConfig) -> None:
 
 
 class FrameReceiver(asyncio.BufferedProtocol):
-    """Replaces a connection as its transport's protocol until a large DATA frame is complete, or its call has ended.
+    """Replaces the connection as the transport's protocol until a large DATA frame is complete, or its call has ended.
 
-    The operating system writes the bytes directly to the message.
+    The operating system writes the received bytes directly into the message.
     """
 
     __slots__ = ("_owner", "_unwanted")

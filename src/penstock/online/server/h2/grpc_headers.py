@@ -25,7 +25,7 @@ def parse_timeout(value: bytes) -> float:
 
 
 def encode_message(message: str) -> bytes:
-    """The value of ``grpc-message``: percent-encoded, and truncated to a length that clients accept."""
+    """``message`` as the value of ``grpc-message``: percent-encoded, and truncated to a length that clients accept."""
     pieces: list[bytes] = []
     left = _MESSAGE_BYTES
     for character in message:
@@ -40,7 +40,7 @@ def encode_message(message: str) -> bytes:
 
 
 def parse_metadata(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str | bytes]:
-    """The metadata among a call's headers; values of the same name are joined by commas."""
+    """The metadata in a call's headers. Values of the same name are joined by commas."""
     raw: dict[bytes, bytes] = {}
     for name, value in headers:
         if not name.startswith(b":") and name not in _OF_TRANSPORT:

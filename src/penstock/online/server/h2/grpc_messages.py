@@ -1,4 +1,4 @@
-"""gRPC's framing of messages (a flag, a length, the message) and their compression."""
+"""gRPC's framing of messages (a flag, the length, the message), and the compression of messages."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from penstock.online.server.inflating import GZIP, ZLIB
 from penstock.tensor import Buffer
 
 PREFIX = struct.Struct(">BI")
-"""The prefix of a message: the flag (1 for a compressed message) and the length."""
+"""The prefix of a message: a flag, which is 1 if the message is compressed, and the length."""
 
 WINDOW_BITS = {b"gzip": GZIP, b"deflate": ZLIB}
-"""The ``window_bits`` of each supported encoding besides identity."""
+"""The ``window_bits`` of each supported encoding except identity."""
 ACCEPT_ENCODING = b"identity,deflate,gzip"
 
 _COPIED_BYTES = 1 << 14
@@ -23,7 +23,7 @@ _SMALLER = "send less, or raise 'max_request_bytes'"
 class MessageReader:
     """Splits the bytes that arrive on one stream into messages.
 
-    Holds at most one incomplete message, and the bytes fed since the last call of ``next``.
+    Holds at most one incomplete message, and the bytes passed to ``feed`` since the last call of ``next``.
     """
 
     __slots__ = ("_flag", "_limit", "_message", "_position", "_received")
@@ -37,12 +37,12 @@ class MessageReader:
 
     @property
     def is_between(self) -> bool:
-        """True if all bytes fed have been returned in messages."""
+        """True if all bytes passed to ``feed`` have been returned in messages."""
         return self._message is None and self._position == len(self._received)
 
     @property
     def held(self) -> int:
-        """Bytes of memory in use, including those reserved for bytes that have not arrived."""
+        """Bytes of memory in use, including memory for bytes that have not arrived yet."""
         message = self._message
         return len(self._received) if message is None else len(self._received) + message.filled + message.spare
 
@@ -57,7 +57,7 @@ class MessageReader:
         return 0 if self._message is None else self._message.size - self._message.filled
 
     def place(self) -> memoryview | None:
-        """The memory that the next bytes may be written to; None if they must be passed to ``feed``."""
+        """The memory into which the next bytes may be written; None if they must be passed to ``feed``."""
         if self._message is None or self._position != len(self._received):
             return None
         return self._message.next() if self._message.spare else None
@@ -80,7 +80,7 @@ class MessageReader:
         self._received += data
 
     def next(self) -> tuple[int, Buffer] | None:
-        """Flag and content of the next message if it is complete. Raises ResourceExhausted if it exceeds the limit."""
+        """Flag and content of the next message; None if it is incomplete. Raises ResourceExhausted if it exceeds the limit."""
         if self._message is not None:
             return self._next_piece(self._message)
         start = self._position + PREFIX.size
@@ -116,7 +116,7 @@ class MessageReader:
 
 
 def window_bits(flag: int, encoding: bytes) -> int:
-    """The format of a compressed message, for ``inflate``. Raises PenstockError if the call declares no encoding."""
+    """The ``window_bits`` of a compressed message. Raises PenstockError if the call declares no encoding."""
     bits = WINDOW_BITS.get(encoding)
     if flag != 1 or bits is None:
         raise PenstockError("a message is marked as compressed, but the call has no grpc-encoding")

@@ -1,4 +1,4 @@
-"""Limits the frames of one HTTP/2 connection that cost work without advancing a call."""
+"""Limits the frames of one HTTP/2 connection that cause work but do not advance a call."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
 BURST = 4000
 RATE_PER_S = 400.0
 CALL = 4
-"""The cost of a call that the client wastes, and the allowance that a response gives back. Clients may send WINDOW_UPDATE and PING
-for a response."""
+"""The cost of a wasted call, and the allowance that a response adds, because clients may send WINDOW_UPDATE and PING for each
+response."""
 _EARNING_BYTES = 1 << 12
 
 
 class FloodGuard:
     """An allowance for control and unknown frames, frames with little or no data, empty messages, and frames on closed streams.
 
-    A call that the client resets ("rapid reset", CVE-2023-44487), or that the server resets for a fault, costs ``CALL``.
-    The allowance refills with time and with each response. A client that cancels at most as many calls as it completes never
-    exhausts it.
+    A call that the client resets ("rapid reset", CVE-2023-44487), or that the server resets because of an error, costs ``CALL``. The
+    allowance refills with time and with each response. A client that cancels at most as many calls as it completes never uses up the
+    allowance.
     """
 
     __slots__ = ("_clock", "_left", "_since", "_written", "_written_before", "earned")

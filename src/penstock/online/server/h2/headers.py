@@ -1,7 +1,8 @@
-"""Header blocks of gRPC calls over HTTP/2: HPACK (RFC 7541), validation, and the choice of the method.
+"""Header blocks of gRPC calls over HTTP/2. Decodes HPACK (RFC 7541), validates headers, and chooses the method.
 
-Clients repeat a small number of blocks. The reader therefore caches requests by the bytes of their blocks until the dynamic table,
-on which the meaning of a block depends, changes. Responses do not use the dynamic table, so their blocks are constants.
+Clients repeat a small number of header blocks. The reader therefore caches decoded requests by the bytes of their blocks. The
+meaning of a block depends on the dynamic table, so the cache is cleared when this table changes. Responses do not use the dynamic
+table, so their blocks are constants.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _NAME = re.compile(rb"[\x21-\x39\x3b-\x40\x5b-\x7e]+")
 _VALUE = re.compile(rb"(?:[^\0\r\n\t ](?:[^\0\r\n]*[^\0\r\n\t ])?)?")
 
 TABLE_SIZE_ZERO = b"\x20"
-"""Sets the size of the dynamic table to 0. The next block must start with it after the client has reduced the table."""
+"""Sets the dynamic table's size to 0. When the client has reduced the table, the next block must start with this instruction."""
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A header field as HPACK, without the dynamic table and without Huffman coding."""
+    """A header field in HPACK form. Uses neither the dynamic table nor Huffman coding."""
     return b"\0" + b"".join((encode_integer(len(name), 7), name, encode_integer(len(value), 7), value))
 
 
@@ -70,11 +71,11 @@ class CallHead(msgspec.Struct, frozen=True):
     metadata: Mapping[str, str | bytes] = {}
     method: GrpcMethod | None = None
     refusal: bytes = b""
-    """The header block to answer with if ``method`` is None."""
+    """The header block of the response if ``method`` is None."""
     text: bytes = b""
     """The body that follows ``refusal``."""
     malformed: bool = False
-    """True if the request violates HTTP/2; its stream is then reset."""
+    """True if the request violates HTTP/2. Its stream is then reset."""
     timeout_s: float | None = None
     encoding: bytes = b""
     content_length: int | None = None
@@ -144,7 +145,7 @@ class HeaderReader:
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "the headers cannot be decoded") from None
         if self._table.changes != changes or self._table.maxsize != self._table_size:
             self._table_size = self._table.maxsize
-            self._table.changes += 1  # a new table size is a change too
+            self._table.changes += 1  # a new table size is also a change
             self._forget()
         return headers
 

@@ -1,4 +1,4 @@
-"""Writes the frames of one HTTP/2 connection, within the client's windows and the socket's buffer.
+"""Writes the frames of one HTTP/2 connection, as far as the client's flow-control windows and the socket's buffer allow.
 
 All frames of one event-loop iteration are written together. Streams with large amounts to send take turns.
 """
@@ -36,7 +36,7 @@ _TURN_BYTES = 1 << 16
 _WRITE_BYTES = 1 << 18
 _FLUSH_BYTES = 1 << 21
 FLUSH_STREAMS = 128
-"""Maximum streams that one ``flush`` visits, since each may have only a frame of one byte."""
+"""Maximum number of streams that one ``flush`` visits, because each stream may have only one byte to send."""
 _JOINED_BYTES = 1 << 16
 _JOINED_PART = 1 << 12
 
@@ -53,7 +53,7 @@ def _ignore(stream: H2Stream) -> None:
 
 
 class Outbox:
-    """The write side of one connection. Calls ``on_sent`` with each stream after its last frame. Used only on the event loop."""
+    """The write side of one connection. Calls ``on_sent`` after the last frame of a stream. Used only on the event loop."""
 
     __slots__ = (
         "_bytes",
@@ -89,33 +89,33 @@ class Outbox:
         self._scheduled = False
         self._most_credit = 0  # an upper bound on the credit of the open streams
         self.window = DEFAULT_WINDOW
-        """The connection's window: bytes that may be sent on all streams together."""
+        """The connection's flow-control window: the bytes that may be sent on all streams together."""
         self.initial_window = DEFAULT_WINDOW
-        """The client's setting. A stream may send this number of bytes plus its ``credit``."""
+        """The client's setting of the initial window. A stream may send this number of bytes plus its ``credit``."""
         self.max_frame = MIN_FRAME_SIZE
         """Maximum payload of a frame, set by the client."""
         self.block_start = b""
-        """Bytes to put in front of the next header block."""
+        """Bytes with which the next header block must begin."""
         self.corked = False
-        """True while the caller is about to call ``flush``."""
+        """True if the caller is about to call ``flush``, so that no flush has to be scheduled."""
         self.paused = False
         """True while the socket's buffer is full."""
         self.written = 0
-        """Bytes passed to the transport."""
+        """Number of bytes passed to the transport."""
 
     def open(self, transport: asyncio.Transport) -> None:
         """Start writing to ``transport``."""
         self._transport = transport
 
     def read(self) -> int:
-        """A number that increases while the client reads messages. Reading other frames does not count."""
+        """A number that increases while the client reads messages. Other frames do not count."""
         transport = self._transport
         if transport is None:
             return 0
         return min(self._data_end, self.written - transport.get_write_buffer_size() - unacknowledged(transport))
 
     def control(self, frame: bytes) -> None:
-        """Send ``frame``, which is not subject to flow control."""
+        """Send ``frame``, to which flow control does not apply."""
         self._frames.append(frame)
         self._bytes += len(frame)
         self._schedule()
@@ -144,7 +144,7 @@ class Outbox:
             self._schedule()
 
     def widen_stream(self, stream: H2Stream, increment: int) -> bool:
-        """Enlarge the window of ``stream`` by ``increment`` bytes; returns False if it would become too large."""
+        """Enlarge the window of ``stream`` by ``increment`` bytes. Returns False if the window would become too large."""
         credit = stream.credit + increment
         if self.initial_window + credit > MAX_WINDOW:
             return False
@@ -155,7 +155,7 @@ class Outbox:
         return True
 
     def apply(self, settings: Mapping[int, int], streams: Mapping[int, H2Stream]) -> int:
-        """Apply the client's settings; returns the number of the open ``streams`` that this looks at. Raises ConnectionFault."""
+        """Apply the client's settings. Returns the number of open ``streams`` that were visited. Raises ConnectionFault."""
         looked = 0
         if INITIAL_WINDOW_SIZE in settings:
             looked = self._set_initial_window(settings[INITIAL_WINDOW_SIZE], streams)
@@ -165,9 +165,9 @@ class Outbox:
         return looked
 
     def _set_initial_window(self, size: int, streams: Mapping[int, H2Stream]) -> int:
-        """Apply the client's setting to all open ``streams`` (RFC 9113, section 6.9.2); returns the number of streams visited.
+        """Apply the client's setting to all open ``streams`` (RFC 9113, section 6.9.2). Returns the number of visited streams.
 
-        Windows are stored relative to the setting, so it visits only streams that wait for their windows. Raises ConnectionFault.
+        Windows are stored relative to the setting, so only streams that wait for their windows are visited. Raises ConnectionFault.
         """
         looked = 0
         if size + self._most_credit > MAX_WINDOW:
@@ -197,7 +197,7 @@ class Outbox:
     def flush(self) -> None:  # noqa: PLR0912 - each call saved here counts
         """Write as much as the windows and the socket allow, at most ``_FLUSH_BYTES`` and ``FLUSH_STREAMS`` streams.
 
-        The next event-loop iteration writes the rest.
+        The next event-loop iteration continues.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -236,7 +236,7 @@ class Outbox:
             unread.settle()
 
     def close(self) -> None:
-        """Drop all frames and streams, since the transport is closed."""
+        """Drop all frames and streams, because the transport is closed."""
         self._transport = None
         self._on_sent = _ignore
         self.clear()
@@ -280,7 +280,7 @@ class Outbox:
         self._on_sent(stream)
 
     def _emit_messages(self, stream: H2Stream) -> bool:
-        """Send as many bytes of ``stream`` as the windows and its turn allow; returns True if none are left."""
+        """Send as many bytes of ``stream`` as the windows and its turn allow. Returns True if no bytes are left."""
         turn = _TURN_BYTES
         while stream.unsent:
             room = min(self.window, self.initial_window + stream.credit)
@@ -315,7 +315,7 @@ class Outbox:
         return True
 
     def _cut(self, stream_id: int, part: Buffer, size: int) -> None:
-        """Send the ``size`` bytes of ``part`` in frames of the maximum size that the client allows."""
+        """Send ``part``, which has ``size`` bytes, in frames of the maximum size that the client allows."""
         frames, most = self._frames, self.max_frame
         head, view = HEADER.pack(most >> 8, most & 0xFF, DATA, 0, stream_id), memoryview(part)
         for start in range(0, size - most + 1, most):

@@ -1,4 +1,4 @@
-"""The interface that an HTTP/2 session uses of its connection."""
+"""The part of a connection's interface that an HTTP/2 session uses."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from penstock.protocol.h2_frames import ConnectionFault
 
 
 class Owner(Protocol):
-    """The session's view of its connection."""
+    """The connection that owns a session."""
 
     def hang_up_later(self) -> None:
-        """Called when the last stream has ended and no new ones are accepted."""
+        """Called when the last stream has ended and new streams are not accepted."""
 
     def continue_later(self) -> None:
         """Give the session's ``calls`` more units and call their ``go_on``, in a later event-loop iteration."""

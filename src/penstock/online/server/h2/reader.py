@@ -1,7 +1,7 @@
-"""Splits the bytes of an HTTP/2 client, which may arrive in pieces of any size, into frames for the session.
+"""Splits the bytes that an HTTP/2 client sends into frames for the session. The bytes may arrive in pieces of any size.
 
-The content of DATA frames is passed on as it arrives. Other frames are passed on when they are complete. Their size is therefore
-limited, and so is the size of a header block in several frames.
+The content of DATA frames is passed on as it arrives. All other frames are passed on when they are complete. The size of these
+frames, and of a header block in several frames, is therefore limited.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HEADERS_FLAGS = h2.END_HEADERS | h2.PADDED | h2.PRIORITISED
 
 
 class FrameReader:
-    """Reads one connection. Do not feed it again after an exception."""
+    """Reads one connection. After an exception, do not call ``feed`` again."""
 
     __slots__ = (
         "_block",
@@ -56,7 +56,7 @@ class FrameReader:
         self._max_control = max_control
         self._rest = b""
         self._start = 0  # where the unprocessed bytes in ``_rest`` start
-        self._unusual = True  # only one kind of frame may follow: the first SETTINGS, or CONTINUATION
+        self._unusual = True  # only SETTINGS (the first frame) or CONTINUATION may follow
         self._block = bytearray()
         self._block_stream = 0
         self._block_ended = False
@@ -76,12 +76,12 @@ class FrameReader:
 
     @property
     def missing(self) -> int:
-        """Number of missing bytes of the last DATA frame; 0 if it has padding."""
+        """Number of missing bytes of the last DATA frame; 0 if the frame has padding."""
         return 0 if self._padding_left else self._data_left
 
     @property
     def stream_id(self) -> int:
-        """The stream of the last DATA frame that arrived incomplete."""
+        """The id of the stream of the last incomplete DATA frame."""
         return self._data_stream
 
     def skip(self, count: int) -> None:
@@ -121,7 +121,7 @@ class FrameReader:
             self.progress += 1
         self.is_behind = self._calls.units <= 0 and position < len(data)
         if self.is_behind:
-            self._start = position  # avoids a copy, since many turns may follow
+            self._start = position  # avoids a copy, because many turns may follow
         else:
             self._rest, self._start = data[position:], 0
 
@@ -222,7 +222,7 @@ class FrameReader:
         self._session.on_data(stream_id, size, self._data_ended and not self._data_left, data, start, middle)
 
     def _more_data(self, data: bytes, start: int) -> int:
-        """Pass on further bytes of an incomplete DATA frame; returns their end."""
+        """Pass on further bytes of an incomplete DATA frame. Returns where they end."""
         middle = min(len(data), start + self._data_left)
         if self._data_left:
             self._data_left -= middle - start

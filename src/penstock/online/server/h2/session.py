@@ -33,20 +33,20 @@ _LOW_ALLOWANCE = CONNECTION_WINDOW // 2
 _COPIED_BYTES = 1 << 14
 _PREFIX_BYTES = PREFIX.size
 _SMALL_BYTES = 256
-"""A smaller DATA frame is charged to the guard, unless it ends a request."""
+"""Bytes of DATA below which a frame is charged to the guard, unless the frame ends a request."""
 _BYTES_A_UNIT = 8
-"""Decoding this many bytes of a header block takes about as long as processing one frame."""
+"""Bytes of a header block whose decoding takes about as long as processing one frame."""
 _MAX_SETTINGS = 64
 _HEAD_BYTES = 4 << 20
-"""Maximum bytes of the headers of all open streams; beyond it, new streams are refused."""
+"""Maximum bytes of the headers of all open streams. Beyond it, new streams are refused."""
 _STREAMS_A_FRAME = 16
 _NO_OWNER = NoOwner()
 
 
 class H2Session:
-    """Handles the frames of one client, and is the ``Carrier`` of its streams. Used only on the event loop.
+    """Handles the frames of one connection, and is the ``Carrier`` of its streams. Used only on the event loop.
 
-    The methods that handle frames may raise ConnectionFault, or StreamFault, which the reader passes to ``on_fault``.
+    Methods that handle frames may raise ConnectionFault or StreamFault. The reader passes a StreamFault to ``on_fault``.
     """
 
     __slots__ = (
@@ -81,7 +81,7 @@ class H2Session:
     # Frames
 
     def on_data(self, stream_id: int, size: int, ended: bool, data: bytes, start: int, stop: int) -> None:
-        """Handle a DATA frame, which takes ``size`` bytes of the windows. Its content starts with ``data[start:stop]``."""
+        """Handle a DATA frame that takes ``size`` bytes of the windows. Its content begins with ``data[start:stop]``."""
         self._allowance -= size
         if self._allowance < _LOW_ALLOWANCE:
             if self._allowance < 0:
@@ -130,7 +130,7 @@ class H2Session:
         return None if stream is None or stream.reader is None else stream.reader.place()
 
     def on_written(self, stream_id: int, ended: bool, count: int) -> None:
-        """Handle content of the last DATA frame that was written to ``place()``."""
+        """Handle ``count`` bytes of the last DATA frame that were written to ``place()``."""
         if (stream := self.streams.get(stream_id)) is not None:
             stream.written(count)
             self._after(stream, ended)
@@ -188,7 +188,7 @@ class H2Session:
             stream.half_close()
 
     def on_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Handle any other frame, of known or unknown type."""
+        """Handle any other frame, including frames of unknown types."""
         if kind == h2.RST_STREAM:
             self._on_reset(stream_id, payload)
             return
@@ -285,7 +285,7 @@ class H2Session:
             queue.clear()
 
     def lose(self, units: int) -> int:
-        """End streams of a closed session for about ``units`` units; returns the units used."""
+        """End streams of a closed session, using about ``units`` units. Returns the units used."""
         used = 0
         while self.streams and used < units:
             used += LOSS_UNITS
@@ -296,7 +296,7 @@ class H2Session:
         return used
 
     def release(self) -> None:
-        """Drop the references to the connection, which is lost, so that nothing waits for the garbage collector."""
+        """Drop the references to the lost connection, so that no memory has to wait for the garbage collector."""
         self.outbox.close()
         self.unread.close()
         self.calls.release()
@@ -346,7 +346,7 @@ class H2Session:
         self._after(stream, ended)
 
     def _after(self, stream: H2Stream, ended: bool) -> None:
-        """Update the budget after ``stream`` has received bytes; then end its request, or let the client send more."""
+        """Update the budget after ``stream`` has received bytes. Then end its request, or let the client send more."""
         self.count(stream)
         if ended:
             stream.half_close()
@@ -354,7 +354,7 @@ class H2Session:
             self.grant(stream)
 
     def _refuse(self, stream_id: int, block: bytes, ended: bool, text: bytes = b"") -> None:
-        """Answer a request with the header ``block``, and with ``text`` if the windows allow it. Opens no stream for the request."""
+        """Answer a request with the header block ``block``, and with ``text`` if the windows allow it. Opens no stream."""
         self.guard.charge(CALL)
         size = len(text)
         if 0 < size <= min(self.outbox.window, self.outbox.initial_window):

@@ -1,4 +1,4 @@
-"""One gRPC call on one HTTP/2 stream: assembles the client's messages, calls the method, and queues its responses."""
+"""One gRPC call on one HTTP/2 stream. Assembles the client's messages, calls the method, and queues the responses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MESSAGE_OVERHEAD = 256
 
 
 class Carrier(Protocol):
-    """A stream's view of its connection."""
+    """The part of a connection's interface that its streams use."""
 
     max_unsent_bytes: int
 
@@ -48,7 +48,7 @@ class Carrier(Protocol):
 
     @property
     def unread(self) -> Unread:
-        """Counts messages until they are sent; ``released`` subtracts them."""
+        """Counts the bytes of messages until they are sent. ``released`` subtracts these bytes."""
 
     def delivered(self, size: int) -> None:
         """Record that a stream has received a message of ``size`` bytes."""
@@ -57,10 +57,10 @@ class Carrier(Protocol):
         """Record that a message of ``size`` counted bytes has been sent or dropped."""
 
     def charge(self, stream: H2Stream, size: int) -> None:
-        """Add ``size`` bytes, which may be negative, to the budget that ``stream`` uses until it ends. Raises Unavailable."""
+        """Add ``size`` (may be negative) to the bytes of the budget that ``stream`` uses until it ends. Raises Unavailable."""
 
     def count(self, stream: H2Stream) -> None:
-        """Update the budget after a change in the bytes that ``stream`` has received but not delivered."""
+        """Update the budget after a change of the bytes that ``stream`` has received but not delivered."""
 
     def grant(self, stream: H2Stream) -> None:
         """Let the client send more on ``stream``."""
@@ -70,7 +70,7 @@ class Carrier(Protocol):
 
 
 class H2Stream(msgspec.Struct, eq=False):
-    """A ``GrpcCall``. The outbox, which writes the frames, also uses the fields for sending (``credit`` to ``is_ready``)."""
+    """A ``GrpcCall``. The outbox writes the frames, and also uses the fields from ``credit`` to ``is_ready``."""
 
     carrier: Carrier
     id: int
@@ -78,7 +78,7 @@ class H2Stream(msgspec.Struct, eq=False):
     allowance: int
     """Bytes that the client may send."""
     is_untouched: bool
-    """True if the method is unary and not a single byte of its message has arrived."""
+    """True if the method is unary and no byte of the request has arrived yet."""
     client: str
     """See ``GrpcCall``."""
     limit: int
@@ -91,7 +91,7 @@ class H2Stream(msgspec.Struct, eq=False):
     """True if the client has sent the whole request."""
     received: int = 0
     charged: int = 0
-    """Bytes that this stream uses of the server's budget; the carrier takes and returns them."""
+    """Bytes of the server's budget that this stream uses. The carrier takes and returns them."""
     delivered: int = 0
     reader: MessageReader | None = None
     receiver: Receiver | None = None
@@ -103,22 +103,22 @@ class H2Stream(msgspec.Struct, eq=False):
     content: Buffer | None = None
     """The decompressed message, to be delivered next."""
     reserved: int = 0
-    """The part of ``charged`` that is not for messages that wait for delivery."""
+    """The bytes in ``charged``, except those of messages that wait for delivery."""
     passage: CallGate | None = None
-    """The passage through the gate of a request that is large, or needs more memory than its message."""
+    """The gate passage of a request that is large, or that needs more memory than its message."""
 
     credit: int = 0
-    """Bytes that the server may send beyond the client's setting of the initial window; negative once it has sent some."""
+    """The stream's send window minus the initial window of the client's settings. Sending decreases it."""
     started: bool = False
     """True once the headers of the response have been sent."""
     finished: bool = False
-    """True once the call has its status; unsent messages are still sent."""
+    """True once the call has its status. Queued messages are still sent."""
     gone: bool = False
     """True once no further frames are sent."""
     unsent: list[tuple[int, list[Buffer]]] = []
-    """Messages in parts, each with its size. The size counts until the whole message is sent, since a part keeps all of it alive."""
+    """Messages in parts, each with its size. The size counts until all parts are sent, because a part keeps the message alive."""
     first: int = 0
-    """The index of the first message in ``unsent`` that is not sent."""
+    """The index of the first message in ``unsent`` that has not been sent."""
     unsent_bytes: int = 0
     kept: int = 0
     """The total size of ``unsent``, as counted by the carrier."""
@@ -126,7 +126,7 @@ class H2Stream(msgspec.Struct, eq=False):
     """True if a part of the first unsent message has been sent."""
     trailers: bytes = OK_TRAILERS
     is_ready: bool = False
-    """True while the outbox has queued the stream."""
+    """True while the stream is in the outbox's queue."""
     sent_bytes: int = 0
     seen: tuple[int, int, bool] | None = None
     since: float = 0.0
@@ -152,7 +152,7 @@ class H2Stream(msgspec.Struct, eq=False):
         finally:
             if has_ended := self.finished or self.gone:
                 self.leave()
-        if has_ended:  # it may have got the room just before it was cancelled
+        if has_ended:  # the gate may have admitted the call just before its end
             raise Cancelled("the call has ended")
         self.reserve(size - self.reserved)
 
@@ -227,16 +227,16 @@ class H2Stream(msgspec.Struct, eq=False):
     # The client's side
 
     def may_receive(self) -> bool:
-        """True if the client may send more than its window allows. If not, the carrier's ``grant`` is called once it may."""
+        """True if the client's window may be enlarged. If not, the stream calls the carrier's ``grant`` later."""
         reader = self.reader
         if reader is None or not reader.missing:
             return True
         if reader.missing <= self.allowance:
-            return False  # the rest of the message fits; then ``grant`` is called again
+            return False  # the window suffices for this message; ``grant`` is called after it
         return self._passage().admits(reader.message_bytes, partial(self.carrier.grant, self))
 
     def begin(self, timeout_s: float | None) -> None:
-        """Start the deadline, and a streaming method. A unary method is called later, with the complete message."""
+        """Start the deadline. Start a streaming method; a unary method is called later, with the complete message."""
         if timeout_s is not None:
             self.timer = asyncio.get_running_loop().call_later(timeout_s, self._expire)
         method = self.head.method
@@ -301,7 +301,7 @@ class H2Stream(msgspec.Struct, eq=False):
             self._fail()
 
     def lose(self) -> None:
-        """End the call without a status: the client has reset the stream, or the connection is lost."""
+        """End the call without a status, because the client has reset the stream or the connection is lost."""
         self.gone = True
         self._drop(0)
         self._cancel()
@@ -315,7 +315,7 @@ class H2Stream(msgspec.Struct, eq=False):
         if self.finished:
             self.carrier.reset(self, ErrorCode.CANCEL)
             return
-        # Trailers in the middle of a message would be a protocol error.
+        # Trailers in the middle of a message would violate the protocol.
         self._drop(1 if self.is_cut else 0)
         self._cancel()
         self.finish(error)
@@ -471,7 +471,7 @@ class H2Stream(msgspec.Struct, eq=False):
                 self.carrier.grant(self)
 
     def leave(self) -> None:
-        """Make room for other large requests, since the response has been sent or dropped."""
+        """Leave the gate, because the response has been sent or dropped."""
         if self.passage is not None:
             self.passage.leave()
 
@@ -483,7 +483,7 @@ class H2Stream(msgspec.Struct, eq=False):
         self.abandon(DeadlineExceeded("the deadline of the call passed"))
 
     def _cancel(self) -> None:
-        """Notify the service in the next event-loop iteration, since the service may be the caller."""
+        """Notify the service in the next event-loop iteration, because the service may be the caller."""
         if self.on_cancel is not None and not self.finished:
             asyncio.get_running_loop().call_soon(self.on_cancel)
         self.on_cancel = None

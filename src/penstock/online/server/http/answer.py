@@ -20,13 +20,13 @@ LAST_CHUNK = b"0\r\n\r\n"
 _JOINED_BYTES = 64 << 10
 
 Answer = bytes | list[Buffer]
-"""One piece, or several pieces if joining them would copy large tensors."""
+"""A response: one piece, or several pieces if joining them would copy large tensors."""
 
 
 def compose(status: int, headers: bytes, connection: bytes, body: bytes, tensors: Sequence[Buffer] = ()) -> Answer:
     """A complete response with ``body`` followed by ``tensors``.
 
-    Each line of ``headers`` ends with CRLF; ``connection`` is ``CLOSE``, ``KEEP_ALIVE`` or empty.
+    Each line of ``headers`` ends with CRLF. ``connection`` is ``CLOSE``, ``KEEP_ALIVE`` or empty.
     """
     if not tensors and len(body) <= _JOINED_BYTES:
         return b"%b%b%bContent-Length: %d\r\n\r\n%b" % (_STATUS_LINES[status], headers, connection, len(body), body)

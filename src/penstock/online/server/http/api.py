@@ -22,7 +22,7 @@ from penstock.online.server.shared_memory.registry import NO_CUDA
 from penstock.telemetry.exposition import CONTENT_TYPE
 
 _PIECE = 256 << 10
-"""A multiple of 4: base64 encodes 3 bytes in 4 characters."""
+"""Characters to decode at a time. A multiple of 4, because base64 encodes 3 bytes in 4 characters."""
 
 
 class _Index(msgspec.Struct):
@@ -40,7 +40,7 @@ class _SystemRegion(msgspec.Struct):
 
 
 class Api:
-    """Handlers over the data plane and the control plane. The first line of a handler's docstring is its OpenAPI summary."""
+    """Handlers that use the data plane and the control plane. The first line of a handler's docstring is its OpenAPI summary."""
 
     def __init__(self, dataplane: DataPlane, control: ControlPlane, access: Access) -> None:
         self._dataplane = dataplane
@@ -166,7 +166,7 @@ class Api:
 
     @later
     async def regions(self, exchange: Exchange, route: Route) -> list[dict[str, Any]]:
-        """One registered region, or all."""
+        """One registered region, or all regions."""
         return await self._control.shared_memory_status(route.name)
 
     @later
@@ -177,7 +177,7 @@ class Api:
 
     @later
     async def unregister(self, exchange: Exchange, route: Route) -> None:
-        """Unregister a region, or all."""
+        """Unregister a region, or all regions."""
         await self._control.unregister_shared_memory(route.name)
 
     def cuda_regions(self, exchange: Exchange, route: Route) -> None:
@@ -191,7 +191,7 @@ class Api:
         raise Unsupported(NO_CUDA, "register system shared memory")
 
     def unregister_cuda(self, exchange: Exchange, route: Route) -> None:
-        """No effect. It succeeds because clients unregister both kinds of regions before they register their own."""
+        """Do nothing. This succeeds, because clients unregister both kinds of regions before they register their own."""
         exchange.reply_empty()
 
 
@@ -203,7 +203,7 @@ def metrics_handler(control: ControlPlane) -> Handler:
         exchange.reply(200, b"Content-Type: %b\r\n" % CONTENT_TYPE.encode(), await control.metrics_page())
 
     def metrics(exchange: Exchange, route: Route) -> None:
-        """Metrics for Prometheus, of all models."""
+        """Metrics of all models, for Prometheus."""
         exchange.later(write(exchange))
 
     return metrics
@@ -232,7 +232,7 @@ def _decode_files(parameters: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in parameters.items():
         if is_file(name):
             try:
-                # Decoded in pieces, so that other threads can run in between.
+                # Decode in pieces, so that other threads can run in between.
                 pieces = (value[start : start + _PIECE] for start in range(0, len(value), _PIECE))
                 decoded[name] = b"".join([base64.b64decode(piece, validate=True) for piece in pieces])
             except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Receives the rest of a large body directly into the memory of its tensors, without an intermediate copy."""
+"""Receives the missing bytes of a large body directly into the memory of its tensors, without an intermediate copy."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class BodyOwner(Protocol):
     """The connection that receives the body."""
 
     def reserve_body(self, size: int) -> bool:
-        """Reserve ``size`` bytes for the body. If that fails, refuse the request and return False."""
+        """Reserve ``size`` bytes for the body. If there is too little memory, refuse the request and return False."""
 
     def charge_body(self, received: int) -> None:
-        """Charge ``received`` bytes to the connection, and pause reading if they exceed its turn."""
+        """Charge ``received`` bytes to the connection. If they exceed its turn, pause reading."""
 
     def body_received(self, body: memoryview) -> None:
         """Continue with the complete body."""
@@ -33,7 +33,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
     __slots__ = ("_buffer", "_owner")
 
     def __init__(self, owner: BodyOwner, size: int, json_length: int) -> None:
-        """Receive a body of ``size`` bytes, whose tensors follow the first ``json_length`` bytes."""
+        """Receive a body of ``size`` bytes. Its tensors follow the first ``json_length`` bytes."""
         self._owner = owner
         self._buffer = BodyBuffer(size, json_length)
 

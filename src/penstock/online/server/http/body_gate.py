@@ -11,13 +11,13 @@ from penstock.online.server.http.context import HttpContext
 
 
 class BodyGate:
-    """The wait of one connection, whose requests arrive one after the other. Used only on the event loop."""
+    """Makes one connection wait for the gate. Its requests arrive one after the other. Used only on the event loop."""
 
     __slots__ = ("_passage", "is_closed")
 
     def __init__(self) -> None:
         self.is_closed = False
-        """True while a body waits: the connection must not read."""
+        """True while a body waits for the gate, so that the connection must not read."""
         self._passage: Passage | None = None
 
     @property
@@ -26,13 +26,13 @@ class BodyGate:
         return self._passage is not None
 
     def wait(self, context: HttpContext, size: int, on_open: Callable[[], None]) -> None:
-        """Wait until a body of up to ``size`` bytes may be received; ``on_open`` is called then, unless ``leave`` ends the wait."""
+        """Begin to wait for room for a body of up to ``size`` bytes. Then ``on_open`` is called, unless ``leave`` ends the wait."""
         self._passage = passage = Passage(context.budget.gate)
         self.is_closed = True
         context.start(self._enter(passage, size, on_open))
 
     def take(self) -> Passage | None:
-        """The passage of the body, which is complete; None if it did not have to wait for it."""
+        """Return the passage of the current body, which is complete. None if the body did not have to pass the gate."""
         if self.is_closed:
             self.leave()
         passage, self._passage = self._passage, None
@@ -52,6 +52,6 @@ class BodyGate:
         if passage is not self._passage:
             passage.leave()
             return
-        passage.park(size)  # from here on it waits for the client
+        passage.park(size)  # from here on, the body waits for its client
         self.is_closed = False
         on_open()

@@ -1,4 +1,4 @@
-"""HTTP content encodings: compresses and decompresses gzip and deflate. Pure."""
+"""HTTP content encodings: compression and decompression with gzip and deflate. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.tensor import Buffer
 _WINDOW = {b"gzip": inflating.GZIP, b"x-gzip": inflating.GZIP, b"deflate": inflating.ZLIB}
 _LEVEL = 1
 _PACKER_BYTES = 272 << 10
-"""Memory of a compressor."""
+"""Bytes of memory that a compressor takes."""
 
 ENCODINGS = b"gzip, deflate"
 """The supported encodings, as a header value. ``deflate`` is the zlib format, as HTTP defines it."""
@@ -24,12 +24,12 @@ def knows(encoding: bytes) -> bool:
 
 
 def inflate(body: Buffer, encoding: bytes, limit: int) -> Steps[memoryview]:
-    """Decompress the only member of ``body``, to at most ``limit`` bytes. Raises TooLarge, InvalidArgument."""
+    """Decompress ``body`` to at most ``limit`` bytes. Raises TooLarge, InvalidArgument."""
     return inflating.inflate(body, _WINDOW[encoding], limit)
 
 
 def inflate_small(body: Buffer, encoding: bytes) -> bytes | None:
-    """The content of ``body``, if body and content are small. Otherwise None, and ``inflate`` must be used."""
+    """The content of ``body``, if ``body`` and its content are small. Otherwise None; use ``inflate`` instead."""
     return inflating.inflate_small(body, _WINDOW[encoding])
 
 
@@ -39,9 +39,9 @@ def headers(encoding: bytes) -> bytes:
 
 
 def compress(parts: Sequence[Buffer], encoding: bytes) -> Steps[bytes]:
-    """Join and compress ``parts`` at the fastest level, since higher levels hardly make floats smaller."""
+    """Join and compress ``parts`` at the fastest level, because higher levels hardly make floats smaller."""
     size = sum(map(len, parts))
-    # The compressor of content that takes one step exists only during the step.
+    # If one step suffices, the compressor exists only during this step.
     beside = _PACKER_BYTES if size > STEP_BYTES else 0
     packed = bytearray()
     room = min(size, STEP_BYTES)
@@ -62,7 +62,7 @@ def compress(parts: Sequence[Buffer], encoding: bytes) -> Steps[bytes]:
 def preferred(accept: bytes) -> bytes:
     """The supported encoding with the greatest weight in an ``Accept-Encoding`` header; empty for identity.
 
-    At equal weights gzip precedes deflate, and both precede identity.
+    With equal weights, gzip precedes deflate, and both precede identity.
     """
     weights: dict[bytes, float] = {}
     for item in accept.lower().split(b","):

@@ -24,7 +24,7 @@ from penstock.tensor import Buffer
 
 _HEADER_OVERHEAD = 32
 _CHUNK_OVERHEAD = 16
-"""A chunked body may have this many bytes of framing per byte of its content."""
+"""Maximum bytes of framing in a chunked body, per byte of its content."""
 _LINGER_S = 2.0
 _CONTENT_LENGTH = b"content-length"
 _TRANSFER_ENCODING = b"transfer-encoding"
@@ -34,13 +34,13 @@ _END = b"\r\n\r\n"
 _RETRY = b"Retry-After: 1\r\n"
 _PART_BYTES = 4 << 10
 _GATED_BYTES = 1 << 20
-"""Bodies above this size that need decoding are received only once the gate admits them."""
+"""Size above which a body that needs decoding is received only once the gate admits it."""
 _DIRECT_BYTES = 64 << 10
-"""If more bytes of a body than this are missing, they bypass the parser."""
+"""If more than this number of bytes of a body are missing, they bypass the parser."""
 
 
 class _Refused(Exception):
-    """Raised in the parser's callbacks to stop parsing; the response is already queued."""
+    """Raised in the parser's callbacks to stop parsing. The response is then already queued."""
 
 
 class Http1Connection(Responder):
@@ -77,7 +77,7 @@ class Http1Connection(Responder):
         super().__init__(context)
         self.lane = asyncio.Lock()
         self._parser = httptools.HttpRequestParser(self)
-        self._progressed = False  # the bytes received last belonged to a body or completed a request
+        self._progressed = False  # the last received bytes belonged to a body or completed a request
         self._messages = 0
         self._seen: tuple[int, bool, bool, int] | None = None
         self._since = 0.0
@@ -91,7 +91,7 @@ class Http1Connection(Responder):
         self._is_upgrade = False  # the parser stopped after a head with ``Upgrade``, which the server ignores
         self._header_bytes = 0
         self._exchange = Exchange(self, self._head)
-        self._is_wanted = True  # the request is run once its body is complete
+        self._is_wanted = True  # the request will run once its body is complete
         self._is_aside = False  # a BodyReceiver is the transport's protocol
         self._begin_message()
 
@@ -119,7 +119,7 @@ class Http1Connection(Responder):
     def connection_lost(self, exc: Exception | None) -> None:
         self._drop_body()
         super().connection_lost(exc)
-        # Both refer to the connection, which would have to wait for the garbage collector.
+        # Both refer to the connection, and would keep it in memory until the garbage collector runs.
         del self._parser, self._exchange
 
     def data_received(self, data: bytes) -> None:
@@ -148,7 +148,7 @@ class Http1Connection(Responder):
     def _parse(self, data: bytes) -> None:
         at = 0
         while at < len(data) and not self._ending:
-            # Parse a partly received request to its end, unless it is chunked: it may have any number of chunks.
+            # Parse a partly received request to its end, unless it is chunked, because there may be any number of chunks.
             if at and (self._chunked or not self._receiving) and (self._is_late or self._is_full):
                 self._unparsed = data[at:]
                 break
@@ -163,7 +163,7 @@ class Http1Connection(Responder):
             self._receive_directly()
 
     def _part(self, data: bytes, at: int) -> int:
-        """The end of the next part of ``data`` to parse at once: a head, a body, or ``_PART_BYTES`` of unknown length."""
+        """The end of the part of ``data`` to parse next: a head, a body, or ``_PART_BYTES`` if the length is unknown."""
         if self._chunked:
             return at + _PART_BYTES
         if self._receiving and self._length > self._body_bytes:
@@ -178,7 +178,7 @@ class Http1Connection(Responder):
         if not self._progressed and not self._ending:
             self._check_overhead(len(data))
         elif before[1] and before[0] == self._messages and not self._ending:
-            # Chunks of one byte are allowed; long chunk extensions are not.
+            # Chunks of one byte are allowed, but long chunk extensions are not.
             self._check_overhead(len(data) - _CHUNK_OVERHEAD * (self._body_bytes - before[2]))
 
     def _feed_parser(self, data: Buffer) -> None:
@@ -195,9 +195,9 @@ class Http1Connection(Responder):
                 self._refuse(400, f"malformed HTTP: {error}")
 
     def _ignore_upgrade(self) -> None:
-        """Continue a request with ``Upgrade``, which Java's client sends to offer HTTP/2.
+        """Continue a request with the header ``Upgrade``, which Java's client sends to offer HTTP/2.
 
-        The parser stops after such a head without checking its framing. A new parser gets a head with the same framing headers.
+        The parser stops after such a head without checking its framing. A new parser therefore gets a head with the same framing.
         """
         closes = b"" if self._parser.should_keep_alive() else b"Connection: close\r\n"
         version = self._parser.get_http_version().encode()
@@ -274,7 +274,7 @@ class Http1Connection(Responder):
         size = len(name)
         self._header_bytes += size + len(value) + _HEADER_OVERHEAD
         if self._chunked or self._is_upgrade:
-            return  # trailers are ignored: they must not override headers
+            return  # trailers are ignored, because they must not override headers
         if size == len(_CONTENT_LENGTH) and name.lower() == _CONTENT_LENGTH:
             # The parser has validated the number, and rejects a repeated header.
             self._length = int(value[:_MAX_DIGITS])
@@ -316,7 +316,7 @@ class Http1Connection(Responder):
             if self._length > _GATED_BYTES:
                 self._wait_for_gate(self._length)
             if self._expects:
-                # A separate exchange, so that the interim response follows the responses to earlier requests.
+                # The interim response gets its own exchange, so that it follows the responses to earlier requests.
                 self._answer_later(Exchange(self, RequestHead()), CONTINUE)
         elif self._expects or self._length > FREE_BYTES:
             self._turn_away()
@@ -355,7 +355,7 @@ class Http1Connection(Responder):
             return
         self._progressed = True
         self._messages += 1
-        self._check_head()  # checked again, since trailers count as headers
+        self._check_head()  # checked again, because trailers count as headers
         if parser.should_upgrade():
             self._refuse(501, "this server is not a proxy: the method CONNECT is not supported")
             raise _Refused
@@ -418,7 +418,7 @@ class Http1Connection(Responder):
         self._answer_later(Exchange(self, RequestHead(), keep_alive=False), answer)
 
     def _wait_for_gate(self, size: int) -> None:
-        """If the body needs decoding, pause reading until the gate admits its ``size`` bytes."""
+        """If the body needs decoding, pause reading until the gate admits the body of ``size`` bytes."""
         if is_decoded(self._head):
             self._gate.wait(self.context, size, self._steer_reading)
             self._steer_reading()
@@ -467,7 +467,7 @@ class Http1Connection(Responder):
         self._refuse(431, f"the request headers are larger than {self.context.max_header_bytes} bytes")
 
     def check_time(self, now: float) -> None:
-        """Disconnect a client that has made no progress within its time limit; ``now`` in seconds."""
+        """Disconnect the client if it has made no progress within its time limit. ``now`` is in seconds."""
         transport = self._transport
         if transport is None:
             return

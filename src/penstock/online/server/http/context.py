@@ -17,10 +17,10 @@ from penstock.online.server.network.connections import Connections
 from penstock.online.server.network.unread import UnreadTotal
 
 FREE_BYTES = 16 << 10
-"""Bodies up to this size do not count against the budget."""
+"""Maximum size of a body that does not count against the budget."""
 _CONTROL_BYTES = 64 << 10
 _WITHOUT_TENSORS = ("", "Settings", "IndexRequest", "Region")
-"""Schemas of bodies without tensors or files. Such bodies have at most ``_CONTROL_BYTES``."""
+"""Schemas of bodies without tensors or files. Such bodies are limited to ``_CONTROL_BYTES``."""
 _ALL_JSON = ("InferRequest", "GenerateRequest")
 _PERHAPS_JSON = (b"", b"application/json", b"application/x-www-form-urlencoded")
 
@@ -40,30 +40,30 @@ class HttpContext:
     ) -> None:
         """``budget`` limits the total size of all bodies. Without ``web``, requests may have any name in ``Host``."""
         self.spare: HttpContext | None = None
-        """The context of connections over the limit; None if they are refused."""
+        """The context of connections over the connection limit; None if such connections are refused."""
         self.config = config
         self.connections = connections
         self.budget = budget
         self.web = web or WebAccess()
         self.unread = unread or UnreadTotal(config.max_unread_bytes, SystemClock())
         self.keys = access.http_headers
-        """Headers that unlock restricted parts of the API, in lower case."""
+        """Names, in lower case, of the headers that give access to restricted parts of the API."""
         self.routes = Routes(resources, access.of_path)
         self.heads = KnownHeads()
-        # Copied from ``config``, since every request reads them.
+        # Copied from ``config``, because every request reads these values.
         self.max_pipelined = config.max_pipelined
         self.max_header_bytes = config.max_header_bytes
         self.max_request_bytes = config.max_request_bytes
         self._tasks: set[asyncio.Task[None]] = set()
 
     def limit_of(self, head: RequestHead) -> int:
-        """Maximum size of the body, as received and after decompression."""
+        """Maximum size of the request's body, both as received and after decompression."""
         if head.route.body in _WITHOUT_TENSORS:
             return min(_CONTROL_BYTES, self.max_request_bytes)
         return min(self.config.max_json_bytes, self.max_request_bytes) if is_json(head) else self.max_request_bytes
 
     def reserve(self, size: int, reserved: int) -> int:
-        """Increase a reservation of ``reserved`` bytes to ``size`` bytes; returns the bytes added. Raises Unavailable."""
+        """Increase a reservation of ``reserved`` bytes to ``size`` bytes. Returns the number of added bytes. Raises Unavailable."""
         wanted = size - reserved
         if size <= FREE_BYTES or wanted <= 0:
             return 0
@@ -76,7 +76,7 @@ class HttpContext:
         self.budget.give(size)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` as a task; it must not raise."""
+        """Run ``work`` as a task. ``work`` must not raise an exception."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -91,5 +91,5 @@ def is_json(head: RequestHead) -> bool:
 
 
 def is_decoded(head: RequestHead) -> bool:
-    """True if decoding makes the body larger, because it is compressed or JSON."""
+    """True if decoding makes the body larger, because the body is compressed or JSON."""
     return bool(head.encoding) or is_json(head)

@@ -1,4 +1,4 @@
-"""One HTTP request, from its parsed head to its response, and the methods that handlers answer with."""
+"""One HTTP request, from its parsed head to its response, and the methods with which handlers answer it."""
 
 from __future__ import annotations
 
@@ -42,23 +42,24 @@ _BUSY = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)
 
 
 class AnswerSink(Protocol):
-    """The part of a connection that an exchange uses: it sends the response, whole or as a stream."""
+    """The part of a connection's interface that an exchange uses. It sends the response, whole or as a stream."""
 
     context: HttpContext
     lane: asyncio.Lock
-    """Held while one of the requests awaits its turn or runs a step on another thread, so that a connection with hundreds of requests
-    delays others no more than a connection with one. The holder must not wait for other requests: they may need it first."""
+    """A lock. A request holds it while it waits for its turn or runs a step on another thread. Hundreds of requests on a
+    connection therefore delay other connections no more than one request. The holder must not wait for other requests of the
+    connection, because they may need the lock first."""
 
     def answered(
         self, exchange: Exchange, status: int, headers: bytes, body: bytes, tensors: Sequence[Buffer] = ()
     ) -> None:
-        """Send the whole response; each line of ``headers`` ends with CRLF."""
+        """Send the whole response. Each line of ``headers`` ends with CRLF."""
 
     def begin_stream(self, exchange: Exchange, headers: bytes) -> None:
-        """Begin a response of status 200 that is sent in pieces; each line of ``headers`` ends with CRLF."""
+        """Begin a response of status 200 that is sent in pieces. Each line of ``headers`` ends with CRLF."""
 
     def send(self, exchange: Exchange, data: bytes) -> None:
-        """Send ``data``, which must not be empty. A client that leaves too much unread is disconnected and its request cancelled."""
+        """Send ``data``, which must not be empty. If the client leaves too much unread, disconnects it and cancels the request."""
 
     def end_stream(self, exchange: Exchange) -> None:
         """End the stream."""
@@ -72,15 +73,15 @@ class Exchange(msgspec.Struct, eq=False):
     body: Buffer = b""
     keep_alive: bool = True
     reserved_bytes: int = 0
-    """Bytes taken from the server's budget for bodies; the connection returns them with the response."""
+    """Bytes taken from the server's budget for bodies. The connection returns them when it sends the response."""
     passage: Passage | None = None
-    """The passage through the gate of a large request; the connection ends it with the response."""
+    """The passage of a large request through the gate. The connection ends it when it sends the response."""
     client: str = ""
     """The client's name in the keys file."""
     is_checked: bool = False
-    """True if access has been checked: ``refusal`` is the outcome."""
+    """True if access has been checked. ``refusal`` is then the outcome."""
     refusal: PenstockError | None = None
-    """The error to answer with; the handler is not called."""
+    """The error with which to answer. If set, the handler is not called."""
     form: AnswerForm = TEXT
     pending: Cancellable | None = None
     """Cancels the inference."""
@@ -92,7 +93,7 @@ class Exchange(msgspec.Struct, eq=False):
     """True if the client has disconnected."""
 
     def admit(self) -> bool:
-        """Check the URL, the method and the client's rights, before the body arrives. False if ``run`` will refuse the request."""
+        """Check URL, method and the client's rights before the body arrives. Returns False if ``run`` will refuse the request."""
         head = self.head
         self.is_checked = True
         if head.handler is None:
@@ -105,7 +106,7 @@ class Exchange(msgspec.Struct, eq=False):
         return self.refusal is None
 
     def run(self) -> None:
-        """Check access, unless ``admit`` already has, and call the handler, which answers immediately or later."""
+        """Check access, unless ``admit`` has already done this. Then call the handler, which answers immediately or later."""
         try:
             head = self.head
             handler = head.handler
@@ -132,7 +133,7 @@ class Exchange(msgspec.Struct, eq=False):
             self.fail_unexpected(error)
 
     def cancel(self) -> None:
-        """Cancel the request, since the client has disconnected; a batch that is already running continues."""
+        """Cancel the request, because the client has disconnected. A batch that is already running continues."""
         self.is_gone = True
         if self.passage is not None:
             self.passage.cancel()
@@ -140,7 +141,7 @@ class Exchange(msgspec.Struct, eq=False):
             self.pending.cancel()
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` as a task; it answers the request. An exception that it raises becomes the response."""
+        """Run ``work`` as a task. ``work`` answers the request. If it raises an exception, the exception becomes the response."""
 
         async def run() -> None:
             try:
@@ -153,8 +154,8 @@ class Exchange(msgspec.Struct, eq=False):
     def decode(self, read: Callable[[Buffer], Steps[_Result]], start: Callable[[_Result, bool], None]) -> None:
         """Decode the body with ``read``, then call ``start`` on the event loop: immediately for a small body, otherwise later.
 
-        The second argument of ``start`` is true if it is called later: the model may have been replaced by then. The exchange no
-        longer holds the body.
+        The second argument of ``start`` is True if ``start`` is called later, when the model may have been replaced. From then on,
+        the exchange no longer holds the body.
         """
         if (body := self.small_body()) is None:
             self.later(self._decode_later(read, start))
@@ -163,7 +164,7 @@ class Exchange(msgspec.Struct, eq=False):
             start(finish(read(body)), False)
 
     def small_body(self) -> Buffer | None:
-        """The decompressed content of a small body; None for a large one."""
+        """The decompressed content of a small body; None for a large body."""
         encoding = self.head.encoding
         if encoding:
             return compression.inflate_small(self.body, encoding)
@@ -196,7 +197,7 @@ class Exchange(msgspec.Struct, eq=False):
             return
         size = self.passage.size
         if self.head.json_length is None and not any(array.dtype.hasobject for array in inputs.values()):
-            # No array refers to the text any more.
+            # No array refers to the body's text any more.
             size = min(size, sum(array.nbytes for array in inputs.values()))
             self.sink.context.give_back(self.reserved_bytes - size)
             self.reserved_bytes = size
@@ -205,7 +206,7 @@ class Exchange(msgspec.Struct, eq=False):
     def submit(
         self, dataplane: DataPlane, handle: Handle, request: InferRequest, done: Done, decoupled: bool = False
     ) -> None:
-        """Pass ``request`` to the data plane, once there is memory for its outputs if they are large for its inputs."""
+        """Pass on ``request``. If its outputs are much larger than its inputs, first wait for memory for the outputs."""
         if not handle.decoupled and (size := handle.amplified_bytes(request)) > SMALL_BYTES:
             handle.hold()
             self.later(self._submit_later(dataplane, handle, request, done, decoupled, size))
@@ -225,12 +226,12 @@ class Exchange(msgspec.Struct, eq=False):
             handle.release()
 
     def await_more(self, size: int) -> None:
-        """Reserve ``size`` bytes of responses that are waiting to be sent, until the model's next response."""
+        """Reserve ``size`` bytes for responses that are waiting to be sent, until the model's next response."""
         if self.passage is not None:
             self.passage.park(size)
 
     async def encoded(self, arrays: Iterable[Array], steps: Steps[_Result]) -> _Result:
-        """The result of ``steps``, which encode the model's outputs, ``arrays``."""
+        """Run ``steps``, which encode the model's outputs ``arrays``, and return the result."""
         held = sum(array.nbytes for array in arrays)
         if self.passage is None and held > SMALL_BYTES:
             self.passage = Passage(self.sink.context.budget.gate)
@@ -239,7 +240,7 @@ class Exchange(msgspec.Struct, eq=False):
         return await self._in_steps(steps, lambda size: self._hold(held + size))
 
     async def begin_control(self) -> None:
-        """Wait for the turn of a control-plane request."""
+        """Wait for the turn of this control-plane request."""
         async with self.sink.lane:
             await self.sink.context.connections.turns.wait(CONTROL_UNITS)
 
@@ -269,15 +270,15 @@ class Exchange(msgspec.Struct, eq=False):
             await self.passage.hold(size)
 
     async def read(self, kind: type[_Body]) -> _Body:
-        """Decode the JSON body as ``kind``; an empty body reads as an empty object. Raises InvalidArgument."""
+        """Decode the JSON body as ``kind``. An empty body counts as an empty object. Raises InvalidArgument."""
         decoder: msgspec.json.Decoder[_Body] = _decoder(
             kind
-        )  # on the event loop: threads must not be the first to use a type
+        )  # on the event loop, because other threads must not be the first to use a type
         if self.head.encoding:
             self.body = await self.decoded(_as_it_is)
         if len(self.body) <= INLINE_BYTES:
             return self._read(decoder)
-        # The body itself, its texts, and the objects that they are decoded to.
+        # Memory for the body itself, for its texts, and for the decoded objects.
         self._reserve(3 * len(self.body))
         return await run(functools.partial(self._read, decoder))
 
@@ -293,7 +294,7 @@ class Exchange(msgspec.Struct, eq=False):
             raise InvalidArgument("the body's JSON is nested too deeply") from None
 
     def reply(self, status: int, headers: bytes, body: bytes = b"", tensors: Sequence[Buffer] = ()) -> None:
-        """Answer. The response is compressed if the client prefers that and the response is large enough."""
+        """Send the response. It is compressed if the client prefers compression and the response is large enough."""
         if self.form.lease is not None:
             self.form.release()
         encoding = self.head.accepted
@@ -327,7 +328,7 @@ class Exchange(msgspec.Struct, eq=False):
         self.sink.answered(self, 200, JSON, b"")
 
     def fail(self, error: PenstockError) -> None:
-        """Answer with ``error``, its status and the headers that go with it."""
+        """Answer with ``error``, its status, and the error's headers."""
         headers = b""
         if error.code in _BUSY:
             seconds = _RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
@@ -379,7 +380,7 @@ def _decompressed(
 
 
 def later(content: Callable[[Any, Exchange, Route], Awaitable[Any]]) -> Callable[[Any, Exchange, Route], None]:
-    """Turn a coroutine method into a handler that answers with the method's result as JSON; None means an empty response."""
+    """Convert a coroutine method to a handler that answers with the method's result as JSON. None becomes an empty response."""
 
     async def answer(self: Any, exchange: Exchange, route: Route) -> None:
         await exchange.begin_control()

@@ -1,4 +1,4 @@
-"""The generate extension: inference in plain JSON, with a member for each input and output.
+"""The generate extension: inference with plain JSON objects that have a member for each input or output.
 
 ``generate`` requires exactly one response. ``generate_stream`` sends any number of responses as server-sent events.
 """
@@ -71,7 +71,7 @@ class Generation:
 
 
 def read_request(handle: Handle, body: Buffer) -> Steps[InferRequest]:
-    """Read a request. Members with the name of an input are inputs, ``id`` is the request id, and all others are parameters.
+    """Read a request. Members with the name of an input are inputs, ``id`` is the request id, and all other members are parameters.
 
     Members of ``parameters`` are treated like members of the body. A value with fewer dimensions than its input gets leading
     dimensions of size 1. Raises InvalidArgument.
@@ -111,14 +111,14 @@ def read_request(handle: Handle, body: Buffer) -> Steps[InferRequest]:
 
 
 def write_response(response: InferResponse) -> bytes:
-    """Encode a response as a JSON object; outputs of one element become scalars. Raises InvalidArgument."""
+    """Encode a response as a JSON object. Outputs of one element become scalars. Raises InvalidArgument."""
     known: dict[str, object] = {"id": response.id} if response.id else {}
     known |= {"model_name": response.model_name, "model_version": response.model_version}
     parts = [b"{", orjson.dumps(known)[1:-1]]
     for name, array in response.outputs.items():
         data = to_json(name, array)
         parts += (b",", orjson.dumps(name), b":", data[1:-1] if array.size == 1 else data)
-    # Unlike formatting, joining copies large texts without the interpreter lock.
+    # Unlike string formatting, joining does not hold the interpreter lock while it copies large texts.
     return b"".join((*parts, b"}"))
 
 
@@ -140,7 +140,7 @@ class _Responses(ABC):
         if not self._waiting and (isinstance(outcome, PenstockError) or is_light(outcome.outputs.values())):
             self._take(outcome)
             return
-        # To keep the order, responses after a large one wait until it is encoded.
+        # To keep the order, all responses that follow a large response wait until it is encoded.
         self._waiting.append(outcome)
         self._waiting_bytes += _size(outcome)
         if len(self._waiting) == 1:
@@ -163,7 +163,7 @@ class _Responses(ABC):
             self._waiting_bytes -= _size(self._waiting.popleft())
 
     def _take(self, outcome: Outcome, data: bytes = b"") -> None:
-        """Process ``outcome``; ``data`` contains its outputs if they are already encoded."""
+        """Process ``outcome``. ``data`` contains its outputs if they are already encoded."""
         if self._is_over:
             return
         try:
@@ -209,7 +209,7 @@ class _Single(_Responses):
 
 
 class _Events(_Responses):
-    """Sends each response as an event. An error before the first event sets the status; a later one is an event."""
+    """Sends each response as an event. An error before the first event sets the status. A later error is sent as an event."""
 
     _has_begun = False
 
@@ -237,7 +237,7 @@ class _Events(_Responses):
 def _input(spec: TensorSpec, value: Any) -> Array:
     values = value if isinstance(value, list | np.ndarray) else [value]
     shape: list[int] = list(value.shape) if isinstance(value, np.ndarray) else []
-    while isinstance(value, list):  # the shape of nested lists, by their first elements
+    while isinstance(value, list):  # the shape of nested lists, according to their first elements
         shape.append(len(value))
         if not value:
             break

@@ -1,6 +1,6 @@
 """The parsed head of an HTTP request: request line and headers.
 
-Clients repeat the same head. The server caches heads by their bytes, so that it parses each head once.
+Clients send the same head again and again. The server therefore caches parsed heads by their bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.online.server.request_layout import BoundedCache
 
 _MAX_DIGITS = 18
 _LENGTHS = frozenset({4, 6, 9, 10, 11, 12, 13, 14, 15, 16, 17, 29, 31})
-"""Name lengths of the headers that are read. Most other headers are skipped because their names have other lengths."""
+"""Lengths of the names of the headers that are read. Most other headers can be skipped because their names have other lengths."""
 _AUTHORITY_END = re.compile(rb"[/?#]")
 _VERSIONS = ("1.1", "1.0")
 _SINGLE = frozenset(
@@ -49,22 +49,22 @@ class RequestHead(msgspec.Struct, gc=False):
     http_1_0: bool = False
     body_bytes: int = 0
     json_length: int | None = None
-    """``Inference-Header-Content-Length``."""
+    """The value of ``Inference-Header-Content-Length``."""
     encoding: bytes = b""
-    """``Content-Encoding`` in lower case, several joined by commas; empty for identity."""
+    """``Content-Encoding`` in lower case; empty for identity. Several encodings are joined by commas."""
     transfer: bytes = b""
-    """``Transfer-Encoding`` in lower case, several joined by commas."""
+    """``Transfer-Encoding`` in lower case. Several codings are joined by commas."""
     content_type: bytes = b""
     accepted: bytes = b""
     """The preferred encoding of ``Accept-Encoding``; empty for identity."""
     credential: bytes | None = None
     """The key in ``Authorization`` or ``X-API-Key``."""
     keys: dict[str, bytes] = {}
-    """Headers that unlock restricted parts of the API, by name in lower case."""
+    """Headers that give access to restricted parts of the API, by name in lower case."""
     traceparent: str = ""
     tracestate: str = ""
     single: frozenset[bytes] = frozenset()
-    """The headers read so far that must not be repeated."""
+    """The names of the headers read so far that must not be repeated."""
     sender: Sender = msgspec.field(default_factory=Sender)
     cors: bytes = b""
     """CORS header lines of every response, including errors."""
@@ -72,7 +72,7 @@ class RequestHead(msgspec.Struct, gc=False):
     """True if responses have no CORS headers, and the request is neither HEAD nor HTTP/1.0."""
 
     def read(self, name: bytes, value: bytes) -> None:
-        """Read one header; unknown headers are ignored. Raises InvalidArgument."""
+        """Read one header. Unknown headers are ignored. Raises InvalidArgument."""
         if len(name) not in _LENGTHS:
             return
         name = name.lower()
@@ -106,7 +106,7 @@ class RequestHead(msgspec.Struct, gc=False):
             self.single |= {name}
 
     def _read_codings(self, name: bytes, value: bytes) -> None:
-        """Append the codings in ``value`` to those of earlier headers called ``name``."""
+        """Append the codings in ``value`` to the codings of earlier headers called ``name``."""
         if name == b"transfer-encoding":
             self.transfer += b"," * bool(self.transfer) + value.strip()
             return
@@ -114,7 +114,7 @@ class RequestHead(msgspec.Struct, gc=False):
         self.encoding = b",".join(coding for coding in codings if coding not in (b"", b"identity"))
 
     def read_key(self, name: bytes, value: bytes) -> None:
-        """Read a header that unlocks a restricted part of the API; ``name`` is in lower case. Raises InvalidArgument."""
+        """Read a header that gives access to a restricted part of the API. ``name`` is in lower case. Raises InvalidArgument."""
         key = name.decode("latin-1")
         if key in self.keys:
             raise InvalidArgument(f"the header {key.title()} is repeated", "send it once")
@@ -164,11 +164,11 @@ class KnownHeads(BoundedCache[bytes, RequestHead]):
     """Parsed heads by their bytes, up to and including the empty line."""
 
     def learn(self, text: bytes, head: RequestHead) -> None:
-        """Cache ``head`` as the result of parsing ``text``, unless ``text`` is long or parsers may disagree on it."""
+        """Cache ``head`` as the result of parsing ``text``, unless ``text`` is long or parsers may disagree on where it ends."""
         if len(text) <= MAX_KNOWN_BYTES and is_plain(text):
             self.remember(text, head)
 
 
 def is_plain(text: bytes) -> bool:
-    """True if all parsers agree where the head ``text`` ends: it has no leading empty line, and all lines end with CRLF."""
+    """True if all parsers agree on where the head ``text`` ends, because it has no leading empty line and all lines end with CRLF."""
     return text[:1] not in (b"\r", b"\n") and text.count(b"\n") == text.count(b"\r\n")

@@ -55,7 +55,7 @@ class HttpInference:
     async def _infer_later(self, exchange: Exchange, handle: Handle) -> None:
         route, json_length = exchange.head.route, exchange.head.json_length
         layout, inputs = await exchange.decoded(partial(self._decode.in_steps, handle, json_length))
-        handle = self._dataplane.acquire(route.model, route.version, exchange.client)  # it may have been replaced
+        handle = self._dataplane.acquire(route.model, route.version, exchange.client)  # the first may be unloaded
         request, exchange.form = self._decode.complete(handle, layout, inputs)
         self._start(exchange, handle, request)
 
@@ -72,7 +72,7 @@ class HttpInference:
             exchange.pending = self._dataplane.infer(handle, request, done)
 
     def answer(self, exchange: Exchange, handle: Handle, outcome: Outcome) -> None:
-        """Answer with ``outcome``, which came from ``handle``."""
+        """Answer with ``outcome``, the outcome of the request on ``handle``."""
         if isinstance(outcome, PenstockError):
             exchange.fail(outcome)
             return
@@ -113,9 +113,9 @@ def ask(
     find: Callable[[], Handle],
     read: Callable[[Handle, Buffer], Steps[tuple[Mapping[str, Array], Write]]],
 ) -> None:
-    """Run the inputs that ``read`` finds in the body on the handle that ``find`` returns, and answer with the outputs.
+    """Answer an inference request. ``find`` returns the handle, and ``read`` returns the inputs in the body.
 
-    ``read`` also returns the function that encodes the outputs.
+    ``read`` also returns a function that encodes the outputs.
     """
 
     def start(found: tuple[Mapping[str, Array], Write], is_late: bool) -> None:

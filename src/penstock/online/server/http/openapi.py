@@ -167,7 +167,7 @@ def _operation(resource: Resource, method: str, handler: Handler) -> _Schema:
 
 
 def _media_type(resource: Resource) -> str:
-    """The media type of responses; empty if they have no body."""
+    """The media type of responses; empty if responses have no body."""
     if resource.path.endswith("/metrics"):
         return "text/plain"
     if resource.path.endswith("/generate_stream"):

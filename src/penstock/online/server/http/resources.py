@@ -57,7 +57,7 @@ def metrics_resources(control: ControlPlane) -> list[Resource]:
 
 
 def merge(dialects: Iterable[Iterable[Resource]]) -> list[Resource]:
-    """Combine the resources of ``dialects``. Methods of equal paths are merged, and paths with a ``:verb`` come first."""
+    """Combine the resources of ``dialects``. Resources with equal paths are merged. Paths with a ``:verb`` come first."""
     merged: dict[str, Resource] = {}
     for resources in dialects:
         for resource in resources:

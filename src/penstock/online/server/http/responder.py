@@ -1,7 +1,7 @@
 """The write side of an HTTP/1.1 connection: requests in progress, and their responses in request order.
 
-A response is written immediately or, on a pipelined connection, together with the others of the same event-loop iteration.
-Connections take turns: at the end of its turn, a connection stops reading and keeps unprocessed data and requests for its next one.
+A response is written immediately. On a pipelined connection, all responses of the same event-loop iteration are written together.
+Connections take turns. At the end of its turn, a connection stops reading, and keeps unprocessed data and requests for its next turn.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Responder(ServerConnection):
         self._unread = Unread(context.unread, self._evict, self._outgoing.read)
         self._is_last_written = False  # the connection closes once everything is written
         self._write_paused = False  # responses wait, in ``_outgoing`` or in the transport
-        self._window = 1  # requests that may be in flight; 1 until the first response shows how large responses are
-        self._waiting = 0  # bytes of complete responses that wait for earlier ones
+        self._window = 1  # requests that may be in flight; 1 until the size of the first response is known
+        self._waiting = 0  # bytes of complete responses that wait for earlier responses
         self._held = 0  # bytes of responses reserved in the server's budget
         self._is_half_closed = False
         self._gate = BodyGate()  # holds back large bodies before they are received
@@ -96,7 +96,7 @@ class Responder(ServerConnection):
         self._outgoing.open(self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # Batches that are already running continue; their responses are dropped.
+        # Batches that are already running continue, but their responses are dropped.
         self._transport = None
         self._ending = True
         self._unparsed = b""
@@ -122,7 +122,7 @@ class Responder(ServerConnection):
         return True
 
     def _look_for_client(self) -> None:
-        """Detect a client that has disconnected, or may have, while the connection is not reading."""
+        """Detect that the client has disconnected, or may have disconnected, while the connection is not reading."""
         if (
             self._transport is not None
             and (self._unparsed or self._is_full or self._gate.is_closed)
@@ -136,7 +136,7 @@ class Responder(ServerConnection):
         self._probe()
 
     def _probe(self) -> None:
-        """Send an interim response, which every client must accept; a disconnected client resets the connection.
+        """Send an interim response, which every client must accept. If the client has disconnected, it resets the connection.
 
         The next write then fails, which reveals that the client has disconnected.
         """
@@ -165,14 +165,14 @@ class Responder(ServerConnection):
 
     @property
     def _is_over(self) -> bool:
-        """True if all requests are answered, and no further one is accepted."""
+        """True if all requests are answered and no further request is accepted."""
         is_done = not (self._pending or self._backlog or ((self._receiving or self._unparsed) and not self._ending))
         return is_done and (self._ending or self.context.connections.draining)
 
     # Requests
 
     def _take(self, exchange: Exchange) -> None:
-        """Run ``exchange`` now, or once fewer requests are in flight."""
+        """Run ``exchange`` now. If too many requests are in flight, run it later."""
         if self._backlog or self._write_paused or len(self._pending) >= self._window:
             self._backlog.append(exchange)
             self._steer_reading()
@@ -181,13 +181,13 @@ class Responder(ServerConnection):
             exchange.run()
 
     def _begin_turn(self, units: int) -> float:
-        """Start a turn of ``units`` time units; returns the current time."""
+        """Start a turn of ``units`` time units. Returns the current time."""
         now = perf_counter()
         self._until = now + units * UNIT_S
         return now
 
     def _end_turn(self, begun: float) -> int:
-        """End the turn; returns the number of time units used."""
+        """End the turn. Returns the number of time units used."""
         self._until = 0.0
         return int((perf_counter() - begun) / UNIT_S) + 1
 
@@ -209,7 +209,7 @@ class Responder(ServerConnection):
         self._steer_reading()
 
     def _charge(self, received: int) -> None:
-        """Charge ``received`` bytes, and read on in a later turn if they exceed the current one.
+        """Charge ``received`` bytes. If they exceed the current turn, continue reading in a later turn.
 
         Otherwise, the transport would read for as long as the client keeps sending.
         """
@@ -346,7 +346,7 @@ class Responder(ServerConnection):
             self._wait(exchange, data)
 
     def _wait(self, exchange: Exchange, data: bytes) -> None:
-        """Append a piece of a stream to a buffer that is sent after earlier responses."""
+        """Append a piece of a streamed response to a buffer. The buffer is sent after all earlier responses."""
         if exchange.answer is None:
             exchange.answer = [bytearray()]
         cast(bytearray, exchange.answer[0]).extend(data)
@@ -411,7 +411,7 @@ class Responder(ServerConnection):
             self._steer_reading()
 
     def _reserve(self, size: int) -> bool:
-        """Reserve memory for a response that the client may leave unread. Returns False if there is none."""
+        """Reserve memory for a response that the client may leave unread. Returns False if there is too little memory."""
         self.context.unread.has_room(size, self._unread)
         if not self.context.budget.take(size):
             return False
@@ -424,12 +424,12 @@ class Responder(ServerConnection):
         self._held = self._unread.count = 0
 
     def _evict(self) -> None:
-        """Disconnect a client that reads nothing while others need the memory of its responses."""
+        """Disconnect the client, because it reads nothing while others need the memory of its responses."""
         self._drop_unread()
         self.abort()
 
     def _count_unread(self) -> None:
-        """Reserve the size of unread responses in the server's budget; disconnect a client that leaves too much unread."""
+        """Reserve the size of unread responses in the server's budget. Disconnect the client if it leaves too much unread."""
         if self._transport is None:
             return
         unread = self._waiting + self._outgoing.kept
@@ -461,7 +461,7 @@ class Responder(ServerConnection):
     # Called by the server
 
     def begin_drain(self) -> None:
-        """No effect: the next response carries ``Connection: close``."""
+        """Do nothing, because the next response has the header ``Connection: close``."""
 
     def close_if_idle(self) -> None:
         """Close the connection unless a request is being received or answered."""
@@ -476,7 +476,7 @@ class Responder(ServerConnection):
         return True
 
     def abort(self) -> None:
-        """Close the connection at once, even with requests in flight."""
+        """Close the connection immediately, even if requests are in flight."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -14,9 +14,9 @@ from penstock.online.server.request_layout import BoundedCache
 
 _PLACEHOLDER = re.compile(r"([^{]*)\{(\w+)\}(.*)")
 _MAX_URL_BYTES = 4 << 10
-"""Longer URLs have no route: parsing is not charged to a client, so it must take little time. No name is that long."""
+"""Longer URLs have no route. Parsing a URL is not charged to a client, so it must take little time. No name is that long."""
 _MAX_KNOWN_BYTES = 512
-"""Limit on the URLs that are cached."""
+"""Maximum number of cached URLs."""
 _VERSIONED = "/versions/{version}"
 
 
@@ -38,15 +38,16 @@ class Route(NamedTuple):
 
 
 Handler = Callable[[Any, Route], None]
-"""Answers an ``Exchange``. The type is ``Any`` because the module of ``Exchange`` imports this one."""
+"""Answers an ``Exchange``. The type is ``Any`` because the module of ``Exchange`` imports this module."""
 ErrorBody = Callable[[int, str], bytes]
-"""Returns the body for a status and a message."""
+"""Returns the body of an error response for a status and a message."""
 
 
 class Resource(NamedTuple):
     """A path, whose segments may be ``{model}``, ``{version}`` or ``{name}``, with a handler per method.
 
-    A ``versioned`` path also exists with ``/versions/{version}`` after the model's name. ``access/table.py`` states who may use it.
+    A ``versioned`` path also exists with ``/versions/{version}`` after the model's name. ``access/table.py`` defines which clients
+    may use the resource.
     """
 
     path: str
@@ -55,7 +56,7 @@ class Resource(NamedTuple):
     versioned: bool = False
     error: ErrorBody | None = None
     answer: str = ""
-    """The OpenAPI schema of responses; empty if they have no body."""
+    """The OpenAPI schema of responses; empty if responses have no body."""
     body: str = ""
     """The OpenAPI schema of POST and PUT bodies; empty if there is no body."""
 
@@ -68,8 +69,8 @@ class Resource(NamedTuple):
 class Routes(BoundedCache[bytes, Route]):
     """``routes[url]`` is the route of a request target.
 
-    The first resource whose path matches wins. Names in the URL are percent-decoded. Parsed URLs are cached, since clients use only
-    a small number of them.
+    The first resource whose path matches wins. Names in the URL are percent-decoded. Parsed URLs are cached, because clients use
+    only a small number of different URLs.
     """
 
     def __init__(self, resources: Iterable[Resource], guard_of: Callable[[str], Guard | None]) -> None:
@@ -87,7 +88,7 @@ class Routes(BoundedCache[bytes, Route]):
             return NOWHERE
         path = url.partition(b"?")[0]
         if not path.startswith(b"/"):
-            # The absolute form, which proxies send.
+            # The URL has the absolute form, which proxies send.
             try:
                 path = httptools.parse_url(url).path or b""
             except httptools.HttpParserInvalidURLError:
@@ -104,11 +105,11 @@ class Routes(BoundedCache[bytes, Route]):
 
 
 NOWHERE = Route({})
-"""The route of a URL without a resource."""
+"""The route of a URL that has no resource."""
 
 
 def _with_head(handlers: Mapping[bytes, Handler]) -> Mapping[bytes, Handler]:
-    """Use the handler of GET for HEAD too. The connection leaves out the body of the response."""
+    """Use the handler of GET also for HEAD. The connection omits the body of the response."""
     return {**handlers, b"HEAD": handlers[b"GET"]} if b"GET" in handlers else handlers
 
 
@@ -128,14 +129,14 @@ class _Placeholder(NamedTuple):
 
 
 class _Pattern(NamedTuple):
-    """The literal and the other segments of a path, by position, and their number."""
+    """A path: its literal segments and its other segments, by position, and the number of all segments."""
 
     size: int
     literals: dict[int, bytes]
     placeholders: dict[int, _Placeholder]
 
     def match(self, segments: Sequence[bytes]) -> dict[str, bytes] | None:
-        """The names in ``segments``; None if they do not match."""
+        """The names in ``segments``; None if ``segments`` do not match the path."""
         if len(segments) != self.size or any(segments[place] != text for place, text in self.literals.items()):
             return None
         found = {one.name: one.find(segments[place]) for place, one in self.placeholders.items()}

@@ -1,4 +1,4 @@
-"""The open connections of a server, on all ports and of all protocols. They share limits, time checks and draining."""
+"""The open connections of a server, on all ports and of all protocols, with common limits, time checks and draining."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from typing import ClassVar
 from penstock.online.server.network.turns import Turns
 
 LAST_REQUEST_S = 0.5
-"""Seconds for which an idle connection stays open while the server drains, since a request may already be on its way."""
+"""Seconds for which an idle connection stays open while the server drains, because a request may already be on its way."""
 
 _TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8
 _LOOKS = 64
-"""Maximum strangers, and maximum other connections, to examine when a new connection exceeds the limit."""
+"""Maximum number of strangers, and of other connections, to examine when a new connection exceeds the limit."""
 _SPARE = 64
-"""Number of connections over the limit that may query the server's health."""
+"""Number of spare connections: connections over the limit that may only query the server's health."""
 _LINGERING = 128
-"""Maximum connections that were closed to make room but still exist. Their descriptors do not count towards the limit."""
+"""Maximum number of connections that were closed to make room but still exist. Such connections do not count towards the limit."""
 
 
 class ServerConnection(asyncio.Protocol, ABC):
@@ -34,11 +34,11 @@ class ServerConnection(asyncio.Protocol, ABC):
     __slots__ = ()
 
     protocol: ClassVar[str] = ""
-    """The protocol; empty until it is known."""
+    """Name of the connection's protocol; empty until the protocol is known."""
 
     @abstractmethod
     def check_time(self, now: float) -> None:
-        """Abort the connection if a time limit has passed; ``now`` is in seconds."""
+        """Abort the connection if a time limit has passed. ``now`` is in seconds."""
 
     @abstractmethod
     def begin_drain(self) -> None:
@@ -55,8 +55,8 @@ class ServerConnection(asyncio.Protocol, ABC):
 
     @abstractmethod
     def make_room(self) -> bool:
-        """Close the connection in favour of a new client. Returns False if a request is being answered, or if one is being received
-        from a client that has already sent a complete one.
+        """Close the connection to make room for a new client. Returns False if a request is being answered, or if a client that
+        has already sent a complete request is sending another.
         """
 
     @abstractmethod
@@ -65,7 +65,7 @@ class ServerConnection(asyncio.Protocol, ABC):
 
 
 def has_left(transport: asyncio.Transport) -> bool | None:
-    """True if the client has reset the connection, None if it has half-closed it. A paused ``transport`` detects neither."""
+    """True if the client has reset the connection, None if the client has half-closed it. A paused ``transport`` detects neither."""
     try:
         with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as connected:
             state = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
@@ -87,7 +87,7 @@ def end_sending(transport: asyncio.Transport) -> bool:
 
 
 def unacknowledged(transport: asyncio.Transport) -> int:
-    """Bytes that the operating system has accepted from ``transport``, and that have not arrived at the client; 0 if unknown."""
+    """Bytes that the operating system has accepted from ``transport`` but that have not arrived at the client; 0 if unknown."""
     try:
         count = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
     except (OSError, AttributeError, ValueError):  # ValueError: the transport is closed, so its descriptor is -1
@@ -96,10 +96,10 @@ def unacknowledged(transport: asyncio.Transport) -> int:
 
 
 class Connections:
-    """All open connections. Each one adds itself when it is made, and discards itself when it is lost. Used only on the event loop."""
+    """All open connections. Each adds itself when it is made, and discards itself when it is lost. Used only on the event loop."""
 
     spare: Connections | None = None
-    """Takes connections over the limit; None if they are refused."""
+    """Takes connections over the limit; None if such connections are refused."""
 
     def __init__(self, limit: int) -> None:
         self.draining = False
@@ -109,9 +109,9 @@ class Connections:
         self.turns = Turns()
         self._limit = limit
         self._strangers: dict[ServerConnection, None] = {}
-        """Connections whose clients had sent no complete request when they were last examined."""
+        """Strangers: connections whose clients had sent no complete request when they were last examined."""
         self._known: dict[ServerConnection, int] = {}
-        """The other connections, with the number of requests when they were last examined."""
+        """Connections that are not strangers. Each has the number of its requests when it was last examined."""
         self._evicted: set[ServerConnection] = set()
         """Connections that were closed to make room, but still exist."""
         self._empty = asyncio.Event()
@@ -124,10 +124,10 @@ class Connections:
         return [*self._known, *self._strangers]
 
     def add(self, connection: ServerConnection) -> bool:
-        """Count ``connection``. If this exceeds the limit, another one is closed, so that clients without requests lock out no others.
+        """Count ``connection``. If it exceeds the limit, close another connection, so that clients without requests cannot lock
+        out others.
 
-        Returns False if none can be closed. The new connection must then move to the ``spare`` connections, or refuse its client and
-        close.
+        Returns False if no connection can be closed. The new connection must then become a ``spare`` one, or refuse its client.
         """
         self._strangers[connection] = None
         return len(self) - len(self._evicted) <= self._limit or self._evict(connection)
@@ -141,9 +141,9 @@ class Connections:
             self._empty.set()
 
     def _evict(self, newest: ServerConnection) -> bool:
-        """Close the oldest stranger; without strangers, an idle connection that was not used since it was last examined.
+        """Close the oldest stranger. If there are no strangers, close an idle connection that was not used since it was last examined.
 
-        Examined connections move to the end of their queue, so that the next call examines others.
+        Examined connections move to the end of their queue, so that the next call examines other connections.
         """
         if len(self._evicted) >= min(_LINGERING, self._limit):
             return False  # the closed connections end more slowly than new ones arrive
@@ -165,10 +165,10 @@ class Connections:
         return False
 
     def _closes(self, connection: ServerConnection) -> bool:
-        """Close ``connection`` if it makes room."""
+        """Close ``connection`` if its ``make_room`` allows this."""
         if connection in self._evicted or not connection.make_room():
             return False
-        if connection in self._strangers or connection in self._known:  # it may already be gone
+        if connection in self._strangers or connection in self._known:  # the connection may already be gone
             self._evicted.add(connection)
         return True
 
@@ -191,7 +191,7 @@ class Connections:
             self.spare.abort()
 
     async def drain(self) -> None:
-        """Wait until all connections are closed: each one after its last response, or after a short idle time."""
+        """Wait until all connections are closed. A connection closes after its last response, or after a short idle time."""
         self.draining = self.leaving = True
         for connection in self._open:
             connection.begin_drain()
@@ -211,10 +211,9 @@ class Connections:
 
 
 class SpareConnections(Connections):
-    """The spare connections, which exceed the limit of the others. They may only query the server's health, and close after the
-    response.
+    """The spare connections. They exceed the connection limit, may only query the server's health, and close after the response.
 
-    Their number is small. None of them is refused: a new one replaces the oldest, even if that is busy.
+    Their number is small. A new spare connection is never refused: it replaces the oldest spare connection, even if that is busy.
     """
 
     def __init__(self, limit: int = _SPARE) -> None:

@@ -1,4 +1,4 @@
-"""The sockets that the server listens on: TCP and Unix, with or without TLS, for HTTP/1.1, HTTP/2 or both."""
+"""The sockets on which the server listens: TCP and Unix sockets, with or without TLS, for HTTP/1.1, HTTP/2 or both."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ _DROP_SYN = b"".join(
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One address to listen on, and its protocols."""
+    """One address on which to listen, and its protocols."""
 
     host: str = ""
     """Name or address of this machine; empty means all addresses."""
     port: int = 0
-    """0 selects a free port."""
+    """Port number; 0 selects a free port."""
     unix_socket: str = ""
-    """Path of a Unix socket to listen on instead; only the server's own user may connect."""
+    """Path of a Unix socket. If set, the endpoint listens on this socket, to which only the server's own user may connect."""
     reuse_port: bool = False
-    """Share the port with other processes; the operating system distributes the connections."""
+    """True to share the port with other processes. The operating system then distributes the connections."""
     tls: ssl.SSLContext | None = None
-    """The endpoint sets the context's ALPN protocols, so endpoints with different protocols need different contexts."""
+    """TLS context. The endpoint sets its ALPN protocols, so endpoints with different protocols need different contexts."""
     http: Factory | None = None
     """Creates HTTP/1.1 connections."""
     http2: Factory | None = None
-    """Creates HTTP/2 connections; at least one of the two factories is required."""
+    """Creates HTTP/2 connections. At least one of the two factories is required."""
 
 
 class Listener:
@@ -77,9 +77,9 @@ class Listener:
         return bool(self._servers) and all(server.is_serving() for server, _ in self._servers)
 
     async def listen(self, endpoint: Endpoint) -> tuple[str, int]:
-        """Listen on ``endpoint`` as well; returns the bound host and port, or the path and 0. Raises OSError."""
+        """Also listen on ``endpoint``. Returns the bound host and port, or the path and 0. Raises OSError."""
         if endpoint.tls is not None:
-            # HTTP/1.1 comes first: curl and browsers offer both and need HTTP/1.1, while gRPC clients offer only h2.
+            # HTTP/1.1 comes first, because curl and browsers offer both protocols and need HTTP/1.1. gRPC clients offer only h2.
             spoken = (("http/1.1", endpoint.http), ("h2", endpoint.http2))
             endpoint.tls.set_alpn_protocols([name for name, factory in spoken if factory is not None])
         if self._sweeper is None:
@@ -113,15 +113,15 @@ class Listener:
         return host, port
 
     def sweep(self) -> None:
-        """Abort connections that exceed a time limit. One pass over all connections saves a timer for each."""
+        """Abort connections that exceed a time limit. One pass over all connections is cheaper than a timer per connection."""
         self._connections.check_time(self._clock.now())
 
     def announce_end(self) -> None:
-        """From now on, announce in each response that its connection closes."""
+        """From now on, announce in each response that the connection will close."""
         self._connections.draining = True
 
     async def drain(self, grace_s: float, timeout_s: float) -> None:
-        """Stop listening after ``grace_s``, close each connection once it is idle, and abort the rest after ``timeout_s``."""
+        """Stop listening after ``grace_s`` seconds. Close idle connections, and all others after ``timeout_s`` seconds."""
         self.announce_end()
         await asyncio.sleep(grace_s)
         await self._stop_listening()
@@ -154,12 +154,12 @@ class Listener:
         return lambda: Sniffer(self._connections, http, http2, self._config.request_timeout_s)
 
     async def _stop_listening(self) -> None:
-        """Close all servers. Queued connections are accepted first, since the operating system would reset them."""
+        """Close all listening sockets. Queued connections are accepted first, because the operating system would reset them."""
         loop = asyncio.get_running_loop()
         turned_away = [_turn_away(listening) for server, _ in self._servers for listening in server.sockets]
         if any(turned_away):
             await asyncio.sleep(_LAST_HANDSHAKES_S)
-        # Duplicates of the listening sockets keep the queues alive after the servers are closed.
+        # Duplicates of the listening sockets keep the queues alive after asyncio's servers are closed.
         queues = [
             (socket.socket(fileno=os.dup(listening.fileno())), endpoint)
             for server, endpoint in self._servers
@@ -168,7 +168,7 @@ class Listener:
         for server, _ in self._servers:
             for listening in server.sockets:
                 loop.remove_reader(listening.fileno())
-        # asyncio needs the servers for one more iteration to set up the connections that it has just accepted.
+        # asyncio's servers are needed for one more iteration, to set up the connections that they have just accepted.
         await asyncio.sleep(0)
         for server, _ in self._servers:
             server.close()
@@ -181,7 +181,7 @@ class Listener:
                     while True:
                         accepted.append((queue.accept()[0], endpoint))
         await asyncio.gather(*(self._take(client, endpoint) for client, endpoint in accepted))
-        # Connections that the event loop accepted itself are registered some iterations later, after the handshake.
+        # Connections that the event loop has accepted itself are registered some iterations later, after the TLS handshake.
         for _ in range(_ACCEPT_TURNS):
             await asyncio.sleep(0)
         if any(endpoint.tls for _, endpoint in self._servers):
@@ -218,8 +218,8 @@ class Listener:
 def _lengthen_queues(server: asyncio.Server) -> None:
     """Lengthen the queues of connections that wait to be accepted.
 
-    asyncio's ``backlog`` is not suitable. asyncio would also try to accept that many connections per iteration, even if no file
-    descriptor is left, and report each failure.
+    asyncio's ``backlog`` is not suitable, because asyncio would also try to accept this number of connections per iteration.
+    Without a free file descriptor, it would report each failure.
     """
     for listening in server.sockets:
         with socket.socket(fileno=os.dup(listening.fileno())) as queue:
@@ -227,7 +227,7 @@ def _lengthen_queues(server: asyncio.Server) -> None:
 
 
 def _bind_unix(path: str) -> socket.socket:
-    """A socket bound to ``path``; only the server's own user may connect. Raises OSError, also if another server listens there."""
+    """A socket bound to ``path``, for the server's own user only. Raises OSError, also if another server listens there."""
     bound = socket.socket(socket.AF_UNIX)
     try:
         # Linux copies the socket's permissions to the path, so the path is never open to other users.
@@ -261,9 +261,9 @@ def _is_stale(path: str) -> bool:
 
 
 def _turn_away(listening: socket.socket) -> bool:
-    """Make the operating system drop new SYN packets; handshakes in progress still complete. Returns False if it cannot.
+    """Make the operating system drop new SYN packets. Handshakes in progress still complete. Returns False if impossible.
 
-    Otherwise, a connection could complete after the last accept and before the socket is closed, and would be reset.
+    Otherwise, a connection whose handshake completes after the last accept would be reset when the socket is closed.
     """
     if listening.family == socket.AF_UNIX or sys.platform != "linux":
         return False
@@ -278,7 +278,7 @@ def _turn_away(listening: socket.socket) -> bool:
 
 
 async def _one_address(host: str) -> str:
-    """One address of ``host``, IPv4 if possible; several addresses would get different free ports. Raises OSError."""
+    """One address of ``host``, if possible an IPv4 address. Several addresses would get different free ports. Raises OSError."""
     addresses = await asyncio.get_running_loop().getaddrinfo(
         host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )

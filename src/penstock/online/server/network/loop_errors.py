@@ -23,7 +23,7 @@ class LoopErrors:
         """See ``loop.set_exception_handler``."""
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in _SHORTAGES:
-            # Each accept fails until another connection is closed.
+            # Every accept fails until another connection is closed.
             if loop.time() >= self._silent_until:
                 self._silent_until = loop.time() + _SILENCE_S
                 _log.error("cannot accept connections: %s; raise the limit with `ulimit -n`", error.strerror)

@@ -1,6 +1,6 @@
-"""The responses of one connection on their way to its transport.
+"""Writes the responses of one connection to its transport.
 
-Large responses are written in slices, in turns with the other connections. A socket accepts megabytes at once, and copying them for
+Large responses are written in slices, in turns with other connections. A socket accepts megabytes at once. Copying megabytes for
 many clients in one iteration would block the event loop.
 """
 
@@ -15,11 +15,11 @@ from penstock.online.server.network.turns import BYTES_A_UNIT, Turns
 from penstock.tensor import Buffer
 
 SMALL_BYTES = 64 << 10
-"""Responses of at most this size are written at once."""
+"""Maximum bytes of a response that is written at once."""
 _FIRST_UNITS = 64
-"""Units for the first slice of a response."""
+"""Maximum units for the first slice of a response."""
 _LEAST_UNITS = 16
-"""The first slice is written immediately if at least this number of units is left in the iteration."""
+"""Units that must be left in the iteration for the first slice to be written immediately."""
 
 
 def _ignore() -> None:
@@ -27,7 +27,7 @@ def _ignore() -> None:
 
 
 class Outgoing:
-    """Queues the parts of responses, which it does not copy, and writes them in order. Used only on the event loop."""
+    """Queues the parts of responses without copying them, and writes them in order. Used only on the event loop."""
 
     __slots__ = (
         "_handed",
@@ -44,7 +44,7 @@ class Outgoing:
     )
 
     def __init__(self, turns: Turns, on_end: Callable[[], None]) -> None:
-        """``on_end`` is called once everything is written and the transport accepts more data, except by ``write``."""
+        """``on_end`` is called once everything is written and the transport accepts more data. ``write`` itself never calls it."""
         self._turns = turns
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
@@ -56,37 +56,37 @@ class Outgoing:
         self._is_paused = False
         self._is_queued = False
         self.is_busy = False
-        """True while a large response is not written completely."""
+        """True while a large response is not completely written."""
 
     def open(self, transport: asyncio.Transport) -> None:
         """Write to ``transport`` from now on."""
         self._transport = transport
 
     def close(self) -> None:
-        """Drop the queue: the connection is lost. Idempotent."""
+        """Drop the queue, because the connection is lost. Idempotent."""
         self._transport = None
         self._on_end = _ignore
         self._clear()
 
     @property
     def unsent(self) -> int:
-        """Bytes that the operating system has not accepted yet."""
+        """Number of bytes that the operating system has not accepted yet."""
         return 0 if self._transport is None else self._kept - self._offset + self._transport.get_write_buffer_size()
 
     @property
     def kept(self) -> int:
-        """Bytes in memory: a part counts in full until its last byte has been accepted."""
+        """Bytes in memory. A part counts in full until the operating system has accepted its last byte."""
         if self._transport is None:
             return 0
         return self._kept + max(self._pinned, self._transport.get_write_buffer_size())
 
     def read(self) -> int:
-        """A number that increases while the client reads: the bytes that have arrived at it."""
+        """Number of bytes that have arrived at the client. It increases while the client reads."""
         transport = self._transport
         return 0 if transport is None else self._handed - transport.get_write_buffer_size() - unacknowledged(transport)
 
     def write(self, parts: Sequence[Buffer]) -> None:
-        """Write ``parts`` after those that wait."""
+        """Write ``parts`` after all waiting parts."""
         transport = self._transport
         if transport is None:
             return
@@ -99,7 +99,7 @@ class Outgoing:
         self._kept += size
         if not self.is_busy:
             self.is_busy = True
-            # From now on, the transport pauses until its buffer is empty, so that it refers to no part any more.
+            # From now on, the transport pauses until its buffer is empty. It then no longer refers to any part.
             transport.set_write_buffer_limits(1, 0)
         units = min(_FIRST_UNITS, self._turns.left)
         if units >= _LEAST_UNITS and not (self._is_paused or self._is_queued):
@@ -107,11 +107,11 @@ class Outgoing:
         self._continue()
 
     def pause(self) -> None:
-        """The transport accepts no more data."""
+        """Called when the transport accepts no more data."""
         self._is_paused = True
 
     def resume(self) -> None:
-        """The transport accepts data again."""
+        """Called when the transport accepts data again."""
         self._is_paused = False
         self._continue()
         if not self.is_busy:
@@ -146,7 +146,7 @@ class Outgoing:
         self.is_busy = False
 
     def _write(self, units: int) -> int:
-        """Write the next slice, of at most ``units`` units; returns the units used."""
+        """Write the next slice, of at most ``units`` units. Returns the units used."""
         transport, parts = self._transport, self._parts
         assert transport is not None
         if transport.is_closing():

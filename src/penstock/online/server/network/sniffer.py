@@ -1,4 +1,4 @@
-"""Detects the protocol of a client on a port with both protocols, from ALPN or the first bytes."""
+"""Detects whether a client on a shared port speaks HTTP/1.1 or HTTP/2, from ALPN or from the first bytes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import cast
 from penstock.online.server.network.connections import Connections, ServerConnection
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""The first bytes of every HTTP/2 client (RFC 9113, section 3.4); no HTTP/1.1 request starts with them."""
+"""The first bytes that every HTTP/2 client sends (RFC 9113, section 3.4). No HTTP/1.1 request starts with these bytes."""
 
 
 Factory = Callable[[], ServerConnection]
 
 
 class Sniffer(ServerConnection):
-    """Reads until the protocol is known. It then hands the connection over and is no longer involved."""
+    """Reads from a new connection until the protocol is known. Then a connection of this protocol replaces the sniffer."""
 
     __slots__ = ("_connections", "_http", "_http2", "_received", "_since", "_timeout_s", "_transport")
 
@@ -39,7 +39,7 @@ class Sniffer(ServerConnection):
             self._connections = self._connections.spare
             is_in = self._connections.add(self)
         if not is_in or agreed == "http/1.1":
-            self._hand_over(self._http)  # the HTTP connection refuses its client if the limit is exceeded
+            self._hand_over(self._http)  # the HTTP connection refuses the client if the limit is exceeded
         elif agreed == "h2":
             self._hand_over(self._http2)
 
@@ -62,10 +62,10 @@ class Sniffer(ServerConnection):
             self.abort()
 
     def begin_drain(self) -> None:
-        """No effect: there is no request, and the protocol for a response is unknown."""
+        """Do nothing, because there is no request, and the protocol for a response is unknown."""
 
     def close_if_idle(self) -> None:
-        """Close."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.close()
 
@@ -74,12 +74,12 @@ class Sniffer(ServerConnection):
         return 0
 
     def make_room(self) -> bool:
-        """Close: the client has not sent a request yet."""
+        """Close the connection, because the client has not sent a request yet."""
         self.close_if_idle()
         return True
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close the connection immediately."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -92,5 +92,5 @@ class Sniffer(ServerConnection):
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         if self._received:
-            # The new connection may already have been replaced by another one.
+            # The new connection may already have been replaced by another protocol.
             cast(asyncio.Protocol, transport.get_protocol()).data_received(self._received)

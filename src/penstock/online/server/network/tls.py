@@ -1,4 +1,4 @@
-"""TLS: the server's certificate, and the certificates that clients need."""
+"""TLS: the server's certificate, and checks of client certificates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_context(config: ServerConfig) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")
-    # Renegotiation lets a client force repeated handshakes on one connection.
+    # Renegotiation would let a client force repeated handshakes on one connection.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     try:
         # Without a callback, OpenSSL asks for the key's password on the terminal.
@@ -41,7 +41,7 @@ def make_context(config: ServerConfig) -> ssl.SSLContext | None:
         _check_parts(certificate, key)
         raise InvalidConfig(
             f"cannot use the certificate '{certificate}' with the key '{key}': {_reason(error)}",
-            "both must be PEM; the certificate needs its chain, and the key must match it",
+            "give PEM files: the certificate with its chain, and the key that matches it",
         ) from None
     if config.tls_client_ca:
         try:

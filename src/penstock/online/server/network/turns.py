@@ -1,7 +1,7 @@
 """Shares the event loop among connections, so that one client's data cannot block the others.
 
-Work is counted in units; a unit is about one frame, or ``UNIT_S`` seconds. The units of all connections in one event-loop iteration
-are limited. A connection with more work stops reading and waits; waiting connections take turns.
+Work is counted in units. A unit is about one frame, or ``UNIT_S`` seconds. The total number of units in one event-loop iteration
+is limited. A connection with more work stops reading and waits. Waiting connections take turns.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from typing import Protocol
 UNIT_S = 4e-6
 """Seconds per unit, for work whose time is measured."""
 BYTES_A_UNIT = 1 << 12
-"""Bytes that take about as long to receive as one frame takes to process."""
+"""Number of bytes that take about as long to receive as one frame takes to process."""
 CONTROL_UNITS = 256
-"""Units of a control-plane request; this allows one per event-loop iteration."""
+"""Units of a control-plane request. With this number, one such request runs per event-loop iteration."""
 BEGIN_UNITS = 2
-"""Units for the start of a stream or of a deadline, in addition to the frame that starts the call."""
+"""Units for the start of a stream, and for the start of a deadline, in addition to the frame that starts the call."""
 STEP_UNITS = 32
 """Units to start a step on another thread, and to receive its result."""
 LOSS_UNITS = 2
-"""Units for the end of a call whose connection is lost, including the notification of its service."""
+"""Units for the end of a call whose connection is lost, including the notification of the service."""
 
 TURN_UNITS = 256
-"""Units per event-loop iteration; half of them are for waiting connections."""
+"""Units per event-loop iteration. Half of them are for waiting connections."""
 SLICE_UNITS = 32
 """Minimum units for a turn of a waiting connection."""
 PAUSE_UNITS = 256
-"""Units that waiting connections may use before the loop pauses. It pauses only if connections are still waiting."""
+"""Units that waiting connections may use before the event loop pauses. It pauses only if connections are still waiting."""
 PAUSE_S = 5e-5
-"""The pause, in which other threads take the interpreter lock. A loop that is never idle releases the lock often, but takes it back
-before a waiting thread has woken up. Without pauses, a model's thread might wait for a hundred iterations."""
+"""Seconds of the pause, in which other threads can take the interpreter lock. A busy event loop often releases the lock, but takes
+it again before a waiting thread has woken up. Without pauses, a model's thread might wait for a hundred iterations."""
 MAX_SKIPPED = 4
-"""In at most this many consecutive iterations, waiting connections may leave no units for a request that waits."""
+"""Maximum number of consecutive iterations in which waiting connections may leave no units for a waiting request."""
 FREE_UNITS = 16
-"""Units that each connection always gets for newly received data, so that single small requests never wait."""
+"""Units that every connection always gets for newly received data, so that single small requests never wait."""
 
 
 class TurnTaker(Protocol):
-    """A connection with more work."""
+    """A connection with more work than its turn allows."""
 
     def work(self, units: int) -> int:
-        """Continue for about ``units`` units; returns the units used. Call ``Turns.add`` for another turn."""
+        """Continue for about ``units`` units. Returns the units used. Implementations call ``Turns.add`` for another turn."""
 
 
 class Turns:
@@ -55,16 +55,16 @@ class Turns:
     def __init__(self, pause: Callable[[float], object] = time.sleep) -> None:
         """``pause`` blocks this thread for some seconds, without the interpreter's lock."""
         self.left = TURN_UNITS
-        """Units left for newly received data. Negative if a step used too many; later iterations have fewer units then."""
+        """Units left for newly received data. Negative if a step used too many, so that later iterations have fewer units."""
         self._waiting: deque[TurnTaker] = deque()
         self._requests: deque[_Waiter] = deque()  # separate from connections, whose turns are longer
         self._skipped = 0  # iterations without a turn for a request
         self._is_scheduled = False
         self._pause = pause
-        self._unpaused = 0  # units of those that wait since the last pause
+        self._unpaused = 0  # units that waiting connections have used since the last pause
 
     def spend(self, units: int) -> None:
-        """Record that newly received data took ``units`` units. Calls for up to ``FREE_UNITS`` may be omitted."""
+        """Record that newly received data took ``units`` units. Not required for up to ``FREE_UNITS`` units."""
         self.left -= units
         self._schedule()
 
@@ -74,7 +74,7 @@ class Turns:
         self._schedule()
 
     async def wait(self, units: int) -> None:
-        """Wait for a turn of about ``units`` units, on behalf of one request. Connections that wait come first."""
+        """Wait for a turn of about ``units`` units, on behalf of one request. Waiting connections come first."""
         waiter = _Waiter(units)
         self._requests.append(waiter)
         self._schedule()
@@ -112,7 +112,7 @@ class Turns:
             self._begin_request()
 
     def _begin_request(self) -> None:
-        """Give a turn to one request, if connections have left units for it, or have left none for too long."""
+        """Give a turn to one request if connections have left units for it, or have left no units for too many iterations."""
         if self.left <= TURN_UNITS // 2 and self._skipped < MAX_SKIPPED:
             self._skipped += 1
             return
@@ -132,7 +132,7 @@ class _Waiter:
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def begin(self) -> int:
-        """Let the coroutine continue; returns the units that it uses."""
+        """Let the coroutine continue. Returns the units that it uses."""
         if self.begun.done():
             return 0
         self.begun.set_result(None)

@@ -9,29 +9,29 @@ from penstock.clock import Clock
 from penstock.online.server.access.admission import LARGE_BYTES
 
 STALE_S = 1.0
-"""Seconds without reading after which a client may be disconnected when others need the memory. They decrease as more memory is used
-than the limit, to a quarter."""
+"""Seconds without reading after which a client may be disconnected if others need the memory. The more the memory exceeds the
+limit, the shorter this time becomes, down to a quarter."""
 _HASTE = 4
 FLOOR_BYTES = 1 << 20
-"""A connection may always leave this number of bytes unread, or one response of any size."""
+"""Number of bytes that a connection may always leave unread. It may also leave one response of any size unread."""
 
 
 class UnreadTotal:
     """The unread responses of all connections. Used only on the event loop."""
 
     def __init__(self, limit: int, clock: Clock, on_fall: Callable[[], None] = lambda: None) -> None:
-        """``on_fall``: see ``ByteBudget``."""
+        """For ``on_fall``, see ``ByteBudget``."""
         self.limit = limit
         self._on_fall = on_fall
         self._peak = 0
         self.clock = clock
         self.count = 0
-        """Unread bytes, as of each connection's last ``settle``."""
+        """Unread bytes of all connections, each counted at its last ``settle``."""
         self.waiting: OrderedDict[Unread, float] = OrderedDict()
-        """Connections with unread responses, each with the time when it was last seen to read, the longest time first."""
+        """Connections with unread responses, each with the time at which its client last read, in the order of these times."""
 
     def has_room(self, size: int, keep: Unread) -> bool:
-        """True if there is room for ``size`` bytes. To make room, disconnects stale clients other than ``keep``."""
+        """True if there is room for ``size`` bytes. To make room, disconnects clients that have long read nothing, except ``keep``."""
         while (wanted := self.count + size) > self.limit:
             stalest = next(iter(self.waiting), None)
             now = self.clock.now()
@@ -70,10 +70,9 @@ class Unread:
     __slots__ = ("_read", "_seen", "_total", "count", "evict", "has_read", "reported")
 
     def __init__(self, total: UnreadTotal, evict: Callable[[], None], read: Callable[[], int] = _unknown) -> None:
-        """``evict`` disconnects the client and removes all of its responses. ``read`` returns a number that increases while the client
-        reads, even in the middle of a response."""
+        """``evict`` disconnects the client and drops its responses. ``read`` returns a number that rises while the client reads."""
         self.count = 0
-        """Unread bytes. Callers may increase it directly, without ``add``, up to ``FLOOR_BYTES``."""
+        """Number of unread bytes. Up to ``FLOOR_BYTES``, callers may increase it directly, without ``add``."""
         self.has_read = False
         """True if the client has read a response since the last ``settle``."""
         self.evict = evict
@@ -81,10 +80,10 @@ class Unread:
         self._seen = 0
         self._total = total
         self.reported = 0
-        """The count at the last call of ``settle``. While both counts are 0, ``settle`` need not be called."""
+        """The number of unread bytes at the last ``settle``. While both numbers are 0, ``settle`` need not be called."""
 
     def add(self, size: int) -> bool:
-        """Count a response of ``size`` bytes. Returns False without counting it if it must be dropped for lack of memory."""
+        """Count a response of ``size`` bytes. Returns False, and counts nothing, if it must be dropped for lack of memory."""
         count = self.count + size
         if count > FLOOR_BYTES and not self._total.has_room(count - self.reported, self) and self.count:
             return False
@@ -97,17 +96,17 @@ class Unread:
         self.has_read = True
 
     def close(self) -> None:
-        """The connection is closed, and all answers are dropped."""
+        """Called when the connection is closed and all responses are dropped."""
         self.settle()
         self.evict, self._read = _gone, _unknown
 
     def has_progressed(self) -> bool:
-        """True if the client has read since the last call."""
+        """True if the client has read since the last call of this method."""
         before, self._seen = self._seen, self._read()
         return self._seen != before
 
     def settle(self) -> None:
-        """Report the count to the total. Call this once all data that could be sent is sent."""
+        """Report the number of unread bytes to ``UnreadTotal``. Call this once all data that could be sent is sent."""
         count, total = self.count, self._total
         if count or self.reported:
             total.report(count - self.reported)

@@ -1,7 +1,7 @@
-"""Communication between the processes of one server: each one answers the others' control planes on a Unix socket.
+"""Communication between the processes of one server. Each process answers the control planes of the other processes on a Unix socket.
 
-A message consists of its length (4 bytes, little-endian) and MessagePack data: ``[what, arguments]`` for a request,
-``[error, result]`` for a response. The sockets are in a folder that only the server's user can enter.
+A message consists of its length (4 bytes, little-endian) and MessagePack data: ``[what, arguments]`` for a request, ``[error,
+result]`` for a response. The sockets are in a folder that only the server's user can enter.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LENGTH = struct.Struct("<I")
 _MAX_BYTES = 64 << 20
 _PATIENCE_S = 5.0
 _LOCK_PATIENCE_S = 15.0
-"""Time limit for a lock. It is long enough for the holder to wait for a hanging process twice: to make its change, and to undo it."""
+"""Maximum seconds to wait for a lock. The holder may have to wait for a hanging process twice: to make a change and to undo it."""
 _LOCK_PAUSE_S = 0.005
 
 _BROKEN = (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, msgspec.MsgspecError, RecursionError)
@@ -39,7 +39,7 @@ _BROKEN = (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, msgsp
 _Form = TypeVar("_Form")
 
 Answerer = Callable[[str, list[Any]], Awaitable[Any]]
-"""Answers a request ``(what, arguments)`` of another process with plain data or msgspec structs."""
+"""Answers a request ``(what, arguments)`` of another process. Returns plain data or msgspec structs."""
 
 
 class _Question(NamedTuple):
@@ -60,25 +60,26 @@ class ProcessGroup:
         """Start answering the other processes."""
 
     async def ask(self, what: str, *arguments: Any, patient: bool = False) -> list[Any]:
-        """Send the request ``what`` to all other processes; returns their responses. If one of them fails, raises its error.
+        """Send the request ``what`` to all other processes, and return their responses. If a process responds with an error,
+        raises this error.
 
-        Skips processes that are starting or shutting down and, unless ``patient``, those that do not answer in time.
+        Skips processes that are starting or shutting down and, unless ``patient``, processes that do not answer in time.
         """
         return []
 
     def keep(self, what: Any) -> None:
-        """Store plain data, or structs, for the process that replaces this one. Until then, the data represents this process."""
+        """Store data for the process that replaces this process. If this process dies, the data represents it until it is replaced."""
 
     def inherited(self) -> Any:
-        """Return the data that this process's predecessor has stored, or None."""
+        """The data that the predecessor of this process has stored, or None."""
         return None
 
     def kept_by_absent(self) -> list[Any]:
-        """Return the data stored by processes that did not answer the last request."""
+        """The data stored by processes that did not answer the last request."""
         return []
 
     def exclusive(self, what: str = "", *, patient: bool = False) -> AbstractAsyncContextManager[None]:
-        """Hold the server-wide lock ``what``, so that changes reach all processes in the same order. A dying process releases it.
+        """Hold the server-wide lock ``what``, so that changes reach all processes in the same order. It ends with the process.
 
         Raises Unavailable if acquiring the lock takes too long, unless ``patient``.
         """
@@ -89,7 +90,7 @@ class ProcessGroup:
 
 
 class SocketGroup(ProcessGroup):
-    """The group as seen by process ``index``; all processes meet in ``folder``. Used only on the event loop."""
+    """The group from the view of process ``index``. The sockets of all processes are in ``folder``. Used only on the event loop."""
 
     def __init__(self, folder: Path, index: int) -> None:
         self._folder = folder
@@ -150,7 +151,7 @@ class SocketGroup(ProcessGroup):
                 self._folder.rmdir()
 
     async def _lock(self, path: Path, patient: bool) -> int:
-        """Wait for the lock on ``path``; returns its descriptor, which the caller closes. Raises Unavailable."""
+        """Wait for the lock on ``path``. Returns its descriptor, which the caller must close. Raises Unavailable."""
         flags = os.O_RDONLY | (os.O_DIRECTORY if path == self._folder else os.O_CREAT)
         lock = os.open(path, flags | os.O_CLOEXEC, 0o600)
         try:
@@ -225,7 +226,7 @@ def _frame(message: object) -> bytes:
 
 
 async def _receive(reader: asyncio.StreamReader, kind: type[_Form]) -> _Form:
-    """Receive one message as ``kind``. Raises one of ``_BROKEN``."""
+    """Receive one message of type ``kind``. Raises one of the exceptions in ``_BROKEN``."""
     (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     if size > _MAX_BYTES:
         raise ValueError(f"a message of {size} bytes")

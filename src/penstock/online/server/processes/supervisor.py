@@ -1,8 +1,8 @@
-"""One server in several processes: a supervisor starts them, restarts those that die, and stops them.
+"""One server in several processes. A supervisor starts the processes, restarts processes that die, and stops all processes.
 
 All processes listen on the same ports (SO_REUSEPORT), and the operating system distributes the connections. Before it forks, the
-supervisor loads the models that start no threads, so that all processes, including restarted ones, share their weights in memory.
-Each process loads the other models itself.
+supervisor loads the models that start no threads, so that all processes, including restarted processes, share the weights of these
+models. Each process loads all other models itself.
 
 The supervisor runs neither an event loop nor threads, because a fork would not copy them correctly.
 """
@@ -43,11 +43,11 @@ class GroupMember(msgspec.Struct, frozen=True):
     lifeline: int
     """File descriptor that becomes readable when the supervisor dies."""
     is_replacement: bool
-    """True if it replaces a process that has died while the others were running."""
+    """True if this process replaces a process that has died while the other processes were running."""
 
 
 class Message(msgspec.Struct):
-    """A message from a process to its supervisor: the process is ready, with its facts, or has failed with an error."""
+    """A message from a process to its supervisor. It says that the process is ready, or that it has failed with an error."""
 
     ready: dict[str, Any] | None = None
     error: tuple[str, str, str] | None = None
@@ -76,7 +76,7 @@ class Supervisor:
         self._processes: dict[int, _Process] = {}
         self._deaths: dict[int, list[float]] = {}
         self._due: dict[int, float] = {}
-        """For the index of each process that has died, the time to restart it."""
+        """The time to restart each process that has died, by index."""
         self._selector = selectors.DefaultSelector()
         self._announced = False
         self._stops = 0
@@ -151,11 +151,11 @@ class Supervisor:
         self._selector.register(pipe, selectors.EVENT_READ, process)
 
     def _fork(self, index: int) -> tuple[int, int]:
-        """Start a process; returns its id and the pipe to read its messages from. Raises OSError."""
+        """Start a process. Returns its id, and the pipe from which to read its messages. Raises OSError."""
         read, write = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        # The signals stay pending until the child has its own handlers.
+        # The child's signals stay pending until it has installed its own handlers.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             pid = os.fork()
@@ -171,7 +171,7 @@ class Supervisor:
         return pid, read
 
     def _be(self, index: int, pipe: int, mask: set[signal.Signals | int]) -> None:
-        """Run as a process of the server, then exit. ``mask`` contains the signals to block."""
+        """Run as a server process, then exit. ``mask`` contains the signals to block."""
         code = 1
         try:
             # The child gets its own process group, so that Ctrl-C reaches only the supervisor, which forwards it.
@@ -199,7 +199,7 @@ class Supervisor:
             os._exit(code)
 
     def _read(self, process: _Process) -> None:
-        """Read the messages of a process, or detect its end."""
+        """Read the messages of a process, or detect that it has ended."""
         data = os.read(process.pipe, _READ)
         process.received += data
         while b"\n" in process.received:
@@ -228,13 +228,13 @@ class Supervisor:
         code = os.waitstatus_to_exitcode(status)
         del self._processes[process.index]
         if self._stops:
-            if code != -signal.SIGTERM or process.is_ready:  # otherwise, the signal preceded its handler
+            if code != -signal.SIGTERM or process.is_ready:  # otherwise, SIGTERM preceded its handler
                 self._exit = self._exit or abs(code)
         else:
             self._miss(process.index, f"ended with signal {-code}" if code < 0 else f"ended with code {code}")
 
     def _miss(self, index: int, how: str) -> None:
-        """Schedule the restart of a missing process. During the first start-up, fail instead."""
+        """Schedule the restart of a missing process. During start-up, let the server fail instead."""
         if not self._announced:
             self._failure = self._failure or Unavailable(f"a server process {how} before it was ready")
             self._stop()
@@ -250,7 +250,7 @@ class Supervisor:
 def reserve(host: str, port: int) -> socket.socket:
     """A socket that reserves ``port`` on ``host``, so that several processes can listen on it; 0 selects a free port.
 
-    Raises OSError, also if another server listens there and would otherwise share the port.
+    Raises OSError. This includes the case that another server listens on the port and would share it.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -1,4 +1,4 @@
-"""Traces, access log, recorded requests and log messages, as the configuration requests them."""
+"""Sets up traces, the access log, recorded requests and log messages according to the configuration."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Recording:
         self.tracer = tracer
         self.log = log
         self.requests = requests
-        """Records requests for warm-up. Only the first process has one, since all processes serve the same models."""
+        """Records requests for warm-up. None except in the first process, because all processes serve the same models."""
         self._writers = writers
 
     @classmethod
     def open(cls, config: ServerConfig, process: int = 0) -> Recording:
-        """Create the recorders that ``config`` requests. ``process`` counts from 0; each process writes its own trace file.
+        """Create the recorders that ``config`` requests. Process number ``process`` (from 0) has its own trace file.
 
         Raises InvalidConfig if a file cannot be written, and Unavailable if the OpenTelemetry package is not installed.
         """
@@ -92,7 +92,7 @@ class Recording:
             writer.start()
 
     def stop(self) -> None:
-        """Write the remaining records; takes at most a few seconds."""
+        """Write the remaining records. Takes at most a few seconds."""
         for writer in self._writers:
             writer.stop()
         self.log.stop()

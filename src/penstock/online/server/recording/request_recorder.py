@@ -1,4 +1,4 @@
-"""Records each model's first answered request of each combination of input shapes, to warm up the model when it is next loaded."""
+"""Records requests that later warm up their models. For each combination of input shapes, the first answered request is recorded."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from penstock.tensor import Array
 
 
 class RequestRecorder:
-    """Records at most ``most`` requests, ``MAX_BYTES`` in total, per model version. Used only on the event loop."""
+    """Records at most ``most`` requests per model version, at most ``MAX_BYTES`` in total. Used only on the event loop."""
 
     def __init__(self, writer: BackgroundWriter[InferRequest], most: int) -> None:
         self._writer = writer
         self._most = most
         self._kept: dict[tuple[str, str], dict[Hashable, int]] = {}
-        """For each model and version, the size of the recorded inputs by their shapes."""
+        """For each model and version, the size of the recorded inputs, by their shapes."""
 
     def watch(self, request: InferRequest, done: Done) -> Done:
         """Wrap ``done`` so that ``request`` is recorded if it succeeds and its shapes are new."""
@@ -70,4 +70,4 @@ class RequestFolder:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """No effect, since no file stays open."""
+        """Do nothing, because no file stays open."""

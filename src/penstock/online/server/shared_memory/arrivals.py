@@ -25,7 +25,7 @@ class Arrivals:
         """The last request of each sequence with waiting requests."""
 
     def must_wait(self, request: InferRequest) -> bool:
-        """True if inputs of ``request`` have not been read yet, or if an earlier request of its sequence is waiting."""
+        """True if an input of ``request`` has not been read yet, or an earlier request of the same sequence is waiting."""
         if isinstance(request.lease, Lease) and request.lease.is_unread:
             return True
         return bool(request.sequence_id) and (request.model_name, request.sequence_id) in self._last
@@ -37,7 +37,7 @@ class Arrivals:
         submit: Callable[[], Cancellable | None],
         fail: Callable[[PenstockError], None],
     ) -> Cancellable:
-        """Call ``submit`` once the inputs are read, or ``fail`` with an error or Cancelled, but not before this method returns."""
+        """Call ``submit`` once the inputs are read, or ``fail`` with an error. Neither is called before this method returns."""
         sequence = (request.model_name, request.sequence_id)
         before = self._last.get(sequence) if request.sequence_id else None
         arrival = _Arrival(submit, fail)
@@ -56,7 +56,7 @@ class Arrivals:
 
 
 class _Arrival:
-    """Cancels one request: first while it waits, later through the ``Cancellable`` that ``submit`` has returned."""
+    """Cancels one request: ends its wait or, later, cancels the ``Cancellable`` that ``submit`` returned."""
 
     def __init__(self, submit: Callable[[], Cancellable | None], fail: Callable[[PenstockError], None]) -> None:
         self._submit = submit

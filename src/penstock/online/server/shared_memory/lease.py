@@ -1,4 +1,4 @@
-"""The shared memory that one request uses: inputs are copied from regions, and outputs into them.
+"""The shared memory that one request uses. Inputs are copied from regions, and outputs are copied into regions.
 
 Large tensors are copied on another thread, so that a small message that refers to a large region does not delay other clients.
 """
@@ -18,9 +18,9 @@ from penstock.request import Done, InferResponse, Outcome
 from penstock.tensor import Array, DataType, element_count, from_wire, to_wire
 
 HERE_BYTES = 1 << 20
-"""Maximum bytes of one request that the event loop copies in each direction, in about 0.15 ms."""
+"""Maximum bytes of one request that the event loop copies in each direction. Copying them takes about 0.15 ms."""
 _TEXT_HERE_BYTES = 16 << 10
-"""The same maximum for BYTES elements, which are also decoded."""
+"""The same maximum for BYTES elements, which take longer because they are also decoded."""
 _LENGTH_BYTES = 4
 _PLAIN = frozenset(DataType) - {DataType.BYTES, DataType.BOOL}
 """Datatypes whose elements may consist of any bytes."""
@@ -36,7 +36,7 @@ class Placement:
         self._written: Array | None = None
 
     def write(self, array: Array) -> int:
-        """Copy ``array`` to this place; returns the number of copied bytes. Does nothing if ``array`` is already there.
+        """Copy ``array`` to this place, and return the number of copied bytes. Does nothing if ``array`` has already been copied here.
 
         The lease must still be held. Raises InvalidArgument if the array does not fit, and ResourceExhausted.
         """
@@ -74,7 +74,7 @@ class Lease:
         return bool(self._unread)
 
     def array(self, region: str, offset: int, byte_size: int, datatype: DataType, shape: Sequence[int]) -> Array:
-        """An input, copied from the region. ``fill`` later copies the elements of a large one.
+        """An input, copied from the region. The elements of a large input are copied later, by ``fill``.
 
         Raises NotFound, InvalidArgument, and Unavailable if the budget has no room for the copy.
         """
@@ -90,7 +90,7 @@ class Lease:
                 f"but {byte_size} bytes were given"
             )
         is_large = self._held + byte_size > HERE_BYTES or (is_text and byte_size > _TEXT_HERE_BYTES)
-        self._reserve(2 * byte_size if is_text else byte_size)  # BYTES elements are Python objects, copied again
+        self._reserve(2 * byte_size if is_text else byte_size)  # decoding BYTES copies them into Python objects
         array: Array = np.empty(shape, datatype.dtype)
         read = partial(_read, found, offset, byte_size, datatype, array)
         if is_large:
@@ -142,7 +142,7 @@ class Lease:
         return sum(array.nbytes for name, array in response.outputs.items() if name in self.placements)
 
     async def _on_thread(self, work: Callable[[], object]) -> None:
-        """Call ``work`` on another thread. The regions stay open meanwhile, even if the lease is released."""
+        """Call ``work`` on another thread. Until it returns, the regions stay open, even if the lease is released."""
         regions = self._regions.copy()
         for region in regions:
             region.acquire()

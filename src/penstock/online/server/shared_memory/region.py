@@ -1,9 +1,9 @@
 """A region of memory that a client shares with the server, read and written by offset.
 
-**A region is never mapped.** A client can truncate its region at any time. Access to a mapped page that the file no longer has, or
-that a full ``/dev/shm`` cannot provide, raises SIGBUS, which ends the process. ``pread`` and ``pwrite`` return an error instead.
-The client also cannot change the copy between the checks and the model's use. (A mapping would be safe in a file that is sealed
-with F_SEAL_SHRINK, but objects in ``/dev/shm`` cannot be sealed.)
+**A region is never mapped.** A client can truncate its region at any time. An access to a mapped page raises SIGBUS, which ends
+the process, if the file has become shorter or ``/dev/shm`` is full. ``pread`` and ``pwrite`` return an error instead. In addition,
+the client cannot change a copy after it has been checked. (A mapping would be safe in a file that is sealed with F_SEAL_SHRINK,
+but objects in ``/dev/shm`` cannot be sealed.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_OFFSET = 2**63 - 1
 
 
 class Region:
-    """``byte_size`` bytes at ``offset`` in the POSIX shared memory object ``key``, whose leading slash is optional.
+    """``byte_size`` bytes at ``offset`` in the POSIX shared memory object ``key``. The leading slash of ``key`` is optional.
 
     A region closes once it is retired and its last user has released it. The constructor raises InvalidArgument,
     ResourceExhausted, and PenstockError if the object does not exist.
@@ -58,7 +58,7 @@ class Region:
         self._close_if_unused()
 
     def retire(self) -> None:
-        """Close the region once its last user has released it. It must not be acquired again."""
+        """Close the region once its last user has released it. A retired region must not be acquired again."""
         self._retired = True
         self._close_if_unused()
 
@@ -88,7 +88,8 @@ class Region:
     def write(self, offset: int, data: Buffer) -> None:
         """Copy ``data`` to ``offset``. Call ``check`` first. May run on any thread."""
         view, start = memoryview(data), self.offset + offset
-        # A write past the end would extend the file. If the client truncates it after this check, only the client's memory grows.
+        # A write past the end would extend the file. If the client truncates the file after this check, only the client's memory
+        # grows.
         if os.lseek(self._file, 0, os.SEEK_END) < start + len(view):
             raise self._has_shrunk()
         try:
@@ -116,7 +117,7 @@ class Region:
             message = f"Unable to open shared memory region: '{key}'"
             if error.errno == errno.ENOENT:
                 # Clients of Triton expect this error code.
-                raise PenstockError(message, "create it before it is registered") from None
+                raise PenstockError(message, "create it before you register the region") from None
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                 raise ResourceExhausted(message, "unregister other regions first") from None
             raise InvalidArgument(message) from None

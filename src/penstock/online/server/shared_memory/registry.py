@@ -1,7 +1,7 @@
 """Client shared memory: the registered regions.
 
-Each request takes one ``Lease`` for all its regions. New requests cannot use an unregistered region, which closes when its last lease
-is released.
+Each request takes one ``Lease`` for all its regions. New requests cannot use an unregistered region. Such a region closes when its
+last lease is released.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.online.server.shared_memory.region import Region
 NO_CUDA = "CUDA shared memory is not supported"
 
 _MAX_REGIONS = 512
-"""Limits the file descriptors for regions, since connections need descriptors too."""
+"""Maximum number of regions. Each region takes a file descriptor, and connections need descriptors too."""
 _MAX_NAME = 1024
 
 
@@ -43,7 +43,7 @@ class SharedMemory:
         self._regions[name] = Region(name, key, offset, byte_size)
 
     def status(self, name: str = "") -> list[dict[str, str | int]]:
-        """Describe region ``name``, or all: name, key, offset and byte_size. Raises NotFound, Unsupported."""
+        """Name, key, offset and byte_size of region ``name``, or of all regions if it is empty. Raises NotFound, Unsupported."""
         self._check_enabled()
         if not name:
             return [region.describe() for region in self._regions.values()]
@@ -64,7 +64,7 @@ class SharedMemory:
         self._leaving = [region for region in [*self._leaving, *forgotten] if not region.closed.is_set()]
 
     async def closed(self, name: str) -> None:
-        """Wait until the unregistered regions called ``name`` are closed, or all of them if it is empty."""
+        """Wait until the unregistered regions called ``name`` are closed. If ``name`` is empty, wait for all unregistered regions."""
         for region in [region for region in self._leaving if name in ("", region.name)]:
             await region.closed.wait()
 
@@ -81,7 +81,7 @@ class SharedMemory:
         return region
 
     def close(self) -> None:
-        """Unregister all regions when the server ends. A region closes with its last lease."""
+        """Unregister all regions when the server ends. A region closes when its last lease is released."""
         regions, self._regions = self._regions, {}
         for region in regions.values():
             region.retire()

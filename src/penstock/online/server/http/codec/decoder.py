@@ -1,7 +1,7 @@
 """Decodes inference requests over HTTP: JSON, and the binary tensor data extension. No I/O.
 
-A binary body consists of a JSON part, whose length is in a header, and the raw tensors of the inputs with
-``binary_data_size``, in order. The decoded arrays are views of the body.
+A binary body consists of a JSON part and, in order, the raw tensors of the inputs with ``binary_data_size``. The header
+``Inference-Header-Content-Length`` contains the length of the JSON part. The decoded arrays are views of the body.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from penstock.tensor import Array, Buffer, DataType, TensorSpec, from_wire
 _MAX_KNOWN_BYTES = 4096
 _SHARED = b'"shared_memory_region"'
 _TEXT_GROWTH = 8
-"""Bytes of memory for decoding one byte of encoded BYTES elements. Each four-byte length becomes a pointer and a Python object."""
+"""Maximum bytes of memory per byte of encoded BYTES elements. Each four-byte length becomes a pointer and a Python object."""
 
 
 class HttpRequestDecoder:
-    """Decodes requests. Caches the JSON parts of binary bodies, since clients repeat them. Used only on the event loop."""
+    """Decodes requests. Caches the JSON parts of binary bodies, because clients repeat them. Used only on the event loop."""
 
     def __init__(self, shared_memory: SharedMemory) -> None:
         self._shared_memory = shared_memory
@@ -43,13 +43,13 @@ class HttpRequestDecoder:
     def __call__(self, handle: Handle, body: Buffer, json_length: int | None) -> tuple[InferRequest, AnswerForm]:
         """Decode ``body``. Returns the request for ``handle`` and the form of its response, which holds the lease of shared memory.
 
-        ``json_length`` is the value of the header ``Inference-Header-Content-Length``, or None without it. Raises InvalidArgument,
-        NotFound (unknown region), Unsupported.
+        ``json_length`` is the value of the header ``Inference-Header-Content-Length``, or None if this header is absent. Raises
+        InvalidArgument, Unsupported, and NotFound for an unknown shared-memory region.
         """
         if json_length is None:
-            # Search the body only while regions are registered; otherwise, ``lease`` refuses such a request below.
+            # Search the body only while regions are registered. Otherwise, ``lease`` refuses requests with shared memory below.
             if self._shared_memory.has_regions and len(body) <= _MAX_KNOWN_BYTES and _SHARED in body:
-                # Use the cache, since clients repeat requests with the same regions.
+                # Use the cache, because clients repeat requests with the same regions.
                 layout = self._layout(body, len(body))
             else:
                 wire = read(body)
@@ -81,7 +81,7 @@ class HttpRequestDecoder:
     def in_steps(
         self, handle: Handle, json_length: int | None, body: Buffer
     ) -> Steps[tuple[JsonLayout, dict[str, Array]]]:
-        """The first half of decoding a large body, on any thread; ``complete`` is the second half.
+        """The first half of decoding a large body. May run on any thread. ``complete`` is the second half.
 
         Raises InvalidArgument.
         """
@@ -124,7 +124,7 @@ class HttpRequestDecoder:
 
 
 def whole_body(spec: TensorSpec, body: Buffer) -> Array:
-    """Read ``body`` as one tensor. Its length determines the free dimension; if there are two, the first one is a batch of 1.
+    """Read ``body`` as one tensor. Its length determines the free dimension. If there are two free dimensions, the first is 1.
 
     Raises InvalidArgument.
     """

@@ -20,11 +20,11 @@ from penstock.tensor import Array, Buffer, DataType, to_wire
 
 _SMALL_BYTES = 4096
 _TEXT_GROWTH = 6
-"""Bytes of memory for JSON, including one copy of it, per byte of an array."""
+"""Bytes of memory that JSON and one copy of it take, per byte of the encoded array."""
 
 
 Encoded = tuple[bytes, bytes, Sequence[Buffer]]
-"""A response: header lines with CRLF, the JSON with small raw tensors appended, and large raw tensors."""
+"""An encoded response: header lines with CRLF, the JSON followed by small raw tensors, and a list of large raw tensors."""
 
 
 class _Template(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ class HttpAnswerEncoder:
         return None if inline and not self.is_light(response, form) else _write(response, form)
 
     def in_steps(self, response: InferResponse, form: AnswerForm) -> Steps[Encoded]:
-        """Encode a large response on any thread; its JSON is returned in parts. Raises as ``__call__``."""
+        """Encode a large response in short steps, on any thread. Returns the JSON in parts. Raises as ``__call__`` does."""
         parts: list[Buffer] = [_head(response)]
         tensors: list[Buffer] = []
         held = 0
@@ -105,7 +105,7 @@ class HttpAnswerEncoder:
 
     def is_light(self, response: InferResponse, form: AnswerForm) -> bool:
         """True if encoding ``response`` takes less time than switching threads."""
-        # Raw tensors of numbers are sent without conversion.
+        # Raw numeric tensors are sent without conversion.
         is_raw = form.binary is ALL and not form.classification
         return is_light(response.outputs.values(), is_raw)
 

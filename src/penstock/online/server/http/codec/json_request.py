@@ -1,4 +1,4 @@
-"""Reads the JSON part of an inference request, without the raw tensors that follow it. Pure."""
+"""Reads the JSON part of an inference request. The raw tensors that follow it are read elsewhere. Pure."""
 
 from __future__ import annotations
 
@@ -62,24 +62,24 @@ class _FloatInput(WireInput, gc=False):
 
 
 class _FloatRequest(WireRequest, gc=False):
-    """The most frequent form, decoded in one pass: all data are flat lists of floats."""
+    """The most frequent form, in which all data are flat lists of floats. It is decoded in one pass."""
 
     inputs: Annotated[list[_FloatInput], msgspec.Meta(max_length=_MAX_TENSORS)]  # type: ignore[assignment]
 
 
 class _LargeInput(WireInput, gc=False):
     data: Any = msgspec.UNSET
-    """A list; ``large_json`` returns long lists as arrays."""
+    """A list, or an array, because ``large_json`` converts long lists to arrays."""
 
 
 class _LargeRequest(WireRequest, gc=False):
-    """A request that ``large_json`` has read."""
+    """The form of a request that ``large_json`` has read."""
 
     inputs: Annotated[list[_LargeInput], msgspec.Meta(max_length=_MAX_TENSORS)]  # type: ignore[assignment]
 
 
 class RawInput(NamedTuple):
-    """An input whose elements follow the JSON, at bytes ``start`` to ``end`` after it."""
+    """An input whose elements follow the JSON part, as the bytes ``start`` to ``end`` counted from its end."""
 
     tensor: TensorLayout
     start: int
@@ -87,7 +87,7 @@ class RawInput(NamedTuple):
 
 
 class JsonLayout(RequestLayout):
-    """The layout of a JSON part."""
+    """The layout of a request's JSON part."""
 
     id: str = ""
     raw: list[RawInput] = []
@@ -100,7 +100,7 @@ class JsonLayout(RequestLayout):
 _FLOATS = re.compile(b'"FP').search
 _decode_request = msgspec.json.Decoder(WireRequest).decode
 _decode_floats = msgspec.json.Decoder(_FloatRequest).decode
-msgspec.json.Decoder(_LargeRequest)  # initialises the type here, because several threads must not do so at once
+msgspec.json.Decoder(_LargeRequest)  # first use of the type, because several threads must not do this at once
 
 
 def read_in_steps(text: Buffer) -> Steps[WireRequest]:
@@ -127,7 +127,7 @@ def read(text: Buffer) -> WireRequest:
             try:
                 return _decode_floats(text)
             except msgspec.ValidationError:
-                pass  # nested lists, other datatypes or invalid JSON: the general form gives better errors
+                pass  # nested lists, other datatypes, or invalid JSON, for which the general form gives better errors
         return _decode_request(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"the body is not an inference request: {error}") from None
@@ -173,7 +173,7 @@ def understand(wire: WireRequest) -> JsonLayout:
 
 
 def _note_input(layout: JsonLayout, tensor: WireInput) -> None:
-    """Add an input whose parameters state where its data is."""
+    """Add an input whose parameters say where its data are."""
     datatype = find_datatype(tensor.name, tensor.datatype)
     size = math.prod(tensor.shape) * datatype.itemsize if datatype.itemsize else VARIABLE
     noted = TensorLayout(tensor.name, datatype, tensor.shape, size)
@@ -210,7 +210,7 @@ def _from_json(tensor: WireInput) -> Array:
 
 
 def _note_outputs(layout: JsonLayout, wire: WireRequest) -> None:
-    """Set the requested outputs and their form; an output's parameters override the request's."""
+    """Set the requested outputs and their form. The parameters of an output override those of the request."""
     default = ALL if _flag(layout.parameters, "binary_data_output") else NONE
     layout.parameters.pop("binary_data_output", None)
     if not wire.outputs:
@@ -232,7 +232,7 @@ def _note_outputs(layout: JsonLayout, wire: WireRequest) -> None:
 
 
 def _among(binary: list[str], outputs: tuple[str, ...]) -> Container[str]:
-    """``binary`` as a container; ``ALL`` or ``NONE`` if it contains all outputs or none."""
+    """``binary`` as a container: ``ALL`` if it contains all outputs, ``NONE`` if it is empty."""
     if not binary:
         return NONE
     return ALL if len(binary) == len(outputs) else frozenset(binary)

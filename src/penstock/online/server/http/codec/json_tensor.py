@@ -1,7 +1,7 @@
-"""Tensors in the Open Inference Protocol's JSON: lists of values, flat in responses, flat or nested in requests.
+"""Tensors in the JSON of the Open Inference Protocol: lists of values. Lists are flat in responses, and flat or nested in requests.
 
-BYTES elements are strings. FP16 and BF16 have no JSON form. Infinities and NaN are written as ``Infinity`` and ``NaN``: clients read
-them, although they are not JSON.
+BYTES elements are strings. FP16 and BF16 have no JSON form. Infinities and NaN are written as ``Infinity`` and ``NaN``. These are not
+valid JSON, but clients can read them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from penstock.tensor import Array, DataType, as_bytes, element_count
 _MAX_PACKERS = 1024
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 _PIECE = 16 << 10
-"""Number of elements to encode per step, which takes less than a millisecond. A step has a quarter as many if the array contains NaN
-or infinities."""
+"""Number of elements to encode per step. A step takes less than a millisecond. If the array contains NaN or infinities, a step
+encodes a quarter of this number."""
 _PIECE_BYTES = 256 << 10
-"""Bytes of text to encode per step, which takes one or two milliseconds."""
+"""Bytes of text to encode per step. A step takes one or two milliseconds."""
 _ELEMENT_BYTES = 32
 """Maximum bytes of a number as text."""
 
@@ -75,10 +75,10 @@ _FORMS = {
 def from_json(
     name: str, datatype: str, shape: Sequence[int], values: list[Any] | Array, is_checked: bool = False
 ) -> Array:
-    """Convert ``values`` to an array of ``datatype``. They may be nested in any way: only their number is checked.
+    """Convert ``values`` to an array of ``datatype``. The lists may be nested in any way; only the number of values is checked.
 
-    If ``values`` is an array, ``large_json`` returned it. ``is_checked`` means that the values already have a suitable type.
-    Raises InvalidArgument with ``name``.
+    ``values`` may also be an array from ``large_json``. ``is_checked`` means that the values already have a suitable type. Raises
+    InvalidArgument, which contains ``name``.
     """
     form = _FORMS.get(datatype)
     if form is None:
@@ -95,7 +95,7 @@ def from_json(
             f"input '{name}' of shape {list(shape)} needs {count} elements, but 'data' has {len(values)}"
         )
     if not count:
-        # The number of values limits all other shapes, but the dimensions of an empty shape may overflow.
+        # The number of values limits all shapes except empty shapes, whose other dimensions may overflow.
         element_count(shape)
     try:
         if not is_checked:
@@ -160,7 +160,7 @@ def to_json(name: str, array: Array) -> bytes:
 
 
 def to_pieces(name: str, array: Array) -> Steps[list[bytes]]:
-    """The flat values of output ``name``, encoded in parts by short steps. Raises as ``to_json``."""
+    """The flat values of output ``name``, encoded in parts by short steps. Raises the same errors as ``to_json``."""
     flat, held, parts = array.reshape(-1), 0, [b"["]
     is_text = array.dtype.hasobject
     for start in range(0, flat.size, _PIECE):
@@ -181,7 +181,7 @@ def _split_numbers(piece: Array) -> list[Array]:
 
 
 def _split_texts(piece: Array) -> Iterator[Array]:
-    """Parts of ``piece`` of about ``_PIECE_BYTES``."""
+    """Split ``piece`` into parts of about ``_PIECE_BYTES`` bytes."""
     start = size = 0
     for place, element in enumerate(piece.tolist()):
         size += len(element)

@@ -1,8 +1,8 @@
-"""Decodes large JSON in short steps. Long lists become arrays in place of Python lists. Pure.
+"""Decodes large JSON in short steps. Long lists become arrays instead of Python lists. Pure.
 
 Decoding a large text in one call would block all other threads, and a number in a Python list takes ten times the memory of its
-text. Therefore a scan first finds the long lists, nested or flat, that contain no objects. They are decoded in pieces into compact
-arrays. The remaining text is short, and is decoded in one call.
+text. A scan therefore first finds the long lists that contain no objects. These lists, flat or nested, are decoded in pieces into
+compact arrays. The remaining text is short and is decoded in one call.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Decode = Callable[[bytes], Any]
 """Decodes a complete JSON text. The caller handles its exceptions."""
 
 LARGE_BYTES = 64 << 10
-"""Texts up to this size are decoded in one call, which takes about a millisecond."""
+"""Maximum bytes of a text that is decoded in one call. This takes about a millisecond."""
 _MAX_MARKS = 1 << 17
-"""Maximum number of values outside of long lists; one call decodes them, in about 40 milliseconds at most."""
+"""Maximum number of values outside long lists. A single call decodes these values, in at most about 40 milliseconds."""
 _LONG = 256
 _SCAN_BYTES = 256 << 10
 _PIECE_BYTES = 16 << 10
 GROWTH = 4
-"""Maximum bytes of an array per byte of its text: ``0,`` becomes a number of 64 bits."""
+"""Maximum bytes of an array per byte of its text. The two bytes ``0,`` become a number of 64 bits."""
 _ELEMENT_BYTES = 56
 _SHAPE_COPIES = 6
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
@@ -54,7 +54,7 @@ _UNEVEN = "a long list in the body is nested unevenly, or contains an empty list
 
 
 def read(text: Buffer, decode: Decode) -> Steps[Any]:
-    """Decode ``text``. Long lists become arrays of int64, uint64, float64 or bool; lists of strings become arrays of bytes objects.
+    """Decode ``text``. Long lists become arrays of int64, uint64, float64 or bool, or of bytes objects for strings.
 
     Raises InvalidArgument, and the exceptions of ``decode``.
     """
@@ -137,7 +137,7 @@ def _scan(text: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def _skip(text: memoryview, at: int) -> int:
-    """The position after the next part of ``text`` that contains no ``{``, ``}`` and ``:``. It is ``at`` if one of them is there."""
+    """Skip the next part of ``text`` without ``{``, ``}`` and ``:``. Returns the position after it; ``at`` if there is none."""
     if part := _PART.match(text, at):
         return part.end()
     if bytes(text[at : at + 1]) != b'"':
@@ -152,7 +152,7 @@ def _skip(text: memoryview, at: int) -> int:
 
 
 def _find_end(text: memoryview, start: int) -> Generator[tuple[int, int], None, tuple[int, bool]]:
-    """The end of the list at ``start``, and True. If the list contains an object or a huge string, a position near that, and False."""
+    """The end of the list at ``start``, and True. For a list with an object or a huge string: a position near it, and False."""
     depth, at = 0, start
     while (end := _skip(text, at)) > at:
         if end - at > _PIECE_BYTES and bytes(text[at : at + 1]) == b'"':
@@ -168,7 +168,7 @@ def _find_end(text: memoryview, start: int) -> Generator[tuple[int, int], None, 
 
 
 def _read_list(text: memoryview, start: int, stop: int, decode: Decode, held: int) -> Steps[Array]:
-    """Decode the list from ``start`` to ``stop`` as an array; ``held`` bytes are already in memory."""
+    """Decode the list from ``start`` to ``stop`` as an array. ``held`` is the number of bytes that are already in memory."""
     values, skeleton = _Elements(), bytearray()
     told = start
     for piece, end in _pieces(text, start, stop):
@@ -188,21 +188,21 @@ def _read_list(text: memoryview, start: int, stop: int, decode: Decode, held: in
 
 
 def _read_piece(piece: bytes, decode: Decode) -> tuple[bytes, list[Any]]:
-    """The structure of ``piece``, of which only brackets and commas matter, and its elements."""
+    """The brackets and commas of ``piece``, and its elements."""
     rest = _STRING.sub(b"0", piece) if b'"' in piece else piece
     if _EMPTY.search(rest):
         raise InvalidArgument(_UNEVEN)
     if rest is piece:
         return piece, decode(b"[%b]" % piece.translate(_WITHOUT_BRACKETS))
     texts = _STRING.findall(piece)
-    # Numbers and literals among the strings would be lost; their presence changes the decoded list.
+    # Numbers and literals between strings would be lost here, but their presence changes the decoded list.
     if decode(b"[%b]" % rest.translate(_WITHOUT_BRACKETS)) != [0] * len(texts):
         raise InvalidArgument(_MIXED)
     return rest, decode(b"[%b]" % b",".join(texts))
 
 
 def _pieces(text: memoryview, start: int, stop: int) -> Iterator[tuple[bytes, int]]:
-    """Split the list from ``start`` to ``stop`` into pieces, at commas between elements. Also yields where the next piece starts."""
+    """Split the list from ``start`` to ``stop`` at commas. Yields each piece, and the start of the next piece."""
     at = start
     while at < stop:
         end = min(at + _PIECE_BYTES, stop)
@@ -221,7 +221,7 @@ def _pieces(text: memoryview, start: int, stop: int) -> Iterator[tuple[bytes, in
 
 
 def _shape(skeleton: bytes) -> list[int]:
-    """The shape of evenly nested, non-empty lists; ``skeleton`` consists of their brackets and commas."""
+    """The shape of evenly nested, non-empty lists. ``skeleton`` consists of their brackets and commas."""
     depth = len(skeleton) - len(skeleton.lstrip(b"["))
     if not 0 < depth <= MAX_RANK:
         raise InvalidArgument(f"a long list in the body is nested deeper than {MAX_RANK} lists")
@@ -241,7 +241,7 @@ def _shape(skeleton: bytes) -> list[int]:
 
 
 class _Elements:
-    """A growing flat array of one element type. When the first float is appended, all earlier integers become floats."""
+    """A growing flat array with a single element type. When the first float is appended, all earlier integers become floats."""
 
     def __init__(self) -> None:
         self._letter = ""
@@ -276,7 +276,7 @@ class _Elements:
         return array
 
     def _change(self, letter: str) -> str:
-        """Convert the elements to a type that can also hold elements of type ``letter``; returns that type."""
+        """Convert the elements to a type that can also represent elements of type ``letter``. Returns the new type."""
         if not {letter, self._letter} <= set("qQd"):
             raise InvalidArgument(_MIXED)
         common = "d" if "d" in (letter, self._letter) else "Q"

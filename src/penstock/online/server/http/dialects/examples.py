@@ -1,6 +1,6 @@
-"""Reads and writes the bodies of ``:classify`` and ``:regress``: a list of examples, and a result for each. Pure.
+"""Reads and writes the bodies of ``:classify`` and ``:regress``: lists of examples, and lists with a result per example. Pure.
 
-An example is an object of features. A feature is a value or a flat list: one row of the model input with the feature's name.
+An example is an object of features. A feature is a value or a flat list: a row of the model's input with the same name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ASK = "ask with ':predict'"
 
 
 def read(body: Buffer, inputs: Sequence[TensorSpec]) -> Steps[dict[str, Array]]:
-    """The tensors by input name; other features are ignored. Raises InvalidArgument."""
+    """The tensors by input name. Features that are not inputs are ignored. Raises InvalidArgument."""
     members = yield from read_object(body)
     check_signature(members)
     context, examples = members.get("context", {}), members.get("examples")
@@ -35,8 +35,8 @@ def read(body: Buffer, inputs: Sequence[TensorSpec]) -> Steps[dict[str, Array]]:
 def write_classes(outputs: Mapping[str, Array], labels: Mapping[str, Sequence[str]]) -> bytes:
     """Encode a list of ``[label, score]`` pairs for each example.
 
-    If no output contains labels, they come from the model's configuration; a class without a label is named by its number.
-    Raises InvalidArgument if the outputs are not classes and scores.
+    If no output contains labels, the labels come from the model's configuration. A class without a label gets its number as the
+    label. Raises InvalidArgument if the outputs are not classes and scores.
     """
     scores = _find(outputs, "scores", is_text=False)
     classes = _find(outputs, "classes", is_text=True)
@@ -84,7 +84,7 @@ def _read_feature(spec: TensorSpec, context: Mapping[str, Any], examples: Sequen
 
 
 def _find(outputs: Mapping[str, Array], name: str, is_text: bool) -> str:
-    """The output called ``name``, or otherwise the only one of its kind; empty if there is none."""
+    """The output called ``name``, or otherwise the only text output or the only other output. Empty if there is no such output."""
     kinds = {one: DataType.from_numpy(array.dtype) for one, array in outputs.items()}
     found = [one for one, kind in kinds.items() if (kind is DataType.BYTES if is_text else kind.is_float)]
     return name if name in found else found[0] if len(found) == 1 else ""

@@ -22,7 +22,7 @@ class Part(NamedTuple):
 
 
 def read_parts(content_type: bytes, body: bytes) -> list[Part]:
-    """The parts of ``body``; ``content_type`` contains the boundary. Raises InvalidArgument."""
+    """The parts of ``body``. ``content_type`` contains the boundary. Raises InvalidArgument."""
     boundary = _BOUNDARY.search(content_type)
     if boundary is None:
         raise InvalidArgument("multipart/form-data without a boundary", "add it to the header Content-Type")

@@ -1,7 +1,7 @@
 """Tensors as nested JSON lists, as in TensorFlow Serving, KServe v1 and TorchServe. Pure.
 
-The nesting determines the shape. BYTES elements are strings or ``{"b64": …}``; FP16 and BF16 are numbers. Requests and responses
-may contain ``NaN`` and ``Infinity``, which are not JSON.
+The nesting determines the shape. BYTES elements are strings or ``{"b64": …}``. FP16 and BF16 elements are numbers. Requests and
+responses may contain ``NaN`` and ``Infinity``, which are not valid JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HALVES = (DataType.FP16, DataType.BF16)
 
 
 def read_json(body: Buffer) -> Steps[Any]:
-    """Decode ``body``, which may contain ``NaN`` and ``Infinity``; long lists become arrays. Raises InvalidArgument."""
+    """Decode ``body``, which may contain ``NaN`` and ``Infinity``. Long lists become arrays. Raises InvalidArgument."""
     try:
         return (yield from large_json.read(body, _decode))
     except (msgspec.DecodeError, ValueError) as error:
@@ -53,7 +53,7 @@ def _decode(text: bytes) -> Any:
             raise
         value = json.loads(text.decode())
         if b"\\ud" in text.lower():
-            json.dumps(value, ensure_ascii=False).encode()  # fails on half a surrogate pair, as msgspec does
+            json.dumps(value, ensure_ascii=False).encode()  # like msgspec, raises an error for half a surrogate pair
         return value
 
 
@@ -71,9 +71,9 @@ def is_named(value: Any) -> bool:
 
 
 def to_array(spec: TensorSpec, value: Any) -> Array:
-    """Convert ``value`` to an array in the datatype of ``spec``. Its shape is not checked.
+    """Convert ``value`` to an array of ``spec``'s datatype. The shape is not checked.
 
-    ``value`` is an element or evenly nested lists, which may contain arrays from ``large_json``.
+    ``value`` is an element or evenly nested lists. The lists may contain arrays from ``large_json``.
 
     Raises InvalidArgument.
     """
@@ -97,7 +97,7 @@ def to_array(spec: TensorSpec, value: Any) -> Array:
 def to_value(name: str, array: Array) -> Any:
     """Convert output ``name`` for ``write_json``. The first axis of the result, if any, can be indexed.
 
-    BYTES elements become ``{"b64": …}`` if the name ends in ``_bytes``, or if any element is not UTF-8.
+    BYTES elements become ``{"b64": …}`` if ``name`` ends in ``_bytes``, or if any element is not UTF-8.
     """
     datatype = DataType.from_numpy(array.dtype)
     if datatype is not DataType.BYTES:
@@ -180,7 +180,7 @@ def _flatten(name: str, value: Any) -> tuple[list[int], Any]:
 
 
 def _stack(name: str, rows: list[Any]) -> Array:
-    """Join ``rows``, of which the long ones are arrays, into one array."""
+    """Join ``rows`` into one array. Long rows are arrays."""
     arrays = []
     for row in rows:
         shape, elements = _flatten(name, row)

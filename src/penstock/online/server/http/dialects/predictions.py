@@ -1,6 +1,6 @@
-"""Reads and writes the bodies of ``:predict``: rows (``instances`` → ``predictions``) or columns (``inputs`` → ``outputs``). Pure.
+"""Reads and writes the bodies of ``:predict``: rows (``instances``, ``predictions``) or columns (``inputs``, ``outputs``). Pure.
 
-If there is only one tensor, it has no name. A row contains one element of each tensor along the first dimension.
+A model's only input or output needs no name. A row contains one element of each tensor along the first dimension.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PredictionForm(enum.Enum):
     COLUMNS = enum.auto()
     ROWS = enum.auto()
     WHOLE = enum.auto()
-    """A single row for a model without a batch dimension."""
+    """A single row, for a model without a batch dimension."""
 
 
 def read(body: Buffer, inputs: Sequence[TensorSpec], batchable: bool) -> Steps[tuple[dict[str, Array], PredictionForm]]:
@@ -43,7 +43,7 @@ def read(body: Buffer, inputs: Sequence[TensorSpec], batchable: bool) -> Steps[t
 
 
 def write(outputs: Mapping[str, Array], form: PredictionForm) -> bytes:
-    """Encode a response. Raises InvalidArgument if the form is rows and the first dimensions of the outputs differ."""
+    """Encode a response. Raises InvalidArgument if the form requires rows but the first dimensions of the outputs differ."""
     values = {name: to_value(name, array) for name, array in outputs.items()}
     if form is PredictionForm.COLUMNS:
         return write_json({"outputs": unnamed(values)})
@@ -74,7 +74,7 @@ def check_signature(members: Mapping[str, Any]) -> None:
 
 
 def read_columns(value: Any, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """The tensors by input name; a single tensor may be unnamed. Raises InvalidArgument."""
+    """The tensors by input name. A single tensor may be unnamed. Raises InvalidArgument."""
     if not is_named(value):
         return {_only(inputs).name: to_array(_only(inputs), value)}
     specs = {spec.name: spec for spec in inputs}
@@ -85,7 +85,7 @@ def read_columns(value: Any, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
 
 
 def unnamed(values: Mapping[str, Any]) -> Any:
-    """A single value without its name; several values unchanged."""
+    """If ``values`` has a single entry, its value without the name. Otherwise, ``values`` unchanged."""
     return next(iter(values.values())) if len(values) == 1 else values
 
 
@@ -105,7 +105,7 @@ def _read_rows(rows: Any, inputs: Sequence[TensorSpec], batchable: bool) -> tupl
         return arrays, PredictionForm.ROWS
     if len(rows) > 1:
         raise InvalidArgument(
-            "the model has no batch dimension, but 'instances' has several values", "send one, or 'inputs'"
+            "the model has no batch dimension, but 'instances' has several values", "send one value, or send 'inputs'"
         )
     return {name: array.reshape(array.shape[1:]) for name, array in arrays.items()}, PredictionForm.WHOLE
 

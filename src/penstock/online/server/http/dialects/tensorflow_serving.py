@@ -1,7 +1,7 @@
 """TensorFlow Serving's REST API and related APIs: ``/v1/models``.
 
-KServe v1 is almost a subset. OpenVINO Model Server spells some names differently, uses version 0 for the default version, and has
-``/v1/config``.
+KServe v1 is almost a subset of TensorFlow Serving's API. OpenVINO Model Server spells some names differently, uses version 0 for
+the default version, and also has ``/v1/config``.
 
 A model's configuration may label its versions: ``parameters {key: "version_labels" value {string_value:
 "stable:1,canary:2"}}``.
@@ -28,12 +28,12 @@ from penstock.tensor import Array, Buffer, TensorSpec
 
 _LABELS = "version_labels"
 _STATES = {"READY": "AVAILABLE", "LOADING": "LOADING", "UNLOADING": "UNLOADING"}
-"""TensorFlow Serving's state for each state in the index; all other states are END."""
+"""TensorFlow Serving's name of each state in the repository index. All other states are END."""
 _DEFAULT_VERSION = "0"
-"""``ovmsclient`` requests this for the default version; no model has a version 0."""
+"""The version with which ``ovmsclient`` requests the default version. No model has a version 0."""
 _WITHOUT_FAULT = ("", "unloaded")
 _DTYPES = {"FP16": "HALF", "BF16": "BFLOAT16", "FP32": "FLOAT", "FP64": "DOUBLE", "BYTES": "STRING"}
-"""TensorFlow's names of datatypes; other datatypes have the same name in both protocols."""
+"""TensorFlow's names of datatypes. Datatypes that are not listed have the same name in both protocols."""
 
 
 class TensorFlowServing:
@@ -42,14 +42,14 @@ class TensorFlowServing:
     def __init__(
         self, dataplane: DataPlane, control: ControlPlane, access: Access, metrics: Handler | None = None
     ) -> None:
-        """``metrics`` answers with the metrics page; None if metrics are disabled."""
+        """``metrics`` answers with the metrics page. It is None if metrics are disabled."""
         self._dataplane = dataplane
         self._control = control
         self._access = access
         self._metrics = metrics
 
     def resources(self) -> list[Resource]:
-        """The resources of TensorFlow Serving. Paths with a verb come first, since other paths match the verb as part of a name."""
+        """TensorFlow Serving's resources. Paths with a verb come first, because other paths would match the verb as a name."""
         return [
             *_of_models(":predict", b"POST", self.predict),
             *_of_models(":classify", b"POST", self.classify),
@@ -99,7 +99,7 @@ class TensorFlowServing:
 
     @later
     async def status(self, exchange: Exchange, route: Route) -> dict[str, Any]:
-        """States of a model's versions, and its readiness."""
+        """States of a model's versions, and whether the model is ready."""
         version = self._version(exchange, route)
         rows = [row for row in await self._versions() if row["name"] == route.model and version in ("", row["version"])]
         if not rows:
@@ -147,7 +147,7 @@ class TensorFlowServing:
         exchange.reply_json({"status": "alive"})
 
     def metrics(self, exchange: Exchange, route: Route) -> None:
-        """Metrics for Prometheus, of all models."""
+        """Metrics of all models, for Prometheus."""
         if self._metrics is None:
             raise NotFound("metrics are disabled", "set 'allow_metrics' to true")
         self._metrics(exchange, route)
@@ -192,13 +192,13 @@ def _tensor_info(spec: TensorSpec) -> dict[str, Any]:
 
 
 def _in_both_spellings(name: str, value: Any) -> dict[str, Any]:
-    """The member ``name`` of TensorFlow Serving, repeated under the name that OpenVINO Model Server uses."""
+    """The member ``name`` of TensorFlow Serving, and a copy under the name that OpenVINO Model Server uses."""
     first, *others = name.split("_")
     return {name: value, first + "".join(map(str.capitalize, others)): value}
 
 
 def _of_models(what: str, method: bytes, handler: Handler) -> list[Resource]:
-    """Resources with a version, with a label, and with neither in the path."""
+    """Three resources: with a version in the path, with a label, and without both."""
     handlers = {method: handler}
     body = "Anything" if method == b"POST" else ""
     return [

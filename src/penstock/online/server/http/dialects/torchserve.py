@@ -1,7 +1,7 @@
 """TorchServe's inference API for models without a handler, and its health check.
 
-A body contains the model's inputs: JSON, raw tensors, or text for a model that accepts text. Bodies that only a handler could decode
-are rejected.
+A body contains the model's inputs as JSON, as raw tensors, or as text for a model that accepts text. Bodies that only a handler
+could decode are rejected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RAW = b"application/octet-stream"
 _FORM = b"multipart/form-data"
 _JSON = b"application/json"
 _PERHAPS_JSON = (b"", _JSON, b"application/x-www-form-urlencoded", b"text/plain")
-"""Default content types of clients; the body may be JSON."""
+"""Content types that clients send by default. The body may still be JSON."""
 _HINT = "send its input as JSON lists, or as raw elements with 'Content-Type: application/octet-stream'"
 _ONLY = ("data", "body")
 """Member names that clients may use in JSON for a single input."""
@@ -37,7 +37,7 @@ _ERRORS |= {501: "UnsupportedOperation", 503: "ServiceUnavailable", 504: "Reques
 
 
 class Unreadable(InvalidArgument):
-    """Only a handler could decode the body."""
+    """Raised if only a handler could decode the body."""
 
     http_status = 415
 
@@ -46,7 +46,7 @@ class Unreadable(InvalidArgument):
 
 
 def read(content_type: bytes, body: Buffer, inputs: Sequence[TensorSpec]) -> Steps[dict[str, Array]]:
-    """The tensors in a request's body, by input name. Raises InvalidArgument, and Unreadable."""
+    """The tensors in a request's body, by input name. Raises InvalidArgument, Unreadable."""
     if _media(content_type) != _FORM:
         return (yield from _read_body(content_type, body, inputs))
     yield len(body)
