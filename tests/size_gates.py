@@ -28,7 +28,7 @@ ROOM_LINES = {
     "online/instances": 3_167,
     "online/repository": 5_082,
     "online/scheduler": 2_687,
-    "online/server": 15_331,
+    "online/server": 15_290,
     "perf": 2_517,
     "pipeline": 440,
     "protocol": 398,
