@@ -27,6 +27,8 @@ class Rounding:
     def __init__(self, model: FloatModel, nodes: Iterable[onnx.NodeProto], placement: QdqPlacement) -> None:
         self._model = model
         self._float_outputs = placement.float_outputs
+        nodes = list(nodes)
+        self._read = {name for node in nodes for name in node.input}
         self.sources: dict[str, str] = {}
         """For each rounded tensor, the tensor whose range it has: itself, or one that an operator passes on."""
         self.absorbed: dict[str, str] = {}
@@ -60,7 +62,8 @@ class Rounding:
                 self._mark(node.output, self.sources.get(first) if _keeps_values(node, self._model) else None)
         else:
             self._mark(node.input)
-            if node.op_type not in self._float_outputs:
+            # The integer kernel of a matrix product returns floats at no cost.
+            if node.op_type not in self._float_outputs and (node.op_type != "MatMul" or node.output[0] in self._read):
                 self._mark(node.output)
 
     def _mark(self, tensors: Iterable[str], source: str | None = None) -> None:
