@@ -27,6 +27,8 @@ GENE = 2
 _LARGEST = 1e3
 _UNSTABLE = {"MeanVarianceNormalization"}
 """Operators that divide by almost nothing where rows are constant, so that rounding decides about NaN."""
+_OF_PLACES = {"Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LpPool"}
+"""Operators on tensors [rows, channels, places …]."""
 _ODD_NAMES = ("x_scale", "w_quantized", "x_zero_point", "a/b:0", "é", "a b", "w1_folded1", "0", "x_DequantizeLinear_Output", "QuantizeLinear", "-", "w_int8")  # fmt: skip
 _LINEAR_SHARE = 0.5
 _FLOATS = (np.float32,) * 12 + (np.float16, np.float64, ml_dtypes.bfloat16)
@@ -73,6 +75,13 @@ class RandomModel(RandomGraph):
             return False
         magnitudes = np.abs(array.astype(np.float64))
         return bool(np.isfinite(magnitudes).all() and magnitudes.max() < _LARGEST)
+
+    def op(self, operator: str, *inputs: str, outputs: int = 1, **attributes: Any) -> str:
+        is_flat = len(self.shapes.get(inputs[0], "NCW")) < 3 if inputs else False
+        assert not (is_flat and operator in _OF_PLACES), (
+            "ONNX Runtime takes it if it does not know the rank; ONNX forbids it"
+        )
+        return super().op(operator, *inputs, outputs=outputs, **attributes)
 
     def weight(self, array: Any, dtype: Any = None) -> str:
         """A new weight or, sometimes, an earlier one or its copy."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,7 +82,3 @@ def integers(**ranges: tuple[tuple[int, ...], int]) -> Rows:
         return {name: rng.integers(0, limit, (count, *shape)) for name, (shape, limit) in ranges.items()}
 
     return rows
-
-
-def first_rows(rows: Mapping[str, Array], count: int) -> dict[str, Array]:
-    return {name: array[:count] for name, array in rows.items()}

@@ -65,10 +65,22 @@ class Trial:
         np.savez(folder / "train.npz", **self._fitted)
         np.savez(folder / "test.npz", **self._judged)
         self._want = outputs(self.model.read_bytes(), self._fresh)
+        self._size = _batch(self.model)
 
     def quantize(self) -> Ending:
         placement = ("linear", "wide")[self._number % 2]
-        options = ["--placement", placement, "--budget", "0.1s", "--evaluate", "test.npz", "--calibrate", "train.npz"]
+        method = [] if self._number % 8 == 0 else ["--method", "mse", *(["--no-equalize"] if self._number % 4 else [])]
+        options = [
+            *method,
+            "--placement",
+            placement,
+            "--budget",
+            "0.1s",
+            "--evaluate",
+            "test.npz",
+            "--calibrate",
+            "train.npz",
+        ]
         ending = self._command("quantize", *options)
         if ending.error is not None:
             ending.standard = self._standard()
@@ -133,7 +145,7 @@ class Trial:
                 got = outputs(path.read_bytes(), self._fresh)
             else:
                 with runtime.open(path) as bundle:
-                    got = dict(bundle.infer(self._fresh))
+                    got = in_calls(bundle.infer, self._fresh, self._size)
         except Exception as error:  # noqa: BLE001 - whatever the runtime raises
             ending.verdict, ending.text = "does not run", f"{type(error).__name__}: {error}"
             return
@@ -177,11 +189,16 @@ def outputs(data: bytes, rows: Mapping[str, Array]) -> dict[str, Array]:
     first = session.get_inputs()[0].shape[0]
     size = first if isinstance(first, int) else len(next(iter(rows.values())))
     count = len(next(iter(rows.values())))
-    parts = [
-        session.run(names, {name: array[at : at + size] for name, array in rows.items()})
-        for at in range(0, count, size)
-    ]
-    return {name: np.concatenate([np.atleast_1d(part[number]) for part in parts]) for number, name in enumerate(names)}
+    return in_calls(lambda part: dict(zip(names, session.run(names, part), strict=True)), rows, min(size, count))
+
+
+def in_calls(
+    forward: Callable[[dict[str, Array]], Mapping[str, Array]], rows: Mapping[str, Array], size: int
+) -> dict[str, Array]:
+    """The outputs of all rows, in calls of ``size`` rows."""
+    count = len(next(iter(rows.values())))
+    parts = [forward({name: array[at : at + size] for name, array in rows.items()}) for at in range(0, count, size)]
+    return {name: np.concatenate([np.atleast_1d(part[name]) for part in parts]) for name in parts[0]}
 
 
 def distance(want: Mapping[str, Array], got: Mapping[str, Array]) -> float:

@@ -64,7 +64,6 @@ def test_every_method_judges_by_the_metric_that_is_asked_for(method: Method) -> 
     assert found is not None
     assert found.accuracy.metric == "mae"
     assert found.original_accuracy == pytest.approx(0.0, abs=1e-6)
-    assert found.accuracy.value > 0.1
 
 
 @pytest.mark.parametrize(

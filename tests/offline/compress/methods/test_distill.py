@@ -44,8 +44,22 @@ def test_a_student_that_learns_nothing_more(penstock, student: Path) -> None:
 
 def test_an_error_is_better_the_smaller_it_is(penstock, student: Path) -> None:
     with np.load(student / "data.npz") as data:
+        np.savez(student / "rows.npz", x=data["x"])
         np.savez(student / "numbers.npz", x=data["x"], labels=data["x"] @ models.linear_weight(3, 2))
-    options = ("--evaluate", "numbers.npz", "--metric", "mae", "--budget", "50ms", "--epochs", "100", "-o", "out.onnx")
+    options = (
+        "--train",
+        "rows.npz",
+        "--evaluate",
+        "numbers.npz",
+        "--metric",
+        "mae",
+        "--budget",
+        "50ms",
+        "--epochs",
+        "100",
+        "-o",
+        "out.onnx",
+    )
     done = penstock(*COMMON, "--student", "student.onnx", *options)
     assert done.code == 0, done.err
     assert "mae of the student" in done.out

@@ -14,6 +14,7 @@ from networks import Network
 from penstock.artifact import Artifact
 from penstock.dataset import make_dataset
 from penstock.engines.registry import get_engine
+from penstock.offline.apart import apart
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.qdq_writer import weight_scales
@@ -137,6 +138,43 @@ def test_branches_may_read_outer_products(placement: QdqPlacement, shadows: bool
     made = quantize_with(PtqRecipe(placement=placement), artifact, make_dataset({"x": X}, None), SCHEME)
     graph_of(made)
     assert errors(made, artifact, X)["y"] < 0.06
+
+
+@pytest.mark.parametrize("placement", QdqPlacement)
+@pytest.mark.parametrize("before", ["Neg", "Relu", "Conv"])
+@pytest.mark.parametrize("moves", [1, 2])
+def test_branches_may_read_what_is_moved_for_them(before: str, moves: int, placement: QdqPlacement) -> None:
+    def branch(operator: str, source: str) -> onnx.GraphProto:
+        node = helper.make_node(operator, [source], [operator.lower()])
+        return helper.make_graph([node], operator, [], [helper.make_tensor_value_info(operator.lower(), 1, None)])
+
+    n = Network()
+    inner = n.conv("x", 4, 4)
+    inner = n.op(before, inner) if before != "Conv" else inner
+    moved = n.op("Transpose", inner, perm=[0, 1, 3, 2])
+    moved = n.op("Squeeze", moved, n.weight(np.array([2]))) if moves == 2 else moved
+    n.op("If", n.weight(np.array(True)), name="y", then_branch=branch("Tanh", moved), else_branch=branch("Exp", moved))
+    n.op("Add", n.conv(inner, 4, 4), inner, name="z")
+    shape = ["N", 4, 5, 1]
+    artifact = n.artifact({"x": shape}, {"y": ["N", 4, *([1, 5] if moves == 1 else [5])], "z": shape})  # type: ignore[list-item]
+    x = np.random.default_rng(0).standard_normal((30, 4, 5, 1)).astype(np.float32)
+    made = int8(artifact, x, placement)
+    got, want = (apart.forward(model, {"x": x}, as_written=False) for model in (made, artifact))
+    assert all(np.linalg.norm(got[name] - want[name]) < 0.05 * np.linalg.norm(want[name]) for name in want)
+
+
+def test_float_operators_read_what_float_operators_compute() -> None:
+    n = Network()
+    hidden = n.op("Tanh", n.op("MatMul", "x", n.normal(16, 16, fan_in=16)), name="hidden")
+    n.op("MatMul", hidden, n.normal(16, 16, fan_in=16), name="y")
+    n.op("Neg", hidden, name="z")
+    n.op("Neg", "x", name="same")
+    shape = ["N", 16]
+    artifact = n.artifact({"x": shape}, {"y": shape, "z": shape, "same": shape, "hidden": shape})  # type: ignore[dict-item]
+    found = get_engine("onnxruntime").load(int8(artifact, X), {}).forward({"x": X})
+    assert (found["same"] == -X).all()
+    assert (found["hidden"] == -found["z"]).all()
+    assert len(np.unique(found["hidden"])) > 256
 
 
 @pytest.mark.parametrize("placement", QdqPlacement)

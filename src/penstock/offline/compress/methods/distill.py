@@ -63,7 +63,8 @@ class DistillMethod(TrainingMethod, frozen=True, kw_only=True):
             before, after = (judge.assess(student).accuracy for student in (start, made))
             accuracy = before.value
             notes = (f"{judge.metric} of the student: {before.shown} before training, {after.shown} after",)
-            if after.level <= before.level:
+            gain = after.value - before.value
+            if (gain if judge.reference.choice.metric.higher else -gain) <= 0:
                 short["accuracy"] = "training did not improve the accuracy on the evaluation data"
         facts = {"student": {"size_bytes": start.size_bytes, "accuracy": accuracy}}
         return Made(made, ("size", "speed"), facts, notes, short)

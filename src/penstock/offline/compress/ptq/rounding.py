@@ -14,6 +14,7 @@ from penstock.offline.compress.ptq.qdq_placement import (
     QdqPlacement,
     attributes_of,
 )
+from penstock.offline.optimize.names import reads, subgraphs
 
 _SHARING_OPS = frozenset(
     {"Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Pad", "MaxPool", "AveragePool"}
@@ -39,6 +40,20 @@ class Rounding:
         for node in nodes:
             self._add(node, written)
             written.update(node.output)
+
+    def moved_into_subgraphs(self) -> set[str]:
+        """Tensors that a float operator transposes, reshapes or pools for a subgraph.
+
+        ONNX Runtime 1.31 ends the process when it moves a DequantizeLinear past such an operator.
+        """
+        found, captured = set[str](), set[str]()
+        for graph in (inner for node in self._model.nodes for inner in subgraphs(node)):
+            captured.update((value.name for value in graph.output), *map(reads, graph.node))
+        for node in reversed(self._model.nodes):
+            if node.op_type in _SHARING_OPS | {"Identity"} and not captured.isdisjoint(node.output):
+                captured.add(node.input[0])
+                found.add(node.input[0])
+        return found
 
     def constant_inputs(self, node: onnx.NodeProto) -> list[int]:
         """The places of FP32 constants that are rounded like activations."""
