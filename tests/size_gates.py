@@ -15,13 +15,13 @@ SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
     "": 2_035,
-    "bundle": 1_857,
+    "bundle": 1_861,
     "cli": 2_188,
     "engines": 1_867,
     "offline": 745,
-    "offline/compress": 14_567,
-    "offline/judge": 2_068,
-    "offline/optimize": 1_961,
+    "offline/compress": 14_671,
+    "offline/judge": 2_077,
+    "offline/optimize": 1_971,
     "offline/tune": 575,
     "online": 57,
     "online/cache": 840,

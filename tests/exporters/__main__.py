@@ -23,7 +23,6 @@ from tests.exporters.architecture import Architecture
 from tests.exporters.export import export, ways
 from tests.exporters.trial import STEPS, Ending, Trial
 
-
 _ONCE = (("narrow", "prune"), ("build", "compress"))
 """The commands that are left out for the first and for the second of two models of an architecture."""
 
@@ -82,8 +81,10 @@ def apart(architecture: Architecture, given: argparse.Namespace) -> list[Ending]
     for ending in endings:
         error = "" if ending.error is None else f"{ending.error:.4f}"
         standard = "" if ending.standard is None else f"{ending.standard:.4f}"
-        line = f"{ending.verdict:10} {ending.model:45} {ending.command[:40]:40} {error:>7} {standard:>7} {ending.seconds:6.1f} s  {ending.text[:300]}"
-        print(line, flush=True)
+        figures = f"{error:>7} {standard:>7} {ending.seconds:6.1f} s"
+        print(
+            f"{ending.verdict:10} {ending.model:45} {ending.command[:40]:40} {figures}  {ending.text[:300]}", flush=True
+        )
     if given.log:
         with given.log.open("ab") as log:
             log.writelines(msgspec.json.encode(ending) + b"\n" for ending in endings)

@@ -1,3 +1,4 @@
+# ruff: noqa: E501, ICN001 - a row is easier to read in one line
 """Architectures of public model libraries with random weights, for those that are installed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# ruff: noqa: E501, N812 - a layer is easier to read in one line
 """Architectures in plain torch modules, after the papers that introduced them, at a fraction of their sizes."""
 
 from __future__ import annotations
