@@ -22,7 +22,7 @@ _TORCHVISION = {
 _TIMM: dict[str, dict[str, Any]] = {
     "vit_tiny_patch16_224": {"img_size": 64, "depth": 2}, "deit_tiny_distilled_patch16_224": {"img_size": 64, "depth": 2},
     "swin_tiny_patch4_window7_224": {"img_size": 56, "embed_dim": 24, "depths": (1, 1), "num_heads": (3, 3)},
-    "convnext_atto": {"depths": (1, 1, 1, 1)}, "mixer_s32_224": {"img_size": 64, "num_blocks": 2}, "ghostnet_050": {}, "hardcorenas_a": {},
+    "convnext_atto": {"depths": (1, 1, 1, 1)}, "mixer_s32_224": {"img_size": 64}, "ghostnet_050": {}, "hardcorenas_a": {},
     "mobilevit_xxs": {}, "levit_128s": {"img_size": 224}, "poolformer_s12": {}, "repvgg_a0": {}, "res2net50_26w_4s": {}, "rexnet_100": {},
     "tf_efficientnetv2_b0": {}, "mobileone_s0": {}, "xcit_nano_12_p16_224": {"img_size": 64}, "coatnet_nano_rw_224": {}, "edgenext_xx_small": {},
 }  # fmt: skip
@@ -110,9 +110,9 @@ def _Named(module: Any, *names: str, own_names: bool = False) -> Any:  # noqa: N
 
         def forward(self, *inputs: Any) -> Any:
             found = self.module(**dict(zip(names, inputs, strict=True))) if own_names else self.module(*inputs)
-            values = list(found.values()) if hasattr(found, "values") else found
-            if isinstance(values, torch.Tensor):
-                return values
+            if isinstance(found, torch.Tensor):
+                return found
+            values = found.values() if hasattr(found, "values") else found
             return tuple(value for value in values if isinstance(value, torch.Tensor))
 
     return Named()

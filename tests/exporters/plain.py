@@ -14,10 +14,16 @@ from tests.exporters.architecture import Architecture, Rows, both, images, integ
 
 
 def conv(
-    c: int, d: int, k: int = 3, stride: int = 1, groups: int = 1, act: type[nn.Module] | None = nn.ReLU, **more: Any
+    c: int,
+    d: int,
+    k: int | tuple[int, int] = 3,
+    stride: int = 1,
+    groups: int = 1,
+    act: type[nn.Module] | None = nn.ReLU,
+    **more: Any,
 ) -> nn.Sequential:
     """Convolution, normalisation, activation."""
-    more = {"padding": k // 2, "bias": False} | more
+    more = {"padding": k // 2 if isinstance(k, int) else 0, "bias": False} | more
     parts: list[nn.Module] = [nn.Conv2d(c, d, k, stride, groups=groups, **more), nn.BatchNorm2d(d)]
     return nn.Sequential(*parts, *([act()] if act else []))
 
