@@ -15,13 +15,13 @@ SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
     "": 2_073,
-    "bundle": 1_857,
+    "bundle": 1_861,
     "cli": 2_194,
     "engines": 1_875,
     "offline": 799,
-    "offline/compress": 14_568,
-    "offline/judge": 2_122,
-    "offline/optimize": 1_961,
+    "offline/compress": 14_670,
+    "offline/judge": 2_131,
+    "offline/optimize": 1_971,
     "offline/tune": 591,
     "online": 57,
     "online/cache": 841,

@@ -43,8 +43,12 @@ class Accuracy(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """``value`` as text."""
-        return f"{self.value:.2%}" if self.is_share else f"{self.value:.4g}"
+        """``value`` for people."""
+        return self.show(self.value)
+
+    def show(self, value: float) -> str:
+        """A value of the metric for people."""
+        return f"{value:.2%}" if self.is_share else f"{value:.4g}"
 
     @property
     def level(self) -> float:

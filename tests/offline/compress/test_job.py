@@ -7,10 +7,12 @@ import pytest
 
 import models
 from penstock.artifact import Artifact
-from penstock.errors import AlreadyExists, InvalidArgument, InvalidData, WrongResult
+from penstock.errors import AlreadyExists, InvalidArgument, InvalidData, PenstockError, WrongResult
 from penstock.offline.compress.job import Job
 from penstock.offline.compress.method import Made, Method, StepContext
+from penstock.offline.compress.methods.low_rank import LowRankMethod
 from penstock.offline.compress.methods.prune import PruneMethod
+from penstock.offline.compress.methods.share import ShareMethod
 
 MODEL = models.linear(3, 2)
 X = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
@@ -46,6 +48,42 @@ def test_files_are_checked_before_any_work(tmp_path: Path) -> None:
         Job(PruneMethod(), model, output=model)
     with pytest.raises(InvalidArgument, match="measuring the sensitivity of each layer needs data"):
         Job(PruneMethod(per_layer=True), model)
+
+
+Y = X @ models.linear_weight(3, 2)
+FAST: list[Method] = [
+    PruneMethod(sparsity=0.5, metric="mae"),
+    LowRankMethod(rank=1, metric="mae"),
+    ShareMethod(metric="mae"),
+]
+
+
+@pytest.mark.parametrize("method", FAST, ids=lambda method: type(method).__name__)
+def test_every_method_judges_by_the_metric_that_is_asked_for(method: Method) -> None:
+    found = Job(method, MODEL, {"x": X}, {"x": X, "labels": Y}).run().comparison
+    assert found is not None
+    assert found.accuracy.metric == "mae"
+    assert found.original_accuracy == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        ({"metric": "none"}, "there is no metric 'none'"),
+        ({"metric_output": "z"}, "the model has no output 'z'"),
+        ({"metric": "map"}, "the metric map fits no output"),
+    ],
+)
+def test_a_metric_that_does_not_fit_is_refused_before_any_work(options: dict[str, str], cause: str) -> None:
+    with pytest.raises(PenstockError, match=cause):
+        Job(PruneMethod(**options), MODEL, {"x": X}, {"x": X, "labels": Y})  # type: ignore[arg-type]
+
+
+def test_labels_that_the_original_does_not_know_are_trusted_if_told() -> None:
+    wrong = {"x": X, "labels": 1 - (Y.argmax(axis=1))}
+    with pytest.raises(InvalidData, match="chance"):
+        Job(PruneMethod(), MODEL, {"x": X}, wrong)
+    assert Job(PruneMethod(trust_labels=True), MODEL, {"x": X}, wrong).run().comparison is not None
 
 
 class TransposingMethod(Method, frozen=True, kw_only=True):

@@ -51,7 +51,7 @@ def _comparison(outcome: Outcome, titles: tuple[str, str]) -> Table:
     if (found := outcome.comparison) is not None:
         accuracy = found.accuracy
         loss = f"loss {accuracy.loss.value:+.2%} (95 %: {accuracy.loss.low:+.2%} … {accuracy.loss.high:+.2%})"
-        values = f"{found.original_accuracy:.2%}", f"{accuracy.value:.2%}"
+        values = accuracy.show(found.original_accuracy), accuracy.shown
         rows.append((f"{accuracy.metric}, {accuracy.samples} samples", *values, loss))
         call = f"p50 of {found.rows} row(s), ms"
         rows.append(

@@ -89,7 +89,16 @@ def _check_survives(made: Artifact, sample: LabelledInputs) -> None:
         apart.forward(made, sample, as_written=False)
     except PenstockError as error:
         if ENDED in error.message:
-            raise WrongResult(f"the compressed model cannot be used: {error.message}", _FIX) from error
+            raise WrongResult(f"the compressed model cannot be used: {_culprit(made, sample)} it", _FIX) from error
+
+
+def _culprit(made: Artifact, sample: LabelledInputs) -> str:
+    """What ends the process of a model: the model itself, or what ONNX Runtime makes of it."""
+    try:
+        apart.forward(made, sample, as_written=True)
+    except PenstockError:
+        return "ONNX Runtime ends its process when it runs"
+    return "it runs as it is written, but ONNX Runtime ends its process when it optimises"
 
 
 class _Check:

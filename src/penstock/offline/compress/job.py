@@ -116,7 +116,7 @@ class Job:
     def _judged(self, made: Made) -> Outcome:
         comparison = sizes = None
         if made.model is not None and self._evaluation is not None:
-            judge = Judge(self.original, self._evaluation, self._method.threads)
+            judge = Judge(self.original, self._evaluation, self._method.threads, contract=self._method.contract)
             comparison = judge.compare(made.model, budget_s=self._method.budget_s)
         if made.model is not None and "coded_size" in made.aims:
             before, after = self_contained(self.original).data, made.model.data
@@ -160,7 +160,8 @@ class Job:
         try:
             outputs = answers(running, data)
             if judged:
-                checked_reference(outputs, data.labels, Contract())
+                # A metric that needs labels is checked where there are labels; without them, a method may still train.
+                checked_reference(outputs, data.labels, Contract() if data.labels is None else self._method.contract)
         except PenstockError as error:
             cause = f"{error.message}, on samples of '{path}'" if path else error.message
             raise InvalidData(cause, error.hint or "check that the values are valid inputs of the model") from error

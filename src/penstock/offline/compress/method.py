@@ -69,12 +69,12 @@ class StepContext(msgspec.Struct, frozen=True):
         assert self.fitted is not None
         return self.fitted
 
-    def held_out(self, threads: int) -> tuple[Dataset, Judge]:
-        """The samples that the method uses, and a judge that uses other samples."""
+    def held_out(self, threads: int, contract: Contract) -> tuple[Dataset, Judge]:
+        """The samples that the method uses, and a judge that uses other samples and the metric of ``contract``."""
         if self.judge is not None:
             return self.data, self.judge
         fitted, held = hold_out(self.original, self.data)
-        return fitted, Judge(self.original, held, threads)
+        return fitted, Judge(self.original, held, threads, contract=contract)
 
     def once(self, name: str, make: Callable[[], Artifact], *decides: object) -> Artifact:
         """Return the stored result of an earlier run, or else store and return the result of ``make()``. A second ``make()`` could
@@ -139,6 +139,17 @@ class Method(Options, frozen=True, kw_only=True):
     """Threads for training and measuring."""
     budget_s: Annotated[NotNegative, Usage("seconds")] = 3.0
     """Time for each measurement of speed."""
+    metric: Annotated[str, Usage(default="what suits the outputs and labels")] = ""
+    """Metric of accuracy, by its name in penstock build --help; or your own module:function."""
+    metric_output: Annotated[str, Usage(default="the first that fits")] = ""
+    """Output that the metric judges."""
+    trust_labels: bool = False
+    """Accept labels on which the original is no better than chance."""
+
+    @property
+    def contract(self) -> Contract:
+        """A contract with the metric of these options."""
+        return Contract(metric=self.metric, output=self.metric_output, trust_labels=self.trust_labels)
 
     @property
     def trains(self) -> bool:
@@ -162,8 +173,8 @@ class Method(Options, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def allowance(self, context: StepContext, max_accuracy_loss: float) -> Contract:
-        """The contract of the plan; without a plan, a contract with ``max_accuracy_loss``."""
-        return context.contract or Contract(max_accuracy_loss)
+        """The contract of the plan; without a plan, one with ``max_accuracy_loss``."""
+        return context.contract or msgspec.structs.replace(self.contract, max_accuracy_loss=max_accuracy_loss)
 
 
 class TrainingMethod(Method, frozen=True, kw_only=True):

@@ -17,6 +17,11 @@ from penstock.offline.optimize import graph
 from penstock.offline.optimize.names import FreshNames
 from penstock.tensor import Array
 
+WEIGHT_INPUTS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (1,), "MatMul": (0, 1)}
+"""The linear operators, with the inputs of each that a constant weight can be. Forms describe a weight that is the second input."""
+
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+
 
 class LinearForm(NamedTuple):
     """The product that a node computes with its weight, which is its second input."""
@@ -55,6 +60,11 @@ def linear_form(op_type: str, attribute: Callable[[str, Any], Any]) -> LinearFor
             factors = attribute("alpha", 1.0), attribute("beta", 1.0)
             return LinearForm(inputs, outputs, 1, bool(attribute("transA", 0)), *factors)
     return None
+
+
+def reads_weight(node: ir.Node, index: int) -> bool:
+    """True if a constant that is input ``index`` of ``node`` is the weight of a linear operator."""
+    return node.domain == "" and index in WEIGHT_INPUTS.get(node.op_type, ())
 
 
 def form_of(node: ir.Node) -> LinearForm | None:

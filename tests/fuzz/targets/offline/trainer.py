@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, PenstockError
-from penstock.offline.compress.training.parity import parity
+from penstock.offline.compress.training.parity import check_parity
 from penstock.offline.compress.training.trainable import TrainableModel
 from tests.fuzz.offline import LOOSE, TOLERANCES, ModelTarget, agree, data_of, optimized
 from tests.random_models import RandomModel
@@ -18,8 +18,7 @@ class TrainerTarget(ModelTarget):
     def check(self, artifact: Artifact, model: RandomModel) -> None:
         start = optimized(artifact)
         module = TrainableModel(start)
-        error = parity(module, data_of(model, start))
-        assert error <= TOLERANCES.get(np.dtype(model.float), LOOSE), f"torch differs from ONNX Runtime by {error:.2g}"
+        check_parity(module, data_of(model, start), tolerance=TOLERANCES.get(np.dtype(model.float), LOOSE))
         agree(start, module.to_artifact("fuzz", {}, {}), model)
 
     def refuses(self, error: PenstockError) -> bool:

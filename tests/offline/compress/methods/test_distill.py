@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -39,6 +40,31 @@ def test_a_student_that_learns_nothing_more(penstock, student: Path) -> None:
     assert done.code == 0, done.err
     assert "accuracy" in done.json["short_of"]
     assert done.json["pays"] is False
+
+
+def test_an_error_is_better_the_smaller_it_is(penstock, student: Path) -> None:
+    with np.load(student / "data.npz") as data:
+        np.savez(student / "rows.npz", x=data["x"])
+        np.savez(student / "numbers.npz", x=data["x"], labels=data["x"] @ models.linear_weight(3, 2))
+    options = (
+        "--train",
+        "rows.npz",
+        "--evaluate",
+        "numbers.npz",
+        "--metric",
+        "mae",
+        "--budget",
+        "50ms",
+        "--epochs",
+        "100",
+        "-o",
+        "out.onnx",
+    )
+    done = penstock(*COMMON, "--student", "student.onnx", *options)
+    assert done.code == 0, done.err
+    assert "mae of the student" in done.out
+    assert "did not improve" not in done.out
+    assert "mae, 20 samples" in done.out
 
 
 @pytest.mark.parametrize(

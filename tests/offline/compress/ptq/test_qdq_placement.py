@@ -35,7 +35,7 @@ def test_attention_scores_stay_float() -> None:
     wide = {node.output[0] for node in model.integer_nodes(QdqPlacement.WIDE)}
     assert {"q", "k", "v"} <= linear
     assert not {"scores", "mixed", "scaled", "masked"} & linear
-    assert {"scores", "mixed", "y"} <= wide
+    assert {"scores", "mixed"} <= wide
     assert not {"scaled", "masked", "shares"} & wide
     assert {"scores", "scaled", "masked", "y"} <= model.unclippable()
     assert list(model.fixed_ranges()) == ["shares"]
@@ -74,6 +74,20 @@ def test_an_operator_is_integer_only_after_a_product_and_not_inside_a_variance()
     n.op("Sqrt", n.op("Add", n.op("Mul", inner, inner), n.weight(np.float32(1e-6))), name="y")
     artifact = n.artifact({"x": ["N", 8]}, {"y": ["N", 8]})
     assert chosen(artifact, QdqPlacement.WIDE) == ["MatMul", "Add", "Reshape", "MatMul"]
+
+
+def test_what_only_float_operators_read_stays_float() -> None:
+    n = networks.Network()
+    product = n.op("MatMul", "x", n.normal(8, 8), name="product")
+    total = n.op("Add", product, "x", name="total")
+    n.op("MatMul", n.op("Tanh", total), n.normal(8, 8), name="y")
+    shown = n.op("Transpose", n.op("Add", n.op("MatMul", "x", n.normal(8, 8)), "x"), perm=[1, 0], name="shown")
+    artifact = n.artifact({"x": ["N", 8]}, {"y": ["N", 8], shown: [8, "N"]})
+    assert chosen(artifact, QdqPlacement.WIDE) == ["MatMul", "MatMul", "MatMul"]
+    assert chosen(artifact, QdqPlacement.LINEAR) == ["MatMul", "MatMul", "MatMul"]
+    n.op("MatMul", total, n.normal(8, 4), name="z")
+    artifact = n.artifact({"x": ["N", 8]}, {"y": ["N", 8], "z": ["N", 4]})
+    assert chosen(artifact, QdqPlacement.WIDE).count("Add") == 1
 
 
 def test_nodes_kept_float_do_not_change_the_others() -> None:

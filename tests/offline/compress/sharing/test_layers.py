@@ -8,6 +8,7 @@ from onnx import numpy_helper
 from networks import Network, cnn
 from penstock.artifact import Artifact
 from penstock.errors import InvalidConfig, InvalidModel, Unsupported
+from penstock.offline.compress.pruning.magnitude import prunable_weights
 from penstock.offline.compress.sharing.layers import find_layers
 from penstock.offline.optimize.model import load_model
 
@@ -50,6 +51,18 @@ def test_integers_behind_dequantize_linear_have_their_zero_point() -> None:
     n.op("MatMul", "x", weight, name="y")
     (layer,) = find_layers(load_model(n.artifact({"x": ["N", 4]}, {"y": ["N", 3]}))).values()
     assert (layer.kind, layer.zero, layer.array.dtype) == ("fc", 7, np.uint8)
+
+
+def test_a_function_with_the_name_of_an_operator_has_no_weights() -> None:
+    model = onnx.load_model_from_string(network().artifact({"x": ["N", 4]}, {"y": ["N", 3]}).data)
+    model.graph.node[1].domain = "mine"
+    body = [onnx.helper.make_node("MatMul", ["a", "b"], ["c"])]
+    opset = onnx.helper.make_opsetid("", 17)
+    model.functions.append(onnx.helper.make_function("mine", "MatMul", ["a", "b"], ["c"], body, [opset]))
+    model.opset_import.append(onnx.helper.make_opsetid("mine", 1))
+    artifact = Artifact.from_bytes(model.SerializeToString())
+    assert kinds(artifact) == {"w0": "fc", "w1": "bias"}
+    assert set(prunable_weights(load_model(artifact))) == {"w0"}
 
 
 def test_a_model_without_weights_and_one_that_is_not_finite_are_refused() -> None:

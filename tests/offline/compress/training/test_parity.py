@@ -93,6 +93,27 @@ def test_nothing_is_trained_that_torch_computes_otherwise(monkeypatch: pytest.Mo
         recover(model, _data(8, 16), networks.mlp(), FitOptions(epochs=1))
 
 
+def nearly_tied(seed: int = 0) -> Artifact:
+    """The places of the largest of values that differ by rounding alone, as floats."""
+    n = Network(seed)
+    same = n.op("Sigmoid", n.op("MatMul", n.op("Mul", "x", n.weight(np.float32(1e-7))), n.normal(8, 200)))
+    n.op("Cast", n.op("ArgMax", same, axis=1), to=1, name="y")
+    return n.artifact({"x": ["N", 8]}, {"y": ["N", 1]})
+
+
+def test_rounding_that_the_model_amplifies_is_no_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = TrainableModel(nearly_tied()), _data(64, 8)
+    exact = OPERATORS["", "Sigmoid"]
+    rounded = exact._replace(run=lambda node, x: exact.run(node, x) * (1 + 6e-8 * torch.randn(x.shape)))
+    monkeypatch.setitem(OPERATORS, ("", "Sigmoid"), rounded)
+    model = TrainableModel(nearly_tied())
+    assert check_parity(model, data) > 0.01
+    wrong = OPERATORS["", "ArgMax"]._replace(run=lambda node, x: x.argmin(1, keepdim=True))
+    monkeypatch.setitem(OPERATORS, ("", "ArgMax"), wrong)
+    with pytest.raises(InvalidModel, match=r"\(ArgMax\)"):
+        check_parity(TrainableModel(nearly_tied()), data)
+
+
 def test_integers_that_a_tie_may_flip_are_no_divergence() -> None:
     n = Network()
     n.op("ArgMax", "x", axis=1, keepdims=0, name="best")

@@ -139,10 +139,10 @@ def test_never_worse_than_the_start(digits: tuple[Artifact, Dataset, Dataset]) -
 def test_agreement_counts_in_steps_of_the_output() -> None:
     """Against itself with one output bias moved by ten steps."""
     n = networks.Network()
-    weight = n.normal(32, 32, fan_in=32)
-    n.op("MatMul", n.op("MatMul", "x", n.normal(32, 32, fan_in=32)), weight, name="y")
-    data = encoder_data(16, 1)
-    artifact = int8(n.artifact({"x": ["N", 5, 32]}, {"y": ["N", 5, 32]}), data, placement=QdqPlacement.WIDE)
+    n.op("Conv", n.conv("x", 4, 4), n.normal(4, 4, 3, 3, fan_in=36), name="y")
+    images = np.random.default_rng(1).standard_normal((16, 4, 6, 6)).astype(np.float32)
+    data = make_dataset({"x": images}, None)
+    artifact = int8(n.artifact({"x": ["N", 4, 6, 6]}, {"y": ["N", 4, 4, 4]}), data, placement=QdqPlacement.WIDE)
     model = TrainableModel(artifact)
     exact = agreement(model, artifact, data)
     assert exact["within_one_step"] >= 0.95

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.errors import InvalidData
 from penstock.offline.judge.scoring.boxes import iou, mean_average_precision
@@ -33,6 +35,47 @@ def test_each_error_costs_what_it_should() -> None:
     twice = scored(TRUTH)
     twice[0, 2] = [0, 0, 10, 10, 0.1, 0]  # a second box on the same place, after all others
     assert mean_average_precision(twice, TRUTH) == 1
+
+
+def one_by_one(output: np.ndarray, truth: np.ndarray) -> float:
+    """The definition: class by class, overlap by overlap, box by box."""
+    shares = []
+    for number in np.unique(truth[..., 4][truth[..., 4] >= 0]):
+        for least in np.arange(0.5, 1, 0.05):
+            found, total = [], 0
+            for row, known in zip(output.astype(np.float64), truth.astype(np.float64), strict=True):
+                left = [box[:4] for box in known if box[4] == number]
+                total += len(left)
+                for box in sorted((box for box in row if box[5] == number), key=lambda box: -box[4]):
+                    best = max(range(len(left)), key=lambda at: overlap(box, left[at]), default=None)
+                    hit = best is not None and overlap(box, left[best]) >= least - 1e-9
+                    if hit:
+                        left.pop(best)
+                    found.append((-box[4], hit))
+            hits = np.array([hit for _, hit in sorted(found, key=lambda one: one[0])], float)
+            precision = hits.cumsum() / np.arange(1, len(hits) + 1)
+            best_after = [precision[at:].max() for at in range(len(hits))]
+            shares.append(float(hits @ best_after) / total if len(hits) else 0.0)
+    return float(np.mean(shares))
+
+
+def overlap(one: np.ndarray, other: np.ndarray) -> float:
+    common = np.clip(np.minimum(one[2:4], other[2:4]) - np.maximum(one[:2], other[:2]), 0, None).prod()
+    areas = sum(np.clip(box[2:4] - box[:2], 0, None).prod() for box in (one, other))
+    return float(common / (areas - common)) if areas > common else 0.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**16), st.integers(1, 40), st.integers(0, 12), st.integers(1, 6))
+def test_it_is_the_definition_on_any_boxes(seed: int, samples: int, boxes: int, known: int) -> None:
+    rng = np.random.default_rng(seed)
+    truth = np.concatenate([rng.integers(0, 4, (samples, known, 2)), rng.integers(2, 8, (samples, known, 2))], 2)
+    truth = np.concatenate([truth, rng.integers(-1, 3, (samples, known, 1))], 2).astype(np.float32)
+    truth[0, 0, 4] = 1
+    output = scored(truth[:, rng.integers(0, known, boxes)])
+    output[..., :4] += rng.integers(-1, 2, output[..., :4].shape)
+    output[..., 4] = rng.integers(0, 5, output.shape[:2]) / 4  # with ties
+    assert mean_average_precision(output, truth) == pytest.approx(one_by_one(output, truth))
 
 
 def test_no_boxes_are_an_error() -> None:

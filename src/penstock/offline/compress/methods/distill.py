@@ -59,10 +59,12 @@ class DistillMethod(TrainingMethod, frozen=True, kw_only=True):
         made = training.distill(start, model, context.data, options, **self.hooks(context, start, "train"))
         accuracy, notes, short = None, tuple[str, ...](), dict[Aim, str]()
         if context.evaluation is not None:
-            judge = Judge(model, context.evaluation)
-            accuracy, after = (judge.assess(student).accuracy.value for student in (start, made))
-            notes = (f"accuracy of the student: {accuracy:.2%} before training, {after:.2%} after",)
-            if after <= accuracy:
+            judge = Judge(model, context.evaluation, contract=self.contract)
+            before, after = (judge.assess(student).accuracy for student in (start, made))
+            accuracy = before.value
+            notes = (f"{judge.metric} of the student: {before.shown} before training, {after.shown} after",)
+            gain = after.value - before.value
+            if (gain if judge.reference.choice.metric.higher else -gain) <= 0:
                 short["accuracy"] = "training did not improve the accuracy on the evaluation data"
         facts = {"student": {"size_bytes": start.size_bytes, "accuracy": accuracy}}
         return Made(made, ("size", "speed"), facts, notes, short)

@@ -69,7 +69,8 @@ class PruneMethod(TrainingMethod, frozen=True, kw_only=True):
         goal, picture = PruneOptions(GlobalRule(self.sparsity), skip=self.skip), ""
         pattern = self._pattern()
         if self._measures:
-            found = measure_layers(model, context.data, goal, on_progress=context.stage("layers"))
+            contract = self.allowance(context, self.max_accuracy_loss)
+            found = measure_layers(model, context.data, goal, on_progress=context.stage("layers"), contract=contract)
             picture = found.chart()
             if self.per_layer:
                 goal = PruneOptions(allocate(found.curves, self.sparsity).rule, skip=self.skip)

@@ -115,12 +115,13 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
 
     def _mixed(self, model: Artifact, placement: QdqPlacement, context: StepContext) -> tuple[Artifact, list[str], int]:
         """The model in mixed precision, the names of its float groups, and the number of all groups."""
-        fitted, judge = context.held_out(self.threads)
+        contract = self.allowance(context, self.max_accuracy_loss)
+        fitted, judge = context.held_out(self.threads, contract)
         method = RANGE_METHODS.get(self.method, RangeMethod.MSE)
         mixed = MixedModel(model, collect(model, fitted), context.scheme, placement, method)
         trials = Trials(mixed, judge)
         report = measure_sensitivity(trials, SensitivityOptions(budget_s=self.budget_s), context.stage("rank"))
-        found = choose(trials, report, self.allowance(context, self.max_accuracy_loss))
+        found = choose(trials, report, contract)
         return found.artifact, list(found.float_groups), len(report.groups)
 
     def _without_ranges(self, model: Artifact, context: StepContext) -> tuple[Artifact, tuple[str, ...]]:

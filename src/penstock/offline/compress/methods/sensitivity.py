@@ -68,9 +68,10 @@ class SensitivityMethod(Method, frozen=True, kw_only=True):
         options = SensitivityOptions(budget_s=self.budget_s)
         start = prepared(model, context, self.equalize)
         if context.evaluation is not None:
-            fitted, judge = context.data, Judge(context.original, context.evaluation, self.threads)
+            judge = Judge(context.original, context.evaluation, self.threads, contract=self.contract)
+            fitted = context.data
         else:
-            fitted, judge = context.held_out(self.threads)
+            fitted, judge = context.held_out(self.threads, self.contract)
         statistics = collect(start, fitted)
         placement, method = QdqPlacement(self.placement), RangeMethod(self.method)
         trials = Trials(MixedModel(start, statistics, context.scheme, placement, method), judge)
@@ -93,7 +94,7 @@ def _summary(found: SensitivityReport) -> str:
     loss = found.int8.loss
     timed = f"; {found.int8_ms:.3f} ms a call of {found.rows} row(s)" if found.int8_ms else ""
     return (
-        f"INT8 everywhere: {found.metric} {found.int8.value:.2%} of {found.original.value:.2%}, loss {loss.value:+.2%} "
+        f"INT8 everywhere: {found.metric} {found.int8.shown} of {found.original.shown}, loss {loss.value:+.2%} "
         f"(95 %: {loss.low:+.2%} … {loss.high:+.2%}; {found.samples} samples), {found.proxy} {found.divergence:.3g}{timed}"
     )
 

@@ -71,10 +71,11 @@ class ShareMethod(TrainingMethod, frozen=True, kw_only=True):
     def run(self, model: Artifact, context: StepContext) -> Made:
         options = ShareOptions(conv_bits=self.conv_bits, fc_bits=self.bits)
         if self.by_sensitivity:
-            loss = self.layer_loss * self.allowance(context, self.max_accuracy_loss).max_accuracy_loss
+            contract = self.allowance(context, self.max_accuracy_loss)
+            loss = self.layer_loss * contract.max_accuracy_loss
             bounds = BitsOptions(max_relative_error=self.layer_error, max_accuracy_loss=loss, threads=self.threads)
             data = self._rows(model, context.data)
-            options = choose_bits(model, data, bounds, share_options=options, on_progress=context.stage("bits"))
+            options = choose_bits(model, data, bounds, options, context.stage("bits"), contract)
         made = share(model, options, context.stage("share"))
         if self.tune:
             made = self._tuned(made, context)

@@ -18,6 +18,7 @@ from penstock.errors import InvalidConfig
 from penstock.offline.compress.options import Part
 from penstock.offline.compress.pruning.magnitude import LayerRule, PruneOptions, prunable_weights, prune
 from penstock.offline.compress.taps import Progress, no_progress
+from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import Judge
 from penstock.offline.optimize.model import load_model
 from penstock.perf.chart import Scale, line_chart
@@ -79,8 +80,10 @@ def measure_layers(
     options: PruneOptions | None = None,
     grid: Sequence[float] = _GRID,
     on_progress: Progress = no_progress,
+    contract: Contract = Contract(),  # noqa: B008 - immutable
 ) -> LayerSensitivity:
     """Measure the curve of every prunable weight of ``artifact`` on held-out ``data``. The rule in ``options`` is ignored.
+    ``contract`` names the metric.
 
     This takes one run over the data per layer and point. Raises InvalidConfig for a grid that is not between 0 and 1, and the
     errors of ``magnitude.prune`` and ``Judge``.
@@ -92,7 +95,7 @@ def measure_layers(
             f"sparsities to measure must be between 0 and 1, got {list(grid)}", "correct the grid, or omit it"
         )
     weights = prunable_weights(load_model(artifact), options)
-    judge = Judge(artifact, data)
+    judge = Judge(artifact, data, contract=contract)
     curves: list[LayerCurve] = []
     total = len(weights) * len(points)
     for name, array in weights.items():

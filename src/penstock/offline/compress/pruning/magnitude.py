@@ -19,6 +19,7 @@ from penstock.artifact import Artifact
 from penstock.errors import InvalidConfig, InvalidModel, Unsupported
 from penstock.offline.compress.options import Part
 from penstock.offline.optimize import graph
+from penstock.offline.optimize.linear import reads_weight
 from penstock.offline.optimize.model import load_model, to_bytes
 from penstock.tensor import Array
 
@@ -27,8 +28,6 @@ Masks = dict[str, Array]
 
 LAYER_CAP = 0.99
 """Maximum sparsity of one layer. A layer without nonzero weights would block the signal."""
-
-_WEIGHT_INPUTS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (1,), "MatMul": (0, 1)}
 
 
 class GlobalRule(msgspec.Struct, frozen=True, tag="global"):
@@ -190,9 +189,12 @@ def smallest(scores: Array, count: int) -> Array:
 
 
 def _is_weight(value: ir.Value, embeddings: bool) -> bool:
-    inputs = {**_WEIGHT_INPUTS, "Gather": (0,)} if embeddings else _WEIGHT_INPUTS
     uses = value.uses()
-    return bool(uses) and all(use.node.domain == "" and use.idx in inputs.get(use.node.op_type, ()) for use in uses)
+    return bool(uses) and all(
+        reads_weight(use.node, use.idx)
+        or (embeddings and (use.node.domain, use.node.op_type, use.idx) == ("", "Gather", 0))
+        for use in uses
+    )
 
 
 def _check_names(names: Collection[str], weights: Mapping[str, Array]) -> None:

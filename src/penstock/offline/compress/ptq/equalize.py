@@ -20,12 +20,12 @@ from penstock.errors import Unsupported
 from penstock.offline.compress.ptq.rescale import Link, Rescaling
 from penstock.offline.compress.taps import Taps
 from penstock.offline.optimize import graph
+from penstock.offline.optimize.linear import form_of
 from penstock.offline.optimize.model import infer_shapes, read_proto
 from penstock.offline.optimize.verify import Verifier, compare
 from penstock.offline.sessions import call_rows, loaded, signature_of
 from penstock.tensor import Array
 
-_LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _ALPHA = 0.5
 """The exponent α of the scales, from 0 to 1: how much of a tensor's uneven ranges moves into the weights of its consumers."""
 _LIMIT = 1e4
@@ -53,7 +53,7 @@ def equalize(artifact: Artifact, data: Dataset | None = None, exact: bool = True
             "the model has BatchNormalization between the layers to equalise", "fold it first, with optimize()"
         )
     rescaling = Rescaling(model)
-    links = [link for link in rescaling.links if link.writer.op_type in _LINEAR]
+    links = [link for link in rescaling.links if form_of(link.writer) is not None]
     reached, saturation = _observe(artifact, links, data)
     links = [link for link in links if not any(saturation[_bounded(clip)] for clip, _ in link.clips)]
     totals, sweeps = _settle(links, reached)

@@ -1,8 +1,10 @@
 """Write the QDQ form of a model: QuantizeLinear and DequantizeLinear around the operators that become integer.
 
-Each computed tensor t is rounded once, after its producer. The rounded tensor keeps the name t for all consumers and subgraphs::
+A tensor t that an integer operator computes is rounded for all that read it. A tensor that is an input or that a float operator
+computes is rounded for the integer operators only::
 
-    operator ── t_QuantizeLinear_Input ── QuantizeLinear ── DequantizeLinear ── t
+    integer operator ── t_QuantizeLinear_Input ── QuantizeLinear ── DequantizeLinear ── t
+    float operator ── t ── QuantizeLinear ── DequantizeLinear ── t_DequantizeLinear_Output
 
 Weights and biases are dequantised separately for each operator, so operators with different channel axes can share a weight. New
 tensors have unused names. Nodes stay in order.
@@ -10,7 +12,7 @@ tensors have unused names. Nodes stay in order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -70,17 +72,16 @@ class _Writer:
         self._nodes: list[onnx.NodeProto] = []
         self._constants: list[onnx.TensorProto] = []
         self._parameters: dict[str, _Rounded] = {}
-        """The constants that round each tensor, by the tensor's name."""
-        self._inputs: dict[str, str] = {}
-        """The name of the rounded version of each rounded model input, by the input's name."""
+        """By tensor."""
+        self._rounded: dict[str, str] = {}
+        """The rounded versions of inputs and of tensors that float operators compute."""
         self._dequantised: dict[tuple[str, bytes], str] = {}
         """The name of the tensor that dequantises each constant, by the constant's name and its parameters."""
 
     def write(self) -> onnx.ModelProto:
         rounding = self._rounding
-        for name in filter(rounding.sources.__contains__, self._model.input_names):
-            self._inputs[name] = self._fresh(f"{name}_DequantizeLinear_Output")
-            self._round(name, name, self._inputs[name])
+        moved = rounding.moved_into_subgraphs()
+        self._round_for_integers(self._model.input_names)
         for node in self._model.nodes:
             if node.name in rounding.removed:
                 continue
@@ -89,6 +90,9 @@ class _Writer:
             if node.name in self._integer:
                 self._replace_inputs(copy)
             self._nodes.append(copy)
+            if node.name not in self._integer or not moved.isdisjoint(node.output):
+                self._round_for_integers(node.output)
+                continue
             for place, name in enumerate(node.output):
                 shown = rounding.absorbed.get(name, name)
                 if shown in rounding.sources:
@@ -105,6 +109,11 @@ class _Writer:
             proto.graph.ClearField(field)
             getattr(proto.graph, field).extend(values)
         return proto
+
+    def _round_for_integers(self, tensors: Iterable[str]) -> None:
+        for name in filter(self._rounding.sources.__contains__, tensors):
+            self._rounded[name] = self._fresh(f"{name}_DequantizeLinear_Output")
+            self._round(name, name, self._rounded[name])
 
     def _round(self, tensor: str, before: str, after: str) -> None:
         """Round ``before``, the values of ``tensor``, into ``after``."""
@@ -132,8 +141,8 @@ class _Writer:
         weights = self._model.weights
         names = list(node.input)
         for place, name in enumerate(names):
-            if name in self._inputs:
-                node.input[place] = self._inputs[name]
+            if name in self._rounded:
+                node.input[place] = self._rounded[name]
             elif name in weights and place in self._rounding.constant_inputs(node):
                 node.input[place] = self._constant(name)
         if node.op_type in LINEAR_OPS and names[1] in weights:

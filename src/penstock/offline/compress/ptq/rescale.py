@@ -15,14 +15,13 @@ import onnx_ir as ir
 
 from penstock.errors import PenstockError
 from penstock.offline.optimize import graph
-from penstock.offline.optimize.linear import LinearForm, form_of, read_linear
+from penstock.offline.optimize.linear import CONVOLUTIONS, WEIGHT_INPUTS, LinearForm, form_of, read_linear
 from penstock.offline.optimize.model import to_bytes
 from penstock.tensor import Array
 
 _ELEMENTWISE = frozenset({"Relu", "LeakyRelu", "Identity"})
 _POOLS = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"})
-_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
-_WRITERS = _CONVOLUTIONS | {"Gemm", "MatMul", "Mul", "LayerNormalization"}
+_WRITERS = WEIGHT_INPUTS.keys() | {"Mul", "LayerNormalization"}
 
 
 class Operand:
@@ -168,7 +167,7 @@ class Rescaling:
             return None
         link = Link(node, math.prod(side.scale))
         link.written.append(side)
-        return (link, 1 if node.op_type in _CONVOLUTIONS else -1) if self._bias(node, link) else None
+        return (link, 1 if node.op_type in CONVOLUTIONS else -1) if self._bias(node, link) else None
 
     def _bias(self, node: ir.Node, link: Link) -> bool:
         """Add the bias, if there is one, to ``link.written``; False if it does not have one number per channel."""
@@ -227,7 +226,7 @@ class Rescaling:
         form = form_of(node)
         if form is None or form.transposes_input:
             return False
-        if node.op_type in _CONVOLUTIONS:
+        if node.op_type in CONVOLUTIONS:
             side = _convolution_side(node, form, weight, link.channels) if axis == 1 and block == 1 else None
         elif node.op_type == "MatMul" and (axis != -1 or weight.array.ndim != 2):
             return False

@@ -14,6 +14,7 @@ from penstock.offline.compress.ptq.qdq_placement import (
     QdqPlacement,
     attributes_of,
 )
+from penstock.offline.optimize.names import reads, subgraphs
 
 _SHARING_OPS = frozenset(
     {"Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Pad", "MaxPool", "AveragePool"}
@@ -27,6 +28,8 @@ class Rounding:
     def __init__(self, model: FloatModel, nodes: Iterable[onnx.NodeProto], placement: QdqPlacement) -> None:
         self._model = model
         self._float_outputs = placement.float_outputs
+        nodes = list(nodes)
+        self._read = {name for node in nodes for name in node.input}
         self.sources: dict[str, str] = {}
         """For each rounded tensor, the tensor whose range it uses: itself, or the source of values that operators only pass on."""
         self.absorbed: dict[str, str] = {}
@@ -37,6 +40,20 @@ class Rounding:
         for node in nodes:
             self._add(node, written)
             written.update(node.output)
+
+    def moved_into_subgraphs(self) -> set[str]:
+        """Tensors that a float operator transposes, reshapes or pools for a subgraph.
+
+        ONNX Runtime 1.31 ends the process when it moves a DequantizeLinear past such an operator.
+        """
+        found, captured = set[str](), set[str]()
+        for graph in (inner for node in self._model.nodes for inner in subgraphs(node)):
+            captured.update((value.name for value in graph.output), *map(reads, graph.node))
+        for node in reversed(self._model.nodes):
+            if node.op_type in _SHARING_OPS | {"Identity"} and not captured.isdisjoint(node.output):
+                captured.add(node.input[0])
+                found.add(node.input[0])
+        return found
 
     def constant_inputs(self, node: onnx.NodeProto) -> list[int]:
         """The indices of the constant FP32 inputs of ``node`` that are rounded like activations."""
@@ -60,7 +77,8 @@ class Rounding:
                 self._mark(node.output, self.sources.get(first) if _keeps_values(node, self._model) else None)
         else:
             self._mark(node.input)
-            if node.op_type not in self._float_outputs:
+            # The integer kernel of a matrix product returns floats at no cost.
+            if node.op_type not in self._float_outputs and (node.op_type != "MatMul" or node.output[0] in self._read):
                 self._mark(node.output)
 
     def _mark(self, tensors: Iterable[str], source: str | None = None) -> None:

@@ -13,6 +13,7 @@ from penstock.offline.compress.options import Count, NotNegative, Options
 from penstock.offline.compress.sharing.layers import find_layers
 from penstock.offline.compress.sharing.share import MAX_BITS, ShareOptions, share
 from penstock.offline.compress.taps import Progress, no_progress
+from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import Judge
 from penstock.offline.optimize.model import load_model
 
@@ -37,9 +38,10 @@ def choose_bits(
     options: BitsOptions | None = None,
     share_options: ShareOptions | None = None,
     on_progress: Progress = no_progress,
+    contract: Contract = Contract(),  # noqa: B008 - immutable
 ) -> ShareOptions:
-    """Return ``share_options`` with the fewest bits of each weight that meet the bounds on ``data``. If no number of bits meets the
-    bounds, the weight gets ``most`` bits.
+    """Return ``share_options`` with the fewest bits of each weight that keep the bounds on ``data``, or ``most`` bits.
+    ``contract`` names the metric.
 
     Bisection takes about three runs over ``data`` per layer. Raises InvalidData if labels fit no output, and the errors of
     ``share``.
@@ -49,7 +51,7 @@ def choose_bits(
     if options.least > options.most:
         raise InvalidConfig(f"least is {options.least}, but most is {options.most}", "give least <= most")
     base = share_options or ShareOptions()
-    judge = Judge(artifact, data, options.threads)
+    judge = Judge(artifact, data, options.threads, contract=contract)
     layers = find_layers(load_model(artifact), frozenset(base.bits))
     names = [name for name, layer in layers.items() if layer.kind != "bias" and name not in base.bits]
     chosen = dict(base.bits)

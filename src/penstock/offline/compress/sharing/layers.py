@@ -9,16 +9,11 @@ import onnx_ir as ir
 
 from penstock.errors import InvalidConfig, InvalidModel, Unsupported
 from penstock.offline.optimize import graph
+from penstock.offline.optimize.linear import CONVOLUTIONS, WEIGHT_INPUTS, reads_weight
 from penstock.tensor import Array
 
 Kind = Literal["conv", "fc", "bias", "other"]
 
-_WEIGHT_INPUTS: dict[str, tuple[Kind, tuple[int, ...]]] = {
-    "Conv": ("conv", (1,)),
-    "ConvTranspose": ("conv", (1,)),
-    "Gemm": ("fc", (1,)),
-    "MatMul": ("fc", (0, 1)),
-}
 _INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8)
 _MIN_BIAS = 16
 
@@ -79,11 +74,10 @@ def _kind(value: ir.Value) -> tuple[Kind | None, int]:
 
 
 def _operand(node: ir.Node, index: int, may_be_bias: bool) -> Kind | None:
-    kind, inputs = _WEIGHT_INPUTS.get(node.op_type, ("other", ()))
-    if index in inputs:
-        return kind
-    is_bias = may_be_bias and (node.op_type == "Add" or (node.op_type in _WEIGHT_INPUTS and index == 2))
-    return "bias" if is_bias else None
+    if reads_weight(node, index):
+        return "conv" if node.op_type in CONVOLUTIONS else "fc"
+    is_bias = may_be_bias and (node.op_type == "Add" or (node.op_type in WEIGHT_INPUTS and index == 2))
+    return "bias" if is_bias and node.domain == "" else None
 
 
 def _is_bias(value: ir.Value) -> bool:

@@ -91,6 +91,10 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         outputs = {name: self._output(name, kind, values) for name, kind in self._program.outputs.items()}
         return kept | outputs
 
+    def computes(self, name: str) -> bool:
+        """True if ``name`` is an input, or the output of an operator that is not a constant."""
+        return name in self._computed
+
     def constant(self, name: str) -> Tensor:
         """The constant ``name`` after its hook. Raises InvalidArgument if there is none."""
         if name not in self._keys:

@@ -9,7 +9,10 @@ from penstock.offline.judge.metric import AccuracyMetric
 from penstock.offline.judge.scoring.classes import is_float, is_ids
 from penstock.tensor import Array
 
-_OVERLAPS = np.arange(0.5, 1.0, 0.05)
+_OVERLAPS = np.arange(0.5, 1.0, 0.05) - 1e-9
+"""Least overlaps of a match, less the error of rounding."""
+_SAMPLES = 16
+"""Number of samples that are matched at once."""
 
 
 def mean_average_precision(output: Array, truth: Array) -> float:
@@ -20,10 +23,19 @@ def mean_average_precision(output: Array, truth: Array) -> float:
     boxes, 5] without score.
     Boxes with a negative class are padding.
     """
+    output, truth = output.astype(np.float64), truth.astype(np.float64)
     classes = np.unique(truth[..., 4][truth[..., 4] >= 0])
     if not len(classes):
         raise InvalidData("the labels have no boxes", "give boxes with classes of at least 0")
-    return float(np.mean([_class_precision(output, truth, one) for one in classes]))
+    output = np.take_along_axis(output, np.argsort(-output[..., 4:5], axis=1, kind="stable"), axis=1)
+    parts = range(0, len(output), _SAMPLES)
+    hits = np.concatenate([_matches(output[at : at + _SAMPLES], truth[at : at + _SAMPLES]) for at in parts])
+
+    def precision(number: float) -> float:
+        found = output[..., 5] == number
+        return _precision(output[found, 4], hits[found], int((truth[..., 4] == number).sum()))
+
+    return float(np.mean([precision(number) for number in classes]))
 
 
 def iou(output: Array, truth: Array) -> float:
@@ -48,44 +60,41 @@ def segments(output: Array) -> Array:
     return np.asarray(output.argmax(axis=1)) if is_float(output) else output
 
 
-def _class_precision(output: Array, truth: Array, number: float) -> float:
-    """The average precision of one class, averaged over the overlaps."""
-    scores, matched, total = [], [], 0
-    for row, known in zip(output.astype(np.float64), truth.astype(np.float64), strict=True):
-        found = row[row[:, 5] == number]
-        found = found[np.argsort(-found[:, 4], kind="stable")]
-        wanted = known[known[:, 4] == number]
-        total += len(wanted)
-        scores.append(found[:, 4])
-        matched.append(_matches(found[:, :4], wanted[:, :4]))
-    order = np.argsort(-np.concatenate(scores), kind="stable")
-    hit = np.concatenate(matched, axis=1)[:, order]
-    right = hit.cumsum(axis=1)
-    precision = right / np.arange(1, hit.shape[1] + 1)
-    # Make the curve non-increasing: at each recall, take the best precision at this or a higher recall.
+def _precision(scores: Array, hits: Array, total: int) -> float:
+    """The average precision of one class, averaged over the overlaps. ``hits`` says which boxes match, per overlap."""
+    hits = hits[np.argsort(-scores, kind="stable")].T
+    precision = hits.cumsum(axis=1) / np.arange(1, hits.shape[1] + 1)
+    # The curve does not rise: at each recall, the best precision at this or a higher recall.
     precision = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
-    return float((hit * precision).sum(axis=1).mean() / total)
+    return float((hits * precision).sum(axis=1).mean() / total)
 
 
 def _matches(found: Array, wanted: Array) -> Array:
-    """For each overlap and each box of ``found``, by falling score: True if the box is the first to match a box of ``wanted``."""
-    hits = np.zeros((len(_OVERLAPS), len(found)))
-    if not len(found) or not len(wanted):
-        return hits
-    corner = np.maximum(found[:, None, :2], wanted[None, :, :2])
-    end = np.minimum(found[:, None, 2:], wanted[None, :, 2:])
-    common = (end - corner).clip(min=0).prod(axis=2)
-    areas = [(boxes[:, 2:] - boxes[:, :2]).clip(min=0).prod(axis=1) for boxes in (found, wanted)]
-    union = areas[0][:, None] + areas[1][None] - common
-    overlap = common / np.where(union > 0, union, 1)
-    for level, least in enumerate(_OVERLAPS):
-        free = overlap.copy()
-        for one in range(len(found)):
-            best = int(free[one].argmax())
-            if free[one, best] >= least - 1e-9:
-                hits[level, one] = 1
-                free[:, best] = -1
+    """Which boxes of ``found`` match one of ``wanted``, for each overlap: [samples, boxes, overlaps].
+
+    The boxes of a sample are in the order of falling scores. Each takes the box of its class that overlaps most, of those left.
+    """
+    overlap = _overlaps(found, wanted)
+    hits = np.zeros((*found.shape[:2], len(_OVERLAPS)), bool)
+    left = np.ones((len(found), len(_OVERLAPS), wanted.shape[1]), bool)
+    for one in range(found.shape[1]):
+        samples = np.flatnonzero((overlap[:, one] >= _OVERLAPS[0]).any(axis=1))
+        free = np.where(left[samples], overlap[samples, one, np.newaxis], -1.0)
+        best = free.argmax(axis=2)[..., np.newaxis]
+        hits[samples, one] = hit = np.take_along_axis(free, best, axis=2)[..., 0] >= _OVERLAPS
+        row, level = np.nonzero(hit)
+        left[samples[row], level, best[row, level, 0]] = False
     return hits
+
+
+def _overlaps(found: Array, wanted: Array) -> Array:
+    """The intersection over the union of each pair of boxes; -1 if their classes differ."""
+    first, second = found[:, :, np.newaxis], wanted[:, np.newaxis]
+    corner, end = np.maximum(first[..., :2], second[..., :2]), np.minimum(first[..., 2:4], second[..., 2:4])
+    common = (end - corner).clip(min=0).prod(axis=3)
+    areas = [(boxes[..., 2:4] - boxes[..., :2]).clip(min=0).prod(axis=3) for boxes in (first, second)]
+    union = areas[0] + areas[1] - common
+    return np.where(first[..., 5] == second[..., 4], common / np.where(union > 0, union, 1), -1.0)
 
 
 def _has_boxes(output: Array, labels: Array | None) -> bool:

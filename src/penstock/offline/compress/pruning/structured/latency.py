@@ -17,11 +17,11 @@ from penstock.offline.compress.pruning.structured.coupling import Count, Labels
 from penstock.offline.compress.pruning.structured.cut import Kept, Structure
 from penstock.offline.compress.taps import Taps
 from penstock.offline.optimize import graph
+from penstock.offline.optimize.linear import form_of
 from penstock.offline.sessions import loaded
 from penstock.perf.measure import feed, interleave
 from penstock.tensor import Array
 
-_LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _SECONDS = 0.04
 """Seconds for measuring one layer at one width."""
 
@@ -53,7 +53,7 @@ class LatencyTable:
     ) -> None:
         """``known`` holds earlier measurements. New measurements are added to it."""
         self._structure, self._threads = structure, threads
-        self._nodes = [node for node in structure.model.graph if node.op_type in _LAYERS and node.domain == ""]
+        self._nodes = [node for node in structure.model.graph if form_of(node) is not None]
         names = [value.name for node in self._nodes for value in node.inputs if value and not graph.is_constant(value)]
         rows = len(next(iter(sample.values())))
         taps = Taps(structure.artifact, make_dataset(dict(sample), None), batch_size=rows, threads=threads)

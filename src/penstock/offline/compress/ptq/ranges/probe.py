@@ -27,8 +27,6 @@ class RangeProbe:
     def __init__(self, quantised: Artifact, scheme: IntegerScheme) -> None:
         proto = read_proto(quantised)
         constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-        inputs = {value.name for value in proto.graph.input}
-        rounded = {node.input[0]: node.output[0] for node in proto.graph.node if node.op_type == "DequantizeLinear"}
         self._scheme = scheme
         self._parameters: dict[str, str] = {}
         """The names of the zero points by the names of the scales."""
@@ -38,8 +36,8 @@ class RangeProbe:
             # If tensors share a scale, the first tensor in the graph owns it.
             if node.op_type == "QuantizeLinear" and node.input[1] not in self._parameters:
                 self._parameters[node.input[1]] = node.input[2]
-                tensor = node.input[0] if node.input[0] in inputs else rounded[node.output[0]]
-                self._scales[tensor] = node.input[1]
+                # ``quantize`` names the node after the tensor.
+                self._scales[node.name.removesuffix(f"_{node.op_type}")] = node.input[1]
         proto.graph.input.extend(
             helper.make_tensor_value_info(name, constants[name].data_type, constants[name].dims)
             for pair in self._parameters.items()
