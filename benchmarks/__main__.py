@@ -1,4 +1,4 @@
-"""Run the scenarios: ``python -m benchmarks [--scenario NAME [--part NAME]] [--quick] [--check]``.
+"""Run the scenarios: ``python -m benchmarks [--scenario NAME [--part NAME [--keep]]] [--quick] [--check]``.
 
 Each writes ``results/<scenario>.json``; ``RESULTS.md`` is made anew of all there are. Exits with 0 also where a goal does not
 hold (unless ``--check``), and says so; with 1 if a scenario failed to run.
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import MachineWatch
-from benchmarks.results import REPORT, Result, Row, failed, goal, load, render, save, shown
+from benchmarks.results import REPORT, Result, Row, failed, goal, load, merge, render, save, shown
 from benchmarks.scenarios import REPORTED, SCENARIOS
 from penstock.errors import PenstockError
 
@@ -28,6 +28,7 @@ def main() -> int:
     )
     parser.add_argument("--scenario", choices=SCENARIOS, help="run only this one")
     parser.add_argument("--part", help="only this part of it, shown and not kept")
+    parser.add_argument("--keep", action="store_true", help="keep the rows of the part among those of the scenario")
     parser.add_argument("--quick", action="store_true", help="rough figures, each scenario within a minute")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal does not hold")
     arguments = parser.parse_args()
@@ -66,6 +67,9 @@ def show_part(console: Console, parser: argparse.ArgumentParser, arguments: argp
         parser.error(f"'{arguments.scenario}' has no part '{arguments.part}'; it has {', '.join(parts) or 'none'}")
     result = measure(arguments.scenario, arguments.quick, parts[arguments.part])
     show(console, result)
+    if arguments.keep:
+        save(merge(load((arguments.scenario,)), result))
+        REPORT.write_text(render(load(REPORTED)))
     return 1 if arguments.check and failed(result.rows) else 0
 
 

@@ -1,7 +1,8 @@
 """Data without a network: scikit-learn's digits, characters rendered from installed fonts, text of the standard library; and a
 user's MNIST folder, where there is one.
 
-Every set is split once by a fixed seed, or as it came, into samples to train, to calibrate (part of the former) and to test on.
+Every set is split once by a fixed seed, or as it came, into samples to train, to calibrate (part of the former), to choose by, and
+to test on. Nothing is fitted or chosen on the test samples.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ CALIBRATION = 100
 TOKENS = 64
 """Characters of text in a sample."""
 _SEED = 0
+_VALIDATION = 0.2
+"""Share of the samples to train on that choices are made by instead."""
 _FONTS = Path("/usr/share/fonts")
 _CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PACKAGES = ("asyncio", "email", "http", "json", "logging", "unittest")
@@ -44,19 +47,22 @@ class Split(NamedTuple):
 
     train: Dataset
     calibrate: Dataset
+    validate: Dataset
+    """For choices: a ranking, or which models are accurate enough."""
     test: Dataset
+    """For the figures of what was chosen."""
 
 
 @functools.cache
 def digits() -> Split:
-    """1,797 real images of handwritten digits: ``input`` [N, 1, 8, 8] in 0..1; 1,000 to train, 797 to test."""
+    """1,797 real images of handwritten digits: ``input`` [N, 1, 8, 8] in 0..1; 800 to train, 200 to choose by, 797 to test."""
     images, labels = load_digits(return_X_y=True)
     return _split((images.reshape(-1, 1, 8, 8) / 16).astype(np.float32), labels, 797)
 
 
 @functools.cache
 def digits28() -> Split:
-    """The same images scaled up to [N, 1, 28, 28], the size of MNIST's; 1,300 to train, 497 to test."""
+    """The same images scaled up to [N, 1, 28, 28], the size of MNIST's; 1,040 to train, 260 to choose by, 497 to test."""
     images, labels = load_digits(return_X_y=True)
     large = ndimage.zoom(images.reshape(-1, 8, 8) / 16, (1, 3.5, 3.5), order=1)
     return _split(large[:, None].astype(np.float32), labels, 497)
@@ -119,7 +125,7 @@ def mnist(folder: Path) -> Split:
         make_dataset({"input": (x[:, None] / np.float32(255)).astype(np.float32)}, y.astype(np.int64))
         for x, y in ((images, labels), (test_images, test_labels))
     )
-    return Split(train, take(train, CALIBRATION), test)
+    return _held_out(train, test)
 
 
 def take(data: Dataset, count: int) -> Dataset:
@@ -140,7 +146,12 @@ def contaminated(data: Dataset, share: float = 0.1, factor: float = 40.0) -> Dat
 def _split(inputs: Array, labels: Array, test: float) -> Split:
     x, x_test, y, y_test = train_test_split(inputs, labels, test_size=test, random_state=_SEED, stratify=labels)
     train, held_out = make_dataset({"input": x}, y), make_dataset({"input": x_test}, y_test)
-    return Split(train, take(train, CALIBRATION), held_out)
+    return _held_out(train, held_out)
+
+
+def _held_out(train: Dataset, test: Dataset) -> Split:
+    train, validate = train.split_shuffled(_VALIDATION, seed=_SEED)
+    return Split(train, take(train, CALIBRATION), validate, test)
 
 
 def _sizes(path: Path) -> list[ImageFont.FreeTypeFont]:

@@ -4,7 +4,8 @@ One that has parts names them in ``PARTS``.
 """
 
 SCENARIOS = (
-    "digits", "serving", "repository", "server_path", "goodput", "telemetry_cost", "int8", "compress", "startup", "hostile",
+    "digits", "serving", "repository", "server_path", "goodput", "telemetry_cost", "int8", "compress",
+    "ladder", "rivals", "startup", "hostile",
 )  # fmt: skip
 REPORTED = (*SCENARIOS, "soak")
 """The results in ``RESULTS.md``, in its order: ``benchmarks.soak`` adds its own."""

@@ -30,9 +30,12 @@ def result(*rows: Row, scenario: str = "digits", quick: bool = False, **machine:
     ("value", "op", "goal", "holds"),
     [(4.0, ">=", 4, True), (3.99, ">=", 4, False), (0.01, "<=", 0.01, True), (0.02, "<=", 0.01, False)],
 )
-def test_a_claim_is_judged_by_its_estimate(value: float, op: Operator, goal: float, holds: bool) -> None:
+def test_a_claim_is_judged_by_the_worse_end(value: float, op: Operator, goal: float, holds: bool) -> None:
     assert claim("x", value, "×", op, goal).holds is holds
-    assert claim("x", Interval(value, 0.0, 100.0), "×", op, goal).holds is holds
+    best = 100.0 if op == ">=" else 0.0
+    worse_end = Interval(value, *sorted((value, best)))
+    assert claim("x", worse_end, "×", op, goal).holds is holds
+    assert claim("x", Interval(best, *sorted((value, best))), "×", op, goal).holds is holds
 
 
 def test_only_claims_can_fail() -> None:
