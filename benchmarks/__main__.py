@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import masked_cpu
 from benchmarks.machine import MachineWatch
 from benchmarks.results import REPORT, Result, Row, failed, goal, load, merge, render, save, shown
 from benchmarks.scenarios import REPORTED, SCENARIOS
@@ -68,7 +70,7 @@ def show_part(console: Console, parser: argparse.ArgumentParser, arguments: argp
     result = measure(arguments.scenario, arguments.quick, parts[arguments.part])
     show(console, result)
     if arguments.keep:
-        save(merge(load((arguments.scenario,)), result))
+        save(merge(load((result.scenario,)), result))
         REPORT.write_text(render(load(REPORTED)))
     return 1 if arguments.check and failed(result.rows) else 0
 
@@ -78,8 +80,14 @@ def measure(scenario: str, quick: bool, part: Callable[[bool], list[Row]] | None
     module = importlib.import_module(f"benchmarks.scenarios.{scenario}")
     watch = MachineWatch()
     rows = (part or module.run)(quick)
-    about = " ".join((module.__doc__ or "").split())
-    return Result(scenario=scenario, about=about, machine=watch.finish(), quick=quick, rows=tuple(rows))
+    about, machine = " ".join((module.__doc__ or "").split()), watch.finish()
+    if masked := os.environ.get(masked_cpu.NAME):
+        machine["cpu"] += f" masked as '{masked}'"
+        scenario, about = (
+            f"{scenario}-{masked}",
+            f"The scenario {scenario} on a CPU without some instructions (`benchmarks/masked_cpu.py`).",
+        )
+    return Result(scenario=scenario, about=about, machine=machine, quick=quick, rows=tuple(rows))
 
 
 def show(console: Console, result: Result) -> None:

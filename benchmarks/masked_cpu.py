@@ -21,29 +21,28 @@ from pathlib import Path
 from penstock.resources import CPU_WITHOUT
 
 CACHE = Path(__file__).parent / ".cache" / "masked_cpu"
+NAME = "MASKED_CPU"
+"""Environment variable: the name of the CPU that a command sees."""
 _PACKAGES = ("onnxruntime", "openvino")
 _CPUID, _UNDEFINED = b"\x0f\xa2", b"\x0f\x0a"
 _EAX, _EBX, _ECX, _EDX = range(4)
 
 _DOT_PRODUCT = (
     (7, 0, _ECX, 1 << 11),  # AVX512_VNNI
-    (7, 0, _EDX, 1 << 24 | 1 << 25),  # AMX_TILE, AMX_INT8
-    (7, 1, _EAX, 1 << 4),  # AVX_VNNI
+    (7, 0, _EDX, 1 << 22 | 1 << 24 | 1 << 25),  # AMX
+    (7, 1, _EAX, 1 << 4 | 1 << 5),  # AVX_VNNI, and AVX512_BF16, which came later
     (7, 1, _EDX, 1 << 4 | 1 << 10),  # AVX_VNNI_INT8, AVX_VNNI_INT16
 )
 _AVX512 = (
     (7, 0, _EBX, 1 << 16 | 1 << 17 | 1 << 21 | 1 << 26 | 1 << 27 | 1 << 28 | 1 << 30 | 1 << 31),
     (7, 0, _ECX, 1 << 1 | 1 << 6 | 1 << 12 | 1 << 14),  # VBMI, VBMI2, BITALG, VPOPCNTDQ
-    (7, 0, _EDX, 1 << 2 | 1 << 3 | 1 << 8 | 1 << 22 | 1 << 23),  # 4VNNIW, 4FMAPS, VP2INTERSECT, AMX_BF16, FP16
-    (7, 1, _EAX, 1 << 5),  # AVX512_BF16
+    (7, 0, _EDX, 1 << 2 | 1 << 3 | 1 << 8 | 1 << 23),  # 4VNNIW, 4FMAPS, VP2INTERSECT, FP16
     (7, 1, _EDX, 1 << 19),  # AVX10
 )
+_ABSENT = "integer_dot_product,avx512_bf16,amx_bf16"
 CPUS = {
-    "no-vnni": (_DOT_PRODUCT, "integer_dot_product"),
-    "avx2": (
-        _DOT_PRODUCT + _AVX512,
-        "integer_dot_product,avx512f,avx512bw,avx512_bf16,amx_bf16,avx512_fp16",
-    ),
+    "no-vnni": (_DOT_PRODUCT, _ABSENT),
+    "avx2": (_DOT_PRODUCT + _AVX512, f"{_ABSENT},avx512f,avx512bw,avx512_fp16"),
 }
 """By name: the bits of CPUID to clear, and the same for Penstock. ``no-vnni`` is AVX-512 as in Skylake, ``avx2`` as in Haswell."""
 
@@ -62,7 +61,7 @@ def environment(cpu: str) -> dict[str, str]:
     bits, absent = CPUS[cpu]
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     masks = ",".join(f"{leaf:x}:{subleaf:x}:{register:x}:{mask:x}" for leaf, subleaf, register, mask in bits)
-    return {"PYTHONPATH": path, "LD_PRELOAD": str(handler), "MASKED_CPUID": masks, CPU_WITHOUT: absent}
+    return {"PYTHONPATH": path, "LD_PRELOAD": str(handler), NAME: cpu, "MASKED_CPUID": masks, CPU_WITHOUT: absent}
 
 
 def main() -> int:

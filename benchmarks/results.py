@@ -85,11 +85,23 @@ def save(result: Result, folder: Path = RESULTS) -> Path:
 
 
 def merge(earlier: Sequence[Result], part: Result) -> Result:
-    """``part`` with those rows of ``earlier`` that it does not have; its machine is that of ``part``, busy if either was."""
+    """``part`` with those rows of ``earlier`` that it does not have, which say when they were measured; busy if either was."""
     names = {row.name for row in part.rows}
-    kept = tuple(row for result in earlier for row in result.rows if row.name not in names)
+    kept = tuple(
+        row if result.machine["date"] == part.machine["date"] else _dated(row, result.machine["date"])
+        for result in earlier
+        for row in result.rows
+        if row.name not in names
+    )
     is_dirty = any(result.machine["dirty"] for result in (*earlier, part))
     return msgspec.structs.replace(part, rows=(*kept, *part.rows), machine=part.machine | {"dirty": is_dirty})
+
+
+def _dated(row: Row, date: str) -> Row:
+    known = "measured on " in row.note
+    return (
+        row if known else msgspec.structs.replace(row, note="; ".join(filter(None, [row.note, f"measured on {date}"])))
+    )
 
 
 def load(scenarios: Sequence[str], folder: Path = RESULTS) -> list[Result]:

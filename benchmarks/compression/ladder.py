@@ -16,6 +16,7 @@ from benchmarks import models
 from benchmarks.compression.eager import eager
 from benchmarks.compression.losses import loss
 from benchmarks.compression.train import TASKS, trained
+from benchmarks.kept import kept
 from benchmarks.pairs import Load, geometric_mean, versus
 from benchmarks.results import Row, claim, fact, skipped
 from penstock.artifact import Artifact
@@ -55,17 +56,17 @@ class Climb(msgspec.Struct, frozen=True):
     sample: Mapping[str, Array]
     validate: Dataset | None = None
     test: Dataset | None = None
+    problems: list[str] = []
+    """Why rungs are missing."""
 
 
 def ladder(quick: bool) -> list[Row]:
     """Single samples at one thread and at all. Large networks have random weights, so their structure is left alone and
     there is no accuracy to lose; small ones are trained, and cut as far as half a point allows."""
     rows, totals = [], []
-    for climb in [_large(name) for name in LARGE]:
-        rows += _measure(climb, totals, quick)
-    for name in SMALL[:1] if quick else SMALL:
-        climb, problems = _small(name, quick)
-        rows += [*problems, *_measure(climb, totals, quick)]
+    for name in (*LARGE, *(SMALL[:1] if quick else SMALL)):
+        climb = _kept(name, quick)
+        rows += [*(skipped(f"{name}: structure", why) for why in climb.problems), *_measure(climb, totals, quick)]
     best = max(totals, key=lambda gain: gain.low)
     note = "over eager torch on the torch module, at one thread or at all, whichever is faster"
     return [
@@ -73,6 +74,16 @@ def ladder(quick: bool) -> list[Row]:
         claim("the best", best, "×", ">=", 9),
         *rows,
     ]
+
+
+def prepared(quick: bool) -> list[Row]:
+    """Make every rung, so that a later run only measures."""
+    climbs = [_kept(name, quick) for name in (*LARGE, *SMALL)]
+    return [fact(f"{climb.name}: rungs", len(climb.rungs), "", note=", ".join(climb.rungs)) for climb in climbs]
+
+
+def _kept(name: str, quick: bool) -> Climb:
+    return kept(f"ladder-{name}", f"{quick}", lambda _: _large(name) if name in LARGE else _small(name, quick))
 
 
 def _large(name: str) -> Climb:
@@ -86,7 +97,7 @@ def _large(name: str) -> Climb:
     return Climb(name, original, {"graph": fp32, "INT8": int8}, samples.rows(0, 1))
 
 
-def _small(name: str, quick: bool) -> tuple[Climb, list[Row]]:
+def _small(name: str, quick: bool) -> Climb:
     original, split, problems = trained(name), TASKS[name].data(), []
     fp32, _ = optimize(original, [split.train.rows(0, 1)])
     rungs = {"graph": fp32, "INT8": _careful(fp32, split.calibrate)}
@@ -96,8 +107,8 @@ def _small(name: str, quick: bool) -> tuple[Climb, list[Row]]:
         thin = shrink(fp32, split.train, options, is_over=partial(_is_past, end))
         rungs |= {"structure": thin, "structure, INT8": _careful(thin, split.calibrate)}
     except PenstockError as error:
-        problems.append(skipped(f"{name}: structure", error.message))
-    return Climb(name, original, rungs, split.test.rows(0, 1), split.validate, split.test), problems
+        problems.append(error.message)
+    return Climb(name, original, rungs, split.test.rows(0, 1), split.validate, split.test, problems)
 
 
 def _measure(climb: Climb, totals: list[Interval], quick: bool) -> list[Row]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import pickle
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -19,10 +18,11 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from benchmarks import models
 from benchmarks.compression.int8 import CalibrationRows
-from benchmarks.compression.train import CACHE, TASKS, trained
+from benchmarks.compression.train import TASKS, trained
+from benchmarks.kept import kept
 from benchmarks.pairs import versus
 from benchmarks.results import Row, claim, fact, skipped
-from penstock.artifact import Artifact, sha256
+from penstock.artifact import Artifact
 from penstock.bundle.evidence import Accuracy
 from penstock.bundle.open import open_bundle
 from penstock.dataset import Dataset, make_dataset
@@ -108,34 +108,32 @@ def contestants(name: str, quick: bool) -> Contestants:
     """The models of network ``name``, from the cache, or made now: it takes minutes for large networks."""
     with tempfile.TemporaryDirectory() as folder:
         case = make_case(name, Path(folder))
-    key = sha256(f"{case.original.digest} {machine_facts()} {quick} {find_spec('nncf')}".encode())
-    kept = CACHE / f"rivals-{name}-{key[:16]}"
-    if not (kept / "contestants.pickle").exists():
-        kept.mkdir(parents=True, exist_ok=True)
-        chosen, ours = our_way(case, kept, quick, is_large=name in RANDOM)
-        theirs, missing = their_ways(case, kept)
-        found = Contestants(case, chosen, ours, theirs, missing)
-        (kept / "contestants.pickle").write_bytes(pickle.dumps(found))
-    found = pickle.loads((kept / "contestants.pickle").read_bytes())
-    assert isinstance(found, Contestants)
-    return found
+    return kept(
+        f"rivals-{name}", f"{case.original.digest} {quick} {find_spec('nncf')}", partial(_make, name, case, quick)
+    )
+
+
+def _make(name: str, case: Case, quick: bool, folder: Path) -> Contestants:
+    chosen, ours = our_way(case, folder, quick, is_large=name in RANDOM)
+    theirs, missing = their_ways(case, folder)
+    return Contestants(case, chosen, ours, theirs, missing)
 
 
 def _rows(name: str, found: Contestants, quick: bool) -> list[Row]:
     """Ours against the best of theirs that meets the same contract on the validation data; the test data tell the accuracy."""
     case, ours = found.case, found.ours
-    kept = {way: one for way, one in found.theirs.items() if not _objection(case, one)}
+    allowed = {way: one for way, one in found.theirs.items() if not _objection(case, one)}
     sample = case.test.rows(0, 1)
-    loads = {way: partial(one.loaded, sample, True) for way, one in kept.items()}
+    loads = {way: partial(one.loaded, sample, True) for way, one in allowed.items()}
     ours_load = partial(ours.loaded, sample, False)
     brief = {way: versus(load, ours_load, 0.2 if quick else 1.2, loads=4) for way, load in loads.items()}
     best = min(brief, key=lambda way: brief[way].value)
     gain = versus(loads[best], ours_load, 1.0 if quick else 8.0, loads=12)
     figures = ", ".join(f"{way} {one.value:.2f}x" for way, one in sorted(brief.items(), key=lambda x: x[1].value))
-    left_out = ", ".join([*(f"{way}: loses more" for way in found.theirs if way not in kept), *found.missing])
+    left_out = ", ".join([*(f"{way}: loses more" for way in found.theirs if way not in allowed), *found.missing])
     note = f"{found.chosen} against {best}. Over {figures}" + (f". Left out: {left_out}" if left_out else "")
     rows = [claim(f"{name}: speed over the best rival", gain, "×", ">=", _WITHIN, note=note)]
-    for whose, way, plain in (("ours", ours, False), ("theirs", kept[best], True)):
+    for whose, way, plain in (("ours", ours, False), ("theirs", allowed[best], True)):
         lost = _accuracy(case, case.test, way, plain).loss
         title, note = f"{name}: loss of {whose}", f"{case.test.count} test samples"
         rows.append(fact(title, lost.value, "", interval=lost, note=note))

@@ -79,6 +79,18 @@ def test_a_later_run_replaces_an_earlier_one(tmp_path: Path) -> None:
     assert [row.value for row in results.load(("digits",), tmp_path)[0].rows] == [2.0]
 
 
+def test_a_part_replaces_its_rows_among_the_others() -> None:
+    earlier = result(fact("a", 1, "s"), fact("b", 1, "s"), dirty=True)
+    merged = results.merge([earlier], result(fact("b", 2, "s"), fact("c", 2, "s")))
+    assert [(row.name, row.value) for row in merged.rows] == [("a", 1), ("b", 2), ("c", 2)]
+    assert merged.machine["dirty"]
+    assert results.merge([], merged) == merged
+    later = result(fact("b", 3, "s"), date="2025-02-01")
+    once = results.merge([merged], later)
+    assert [row.note for row in once.rows] == ["measured on 2025-01-31", "measured on 2025-01-31", ""]
+    assert results.merge([once], result(fact("d", 3, "s"), date="2025-02-02")).rows[0] == once.rows[0]
+
+
 def test_the_report_has_a_table_per_scenario() -> None:
     text = results.render(
         [
