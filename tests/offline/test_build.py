@@ -161,6 +161,20 @@ def test_labels_that_were_only_trusted_are_noted(model: Path, tmp_path: Path) ->
     assert any("the labels were accepted as they are" in note for note in result.evidence.notes)
 
 
+@pytest.mark.parametrize("metric", ["fidelity", "cosine"])
+def test_a_contract_without_a_limit_is_written_and_read(model: Path, tmp_path: Path, metric: str) -> None:
+    contract = Contract(1.0, metric=metric, max_output_error=float("inf"))
+    recipe = msgspec.structs.replace(QUICK, contract=contract)
+    result = build(model, tmp_path / "out.bundle", evaluate=samples(), recipe=recipe)
+    manifest = open_bundle(result.bundle).manifest
+    assert encode(manifest) == encode(result.manifest)
+    evidence = manifest.evidence
+    assert evidence is not None
+    assert evidence.max_output_error is None
+    assert "difference from the original" not in evidence.contract
+    assert ("any loss of fidelity" in evidence.contract) is (metric == "fidelity")
+
+
 def test_the_original_with_answers_that_are_no_numbers_is_refused(tmp_path: Path) -> None:
     node = helper.make_node("Log", ["x"], ["y"])
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 2]) for name in "xy"]
