@@ -14,11 +14,11 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
-    "": 2_035,
-    "bundle": 1_857,
+    "": 2_054,
+    "bundle": 1_862,
     "cli": 2_188,
     "engines": 1_867,
-    "offline": 745,
+    "offline": 746,
     "offline/compress": 14_567,
     "offline/judge": 2_068,
     "offline/optimize": 1_961,
