@@ -126,9 +126,9 @@ def _rows(name: str, found: Contestants, quick: bool) -> list[Row]:
     sample = case.test.rows(0, 1)
     loads = {way: partial(one.loaded, sample, True) for way, one in allowed.items()}
     ours_load = partial(ours.loaded, sample, False)
-    brief = {way: versus(load, ours_load, 0.2 if quick else 1.2, loads=4) for way, load in loads.items()}
+    brief = {way: versus(load, ours_load, 0.2 if quick else 0.8, loads=4) for way, load in loads.items()}
     best = min(brief, key=lambda way: brief[way].value)
-    gain = versus(loads[best], ours_load, 1.0 if quick else 8.0, loads=12)
+    gain = versus(loads[best], ours_load, 1.0 if quick else 6.0, loads=12)
     figures = ", ".join(f"{way} {one.value:.2f}x" for way, one in sorted(brief.items(), key=lambda x: x[1].value))
     left_out = ", ".join([*(f"{way}: loses more" for way in found.theirs if way not in allowed), *found.missing])
     note = f"{found.chosen} against {best}. Over {figures}" + (f". Left out: {left_out}" if left_out else "")
