@@ -128,5 +128,6 @@ def _recipe(quick: bool) -> Recipe:
         Contract(1.0, max_output_error=float("inf")),
         threads=(1,),
         methods=(RangeMethod.MIN_MAX,),
+        careful=False,
         budget_s=4.0 if quick else 60.0,
     )
