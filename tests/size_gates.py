@@ -17,7 +17,7 @@ ROOM_LINES = {
     "": 2_054,
     "bundle": 1_862,
     "cli": 2_188,
-    "engines": 1_867,
+    "engines": 1_885,
     "offline": 746,
     "offline/compress": 14_567,
     "offline/judge": 2_068,

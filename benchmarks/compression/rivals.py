@@ -109,7 +109,9 @@ def contestants(name: str, quick: bool) -> Contestants:
     with tempfile.TemporaryDirectory() as folder:
         case = make_case(name, Path(folder))
     return kept(
-        f"rivals-{name}", f"{case.original.digest} {quick} {find_spec('nncf') is not None}", partial(_make, name, case, quick)
+        f"rivals-{name}",
+        f"{case.original.digest} {quick} {find_spec('nncf') is not None}",
+        partial(_make, name, case, quick),
     )
 
 
