@@ -1,4 +1,4 @@
-"""Run the scenarios: ``python -m benchmarks [--scenario NAME [--part NAME]] [--quick] [--check]``.
+"""Run the scenarios: ``python -m benchmarks [--scenario NAME [--part NAME [--keep]]] [--quick] [--check]``.
 
 Each scenario writes ``results/<scenario>.json``. ``RESULTS.md`` is then generated from all result files. The exit status is 1 if a
 scenario fails to run. A missed goal is reported, and the exit status is then 0, or 1 with ``--check``.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -15,8 +16,9 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import masked_cpu
 from benchmarks.machine import MachineWatch
-from benchmarks.results import REPORT, Result, Row, failed, goal, load, render, save, shown
+from benchmarks.results import REPORT, Result, Row, failed, goal, load, merge, render, save, shown
 from benchmarks.scenarios import REPORTED, SCENARIOS
 from penstock.errors import PenstockError
 
@@ -26,9 +28,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="Measure the figures that Penstock claims."
     )
-    parser.add_argument("--scenario", choices=SCENARIOS, help="run only this scenario")
-    parser.add_argument("--part", help="run only this part of the scenario; the result is shown but not saved")
-    parser.add_argument("--quick", action="store_true", help="measure rough figures, within a minute per scenario")
+    parser.add_argument("--scenario", choices=SCENARIOS, help="run only this one")
+    parser.add_argument("--part", help="only this part of it, shown and not kept")
+    parser.add_argument("--keep", action="store_true", help="keep the rows of the part among those of the scenario")
+    parser.add_argument("--quick", action="store_true", help="rough figures, each scenario within a minute")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal does not hold")
     arguments = parser.parse_args()
     # A signal must also end the servers. SystemExit leaves their contexts, which stops them.
@@ -66,6 +69,9 @@ def show_part(console: Console, parser: argparse.ArgumentParser, arguments: argp
         parser.error(f"'{arguments.scenario}' has no part '{arguments.part}'; it has {', '.join(parts) or 'none'}")
     result = measure(arguments.scenario, arguments.quick, parts[arguments.part])
     show(console, result)
+    if arguments.keep:
+        save(merge(load((result.scenario,)), result))
+        REPORT.write_text(render(load(REPORTED)))
     return 1 if arguments.check and failed(result.rows) else 0
 
 
@@ -74,8 +80,14 @@ def measure(scenario: str, quick: bool, part: Callable[[bool], list[Row]] | None
     module = importlib.import_module(f"benchmarks.scenarios.{scenario}")
     watch = MachineWatch()
     rows = (part or module.run)(quick)
-    about = " ".join((module.__doc__ or "").split())
-    return Result(scenario=scenario, about=about, machine=watch.finish(), quick=quick, rows=tuple(rows))
+    about, machine = " ".join((module.__doc__ or "").split()), watch.finish()
+    if masked := os.environ.get(masked_cpu.NAME):
+        machine["cpu"] += f" masked as '{masked}'"
+        scenario, about = (
+            f"{scenario}-{masked}",
+            f"The scenario {scenario} on a CPU without some instructions (`benchmarks/masked_cpu.py`).",
+        )
+    return Result(scenario=scenario, about=about, machine=machine, quick=quick, rows=tuple(rows))
 
 
 def show(console: Console, result: Result) -> None:

@@ -20,7 +20,8 @@ _LONGEST_NOTE = 300
 _HEADING = """# Benchmark results
 
 Made by `make bench` from the files in `results/`; do not edit. What is compared is measured interleaved, in one run, on one
-machine, so that a ratio says something where a time alone would not. Brackets hold 95 % confidence intervals.
+machine, so that a ratio says something where a time alone would not. Brackets hold 95 % confidence intervals. A goal holds if
+the worse end of its interval reaches it.
 """
 
 
@@ -63,14 +64,11 @@ def skipped(name: str, why: object) -> Row:
 
 
 def claim(name: str, value: float | Interval, unit: str, op: Operator, goal: float, *, note: str = "") -> Row:
-    """A row with a goal. The goal holds if the estimate itself reaches it, not only a bound of the interval."""
-    interval = value if isinstance(value, Interval) else None
-    estimate = interval.value if interval else value
-    assert isinstance(estimate, int | float)
-    holds = estimate >= goal if op == ">=" else estimate <= goal
-    return Row(
-        name=name, value=estimate, unit=unit, op=op, goal=goal, holds=holds, interval=_bounds(interval), note=note
-    )
+    """A row with a goal, which holds if the worse end of its interval does; a value without an interval must not vary."""
+    found = value if isinstance(value, Interval) else Interval(value, value, value)
+    holds = found.low >= goal if op == ">=" else found.high <= goal
+    interval = _bounds(value) if isinstance(value, Interval) else None
+    return Row(name=name, value=found.value, unit=unit, op=op, goal=goal, holds=holds, interval=interval, note=note)
 
 
 def failed(rows: Sequence[Row]) -> list[Row]:
@@ -84,6 +82,26 @@ def save(result: Result, folder: Path = RESULTS) -> Path:
     path = folder / f"{result.scenario}.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return path
+
+
+def merge(earlier: Sequence[Result], part: Result) -> Result:
+    """``part`` with those rows of ``earlier`` that it does not have, which say when they were measured; busy if either was."""
+    names = {row.name for row in part.rows}
+    kept = tuple(
+        row if result.machine["date"] == part.machine["date"] else _dated(row, result.machine["date"])
+        for result in earlier
+        for row in result.rows
+        if row.name not in names
+    )
+    is_dirty = any(result.machine["dirty"] for result in (*earlier, part))
+    return msgspec.structs.replace(part, rows=(*kept, *part.rows), machine=part.machine | {"dirty": is_dirty})
+
+
+def _dated(row: Row, date: str) -> Row:
+    known = "measured on " in row.note
+    return (
+        row if known else msgspec.structs.replace(row, note="; ".join(filter(None, [row.note, f"measured on {date}"])))
+    )
 
 
 def load(scenarios: Sequence[str], folder: Path = RESULTS) -> list[Result]:

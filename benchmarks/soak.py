@@ -334,7 +334,7 @@ def verdict(samples: Sequence[Sample], warm_up_s: float, limits: Mapping[str, fl
             limit,
             note=f"{values[0]:.1f} → {values[-1]:.1f} in {minutes:.1f} minutes",
         )
-        rows.append(msgspec.structs.replace(row, holds=bool(row.holds) or found.low <= 0))
+        rows.append(msgspec.structs.replace(row, holds=found.value <= limit or found.low <= 0))
     return rows
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
+
+from penstock.engines import base
+from penstock.resources import CPU_WITHOUT, INTEGER_DOT_PRODUCT, MachineFacts, machine_facts
 
 # No wall clock decides a test, and the same examples are drawn on every machine.
 settings.register_profile("penstock", deadline=None, derandomize=True, database=None, max_examples=60)
@@ -12,3 +18,13 @@ settings.load_profile("penstock")
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Name bytes by their argument: compressed data may contain the time, and all worker processes must collect the same names."""
     return argname if isinstance(val, bytes) else None
+
+
+@pytest.fixture(params=["this CPU", "no integer dot product"])
+def any_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[MachineFacts]:
+    """The machine as it is, then as if its CPU had no integer dot product; child processes believe it too."""
+    if request.param == "no integer dot product":
+        monkeypatch.setenv(CPU_WITHOUT, INTEGER_DOT_PRODUCT)
+    base._this_machine.cache_clear()
+    yield machine_facts()
+    base._this_machine.cache_clear()

@@ -14,11 +14,11 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
-    "": 2_073,
-    "bundle": 1_861,
+    "": 2_092,
+    "bundle": 1_866,
     "cli": 2_194,
-    "engines": 1_875,
-    "offline": 799,
+    "engines": 1_893,
+    "offline": 800,
     "offline/compress": 14_670,
     "offline/judge": 2_131,
     "offline/optimize": 1_971,

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import InvalidConfig
 from penstock.resources import (
+    CPU_WITHOUT,
     INTEGER_DOT_PRODUCT,
     CorePlan,
     core_ids,
@@ -49,7 +51,8 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.delenv(CPU_WITHOUT, raising=False)
     return Machine(tmp_path)
 
 
@@ -159,6 +162,30 @@ def test_instruction_sets(machine: Machine, flags: str, isa: tuple[str, ...], do
     assert facts.cpu == "Test CPU @ 2 GHz"
     assert facts.isa == isa
     assert facts.has_integer_dot_product is dot_product
+
+
+@pytest.mark.parametrize(
+    ("without", "isa"),
+    [
+        ("", ("avx2", "avx512_bf16", "avx512_vnni", "avx_vnni")),
+        ("avx512_vnni", ("avx2", "avx512_bf16", "avx_vnni")),
+        (f"{INTEGER_DOT_PRODUCT}, avx512_bf16", ("avx2",)),
+    ],
+)
+def test_instruction_sets_to_treat_as_absent(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, without: str, isa: tuple[str, ...]
+) -> None:
+    machine.write("proc/cpuinfo", "flags\t\t: avx2 avx512_bf16 avx512_vnni avx_vnni\n")
+    monkeypatch.setenv(CPU_WITHOUT, without)
+    facts = machine_facts(machine.proc, machine.sys)
+    assert facts.isa == isa
+    assert facts.has_integer_dot_product is ("avx_vnni" in isa)
+
+
+def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CPU_WITHOUT, "avx2,vnni")
+    with pytest.raises(InvalidConfig, match="PENSTOCK_CPU_WITHOUT names unknown instruction sets: vnni"):
+        machine_facts()
 
 
 @pytest.mark.parametrize(

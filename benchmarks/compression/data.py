@@ -1,8 +1,8 @@
 """Data sets that need no download: scikit-learn's digits, characters rendered from installed fonts, and texts of the standard
 library. MNIST is used if the user has a folder with it.
 
-Every data set is split into samples for training and for testing, by a fixed seed or as the data set defines. Calibration uses
-part of the training samples.
+Every set is split once by a fixed seed, or as it came, into samples to train, to calibrate (part of the former), to choose by, and
+to test on. Nothing is fitted or chosen on the test samples.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ CALIBRATION = 100
 TOKENS = 64
 """Number of characters in a text sample."""
 _SEED = 0
+_VALIDATION = 0.2
+"""Share of the samples to train on that choices are made by instead."""
 _FONTS = Path("/usr/share/fonts")
 _CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PACKAGES = ("asyncio", "email", "http", "json", "logging", "unittest")
@@ -45,23 +47,22 @@ class Split(NamedTuple):
 
     train: Dataset
     calibrate: Dataset
+    validate: Dataset
+    """For choices: a ranking, or which models are accurate enough."""
     test: Dataset
+    """For the figures of what was chosen."""
 
 
 @functools.cache
 def digits() -> Split:
-    """1,797 real images of handwritten digits. ``input`` is [N, 1, 8, 8] with values from 0 to 1. 1,000 images are for training,
-    797 for testing.
-    """
+    """1,797 real images of handwritten digits: ``input`` [N, 1, 8, 8] in 0..1; 800 to train, 200 to choose by, 797 to test."""
     images, labels = load_digits(return_X_y=True)
     return _split((images.reshape(-1, 1, 8, 8) / 16).astype(np.float32), labels, 797)
 
 
 @functools.cache
 def digits28() -> Split:
-    """The images of ``digits``, scaled up to [N, 1, 28, 28], the size of MNIST images. 1,300 images are for training, 497 for
-    testing.
-    """
+    """The same images scaled up to [N, 1, 28, 28], the size of MNIST's; 1,040 to train, 260 to choose by, 497 to test."""
     images, labels = load_digits(return_X_y=True)
     large = ndimage.zoom(images.reshape(-1, 8, 8) / 16, (1, 3.5, 3.5), order=1)
     return _split(large[:, None].astype(np.float32), labels, 497)
@@ -127,7 +128,7 @@ def mnist(folder: Path) -> Split:
         make_dataset({"input": (x[:, None] / np.float32(255)).astype(np.float32)}, y.astype(np.int64))
         for x, y in ((images, labels), (test_images, test_labels))
     )
-    return Split(train, take(train, CALIBRATION), test)
+    return _held_out(train, test)
 
 
 def take(data: Dataset, count: int) -> Dataset:
@@ -148,7 +149,12 @@ def contaminated(data: Dataset, share: float = 0.1, factor: float = 40.0) -> Dat
 def _split(inputs: Array, labels: Array, test: float) -> Split:
     x, x_test, y, y_test = train_test_split(inputs, labels, test_size=test, random_state=_SEED, stratify=labels)
     train, held_out = make_dataset({"input": x}, y), make_dataset({"input": x_test}, y_test)
-    return Split(train, take(train, CALIBRATION), held_out)
+    return _held_out(train, held_out)
+
+
+def _held_out(train: Dataset, test: Dataset) -> Split:
+    train, validate = train.split_shuffled(_VALIDATION, seed=_SEED)
+    return Split(train, take(train, CALIBRATION), validate, test)
 
 
 def _sizes(path: Path) -> list[ImageFont.FreeTypeFont]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.compression import data
-from benchmarks.compression.int8 import score
+from benchmarks.compression.losses import score
 from benchmarks.compression.pruning_curves import pruning_curves
 from benchmarks.compression.train import trained
 from penstock.bundle.coded import encode

@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks import models
 from benchmarks.compression import data, nets
 from benchmarks.compression.data import Split
-from benchmarks.compression.int8 import score
+from benchmarks.compression.losses import loss, points, score
 from benchmarks.compression.train import TASKS, train, trained
 from benchmarks.results import Row, claim, fact
 from penstock.artifact import Artifact
@@ -54,13 +54,14 @@ def pruning(quick: bool) -> list[Row]:
         sparse = _pruned("LeNet-300-100", model, split, quick)
         before, after = score(model, split.test), score(sparse, split.test)
         factor = _fewer(sparse)
-        naive = score(prune(model, PruneOptions(GlobalRule(1 - 1 / factor))), split.test)
+        at_once = prune(model, PruneOptions(GlobalRule(1 - 1 / factor)))
+        naive, lost = score(at_once, split.test), points(loss(model, sparse, split.test))
         rows += [
             claim(f"{title}: times fewer weights", factor, "×", ">=", 12, note=_PAPER["LeNet-300-100"]),
-            claim(f"{title}: points lost", 100 * (before - after), "", "<=", 0.5, note=f"{before:.2%} → {after:.2%}"),
+            claim(f"{title}: points lost", lost, "", "<=", 0.5, note=f"{before:.2%} → {after:.2%}"),
             claim(
                 f"{title}: points lost at once, without retraining",
-                100 * (before - naive),
+                points(loss(model, at_once, split.test)),
                 "",
                 ">=",
                 20,
@@ -81,6 +82,7 @@ def deep_compression(quick: bool) -> list[Row]:
         shared = tune_centroids(shared, model, split.train, options)
         coded = encode(shared.data)
         before, after = score(model, split.test), score(shared, split.test)
+        lost = points(loss(model, shared, split.test))
         sizes = {
             "pruned alone": len(encode(sparse.data)),
             "shared, zlib": len(zlib.compress(shared.data, 9)),
@@ -90,7 +92,7 @@ def deep_compression(quick: bool) -> list[Row]:
         note = f"{model.size_bytes:,d} → {len(coded):,d} bytes; {others}; {_PAPER[name]}"
         rows += [
             claim(f"{title}: times smaller", model.size_bytes / len(coded), "×", ">=", 40, note=note),
-            claim(f"{title}: points lost", 100 * (before - after), "", "<=", 0.5, note=f"{before:.2%} → {after:.2%}"),
+            claim(f"{title}: points lost", lost, "", "<=", 0.5, note=f"{before:.2%} → {after:.2%}"),
             claim(
                 f"{title}: decoding", _decoding(coded, shared), "MB/s", ">=", 100, note="of dense weights, one thread"
             ),
@@ -113,13 +115,12 @@ def structured(quick: bool) -> list[Row]:
         options = ShrinkOptions(speedup=1.8, contract=Contract(0.01), fit=FitOptions(epochs=5 if quick else 15))
         thin = shrink(model, split.train, options)
         before, after = score(model, split.test), score(thin, split.test)
+        lost = points(loss(model, thin, split.test))
         gain = _gain(model, thin, split.test.rows(0, 1), 3.0 if quick else 10.0)
         note = f"{before:.2%} → {after:.2%} of {split.test.count} images"
         rows += [
             claim(f"{name}, channels cut and trained again: speed", gain, "×", ">=", 1.5),
-            claim(
-                f"{name}, channels cut and trained again: points lost", 100 * (before - after), "", "<=", 1, note=note
-            ),
+            claim(f"{name}, channels cut and trained again: points lost", lost, "", "<=", 1, note=note),
         ]
     return rows
 

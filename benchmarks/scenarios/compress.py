@@ -1,12 +1,12 @@
-"""Compression: INT8, sensitivity, pruning, low rank, weight sharing with Huffman coding, and the whole ladder. Speed is measured
-on networks with random weights. Accuracy is measured on small networks that `benchmarks/compression/train.py` trains on
-scikit-learn's digits (8×8, or scaled up to 28×28) and on texts of the standard library. The test samples are never used for
-training or calibration. Times are of calls of single samples, interleaved. `PENSTOCK_MNIST=folder` adds the LeNet rows on MNIST.
-"""
+"""Compression: INT8, sensitivity, pruning, low rank, and weight sharing with Huffman coding. Speed on networks of random
+weights, accuracy on small networks trained by `benchmarks/compression/train.py` on scikit-learn's digits (8×8, or scaled up
+to 28×28) and on text of the standard library; what is fitted or chosen never sees the test samples. The baseline of a speed is
+the FP32 model in ONNX Runtime at the same number of threads. Times are of single samples, interleaved.
+`PENSTOCK_MNIST=folder` adds the LeNet rows on MNIST."""
 
 from __future__ import annotations
 
-from benchmarks.compression import calibration, int8, ladder, smaller
+from benchmarks.compression import calibration, int8, smaller
 from benchmarks.results import Row
 
 PARTS = {
@@ -19,7 +19,6 @@ PARTS = {
     "structured": smaller.structured,
     "low_rank": smaller.low_rank,
     "deep_compression": smaller.deep_compression,
-    "ladder": ladder.ladder,
 }
 
 

@@ -1,7 +1,7 @@
 """The demo: build the digits model, serve the bundle and the original side by side, and compare them over HTTP.
 
-The demo optimises and quantises the model, measures the candidates on this machine, and writes the bundle. It then sends the test
-images to both servers, prints accuracy, size, latency and throughput, and writes a report.
+It optimises and quantises the model, measures the candidates on this machine and writes the bundle; it then sends test images, by
+which nothing was chosen, to both servers, prints accuracy, size, latency and throughput, and writes a report.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from penstock.artifact import Artifact
 from penstock.cli.build import summary
 from penstock.cli.inspect import make_console, show
 from penstock.cli.main import fail
@@ -31,6 +32,7 @@ from penstock.dataset import Dataset, load_dataset
 from penstock.errors import Cancelled, PenstockError
 from penstock.offline.build import BuildResult, Recipe, build
 from penstock.offline.judge.contract import Contract
+from penstock.offline.sessions import signature_of
 from penstock.perf.http_client import Address
 from penstock.perf.load import closed_loop, run
 from penstock.perf.loops import LoadWindow
@@ -93,17 +95,19 @@ def run_demo(output: Path, *, quick: bool, as_json: bool) -> None:
     console = Console(stderr=True) if as_json else make_console()
     bundle, report = output / f"{NAME}.bundle", output / "report.html"
     check_report_target(report)
+    signature = signature_of(Artifact.from_file(EXAMPLE / "model.onnx"))
+    judged, data = load_dataset(EXAMPLE / "evaluate.npz", signature).split_shuffled(0.5)
+    assert judged.labels is not None
     with interrupted_by_sigterm(), StageProgress() as progress:
         result = build(
             EXAMPLE / "model.onnx",
             bundle,
             EXAMPLE / "calibrate.npz",
-            EXAMPLE / "evaluate.npz",
+            {**judged.inputs, "labels": judged.labels},
             Recipe(_CONTRACT, NAME, budget_s=_QUICK_BUDGET_S if quick else _BUDGET_S),
             progress,
         )
         show(console, result.manifest, result.bundle_bytes)
-        data = load_dataset(EXAMPLE / "evaluate.npz", result.manifest.signature)
         with serving(EXAMPLE / "model.onnx") as first, serving(bundle) as second:
             original = Served(first, "model", result.evidence.baseline.size_bytes)
             built = Served(second, NAME, result.chosen.size_bytes)

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.errors import InvalidConfig
+
 
 class Resources(msgspec.Struct, frozen=True):
     """The resources that a model needs. Estimates are upper bounds."""
@@ -55,6 +57,10 @@ class MachineFacts(msgspec.Struct, frozen=True):
 INTEGER_DOT_PRODUCT = "integer_dot_product"
 """An entry of a variant's ``requires``. Any instruction set that accumulates INT8 products in 32 bits satisfies it."""
 
+CPU_WITHOUT = "PENSTOCK_CPU_WITHOUT"
+"""Environment variable: instruction sets to treat as absent, separated by commas. ``integer_dot_product`` stands for all that contain
+one. Engines still use them."""
+
 _DOT_PRODUCT = {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}
 _RELEVANT_ISA = _DOT_PRODUCT | {
     "sse4_1",
@@ -73,7 +79,10 @@ _RELEVANT_ISA = _DOT_PRODUCT | {
 
 
 def machine_facts(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> MachineFacts:
-    """Read the properties of this machine. Tests may pass other folders as ``proc`` and ``sys``."""
+    """Read the properties of this machine. Tests may pass other folders as ``proc`` and ``sys``.
+
+    Raises InvalidConfig if ``PENSTOCK_CPU_WITHOUT`` names an unknown instruction set.
+    """
     cpuinfo = _read(proc / "cpuinfo")
     model = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
@@ -81,13 +90,23 @@ def machine_facts(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Machi
     return MachineFacts(
         cpu=model[1].strip() if model else platform.processor() or "unknown",
         architecture=platform.machine(),
-        isa=tuple(sorted(_RELEVANT_ISA.intersection(flags[1].split()))) if flags else (),
+        isa=tuple(sorted(_RELEVANT_ISA.intersection(flags[1].split()) - _ignored())) if flags else (),
         cores=usable_cores(proc, sys),
         memory_bytes=usable_memory(proc, sys),
         numa_nodes=max(1, len(nodes)),
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
     )
+
+
+def _ignored() -> set[str]:
+    names = set(re.findall(r"[^,\s]+", os.environ.get(CPU_WITHOUT, "")))
+    if unknown := sorted(names - _RELEVANT_ISA - {INTEGER_DOT_PRODUCT}):
+        raise InvalidConfig(
+            f"{CPU_WITHOUT} names unknown instruction sets: {', '.join(unknown)}",
+            f"use some of: {', '.join(sorted({*_RELEVANT_ISA, INTEGER_DOT_PRODUCT}))}",
+        )
+    return names | (_DOT_PRODUCT if INTEGER_DOT_PRODUCT in names else set())
 
 
 def usable_cores(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int:

@@ -30,9 +30,12 @@ def result(*rows: Row, scenario: str = "digits", quick: bool = False, **machine:
     ("value", "op", "goal", "holds"),
     [(4.0, ">=", 4, True), (3.99, ">=", 4, False), (0.01, "<=", 0.01, True), (0.02, "<=", 0.01, False)],
 )
-def test_a_claim_is_judged_by_its_estimate(value: float, op: Operator, goal: float, holds: bool) -> None:
+def test_a_claim_is_judged_by_the_worse_end(value: float, op: Operator, goal: float, holds: bool) -> None:
     assert claim("x", value, "×", op, goal).holds is holds
-    assert claim("x", Interval(value, 0.0, 100.0), "×", op, goal).holds is holds
+    best = 100.0 if op == ">=" else 0.0
+    worse_end = Interval(value, *sorted((value, best)))
+    assert claim("x", worse_end, "×", op, goal).holds is holds
+    assert claim("x", Interval(best, *sorted((value, best))), "×", op, goal).holds is holds
 
 
 def test_only_claims_can_fail() -> None:
@@ -74,6 +77,18 @@ def test_a_later_run_replaces_an_earlier_one(tmp_path: Path) -> None:
     for value in (1.0, 2.0):
         results.save(result(fact("x", value, "s")), tmp_path)
     assert [row.value for row in results.load(("digits",), tmp_path)[0].rows] == [2.0]
+
+
+def test_a_part_replaces_its_rows_among_the_others() -> None:
+    earlier = result(fact("a", 1, "s"), fact("b", 1, "s"), dirty=True)
+    merged = results.merge([earlier], result(fact("b", 2, "s"), fact("c", 2, "s")))
+    assert [(row.name, row.value) for row in merged.rows] == [("a", 1), ("b", 2), ("c", 2)]
+    assert merged.machine["dirty"]
+    assert results.merge([], merged) == merged
+    later = result(fact("b", 3, "s"), date="2025-02-01")
+    once = results.merge([merged], later)
+    assert [row.note for row in once.rows] == ["measured on 2025-01-31", "measured on 2025-01-31", ""]
+    assert results.merge([once], result(fact("d", 3, "s"), date="2025-02-02")).rows[0] == once.rows[0]
 
 
 def test_the_report_has_a_table_per_scenario() -> None:

@@ -128,8 +128,9 @@ def test_serving_is_what_was_measured(int8_build: BuildResult) -> None:
     manifest = int8_build.manifest
     assert manifest.serving.variant == manifest.variants[0].name == int8_build.chosen.name
     assert manifest.serving.max_batch in [point.batch for point in manifest.serving.latency]
+    # The last variant runs on any machine: FP32, or INT8 with weights of 7 bits.
     assert manifest.variants[-1].engine == "onnxruntime"
-    assert manifest.variants[-1].precision == "fp32"
+    assert not manifest.variants[-1].requires
 
 
 def test_without_calibration_int8_is_not_tried(model: Path, tmp_path: Path) -> None:
@@ -159,6 +160,20 @@ def test_labels_that_were_only_trusted_are_noted(model: Path, tmp_path: Path) ->
     result = build(model, tmp_path / "out.bundle", evaluate=data, recipe=recipe)
     assert result.evidence.metric == "top-1"
     assert any("the labels were accepted as they are" in note for note in result.evidence.notes)
+
+
+@pytest.mark.parametrize("metric", ["fidelity", "cosine"])
+def test_a_contract_without_a_limit_is_written_and_read(model: Path, tmp_path: Path, metric: str) -> None:
+    contract = Contract(1.0, metric=metric, max_output_error=float("inf"))
+    recipe = msgspec.structs.replace(QUICK, contract=contract)
+    result = build(model, tmp_path / "out.bundle", evaluate=samples(), recipe=recipe)
+    manifest = open_bundle(result.bundle).manifest
+    assert encode(manifest) == encode(result.manifest)
+    evidence = manifest.evidence
+    assert evidence is not None
+    assert evidence.max_output_error is None
+    assert "difference from the original" not in evidence.contract
+    assert ("any loss of fidelity" in evidence.contract) is (metric == "fidelity")
 
 
 def test_the_original_with_answers_that_are_no_numbers_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import msgspec
@@ -135,9 +136,9 @@ class Evidence(msgspec.Struct, frozen=True):
     metric_outputs: tuple[str, ...] = ()
     """The outputs that the metric judges."""
     metric_reason: str = ""
-    """The reason why this metric was chosen."""
-    max_output_error: float = 0.1
-    """Maximum deviation of an output from the original's."""
+    """The reason for the metric."""
+    max_output_error: float | None = 0.1
+    """Maximum deviation of an output from the original's; None: unlimited."""
     prove_accuracy: bool = False
     """True if the maximum loss had to be proven at 95 % confidence."""
     seen_rows: int = 0
@@ -154,7 +155,9 @@ class Evidence(msgspec.Struct, frozen=True):
     @property
     def limit(self) -> float:
         """The maximum loss by the metric."""
-        return self.max_output_error if self.metric == "fidelity" else self.max_accuracy_loss
+        if self.metric != "fidelity":
+            return self.max_accuracy_loss
+        return math.inf if self.max_output_error is None else self.max_output_error
 
     @property
     def contract(self) -> str:
@@ -163,8 +166,10 @@ class Evidence(msgspec.Struct, frozen=True):
         if not self.metric:
             return f"at most {self.max_accuracy_loss:.2%} loss of accuracy{proof}"
         judged = ", ".join(f"'{name}'" for name in self.metric_outputs)
-        others = f", and {self.max_output_error:.0%} difference from the original" if self.metric != "fidelity" else ""
-        return f"at most {self.limit:.2%} loss of {self.metric}{proof} in {judged} ({self.metric_reason}){others}"
+        most = f"at most {self.limit:.2%}" if math.isfinite(self.limit) else "any"
+        is_limited = self.metric != "fidelity" and self.max_output_error is not None
+        others = f", and {self.max_output_error:.0%} difference from the original" if is_limited else ""
+        return f"{most} loss of {self.metric}{proof} in {judged} ({self.metric_reason}){others}"
 
     def candidate(self, name: str) -> CandidateRecord:
         """The record called ``name``; KeyError if there is none."""

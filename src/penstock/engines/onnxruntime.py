@@ -55,6 +55,9 @@ _GRAPH_LEVELS = {
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
 
+_SHARED_WEIGHTS = "Attempt to replace the existing tensor"
+_INTEGER_OPERATORS = (b"QLinear", b"Integer", b"QAttention", b"QGemm")
+"""Parts of the names of operators whose kernels multiply integers at every graph level."""
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _CUDA = "CUDAExecutionProvider"
 _PADDED_BYTES = 64 << 20
@@ -117,7 +120,7 @@ class OnnxRuntimeEngine(OptionsEngine):
             with artifact.on_disk() as path, _as_file(artifact) as file:
                 if path is not None:
                     session_options.add_session_config_entry(_EXTERNAL_FOLDER, str(path.parent.resolve()))
-                session = ort.InferenceSession(file, session_options, providers=providers)
+                session = _session(artifact, file, session_options, providers)
         except Exception as error:
             raise _refusal(artifact, error) from error
         if _CUDA in typed.providers and _CUDA not in session.get_providers():  # ONNX Runtime would silently skip CUDA
@@ -370,6 +373,21 @@ def _from_value(value: ort.OrtValue) -> Array:
     array = np.empty(value.shape(), DataType.BF16.dtype)
     ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
     return array
+
+
+def _session(artifact: Artifact, file: Any, options: ort.SessionOptions, providers: list[Any]) -> ort.InferenceSession:
+    """The session of ``file``, the main file of ``artifact``.
+
+    ONNX Runtime fails where its exact kernels need weights that several operators share. A model in QDQ form is then loaded at the
+    level ``basic``, which leaves its products in floats: exact but slower.
+    """
+    try:
+        return ort.InferenceSession(file, options, providers=providers)
+    except Exception as error:
+        if _SHARED_WEIGHTS not in str(error) or any(name in artifact.data for name in _INTEGER_OPERATORS):
+            raise
+        options.graph_optimization_level = _GRAPH_LEVELS["basic"]
+        return ort.InferenceSession(file, options, providers=providers)
 
 
 def _refusal(artifact: Artifact, error: Exception) -> InvalidModel:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
 from typing import Literal
 
@@ -346,7 +347,7 @@ def _evidence(
         metric=tuned.choice.metric.name,
         metric_outputs=tuned.choice.outputs,
         metric_reason=tuned.choice.reason,
-        max_output_error=recipe.contract.max_output_error,
+        max_output_error=recipe.contract.max_output_error if isfinite(recipe.contract.max_output_error) else None,
         prove_accuracy=recipe.contract.prove_accuracy,
         seen_rows=seen_rows,
     )

@@ -56,7 +56,7 @@ def integer_scheme(machine: MachineFacts) -> IntegerScheme:
         DataType.UINT8,
         DataType.INT8,
         True,
-        "no integer dot product: pairs of products are added in 16 bits, which saturate unless weights have 7 bits",
+        "weights of 7 bits, because it adds pairs of products in 16 bits, which weights of 8 bits saturate (no VNNI or AMX)",
     )
 
 
