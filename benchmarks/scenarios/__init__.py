@@ -6,8 +6,8 @@ A scenario with parts lists them in ``PARTS``.
 from benchmarks.masked_cpu import CPUS
 
 SCENARIOS = (
-    "digits", "serving", "repository", "server_path", "goodput", "telemetry_cost", "int8", "compress",
-    "ladder", "rivals", "startup", "hostile",
+    "digits", "serving", "repository", "server_path", "goodput", "telemetry_cost", "int8", "timing",
+    "compress", "ladder", "rivals", "startup", "hostile",
 )  # fmt: skip
 REPORTED = (
     *(name for scenario in SCENARIOS for name in (scenario, *(f"{scenario}-{cpu}" for cpu in CPUS))),
