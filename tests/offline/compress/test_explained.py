@@ -168,3 +168,54 @@ def test_distance_of_what_is_no_float():
     assert distance(np.array(["a"], object), np.array(["b"], object)) == 1.0
     assert distance(np.ones(2, np.float32), np.ones(2, np.float64)) == np.inf
     assert distance(np.ones((0, 2), np.float32), np.ones((0, 2), np.float32)) == 0.0
+
+
+def test_distance_is_relative_to_the_original():
+    assert distance(np.array([3.0, 4.0]), np.array([3.0, 5.0])) == pytest.approx(0.2)
+    assert distance(np.array([3.0, 4.0]), np.array([-3.0, -4.0])) == pytest.approx(2.0)
+    assert distance(np.zeros(4), np.full(4, 0.1), 0.04) == pytest.approx(0.5)
+    assert distance(np.ones(4), np.full(4, 1.1), 0.04) == pytest.approx(0.1)
+    assert distance(np.zeros(4), np.zeros(4)) == 0.0
+
+
+def test_distance_compares_what_is_finite():
+    want = np.array([np.nan, np.inf, -np.inf, 2.0])
+    assert distance(want, np.array([np.nan, np.inf, -np.inf, 3.0])) == pytest.approx(0.5)
+    for place, other in ((0, 1.0), (1, -np.inf), (2, np.nan), (3, np.inf), (3, np.nan)):
+        got = want.copy()
+        got[place] = other
+        assert distance(want, got) == np.inf
+    assert distance(np.ones(3), np.ones((3, 1))) == np.inf
+
+
+def lengthwise(error: float, other: float) -> tuple[Artifact, Artifact, Dataset]:
+    """A model, another one that is off by ``error`` at length 5 and by ``other`` at other lengths, and data of length 5."""
+    n = Network()
+    n.op("Mul", "x", n.weight(np.float32(1)), name="y")
+    original = n.artifact({"x": ["N", "L", 8]}, {"y": ["N", "L", 8]})
+    n = Network()
+    is_five = n.op("Equal", n.op("Shape", "x", start=1, end=2), n.weight(np.array([5])))
+    factor = n.op("Where", is_five, n.weight(np.float32([1 + error])), n.weight(np.float32([1 + other])))
+    n.op("Mul", "x", factor, name="y")
+    signs = np.random.default_rng(0).choice(np.float32([-1, 1]), (48, 5, 8))
+    return original, n.artifact({"x": ["N", "L", 8]}, {"y": ["N", "L", 8]}), make_dataset({"x": signs}, None)
+
+
+@pytest.mark.parametrize(("error", "other", "bound"), [(0.01, 0.49, 0.5), (0.1, 0.98, 1.0)])
+def test_without_rounding_the_error_at_the_datas_sizes_bounds_that_at_others(error, other, bound):
+    original, made, data = lengthwise(error, other)
+    (found,) = check_explained(original, made, data)
+    assert (found.error, found.bound) == (pytest.approx(other, rel=1e-3), pytest.approx(bound, rel=1e-3))
+    assert found.sizes == "x [2, 1, 8]"
+    original, made, data = lengthwise(error, bound + 0.02)
+    with pytest.raises(WrongResult, match="its error at other sizes explains at most") as wrong:
+        check_explained(original, made, data)
+    assert f"is off by {bound + 0.02:.2%}" in wrong.value.message
+
+
+def test_the_datas_own_size_has_no_bound_but_must_be_finite():
+    original, made, data = lengthwise(30.0, 30.0)
+    (found,) = check_explained(original, made, data)
+    assert found.error == pytest.approx(30.0)
+    with pytest.raises(WrongResult, match=r"on inputs x \[16, 5, 8\], has another type or shape, or NaN"):
+        check_explained(original, lengthwise(np.inf, 0.0)[1], data)

@@ -41,3 +41,16 @@ def test_copies_are_counted() -> None:
     judged = data([0, 1, 1, 2, 0, 0])
     assert copies(judged) == 3
     assert "3 of 6 evaluation rows are copies" in overlap_notes(judged, None)[1][0]
+
+
+def test_up_to_ten_rows_are_all_named() -> None:
+    (note,) = overlap_notes(data(np.arange(10)), data(np.arange(20)))[1]
+    assert "(rows 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)" in note
+    (note,) = overlap_notes(data(np.arange(11)), data(np.arange(20)))[1]
+    assert "8, 9, …)" in note
+
+
+def test_equal_bytes_of_other_values_are_no_copies() -> None:
+    for rows in (np.array(["a", "b"], object), np.array([b"a", b"b", b"a "], object), np.array(["a", "ab"])):
+        assert copies(make_dataset({"x": rows}, None)) == 0
+        assert copies(make_dataset({"x": np.concatenate([rows, rows])}, None)) == len(rows)

@@ -165,3 +165,89 @@ def test_compare_forgives_rounding_of_what_is_zero():
 
 def test_compare_of_nothing():
     assert compare(np.zeros((0, 3), np.float32), np.zeros((0, 3), np.float32)) == (0.0, "")
+
+
+MUL = "agraph (float[N, 3] x) => (float[N, 3] y) { y = Mul(x, k) }"
+
+
+def factors(parse, *numbers, text=MUL):
+    return [parse(text, k=np.array(number, np.float32)) for number in numbers]
+
+
+@pytest.mark.parametrize("given", [None, 1e-2])
+def test_an_error_up_to_the_tolerance_and_no_further_is_accepted(parse, given):
+    limit = given or 1e-4
+    original, near, far = factors(parse, 1, 1 + 0.95 * limit, 1 + 1.05 * limit)
+    verifier = Verifier(original, tolerance=given)
+    accepted = verifier.check(near.data)
+    assert accepted.failure == ""
+    assert accepted.max_relative_error == pytest.approx(0.95 * limit, rel=0.01)
+    assert "relative error" in verifier.check(far.data).failure
+
+
+def test_the_error_of_small_values_is_relative_to_a_thousandth_of_the_largest_on_any_sample(parse):
+    text = "agraph (float[N, 3] x) => (float[N, 3] y) { y = Add(x, k) }"
+    original, near, far = factors(parse, 0, 0.95e-3, 1.05e-3, text=text)
+    verifier = Verifier(original, [{"x": np.full((1, 3), -1e4, np.float32)}])
+    assert verifier.check(near.data).failure == ""
+    assert "on normal values" in verifier.check(far.data).failure
+
+
+def test_the_largest_error_of_all_samples_and_outputs_is_reported(parse):
+    text = """agraph (float[N, 3] x) => (float[N, 3] a, float[N, 3] b, float[N, 3] c) {
+        a = Mul(x, j)\n b = Mul(x, k)\n c = Mul(x, j)
+    }"""
+    original, changed = (parse(text, j=np.float32(1), k=np.float32(k)) for k in (1, 1 + 5e-5))
+    assert Verifier(original).check(changed.data).max_relative_error == pytest.approx(5e-5, rel=0.01)
+
+
+def test_an_output_that_is_missing_is_found(parse, weights):
+    text = "agraph (float[N, 3] x) => (float[N, 3] y, float[N, 3] z) { y = Relu(x)\n z = Neg(x) }"
+
+    def drop(proto):
+        del proto.graph.output[1:]
+
+    assert "output 'z': is missing" in Verifier(parse(text)).check(changed(parse(text), drop)).failure
+
+
+def test_the_first_eight_of_the_callers_samples_count(parse):
+    text = "agraph (float[N, 3] x) => (float[N, 3] y) { y = Clip(x, low, high) }"
+    wide, narrow = (
+        parse(text, low=np.array(-high, np.float32), high=np.array(high, np.float32)) for high in (1e6, 1e4)
+    )
+    samples = [{"x": np.full((1, 3), 1e5 if place == 7 else 1, np.float32)} for place in range(9)]
+    assert "on sample 7, x [1, 3]" in Verifier(wide, samples).check(narrow.data).failure
+    assert Verifier(wide, samples[:7] + samples[8:] + samples[7:8]).check(narrow.data).failure == ""
+
+
+TYPES = {
+    "weight": ("agraph (float[N, 3] x) => (float[N, 3] y) { c = Cast<to = 1>(k)\n y = Mul(x, c) }", 1e-2),
+    "input": ("agraph (float16[N, 3] x) => (float[N, 3] y) { y = Cast<to = 1>(x) }", 1e-2),
+    "output": ("agraph (double[N, 3] x) => (float16[N, 3] y) { y = Cast<to = 10>(x) }", 1e-2),
+    "none": ("agraph (int64[N, 3] x) => (int64[N, 3] y) { y = Abs(x) }", 1e-4),
+}
+
+
+@pytest.mark.parametrize("where", TYPES)
+def test_the_narrowest_type_of_weights_inputs_and_outputs_counts(parse, where):
+    text, tolerance = TYPES[where]
+    given = {"k": np.array(2, np.float16)} if where == "weight" else {}
+    assert Verifier(parse(text, **given)).tolerance == tolerance
+
+
+def test_compare_takes_a_thousandth_of_the_magnitude_for_small_values():
+    zeros, near = np.zeros(3, np.float32), np.full(3, 1e-6, np.float32)
+    assert compare(zeros, near, magnitude=1.0)[0] == pytest.approx(1e-3)
+    assert compare(np.full(3, 1e-2), np.full(3, 1.1e-2), magnitude=1.0)[0] == pytest.approx(0.1)
+
+
+def test_compare_measures_finite_values_beside_others():
+    old, new = np.array([np.inf, 2.0, np.nan]), np.array([np.inf, 3.0, np.nan])
+    assert compare(old, new) == (0.5, "relative error 0.5")
+    assert compare(np.array([1.0, 2.0]), np.array([1.0, np.inf]))[0] == np.inf
+
+
+def test_a_divergence_inside_the_model_is_named_only_beyond_the_tolerance(parse):
+    text = "agraph (float[N, 3] x) => (float[N, 3] y) { a = Mul(x, j)\n b = Mul(a, k)\n y = Neg(b) }"
+    original, other = (parse(text, j=np.float32(j), k=np.float32(k)) for j, k in ((1, 1), (1 + 5e-5, 1.5)))
+    assert Verifier(original).check(other.data).failure.endswith("first divergent tensor: 'b' (Mul)")

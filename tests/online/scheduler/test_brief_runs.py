@@ -71,3 +71,26 @@ def test_a_model_that_has_become_slow_is_noticed_at_once() -> None:
         allowed += brief.allow(None, 4)
         brief.observe(None, 4, BRIEF_NS * 2)
     assert allowed == 1
+
+
+def test_each_run_that_was_not_brief_costs_as_much_as_sixteen_brief_ones_earn() -> None:
+    brief = after(*[(4, 1)] * (2 * NEEDED + 1), (8, BRIEF_NS + 1))
+    assert brief.earned == NEEDED + 1
+    assert brief.allow(None, 4)
+    brief.observe(None, 8, LONG_NS - 1)
+    assert brief.earned == 1
+    brief.observe(None, 8, BRIEF_NS + 1)
+    assert brief.earned == 0
+
+
+def test_credit_has_a_limit() -> None:
+    assert after(*[(4, 1)] * (MOST + 10)).earned == MOST
+    assert after(*[(4, 1)] * MOST, (9, LONG_NS)).earned == 0
+
+
+def test_other_shapes_keep_no_rows() -> None:
+    brief = after(*[(4, 1)] * MOST, key=(3,))
+    for _ in range(NEEDED):
+        brief.observe((4,), 2, 1)
+    assert brief.allow((4,), 2)
+    assert not brief.allow((4,), 3)

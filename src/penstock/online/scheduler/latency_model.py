@@ -14,7 +14,7 @@ _DEVIATION_GAIN = 1 / 4
 _DEVIATIONS = 2.0
 """The upper bound is this many mean deviations above the mean: the 95th percentile of a normal distribution."""
 _OUTLIER = 4.0
-"""Measurements are limited to the mean plus this many deviations, so that one pause does not make the model appear slow."""
+"""Measurements are limited to twice the mean plus this many deviations, so that one pause does not make the model appear slow."""
 _LIFE_NS = 1_000_000_000
 _LIFE_RUNS = 8.0
 """A bucket expires after a second without measurements, or after the duration of this many runs if that is longer."""

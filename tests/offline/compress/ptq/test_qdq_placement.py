@@ -12,6 +12,7 @@ from penstock.artifact import Artifact
 from penstock.engines.onnxruntime import OnnxRuntimeEngine
 from penstock.errors import InvalidModel, Unsupported
 from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement
+from penstock.offline.compress.ptq.ranges.histogram import Range
 
 
 def chosen(artifact: Artifact, placement: QdqPlacement) -> list[str]:
@@ -39,6 +40,15 @@ def test_attention_scores_stay_float() -> None:
     assert not {"scaled", "masked", "shares"} & wide
     assert {"scores", "scaled", "masked", "y"} <= model.unclippable()
     assert list(model.fixed_ranges()) == ["shares"]
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "Sigmoid", "Tanh"])
+def test_a_range_known_without_data_is_that_of_the_operators_results(operator: str) -> None:
+    n = networks.Network()
+    n.op(operator, "x", name="y")
+    artifact = n.artifact({"x": ["N", 2]}, {"y": ["N", 2]})
+    y = OnnxRuntimeEngine().load(artifact, {}).forward({"x": np.float32([[-99, 99], [0, 0], [99, -99]])})["y"]
+    assert FloatModel(artifact).fixed_ranges() == {"y": Range(float(y.min()), float(y.max()))}
 
 
 def test_activations_are_the_float_tensors_but_weights() -> None:

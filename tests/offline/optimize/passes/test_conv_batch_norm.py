@@ -40,6 +40,16 @@ def test_folds_in_double_precision(parse, apply, weights, norm):
     np.testing.assert_array_equal(bias, (b * scale + wide["beta"] - wide["mean"] * scale).astype(np.float32))
 
 
+def test_the_epsilon_of_the_node_counts(parse, apply, weights, norm):
+    text = CONV.replace("BatchNormalization(", "BatchNormalization<epsilon = 0.5>(")
+    w, b, parameters = weights(4, 3, 3, 3), weights(4), norm(4)
+    outcome = apply(ConvBatchNorm(), parse(text, w=w, b=b, **parameters))
+    wide = {name: array.astype(np.float64) for name, array in parameters.items()}
+    scale = wide["gamma"] / np.sqrt(wide["var"] + 0.5)
+    weight = outcome.constants[outcome.node("Conv").input[1]]
+    np.testing.assert_array_equal(weight, (w * scale[:, None, None, None]).astype(np.float32))
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_folds_into_a_transposed_convolution(parse, apply, weights, norm, groups):
     text = f"""agraph (float[N, 4, 5, 5] x) => (float[N, 6, H, W] y) {{
