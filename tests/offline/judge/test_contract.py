@@ -211,6 +211,9 @@ def candidate(name: str, loss: float, error: float = 0.0, **changes: object) -> 
         ([candidate("a", 0.95)], "--max-accuracy-loss 100% would suffice (a)"),
         ([candidate("a", 0.0, broken="NaN"), candidate("b", 0.5)], "--max-accuracy-loss 55% would suffice (b)"),
         ([candidate("a", 0.0, broken="NaN")], ""),
+        ([candidate("a", 1.0, 0.4, broken="NaN")], ""),
+        ([candidate("a", 0.01, 0.4)], "--max-output-error 44% would suffice (a)"),
+        ([candidate("a", 0.02, 0.1)], "--max-accuracy-loss 2.2% would suffice (a)"),
     ],
 )
 def test_the_hint_names_the_candidate_that_needs_least(records: list[CandidateRecord], hint: str) -> None:
@@ -228,5 +231,13 @@ def test_the_nearest_candidate_is_the_quickest_of_the_accurate_ones() -> None:
     assert error.hint == "--p99 3.3ms would suffice (b)"
 
 
-def test_a_candidate_without_a_latency_was_not_measured() -> None:
-    assert "could be measured" in unmet(Contract(), [record("a", p99_ms=None)]).message
+def test_a_candidate_without_a_latency_or_an_accuracy_was_not_measured() -> None:
+    for missing in ({"p99_ms": None}, {"accuracy": None}):
+        assert "could be measured" in unmet(Contract(), [record("a", **missing)]).message
+
+
+def test_without_a_contract_one_point_may_be_lost_on_labels_that_are_not_trusted() -> None:
+    contract = Contract()
+    assert contract.accuracy_objection(accuracy(0.98, loss=0.01)) == ""
+    assert contract.accuracy_objection(accuracy(0.98, loss=0.0101)).startswith("loses 1.01%")
+    assert (contract.trust_labels, contract.prove_accuracy) == (False, False)

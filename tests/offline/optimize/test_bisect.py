@@ -85,30 +85,3 @@ def test_the_whole_pass_is_undone_if_too_much_of_it_is_wrong(parse):
     result, report = optimize(artifact, passes=[DropRelu()])
     assert report.passes[0].status == "reverted"
     assert result.data == artifact.data
-
-
-RIGHT_AT_8 = {
-    "a length": ("s = Shape<start = 1>(x) \n y = Expand(one, s)", "y = Expand(one, eight)"),
-    "a mean": ("y = ReduceMean<axes = [1]>(x)", "t = ReduceSum(x, axis) \n y = Div(t, of8)"),
-    "a transposition": ("s = Shape(x) \n y = Expand(one, s)", "t = Transpose(x) \n s = Shape(t) \n y = Expand(one, s)"),
-    "a shape": (
-        "s = Shape<start = 1>(x) \n t = Concat<axis = 0>(rest, s) \n y = Reshape(x, t)",
-        "y = Reshape(x, of_8)",
-    ),
-}
-CONSTANTS = {
-    "one": np.ones(1, np.float32),
-    "eight": np.array([8]),
-    "axis": np.array([1]),
-    "of8": np.float32(8),
-    "rest": np.array([-1]),
-    "of_8": np.array([-1, 8]),
-}
-
-
-@pytest.mark.parametrize("what", RIGHT_AT_8)
-def test_a_rewrite_that_is_right_only_at_size_8_is_found(parse, what):
-    right, wrong = (
-        parse(f"agraph (float[8, B] x) => (float y) {{ {body} }}", **CONSTANTS) for body in RIGHT_AT_8[what]
-    )
-    assert "of x [8, 2]" in Verifier(right).check(wrong.data).failure

@@ -78,9 +78,8 @@ def test_averages_move_by_an_eighth_and_deviations_by_a_quarter() -> None:
     assert model.mean(8, 0) == 9 * MS
     assert model.upper(8, 0) == 9 * MS + 2 * int(3.5 * MS)
     model = learn({8: 8}, times=1)
-    model.observe(16, 1, 0)
     model.observe(12, 8 * MS, 0)  # of the bucket from 8 to 15 rows
-    assert model.mean(8, 0) == pytest.approx(8 * MS * 8 / 8.5, abs=1)
+    assert model.mean(4, 0) == pytest.approx(8 * MS * 4 / 8.5, abs=1)
 
 
 def test_a_measurement_counts_up_to_twice_the_mean_plus_four_deviations() -> None:
