@@ -8,8 +8,10 @@ from onnx import helper, numpy_helper
 from networks import Network, attention, cnn, images, mlp
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset, make_dataset
+from penstock.engines.onnxruntime import OnnxRuntimeEngine
 from penstock.errors import WrongResult
 from penstock.offline.compress.explained import check_explained, distance
+from penstock.offline.compress.perturb import perturbed
 from penstock.offline.compress.precision.dynamic import quantize_dynamic
 from penstock.offline.compress.precision.half import halve_weights
 from penstock.offline.compress.precision.weight_only import WeightOnlyOptions, quantize_weights
@@ -219,3 +221,41 @@ def test_the_datas_own_size_has_no_bound_but_must_be_finite():
     assert found.error == pytest.approx(30.0)
     with pytest.raises(WrongResult, match=r"on inputs x \[16, 5, 8\], has another type or shape, or NaN"):
         check_explained(original, lengthwise(np.inf, 0.0)[1], data)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16, 24])
+def test_a_model_of_a_fixed_batch_is_checked_too(batch):
+    artifact, data = cnn(8, batch=batch), make_dataset({"x": images(48)}, None)
+    made = int8(artifact, data)
+    (found,) = check_explained(artifact, made, data)
+    assert found.sizes == f"x [{batch}, 3, 12, 12]"
+    with pytest.raises(WrongResult, match="rounding explains at most"):
+        check_explained(artifact, edited(made, scaled_weight), data)
+
+
+@pytest.mark.parametrize("defect", [None, lost_negatives])
+def test_the_bound_is_four_times_the_change_of_two_or_ten_perturbations(defect):
+    """A single size of inputs: other sizes would extend the bound."""
+    artifact, data = cnn(8, batch=16), make_dataset({"x": images(16)}, None)
+    made = int8(artifact, data)
+    x = dict(data.inputs)
+
+    def run(proto: onnx.ModelProto) -> np.ndarray:
+        options = {"threads": 1, "graph_level": "disabled"}
+        return OnnxRuntimeEngine().load(Artifact.from_bytes(proto.SerializeToString()), options).forward(x)["y"]
+
+    original, compressed = (onnx.load_model_from_string(one.data) for one in (artifact, made))
+    least = 1e-4 * float(np.square(run(original).astype(np.float64)).mean())
+    changes = [distance(run(compressed), run(perturbed(compressed, original, draw)), least) for draw in range(10)]
+    if defect is None:
+        (found,) = check_explained(artifact, made, data)
+        assert found.bound == pytest.approx(4 * max(changes[:2]) + 2e-3, rel=1e-3)
+    else:
+        with pytest.raises(WrongResult) as wrong:
+            check_explained(artifact, edited(made, defect), data)
+        negative = (
+            np.maximum(run(compressed), 0),
+            [np.maximum(run(perturbed(compressed, original, d)), 0) for d in range(10)],
+        )
+        bound = 4 * max(distance(negative[0], one, least) for one in negative[1]) + 2e-3
+        assert f"rounding explains at most {bound:.2%}" in wrong.value.message
