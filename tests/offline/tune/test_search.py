@@ -302,6 +302,8 @@ def test_four_candidates_are_measured_again() -> None:
 def test_the_cost_is_the_latency_times_the_root_of_the_threads() -> None:
     assert trial("a", 0.5, threads=4).cost == pytest.approx(1.0)
     assert trial("a", 0.5, pace=0.0).cost == float("inf")
+    assert Trial(trial("a", 0.5).candidate).cost == float("inf")
+    assert trial("a", 0.5).p50_ms == pytest.approx(0.5)
     unmeasured = trial("a", 0.5, timings=None)
     assert unmeasured.p50_ms == unmeasured.p99_ms == float("inf")
 
