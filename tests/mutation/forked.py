@@ -42,6 +42,8 @@ _OPTIONS += [
 os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # Of the installed plugins, the tests need these two.
 _MEMORY_BYTES = 16 << 30
 _SPARE_S = 3.0
+_SLOWEST_S = 2.0
+"""Slower tests are left out, since a survivor runs all of them. What they alone notice counts as a survivor."""
 
 
 class Test(msgspec.Struct):
@@ -69,7 +71,7 @@ class Module:
         self._name = ".".join(("penstock", *Path(file).with_suffix("").parts))
         self._tests = [str(ROOT / test) for test in paths_of_tests(file)]
         unchanged = self._run_unchanged()
-        self.tests = unchanged.tests
+        self.tests = [test for test in unchanged.tests if test.seconds <= _SLOWEST_S]
         self._warm_up(unchanged.imported)
 
     def tests_reaching(self, function: str) -> list[Test]:

@@ -9,6 +9,7 @@ import models
 from penstock.dataset import make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidData, PenstockError, Unsupported
+from penstock.measurement import Interval
 from penstock.offline.judge.accuracy import answers, make_reference, not_finite
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.intervals import bounded_interval, loss_bound, loss_interval, mean_bound, tail
@@ -372,8 +373,12 @@ def test_a_loss_of_an_error_is_a_fraction_and_of_a_score_a_difference() -> None:
     assert (found.value, found.loss.value) == (pytest.approx(0.75), pytest.approx(0.5))
     assert found.bound == found.loss.high
     assert found.loss.low < 0.5 < found.loss.high
-    perfect = make_reference({"y": y}, y, "mae").compare({"y": y + 1})
-    assert perfect.loss.value == 1e6
+    assert (found.lost, found.won) == (0, 0)
+    perfect = make_reference({"y": y}, y, "mae")
+    assert perfect.compare({"y": y + 1}).loss.value == 1e6
+    assert perfect.compare({"y": y + 1e-6}).loss.value == pytest.approx(1000)
+    assert not perfect.is_exact
+    assert make_reference({"scores": SCORES}, RIGHT).is_exact
     positive = RNG(1).integers(0, 2, 200)
     scores = positive + RNG(2).normal(0, 1, 200)
     reference = make_reference({"y": scores}, positive, "auc")
@@ -475,3 +480,28 @@ def test_a_deviation_of_boxes_is_one_less_their_precision() -> None:
     found = make_reference({"y": boxes}, boxes[..., [0, 1, 2, 3, 5]], "map").compare({"y": moved})
     assert found.unjudged_error == pytest.approx(1 - found.value)
     assert 0 < found.unjudged_error < 1
+
+
+def test_a_broken_candidate_loses_everything() -> None:
+    found = make_reference({"scores": SCORES}, RIGHT).compare({"scores": SCORES * np.nan})
+    assert (found.value, found.loss, found.bound) == (0.0, Interval(1.0, 0.0, 1.0), 1.0)
+
+
+def test_a_divergence_is_never_negative() -> None:
+    found = make_reference({"logits": RANDOM}, None).divergence({"logits": RANDOM * np.float32(1 + 1e-6)})
+    assert (found >= 0).all()
+
+
+def test_samples_that_are_partly_right_are_not_counted_as_hits() -> None:
+    ids = np.tile(np.arange(4), (50, 1))
+    for right in (0, 10):
+        labels = ids.copy()
+        labels[right:, 0] = 9
+        found = make_reference({"label": ids}, labels).compare({"label": ids})
+        assert found.bound == mean_bound(np.zeros(50), tail(), 1.0)
+
+
+def test_classes_within_the_first_five_are_still_other_classes() -> None:
+    found = make_reference({"scores": RANDOM}, CLASSES, "top-5").compare({"scores": RANDOM[:, ::-1]})
+    assert found.loss.value == 0
+    assert found.unjudged_error == (RANDOM.argmax(axis=1) != RANDOM[:, ::-1].argmax(axis=1)).mean() > 0

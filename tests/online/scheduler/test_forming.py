@@ -316,3 +316,40 @@ def test_without_a_backlog_a_second_batch_that_is_late_does_not_count() -> None:
     formed = form([line], 0, rules(8), latency)
     assert isinstance(formed, Batch)
     assert (formed.requests, list(formed.late)) == (line[3:], line[:3])
+
+
+def test_requests_without_rows_always_fit() -> None:
+    for rows, reason in (([0] * 9, Reason.IDLE), ([8] + [0] * 9, Reason.FULL)):
+        formed = form([make_line(rows)], 0, rules(8))
+        assert isinstance(formed, Batch)
+        assert (len(formed.requests), formed.reason) == (len(rows), reason)
+
+
+def test_a_full_batch_that_has_waited_is_full() -> None:
+    formed = form([make_line([6, 3])], 100_000, rules(8, delay_us=100))
+    assert isinstance(formed, Batch)
+    assert (formed.rows, formed.reason) == (6, Reason.FULL)
+
+
+def test_under_a_backlog_the_batch_size_of_most_requests_per_second_wins() -> None:
+    latency = measured(lambda rows: 100 * MS if rows > 4 else 10 * MS)
+    line = [make_pending(n, deadline_ns=(12 if n < 4 else 200) * MS) for n in range(20)]
+    formed = form([line], 0, rules(8), latency)
+    assert isinstance(formed, Batch)
+    assert (formed.requests, list(formed.late)) == (line[:4], [])
+
+
+def test_a_second_batch_has_the_duration_of_its_rows() -> None:
+    latency = measured(lambda rows: rows * MS)
+    line = [make_pending(0, deadline_ns=12 * MS // 10), make_pending(1, deadline_ns=23 * MS // 10)]
+    formed = form([line], 0, rules(8), latency)
+    assert isinstance(formed, Batch)
+    assert (formed.requests, list(formed.late)) == (line[:1], [])
+
+
+def test_under_a_backlog_only_the_next_batch_is_looked_at() -> None:
+    latency = measured(lambda rows: 10 * MS)
+    line = [make_pending(n, deadline_ns=(2 if n == 9 else 50) * MS) for n in range(17)]
+    formed = form([line], 0, rules(8), latency)
+    assert isinstance(formed, Batch)
+    assert (formed.requests, list(formed.late)) == (line[:8], [])
