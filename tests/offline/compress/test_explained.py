@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -259,3 +260,63 @@ def test_the_bound_is_four_times_the_change_of_two_or_ten_perturbations(defect):
         )
         bound = 4 * max(distance(negative[0], one, least) for one in negative[1]) + 2e-3
         assert f"rounding explains at most {bound:.2%}" in wrong.value.message
+
+
+def wrong_at(*shape: int) -> Artifact:
+    """A model that multiplies by four if the input has this shape, otherwise by one."""
+    n = Network()
+    same = n.op("Cast", n.op("Equal", n.op("Shape", "x"), n.weight(np.array(shape))), to=7)
+    factor = n.op("Where", n.op("Cast", n.op("ReduceMin", same, keepdims=0), to=9), n.weight(np.float32(4)), "one")
+    n.weights.append(numpy_helper.from_array(np.float32(1), "one"))
+    n.op("Mul", "x", factor, name="y")
+    return n.artifact({"x": ["N", "L", 8]}, {"y": ["N", "L", 8]})
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 5), (3, 5), (2, 1), (2, 5), (2, 17)])
+def test_an_error_at_any_of_the_sizes_is_found(batch, length):
+    original, _, data = lengthwise(0.0, 0.0)
+    with pytest.raises(WrongResult, match=rf"on inputs x \[{batch}, {length}, 8\], is off by 300"):
+        check_explained(original, wrong_at(batch, length, 8), data)
+
+
+@pytest.mark.parametrize(("axis", "sizes"), [(0, "[0, 5, 8]"), (1, "[1, 0, 8]")])
+def test_a_model_that_fails_on_nothing_is_found(axis, sizes):
+    original, _, data = lengthwise(0.0, 0.0)
+    n = Network()
+    one = n.op("Div", n.op("Shape", "x", start=axis, end=axis + 1), n.op("Shape", "x", start=axis, end=axis + 1))
+    n.op("Mul", "x", n.op("Cast", one, to=1), name="y")
+    made = n.artifact({"x": ["N", "L", 8]}, {"y": ["N", "L", 8]})
+    with pytest.raises(WrongResult, match=f"does not run on inputs x {re.escape(sizes)}"):
+        check_explained(original, made, data)
+
+
+def test_a_model_that_ends_its_process_cannot_be_used():
+    n = Network()
+    n.op("Mul", "x", "x", name="y")
+    original = n.artifact({"x": ["N", 3]}, {"y": ["N", 3]})
+    n = Network()
+    found = n.op("Cast", n.op("NonZero", "x"), to=1)
+    square = n.op(
+        "Mul", n.op("Unsqueeze", found, n.weight(np.array([2]))), n.op("Unsqueeze", found, n.weight(np.array([1])))
+    )
+    n.op("Einsum", square, square, name="y", equation="ia...,ja...->ij...")
+    made = n.artifact({"x": ["N", 3]}, {"y": ["N", "P", "Q"]})
+    zeros = make_dataset({"x": np.zeros((16, 3), np.float32)}, None)
+    with pytest.raises(WrongResult, match="cannot be used: the model ended its process"):
+        check_explained(original, made, zeros)
+
+
+def test_an_output_that_is_missing_is_found():
+    n = Network()
+    n.op("Mul", "x", "x", name="y")
+    n.op("Neg", "x", name="z")
+    original = n.artifact({"x": ["N", 8]}, {"y": ["N", 8], "z": ["N", 8]})
+    made = edited(original, lambda proto: proto.graph.output.pop() and None)
+    with pytest.raises(WrongResult, match="has no output 'z'"):
+        check_explained(original, made, rows((8,)))
+
+
+def test_the_largest_error_of_each_output_is_reported_with_its_sizes():
+    original, made, data = lengthwise(0.3, 0.2)
+    (found,) = check_explained(original, made, data)
+    assert (found.output, found.sizes, found.error) == ("y", "x [16, 5, 8]", pytest.approx(0.3))
