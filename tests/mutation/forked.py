@@ -30,18 +30,14 @@ import pytest
 from tests.mutation.targets import ROOT, SOURCE, paths_of_tests
 from tests.test_imports import graph
 
-_OPTIONS = ["-q", "-x", "-m", "not slow and not real", "-p", "no:cacheprovider"]
-_OPTIONS += [
-    "-p",
-    "pytest_timeout",
-    "-p",
-    "_hypothesis_pytestplugin",
-    "-W",
-    "ignore::pytest.PytestAssertRewriteWarning",
-]
-os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # Of the installed plugins, the tests need these two.
+_PLUGINS = ["-p", "pytest_timeout", "-p", "_hypothesis_pytestplugin", "-p", "no:cacheprovider"]
+_REWRITTEN = "ignore::pytest.PytestAssertRewriteWarning"  # of plugins that the process has already imported
+_OPTIONS = ["-q", "-x", "-m", "not slow and not real", "-W", _REWRITTEN, *_PLUGINS]
+os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # The others would take a second to import.
 _MEMORY_BYTES = 16 << 30
 _SPARE_S = 3.0
+_PATIENCE = 20.0
+"""The time by the clock after which tests are ended, relative to the processor time that they may take."""
 _SLOWEST_S = 2.0
 """Slower tests are left out, since a survivor runs all of them. What they alone notice counts as a survivor."""
 
@@ -80,7 +76,9 @@ class Module:
         return sorted(found, key=lambda test: test.seconds)
 
     def survives(self, source: bytes, tests: Sequence[Test]) -> bool:
-        """True if all ``tests`` pass with the module's ``source`` replaced. Tests that take three times as long as usual fail."""
+        """True if all ``tests`` pass with the module's ``source`` replaced. Tests that take three times as much processor
+        time as usual fail.
+        """
         limit = _SPARE_S + 3 * sum(test.seconds for test in tests)
 
         def run() -> int:
@@ -88,7 +86,7 @@ class Module:
             sys.meta_path.insert(0, _Finder(self._name, self.path, source))
             return int(pytest.main([*_OPTIONS, *self._tests], [_Chosen([test.name for test in tests])]))
 
-        return forked(run, 4 * limit) == 0  # processor time counts; the clock is for tests that wait
+        return forked(run, _PATIENCE * limit) in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
     def _warm_up(self, imported: Sequence[str]) -> None:
         """Import those of the modules ``imported`` that do not depend on this one, and are not tests."""

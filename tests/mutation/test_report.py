@@ -20,7 +20,7 @@ def test_what_is_accepted_exists_and_has_a_reason(file: str) -> None:
     listed = accepted(file)
     assert [one for one in listed if one.key not in known or not one.reason] == []
     assert len({one.key for one in listed}) == len(listed)
-    assert len(listed) <= 0.1 * len(known)
+    assert len(listed) <= 1 + 0.1 * len(known)
 
 
 def verdicts() -> list[tuple[str, bool]]:

@@ -170,7 +170,7 @@ def test_leaves_a_norm_per_activation_alone(parse, apply, weights, norm):
 
 
 def test_leaves_a_norm_alone_whose_statistics_are_read(parse, apply, weights, norm):
-    text = GEMM.replace("float[N, 5] y)", "float[N, 5] y, float[5] m)").replace("y =", "y, m, v =")
+    text = GEMM.replace("float[N, 5] y)", "float[N, 5] y, float[5] m)").replace("y =", "y, m, v, s, t =")
     assert apply(ConvBatchNorm(), parse(text, 9, w=weights(3, 5), b=weights(5), **norm(5))).status == "unchanged"
 
 
