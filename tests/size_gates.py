@@ -19,7 +19,7 @@ ROOM_LINES = {
     "cli": 2_188,
     "engines": 1_867,
     "offline": 745,
-    "offline/compress": 14_567,
+    "offline/compress": 14_568,
     "offline/judge": 2_068,
     "offline/optimize": 1_961,
     "offline/tune": 575,

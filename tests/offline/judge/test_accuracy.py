@@ -399,6 +399,9 @@ def test_groups_without_which_a_metric_is_undefined_tell_nothing() -> None:
     scores = positive + RNG(0).normal(0, 0.1, 60)
     found = make_reference({"y": scores}, positive, "auc").compare({"y": RNG(1).normal(size=60)})
     assert found.loss.low < found.loss.value < found.loss.high
+    reversed_ = make_reference({"y": scores}, positive, "auc").compare({"y": -scores})
+    assert reversed_.loss.value == 1
+    assert reversed_.loss.high == pytest.approx(2 - 0.025 ** (1 / 60))  # All other groups agree.
     with pytest.raises(InvalidData, match="all labels are of one class"):
         make_reference({"y": scores}, positive, "auc").value({"y": scores}, np.zeros(60, int))
 
@@ -488,8 +491,10 @@ def test_a_broken_candidate_loses_everything() -> None:
 
 
 def test_a_divergence_is_never_negative() -> None:
-    found = make_reference({"logits": RANDOM}, None).divergence({"logits": RANDOM * np.float32(1 + 1e-6)})
-    assert (found >= 0).all()
+    """Scores that are all higher by the same have the same probabilities, but for rounding."""
+    scores = RNG(0).normal(0, 3, (500, 7))
+    found = make_reference({"logits": scores}, None).divergence({"logits": scores + 0.1})
+    assert ((found >= 0) & (found < 1e-12)).all()
 
 
 def test_samples_that_are_partly_right_are_not_counted_as_hits() -> None:
