@@ -10,8 +10,7 @@ import multiprocessing
 import os
 import sys
 
-from tests.mutation.mutations import Mutation
-from tests.mutation.report import HEADER, Report, judge
+from tests.mutation.report import HEADER, judge_aloud
 from tests.mutation.targets import DECIDING
 
 
@@ -25,7 +24,7 @@ def main() -> int:
     # Each file in a process of its own, which has not imported it yet; one thread each, because a fork has no others.
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     with multiprocessing.get_context("spawn").Pool(given.jobs, maxtasksperchild=1) as pool:
-        reports = list(pool.imap(_judge, given.files or DECIDING, chunksize=1))
+        reports = list(pool.imap(judge_aloud, given.files or DECIDING, chunksize=1))
     print(f"\n{HEADER}")
     for report in reports:
         print(report.row())
@@ -33,17 +32,6 @@ def main() -> int:
         for one in report.needless:
             print(f"{report.file}: accepted.toml lists '{one.change}' of '{one.line}', which a test notices: remove it")
     return int(any(report.survivors or report.needless for report in reports))
-
-
-def _judge(file: str) -> Report:
-    return judge(file, _say)
-
-
-def _say(mutation: Mutation, survives: bool) -> None:
-    if survives:
-        print(
-            f"survives: {mutation.function}:{mutation.number}: {mutation.line}\n          {mutation.change}", flush=True
-        )
 
 
 if __name__ == "__main__":

@@ -73,3 +73,15 @@ def judge(file: str, seen: Callable[[Mutation, bool], None], chosen: Sequence[Mu
         else:
             report.survivors.append(mutation)
     return report
+
+
+def judge_aloud(file: str) -> Report:
+    """The report of ``judge``; each survivor that is not accepted is printed when it is found."""
+    listed = {one.key for one in accepted(file)}
+
+    def say(mutation: Mutation, survives: bool) -> None:
+        if survives and mutation.key not in listed:
+            place = f"{mutation.function}:{mutation.number}: {mutation.line}"
+            print(f"survives: {file}: {place}\n          {mutation.change}", flush=True)
+
+    return judge(file, say)

@@ -101,6 +101,10 @@ def test_a_run_is_brief_up_to_a_tenth_of_a_millisecond_and_long_from_ten() -> No
     assert not after(*[(4, 1)] * 64, (8, 10_000_000)).allow(None, 4)
 
 
+def test_credit_begins_at_nothing_after_a_long_run() -> None:
+    assert not after(*[(4, 1)] * MOST, (8, LONG_NS), *[(4, 1)] * (NEEDED - 1)).allow(None, 4)
+
+
 def test_credit_begins_at_nothing_after_a_failure_and_for_other_shapes() -> None:
     brief = after(*[(4, 1)] * MOST, key=(3,))
     brief.failed()
