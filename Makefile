@@ -7,7 +7,7 @@ FAST := -m 'not slow and not real'
 # With AGAIN=1, tests that failed run once more, one at a time on an otherwise idle machine; the output names them.
 RETRY = $(if $(AGAIN),$(BIN)/pytest $(1) --last-failed --last-failed-no-failures none -rA,false)
 
-.PHONY: install fmt lint type test test-all test-real bench fuzz demo docs proto check clean
+.PHONY: install fmt lint type test test-all test-real bench fuzz mutants demo docs proto check clean
 
 install: $(STAMP) ## set up .venv with Penstock, its engines and the tools
 
@@ -44,6 +44,9 @@ fmt: $(STAMP) ## bring the code into shape
 
 fuzz: $(STAMP) ## mutated messages for every decoder and state machine, random models for the offline half, on all cores; MINUTES=5, SEED=number
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED))
+
+mutants: $(STAMP) ## change each decision of the deciding code, and report the changes that no test notices; FILE=path below src/penstock, JOBS=1
+	$(BIN)/python -m tests.mutation $(FILE) --jobs $(or $(JOBS),1)
 
 bench: $(STAMP) ## SCENARIO=name for one of them, QUICK=1 for a rough figure within a minute
 	$(BIN)/python -m benchmarks $(if $(SCENARIO),--scenario $(SCENARIO)) $(if $(QUICK),--quick)

@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -8,8 +9,10 @@ from onnx import helper, numpy_helper
 from networks import Network, attention, cnn, images, mlp
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset, make_dataset
+from penstock.engines.onnxruntime import OnnxRuntimeEngine
 from penstock.errors import WrongResult
 from penstock.offline.compress.explained import check_explained, distance
+from penstock.offline.compress.perturb import perturbed
 from penstock.offline.compress.precision.dynamic import quantize_dynamic
 from penstock.offline.compress.precision.half import halve_weights
 from penstock.offline.compress.precision.weight_only import WeightOnlyOptions, quantize_weights
@@ -168,3 +171,152 @@ def test_distance_of_what_is_no_float():
     assert distance(np.array(["a"], object), np.array(["b"], object)) == 1.0
     assert distance(np.ones(2, np.float32), np.ones(2, np.float64)) == np.inf
     assert distance(np.ones((0, 2), np.float32), np.ones((0, 2), np.float32)) == 0.0
+
+
+def test_distance_is_relative_to_the_original():
+    assert distance(np.array([3.0, 4.0]), np.array([3.0, 5.0])) == pytest.approx(0.2)
+    assert distance(np.array([3.0, 4.0]), np.array([-3.0, -4.0])) == pytest.approx(2.0)
+    assert distance(np.zeros(4), np.full(4, 0.1), 0.04) == pytest.approx(0.5)
+    assert distance(np.ones(4), np.full(4, 1.1), 0.04) == pytest.approx(0.1)
+    assert distance(np.zeros(4), np.zeros(4)) == 0.0
+
+
+def test_distance_compares_what_is_finite():
+    want = np.array([np.nan, np.inf, -np.inf, 2.0])
+    assert distance(want, np.array([np.nan, np.inf, -np.inf, 3.0])) == pytest.approx(0.5)
+    for place, other in ((0, 1.0), (1, -np.inf), (2, np.nan), (3, np.inf), (3, np.nan)):
+        got = want.copy()
+        got[place] = other
+        assert distance(want, got) == np.inf
+    assert distance(np.ones(3), np.ones((3, 1))) == np.inf
+
+
+def lengthwise(error: float, other: float) -> tuple[Artifact, Artifact, Dataset]:
+    """A model, another one that is off by ``error`` at length 5 and by ``other`` at other lengths, and data of length 5."""
+    n = Network()
+    n.op("Mul", "x", n.weight(np.float32(1)), name="y")
+    original = n.artifact({"x": ["N", "L", 8]}, {"y": ["N", "L", 8]})
+    n = Network()
+    is_five = n.op("Equal", n.op("Shape", "x", start=1, end=2), n.weight(np.array([5])))
+    factor = n.op("Where", is_five, n.weight(np.float32([1 + error])), n.weight(np.float32([1 + other])))
+    n.op("Mul", "x", factor, name="y")
+    signs = np.random.default_rng(0).choice(np.float32([-1, 1]), (48, 5, 8))
+    return original, n.artifact({"x": ["N", "L", 8]}, {"y": ["N", "L", 8]}), make_dataset({"x": signs}, None)
+
+
+@pytest.mark.parametrize(("error", "other", "bound"), [(0.01, 0.49, 0.5), (0.1, 0.98, 1.0)])
+def test_without_rounding_the_error_at_the_datas_sizes_bounds_that_at_others(error, other, bound):
+    original, made, data = lengthwise(error, other)
+    (found,) = check_explained(original, made, data)
+    assert (found.error, found.bound) == (pytest.approx(other, rel=1e-3), pytest.approx(bound, rel=1e-3))
+    assert found.sizes == "x [2, 1, 8]"
+    original, made, data = lengthwise(error, bound + 0.02)
+    with pytest.raises(WrongResult, match="its error at other sizes explains at most") as wrong:
+        check_explained(original, made, data)
+    assert f"is off by {bound + 0.02:.2%}" in wrong.value.message
+
+
+def test_the_datas_own_size_has_no_bound_but_must_be_finite():
+    original, made, data = lengthwise(30.0, 30.0)
+    (found,) = check_explained(original, made, data)
+    assert found.error == pytest.approx(30.0)
+    with pytest.raises(WrongResult, match=r"on inputs x \[16, 5, 8\], has another type or shape, or NaN"):
+        check_explained(original, lengthwise(np.inf, 0.0)[1], data)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16, 24])
+def test_a_model_of_a_fixed_batch_is_checked_too(batch):
+    artifact, data = cnn(8, batch=batch), make_dataset({"x": images(48)}, None)
+    made = int8(artifact, data)
+    (found,) = check_explained(artifact, made, data)
+    assert found.sizes == f"x [{batch}, 3, 12, 12]"
+    with pytest.raises(WrongResult, match="rounding explains at most"):
+        check_explained(artifact, edited(made, scaled_weight), data)
+
+
+@pytest.mark.parametrize("defect", [None, lost_negatives])
+def test_the_bound_is_four_times_the_change_of_two_or_ten_perturbations(defect):
+    """A single size of inputs: other sizes would extend the bound."""
+    artifact, data = cnn(8, batch=16), make_dataset({"x": images(16)}, None)
+    made = int8(artifact, data)
+    x = dict(data.inputs)
+
+    def run(proto: onnx.ModelProto) -> np.ndarray:
+        options = {"threads": 1, "graph_level": "disabled"}
+        return OnnxRuntimeEngine().load(Artifact.from_bytes(proto.SerializeToString()), options).forward(x)["y"]
+
+    original, compressed = (onnx.load_model_from_string(one.data) for one in (artifact, made))
+    least = 1e-4 * float(np.square(run(original).astype(np.float64)).mean())
+    changes = [distance(run(compressed), run(perturbed(compressed, original, draw)), least) for draw in range(10)]
+    if defect is None:
+        (found,) = check_explained(artifact, made, data)
+        assert found.bound == pytest.approx(4 * max(changes[:2]) + 2e-3, rel=1e-3)
+    else:
+        with pytest.raises(WrongResult) as wrong:
+            check_explained(artifact, edited(made, defect), data)
+        negative = (
+            np.maximum(run(compressed), 0),
+            [np.maximum(run(perturbed(compressed, original, d)), 0) for d in range(10)],
+        )
+        bound = 4 * max(distance(negative[0], one, least) for one in negative[1]) + 2e-3
+        assert f"rounding explains at most {bound:.2%}" in wrong.value.message
+
+
+def wrong_at(*shape: int) -> Artifact:
+    """A model that multiplies by four if the input has this shape, otherwise by one."""
+    n = Network()
+    same = n.op("Cast", n.op("Equal", n.op("Shape", "x"), n.weight(np.array(shape))), to=7)
+    factor = n.op("Where", n.op("Cast", n.op("ReduceMin", same, keepdims=0), to=9), n.weight(np.float32(4)), "one")
+    n.weights.append(numpy_helper.from_array(np.float32(1), "one"))
+    n.op("Mul", "x", factor, name="y")
+    return n.artifact({"x": ["N", "L", 8]}, {"y": ["N", "L", 8]})
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 5), (3, 5), (2, 1), (2, 5), (2, 17)])
+def test_an_error_at_any_of_the_sizes_is_found(batch, length):
+    original, _, data = lengthwise(0.0, 0.0)
+    with pytest.raises(WrongResult, match=rf"on inputs x \[{batch}, {length}, 8\], is off by 300"):
+        check_explained(original, wrong_at(batch, length, 8), data)
+
+
+@pytest.mark.parametrize(("axis", "sizes"), [(0, "[0, 5, 8]"), (1, "[1, 0, 8]")])
+def test_a_model_that_fails_on_nothing_is_found(axis, sizes):
+    original, _, data = lengthwise(0.0, 0.0)
+    n = Network()
+    one = n.op("Div", n.op("Shape", "x", start=axis, end=axis + 1), n.op("Shape", "x", start=axis, end=axis + 1))
+    n.op("Mul", "x", n.op("Cast", one, to=1), name="y")
+    made = n.artifact({"x": ["N", "L", 8]}, {"y": ["N", "L", 8]})
+    with pytest.raises(WrongResult, match=f"does not run on inputs x {re.escape(sizes)}"):
+        check_explained(original, made, data)
+
+
+def test_a_model_that_ends_its_process_cannot_be_used():
+    n = Network()
+    n.op("Mul", "x", "x", name="y")
+    original = n.artifact({"x": ["N", 3]}, {"y": ["N", 3]})
+    n = Network()
+    found = n.op("Cast", n.op("NonZero", "x"), to=1)
+    square = n.op(
+        "Mul", n.op("Unsqueeze", found, n.weight(np.array([2]))), n.op("Unsqueeze", found, n.weight(np.array([1])))
+    )
+    n.op("Einsum", square, square, name="y", equation="ia...,ja...->ij...")
+    made = n.artifact({"x": ["N", 3]}, {"y": ["N", "P", "Q"]})
+    zeros = make_dataset({"x": np.zeros((16, 3), np.float32)}, None)
+    with pytest.raises(WrongResult, match="cannot be used: the model ended its process"):
+        check_explained(original, made, zeros)
+
+
+def test_an_output_that_is_missing_is_found():
+    n = Network()
+    n.op("Mul", "x", "x", name="y")
+    n.op("Neg", "x", name="z")
+    original = n.artifact({"x": ["N", 8]}, {"y": ["N", 8], "z": ["N", 8]})
+    made = edited(original, lambda proto: proto.graph.output.pop() and None)
+    with pytest.raises(WrongResult, match="has no output 'z'"):
+        check_explained(original, made, rows((8,)))
+
+
+def test_the_largest_error_of_each_output_is_reported_with_its_sizes():
+    original, made, data = lengthwise(0.3, 0.2)
+    (found,) = check_explained(original, made, data)
+    assert (found.output, found.sizes, found.error) == ("y", "x [16, 5, 8]", pytest.approx(0.3))

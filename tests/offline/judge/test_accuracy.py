@@ -9,10 +9,11 @@ import models
 from penstock.dataset import make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidData, PenstockError, Unsupported
+from penstock.measurement import Interval
 from penstock.offline.judge.accuracy import answers, make_reference, not_finite
 from penstock.offline.judge.contract import Contract
-from penstock.offline.judge.intervals import loss_bound, loss_interval, tail
-from penstock.offline.judge.metrics import deviations
+from penstock.offline.judge.intervals import bounded_interval, loss_bound, loss_interval, mean_bound, tail
+from penstock.offline.judge.metrics import deviations, matched_pairs, mean_interval
 from penstock.tensor import DataType, Signature, TensorSpec
 from penstock.testing import FakeModel
 
@@ -322,3 +323,190 @@ def test_an_answer_that_is_no_number_diverges_most_and_stays_finite(name: str, b
     found = make_reference({name: RANDOM}, None).divergence({name: broken})
     assert np.isfinite(found).all()
     assert found.argmax() == 3
+
+
+def test_the_error_is_that_of_the_worst_output() -> None:
+    outputs = {"a": RANDOM, "b": RANDOM, "c": RANDOM}
+    found = make_reference(outputs, CLASSES, "top-1", "a").compare({"a": RANDOM, "b": 1.5 * RANDOM, "c": 1.1 * RANDOM})
+    assert found.relative_error == pytest.approx(0.5)
+    assert found.unjudged_output == "b"
+    # Relative to the spread of the rows, which is a little less than their norm.
+    assert found.unjudged_error == pytest.approx(0.5, rel=0.1)
+    for name, other in (("b", "c"), ("c", "b")):
+        outputs = {"a": RANDOM, name: 1.2 * RANDOM, other: 1.1 * RANDOM}
+        assert (
+            make_reference(dict.fromkeys("abc", RANDOM), CLASSES, "top-1", "a").compare(outputs).unjudged_output == name
+        )
+
+
+def test_the_intervals_of_bounded_scores_are_those_of_their_mean() -> None:
+    """The cosine is from -1 to 1. Without labels the original has 1, so that a candidate cannot gain."""
+    want = RNG(0).normal(size=(60, 384)).astype(np.float32)
+    got = (want + RNG(1).normal(0, 0.5, want.shape)).astype(np.float32)
+    reference = make_reference({"e": want}, None, "cosine", looks=3)
+    lost = reference.scores({"e": want}) - reference.scores({"e": got})
+    found = reference.compare({"e": got})
+    assert found.loss == bounded_interval(lost, 3, 0.0, 2.0)
+    assert found.bound == mean_bound(lost, tail(3), 2.0)
+    assert (found.lost, found.won, found.samples, found.is_share) == (0, 0, 60, False)
+    labelled = make_reference({"e": want}, want + 1, "cosine")
+    before, after = labelled.scores({"e": want}), labelled.scores({"e": got})
+    found = labelled.compare({"e": got})
+    assert found.loss == bounded_interval(before - after, 1, -2.0, 2.0)
+    assert found.value == pytest.approx(float(after.mean()))
+
+
+def test_scores_between_right_and_wrong_are_bounded_as_means() -> None:
+    """One of four classes wrong in each of some samples: no counts of hits."""
+    ids = np.tile(np.arange(4), (50, 1))
+    changed = ids.copy()
+    changed[:10, 0] = 9
+    found = make_reference({"label": ids}, ids).compare({"label": changed})
+    assert (found.lost, found.won, found.loss.value) == (0, 0, pytest.approx(0.05))
+    assert found.bound == mean_bound(np.where(np.arange(50) < 10, 0.25, 0.0), tail(), 1.0)
+
+
+def test_a_loss_of_an_error_is_a_fraction_and_of_a_score_a_difference() -> None:
+    y = RNG(0).normal(size=200)
+    truth = y + 0.5
+    found = make_reference({"y": y}, truth, "mae").compare({"y": y - 0.25})
+    assert (found.value, found.loss.value) == (pytest.approx(0.75), pytest.approx(0.5))
+    assert found.bound == found.loss.high
+    assert found.loss.low < 0.5 < found.loss.high
+    assert (found.lost, found.won) == (0, 0)
+    perfect = make_reference({"y": y}, y, "mae")
+    assert perfect.compare({"y": y + 1}).loss.value == 1e6
+    assert perfect.compare({"y": y + 1e-6}).loss.value == pytest.approx(1000)
+    assert not perfect.is_exact
+    assert make_reference({"scores": SCORES}, RIGHT).is_exact
+    positive = RNG(1).integers(0, 2, 200)
+    scores = positive + RNG(2).normal(0, 1, 200)
+    reference = make_reference({"y": scores}, positive, "auc")
+    found = reference.compare({"y": scores + RNG(3).normal(0, 3, 200)})
+    assert found.loss.value == pytest.approx(reference.value({"y": scores}) - found.value)
+    assert found.loss.value > 0
+
+
+def test_the_jackknife_asks_for_the_candidates_that_are_judged() -> None:
+    y = RNG(0).normal(size=200)
+    one, ten = (make_reference({"y": y}, y + 0.5, "rmse", looks=looks).compare({"y": y - 0.1}) for looks in (1, 10))
+    assert ten.loss.high > one.loss.high
+
+
+def test_groups_without_which_a_metric_is_undefined_tell_nothing() -> None:
+    """With one positive sample, the area under the curve is undefined without it."""
+    positive = (np.arange(60) == 17).astype(int)
+    scores = positive + RNG(0).normal(0, 0.1, 60)
+    found = make_reference({"y": scores}, positive, "auc").compare({"y": RNG(1).normal(size=60)})
+    assert found.loss.low < found.loss.value < found.loss.high
+    reversed_ = make_reference({"y": scores}, positive, "auc").compare({"y": -scores})
+    assert reversed_.loss.value == 1
+    assert reversed_.loss.high == pytest.approx(2 - 0.025 ** (1 / 60))  # All other groups agree.
+    with pytest.raises(InvalidData, match="all labels are of one class"):
+        make_reference({"y": scores}, positive, "auc").value({"y": scores}, np.zeros(60, int))
+
+
+def test_scores_of_what_is_no_mean_are_one_less_the_deviation() -> None:
+    y = RNG(0).normal(size=(50, 1))
+    reference = make_reference({"y": y}, y + 1, "rmse")
+    got = y + np.where(np.arange(50)[:, None] < 5, 100, 0.1)
+    np.testing.assert_allclose(reference.scores({"y": got}), 1 - deviations(y, got).clip(max=1))
+    assert reference.scores({"y": got}).min() == 0
+
+
+def test_each_sample_counts_by_its_worst_output() -> None:
+    reference = make_reference({"a": RANDOM[:, :, None], "b": RANDOM[:, :, None]}, None, "fidelity")
+    got = {
+        "a": RANDOM[:, :, None] * 1.2,
+        "b": np.where(np.arange(50)[:, None, None] < 25, 1.5, 1.0) * RANDOM[:, :, None],
+    }
+    each = [deviations(reference.answers[name], got[name]) for name in "ab"]
+    np.testing.assert_array_equal(reference.divergence_of(got), np.maximum(*each))
+    logits = make_reference({"a_logits": RANDOM, "b_logits": RANDOM}, None)
+    both = logits.divergence({"a_logits": NOISY, "b_logits": NOISY})
+    np.testing.assert_allclose(both, 2 * kl(RANDOM, NOISY), rtol=1e-4)
+
+
+def test_samples_with_several_broken_outputs_have_no_score() -> None:
+    reference = make_reference({"a_logits": RANDOM, "b_logits": RANDOM}, None)
+    one, two = RANDOM.copy(), RANDOM.copy()
+    one[3, 0], two[5, 1] = np.nan, np.inf
+    scores = reference.scores({"a_logits": one, "b_logits": two})
+    assert np.flatnonzero(scores == 0).tolist() == [3, 5]
+
+
+def test_the_interval_of_differences_is_that_of_their_kind() -> None:
+    differences = np.float32([1, 0, 0, -1, 1, 0])
+    assert make_reference({"logits": RANDOM}, None).interval(differences) == matched_pairs(6, 1.0, 3.0)
+    assert make_reference({"y": RANDOM[:, 0]}, None).interval(differences) == mean_interval(differences)
+
+
+def test_the_originals_accuracy_has_all_figures() -> None:
+    found = make_reference({"scores": SCORES}, RIGHT, looks=7).original()
+    assert (found.bound, found.looks, found.samples, found.is_share) == (0.0, 7, 4, True)
+    assert not make_reference({"y": RANDOM[:, 0]}, RANDOM[:, 0] + 1, "mae").original().is_share
+
+
+def test_the_original_is_judged_by_labels_only_if_the_metric_has_them() -> None:
+    assert make_reference({"scores": SCORES}, RIGHT, "agreement").labels is None
+    assert make_reference({"scores": SCORES}, RIGHT, "top-1").labels is RIGHT
+    assert make_reference({"scores": SCORES}, np.array([1, 1, 1, 1]), "agreement").original().value == 1
+
+
+def test_single_scores_have_classes_but_no_divergence_of_classes() -> None:
+    for scores in (RANDOM[:, :1], RANDOM[:, 0]):
+        reference = make_reference({"y": scores}, CLASSES % 2, "top-1")
+        assert reference.proxy == "relative error"
+    assert make_reference({"y": RANDOM[:, :2]}, CLASSES % 2, "top-1").proxy == "KL divergence"
+    assert make_reference({"y": CLASSES}, CLASSES, "top-1").proxy == "relative error"
+    assert make_reference({"y": RANDOM}, None, "cosine").proxy == "relative error"
+    assert make_reference({"y": special.softmax(RANDOM, axis=1)}, None, "cosine").proxy == "KL divergence"
+
+
+def test_where_outputs_are_not_finite() -> None:
+    broken = RANDOM.copy()
+    broken[[4, 9], 2] = np.nan, np.inf
+    outputs = {"text": np.array(["nan"] * 50, object), "ids": CLASSES, "fine": RANDOM, "y": broken}
+    assert not_finite(outputs) == "output 'y' is NaN or infinite in 2 of 50 samples, first in sample 4"
+
+
+def test_a_deviation_of_numbers_is_at_most_a_million() -> None:
+    answers_ = {"scores": SCORES, "y": np.full((4, 3), 1e-30, np.float64)}
+    found = make_reference(answers_, RIGHT, output="scores").compare({"scores": SCORES, "y": np.ones((4, 3))})
+    assert found.unjudged_error == pytest.approx(1e6)
+
+
+def test_a_deviation_of_boxes_is_one_less_their_precision() -> None:
+    boxes = np.float32([[[0, 0, 10, 10, 0.9, 0]]]).repeat(30, axis=0)
+    moved = boxes.copy()
+    moved[:15, :, :4] += 100
+    found = make_reference({"y": boxes}, boxes[..., [0, 1, 2, 3, 5]], "map").compare({"y": moved})
+    assert found.unjudged_error == pytest.approx(1 - found.value)
+    assert 0 < found.unjudged_error < 1
+
+
+def test_a_broken_candidate_loses_everything() -> None:
+    found = make_reference({"scores": SCORES}, RIGHT).compare({"scores": SCORES * np.nan})
+    assert (found.value, found.loss, found.bound) == (0.0, Interval(1.0, 0.0, 1.0), 1.0)
+
+
+def test_a_divergence_is_never_negative() -> None:
+    """Scores that are all higher by the same have the same probabilities, but for rounding."""
+    scores = RNG(0).normal(0, 3, (500, 7))
+    found = make_reference({"logits": scores}, None).divergence({"logits": scores + 0.1})
+    assert ((found >= 0) & (found < 1e-12)).all()
+
+
+def test_samples_that_are_partly_right_are_not_counted_as_hits() -> None:
+    ids = np.tile(np.arange(4), (50, 1))
+    for right in (0, 10):
+        labels = ids.copy()
+        labels[right:, 0] = 9
+        found = make_reference({"label": ids}, labels).compare({"label": ids})
+        assert found.bound == mean_bound(np.zeros(50), tail(), 1.0)
+
+
+def test_classes_within_the_first_five_are_still_other_classes() -> None:
+    found = make_reference({"scores": RANDOM}, CLASSES, "top-5").compare({"scores": RANDOM[:, ::-1]})
+    assert found.loss.value == 0
+    assert found.unjudged_error == (RANDOM.argmax(axis=1) != RANDOM[:, ::-1].argmax(axis=1)).mean() > 0

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -64,3 +66,31 @@ def test_labels_of_one_class_show_nothing() -> None:
 
 def test_few_labels_are_not_tested() -> None:
     check_labels("top-1", accuracy_on(np.zeros(19, int)), np.arange(19), higher=True)
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_one_of_39_shuffles_may_be_as_good_but_not_two(higher: bool) -> None:
+    labels, sign = np.arange(20), 1 if higher else -1
+
+    def value(as_good: int) -> Callable[[np.ndarray], float]:
+        found = iter([0.5, *[0.5] * as_good, *[0.5 - sign * 0.1] * 39])
+        return lambda labels: next(found)
+
+    check_labels("any", value(1), labels, higher)
+    with pytest.raises(InvalidData, match="its any is 0.5, and 0"):
+        check_labels("any", value(2), labels, higher)
+
+
+def test_one_label_cannot_differ_from_others() -> None:
+    check_labels("top-1", accuracy_on(np.ones(1, int)), np.ones(1, int), higher=True)
+    with pytest.raises(InvalidData, match="all 2 labels are the same"):
+        check_labels("top-1", accuracy_on(np.ones(2, int)), np.ones(2, int), higher=True)
+    rows = np.array([[0, 1], [0, 2], [0, 1]])
+    check_labels("top-1", lambda labels: 1.0, rows, higher=True)
+
+
+def test_labels_are_shuffled_as_rows() -> None:
+    rows, seen = np.arange(60).reshape(30, 2), []
+    check_labels("any", lambda labels: float(seen.append(labels) or labels is rows), rows, higher=True)
+    assert all({tuple(row) for row in labels} == {tuple(row) for row in rows} for labels in seen)
+    assert sum(np.array_equal(labels, rows) for labels in seen) == 1

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -148,3 +149,95 @@ def test_proof_is_by_the_one_sided_bound_and_says_how_many_samples_it_takes() ->
 def test_an_impossible_output_error_is_refused(error: float) -> None:
     with pytest.raises(InvalidConfig, match="output error allowed"):
         Contract(max_output_error=error)
+
+
+def test_the_ends_of_what_is_possible_are_allowed() -> None:
+    assert Contract(0.0, max_output_error=0.0).limit("top-1") == Contract(1.0).limit("top-1") - 1 == 0
+    assert Contract(p99_ms=1e-9).latency_objection(1.1e-9)
+
+
+def test_an_output_may_differ_by_what_is_allowed_and_no_more() -> None:
+    same, more = (accuracy(unjudged_output="y", unjudged_error=0.1 + extra) for extra in (0.0, 1e-9))
+    assert Contract().accuracy_objection(same) == ""
+    assert "output 'y' differs by 10.0%" in Contract().accuracy_objection(more)
+
+
+def test_a_loss_may_exceed_the_limit_by_rounding_only() -> None:
+    assert Contract(0.3).accuracy_objection(accuracy(0.6, loss=0.1 + 0.2)) == ""
+    assert Contract(0.3).accuracy_objection(accuracy(0.6, loss=0.3 + 1e-9)).startswith("loses 30.00%")
+
+
+def test_faster_by_exactly_one_per_cent_is_not_faster() -> None:
+    assert not is_faster(Interval(1.1, 1.01, 1.2))
+    assert is_faster(Interval(1.1, 1.0101, 1.2))
+
+
+def test_samples_cannot_prove_what_the_estimate_denies() -> None:
+    contract = Contract(0.01, prove_accuracy=True)
+    denied, limit = (accuracy(0.9, loss, 0.02, samples=400, lost=20, won=10) for loss in (0.011, 0.0))
+    assert "would prove it" not in contract.accuracy_objection(denied)
+    assert "would prove it" in contract.accuracy_objection(limit)
+    assert "would prove it" not in Contract(0.01).accuracy_objection(denied)
+
+
+def test_a_bundle_without_a_bound_has_that_of_the_interval() -> None:
+    old = accuracy(0.98, 0.004, spread=0.005)
+    assert Contract(prove_accuracy=True).bound(old) == pytest.approx(0.009)
+    assert Contract(prove_accuracy=True).bound(msgspec.structs.replace(old, bound=0.0)) == 0
+    assert Contract().bound(old) == 0.004
+
+
+@pytest.mark.parametrize(
+    ("p99_ms", "needed"), [(0.6, "0.66"), (1.0, "1.1"), (9.1, "11"), (10.0, "11"), (123.4, "140"), (0.00123, "0.0014")]
+)
+def test_a_hint_adds_a_tenth_and_rounds_up_to_two_digits(p99_ms: float, needed: str) -> None:
+    slow = [record("a", p99_ms / 1.5), record("b", 9 * p99_ms)]
+    assert unmet(Contract(p99_ms=1e-4), slow).hint.startswith(f"--p99 {needed}ms would suffice (a)")
+
+
+def candidate(name: str, loss: float, error: float = 0.0, **changes: object) -> CandidateRecord:
+    return record(
+        name, 0.4, accuracy=accuracy(0.9, loss, unjudged_output="y", unjudged_error=error, metric="top-1", **changes)
+    )
+
+
+@pytest.mark.parametrize(
+    ("records", "hint"),
+    [
+        ([candidate("a", 0.03), candidate("b", 0.02)], "--max-accuracy-loss 2.2% would suffice (b)"),
+        ([candidate("a", 0.02, 0.4), candidate("b", 0.02, 0.05)], "--max-accuracy-loss 2.2% would suffice (b)"),
+        ([candidate("a", 0.02, 0.4)], "--max-accuracy-loss 2.2% --max-output-error 44% would suffice (a)"),
+        ([candidate("a", 0.0, 0.4)], "--max-output-error 44% would suffice (a)"),
+        ([candidate("a", 0.95)], "--max-accuracy-loss 100% would suffice (a)"),
+        ([candidate("a", 0.0, broken="NaN"), candidate("b", 0.5)], "--max-accuracy-loss 55% would suffice (b)"),
+        ([candidate("a", 0.0, broken="NaN")], ""),
+        ([candidate("a", 1.0, 0.4, broken="NaN")], ""),
+        ([candidate("a", 0.01, 0.4)], "--max-output-error 44% would suffice (a)"),
+        ([candidate("a", 0.02, 0.1)], "--max-accuracy-loss 2.2% would suffice (a)"),
+    ],
+)
+def test_the_hint_names_the_candidate_that_needs_least(records: list[CandidateRecord], hint: str) -> None:
+    assert unmet(Contract(0.01), records).hint == hint
+
+
+def test_the_hint_for_fidelity_is_its_own_limit() -> None:
+    far = record("a", 0.4, accuracy=accuracy(0.8, 0.2, metric="fidelity"))
+    assert unmet(Contract(), [far]).hint == "--max-output-error 22% would suffice (a)"
+
+
+def test_the_nearest_candidate_is_the_quickest_of_the_accurate_ones() -> None:
+    error = unmet(Contract(0.01, p99_ms=0.1), [record("a", 3.0), record("b", 2.0), record("c", 1.0, 0.5)])
+    assert "the lowest p99 is 1.5 ms" in error.message
+    assert error.hint == "--p99 3.3ms would suffice (b)"
+
+
+def test_a_candidate_without_a_latency_or_an_accuracy_was_not_measured() -> None:
+    for missing in ({"p99_ms": None}, {"accuracy": None}):
+        assert "could be measured" in unmet(Contract(), [record("a", **missing)]).message
+
+
+def test_without_a_contract_one_point_may_be_lost_on_labels_that_are_not_trusted() -> None:
+    contract = Contract()
+    assert contract.accuracy_objection(accuracy(0.98, loss=0.01)) == ""
+    assert contract.accuracy_objection(accuracy(0.98, loss=0.0101)).startswith("loses 1.01%")
+    assert (contract.trust_labels, contract.prove_accuracy) == (False, False)

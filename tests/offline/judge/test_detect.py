@@ -105,3 +105,73 @@ def test_agreement_is_of_class_outputs_only() -> None:
     assert choose_metric({"y": LOGITS, "label": CLASSES}, None, "agreement").outputs == ("label",)
     assert choose_metric({"y": LOGITS, "z": LOGITS}, None, "agreement").outputs == ("y",)
     assert choose_metric({"y": LOGITS, "z": LOGITS}, None, "fidelity").outputs == ("y", "z")
+
+
+@pytest.mark.parametrize(("columns", "metric"), [(64, "cosine"), (63, "fidelity")])
+def test_wide_centred_rows_are_embeddings(columns: int, metric: str) -> None:
+    rows = 3 * RNG(1).normal(size=(400, columns))
+    assert choose_metric({"y": rows}, None).metric.name == metric
+
+
+@pytest.mark.parametrize(("share", "metric"), [(0.45, "cosine"), (0.55, "fidelity")])
+def test_an_embedding_has_at_most_half_of_its_square_in_the_mean_row(share: float, metric: str) -> None:
+    rows = RNG(1).normal(size=(500, 100))
+    rows -= rows.mean(axis=0)
+    square = (rows**2).sum(axis=1).mean()
+    offset = np.zeros(100)
+    offset[3] = (square * share / (1 - share)) ** 0.5
+    assert choose_metric({"y": rows + offset}, None).metric.name == metric
+
+
+@pytest.mark.parametrize(("error", "is_scores"), [(0.9e-3, True), (1.2e-3, False)])
+def test_probabilities_sum_to_one_within_a_thousandth(error: float, is_scores: bool) -> None:
+    rows = PROBABILITIES * np.where(np.arange(40) == 7, 1 + error, 1)[:, None]
+    assert has_class_scores("y", rows, {}) is is_scores
+    unit = UNIT * np.where(np.arange(40) == 7, (1 + error) ** 0.5, 1)[:, None]
+    assert choose_metric({"y": unit}, None).metric.name == ("cosine" if is_scores else "fidelity")
+
+
+def test_negative_numbers_are_no_probabilities() -> None:
+    assert not has_class_scores("y", np.array([[1.5, -0.5], [0.5, 0.5]]), {})
+    assert has_class_scores("y", np.array([[1.0, 0.0], [0.5, 0.5]]), {})
+
+
+@pytest.mark.parametrize("name", ["logits", "probabilities", "SOFTMAX", "class", "scores", "categories"])
+def test_scores_beside_boxes_are_not_certainly_of_classes(name: str) -> None:
+    assert has_class_scores(name, LOGITS, {name: LOGITS})
+    assert not has_class_scores(name, LOGITS, {"detection_boxes": LOGITS, name: LOGITS})
+    assert not has_class_scores(name, LOGITS[:, :, None], {})
+    assert not has_class_scores(name, CLASSES, {})
+
+
+@pytest.mark.parametrize(("labels", "fits"), [(CLASSES, True), (CLASSES + 1, False)])
+def test_class_numbers_are_below_the_number_of_columns(labels: np.ndarray, fits: bool) -> None:
+    answers = {"wide": WIDE[:, :, None], "integers": LOGITS.astype(int), "y": LOGITS}
+    if fits:
+        assert scored_output(answers, labels) == "y"
+    else:
+        with pytest.raises(InvalidData):
+            scored_output(answers, labels)
+
+
+def test_one_column_has_no_scores_even_of_one_class() -> None:
+    with pytest.raises(InvalidData):
+        scored_output({"y": LOGITS[:, :1]}, np.zeros(40, int))
+    assert scored_output({"y": LOGITS[:, :2]}, np.zeros(0, int)) == "y"
+
+
+def test_binary_labels_of_one_score_are_no_regression() -> None:
+    answers = {"y": LOGITS[:, 0]}
+    assert choose_metric(answers, CLASSES * 3).metric.name == "r2"
+    assert choose_metric(answers, CLASSES % 2).metric.name != "r2"
+
+
+def test_integers_of_one_number_per_sample_are_classes() -> None:
+    assert choose_metric({"ids": CLASSES, "y": LOGITS}, None).outputs == ("ids",)
+    assert choose_metric({"ids": CLASSES[:, None], "y": LOGITS}, None).outputs == ("ids",)
+    assert choose_metric({"ids": np.stack([CLASSES, CLASSES], 1), "y": LOGITS}, None).outputs == ("ids", "y")
+
+
+def test_a_metric_without_labels_ignores_them() -> None:
+    assert choose_metric({"y": LOGITS}, LOGITS[:, :3], "agreement").metric.name == "agreement"
+    assert choose_metric({"y": LOGITS}, None, "top-5").outputs == ("y",)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import special, stats
 
 from penstock.bundle.evidence import Accuracy
 from penstock.measurement import Interval
@@ -136,3 +136,109 @@ def test_the_jackknife_covers_a_smooth_statistic(looks: int) -> None:
         found = jackknife_interval(lambda rows, x=x, y=y: float(np.corrcoef(x[rows], y[rows])[0, 1]), 400, looks)
         covered += found.low <= truth <= found.high
     assert covered / runs >= 1 - 0.05 / looks - 0.035
+
+
+def test_students_quantiles() -> None:
+    for freedom in (1, 2, 4, 8, 19):
+        for probability in (0.9, 0.975, 0.995):
+            assert _student(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=0.02)
+
+
+def p_value(samples: int, lost: int, won: int, limit: float) -> float:
+    """The largest probability, over all rates of wins, of a table at most as likely to have a loss of ``limit``: all are tried."""
+    rate = np.linspace(max(0.0, -limit), (1 - limit) / 2, 2001)[1:-1]
+    tables = [(b, c) for b in range(samples + 1) for c in range(samples + 1 - b)]
+    counts = np.array([(b, c, samples - b - c) for b, c in tables], float)
+    logs = special.xlogy(counts[:, :, None], np.stack([rate + limit, rate, 1 - 2 * rate - limit])).sum(axis=1)
+    ratio = special.xlogy(counts, counts / samples).sum(axis=1) - logs.max(axis=1)
+    scores = np.sign(counts[:, 0] - counts[:, 1] - samples * limit) * np.sqrt(2 * ratio.clip(min=0))
+    ways = stats.multinomial.logpmf(counts, samples, [1 / 3] * 3) + samples * math.log(3)
+    chances = np.exp(logs + ways[:, None])
+    return float(chances[scores <= scores[tables.index((lost, won))] + 1e-6].sum(axis=0).max())
+
+
+@pytest.mark.parametrize(("samples", "limit"), [(8, 0.3), (12, 0.2), (12, -0.2), (20, 0.1)])
+def test_the_test_of_a_loss_is_the_one_by_all_tables_and_rates(samples: int, limit: float) -> None:
+    compared = 0
+    for lost, won in [(lost, won) for lost in range(4) for won in range(3 if limit > 0 else 5)]:
+        p = p_value(samples, lost, won, limit)
+        if (lost - won) / samples < limit and p < 0.6:
+            assert proves_loss(samples, lost, won, limit, 1.02 * p)
+            assert not proves_loss(samples, lost, won, limit, 0.97 * p)
+            compared += 1
+    assert compared
+
+
+def test_a_loss_of_everything_is_excluded_by_one_sample() -> None:
+    assert proves_loss(5, 4, 0, 1.0, 0.05)
+    assert not proves_loss(5, 5, 0, 1.0, 0.05)
+    assert not proves_loss(5, 1, 0, 0.2, 0.9)
+    assert not proves_loss(5, 2, 0, 0.2, 0.9)
+    assert loss_bound(5, 5, 0, 0.05) == 1.0
+
+
+def test_bounds_are_as_fine_as_they_say() -> None:
+    for bound, is_below in (
+        (loss_bound(100, 3, 1, 0.05), lambda loss: not proves_loss(100, 3, 1, loss, 0.05)),
+        (rate_bound(3, 100, 0.05), lambda rate: stats.binom.cdf(3, 100, rate) > 0.05),
+    ):
+        assert not is_below(bound + 1e-9)
+        assert is_below(bound - 1.01e-5)
+    values = np.full(50, 0.1)
+    assert mean_bound(values, 0.05, 1.0) - mean_bound(values, 0.0500001, 1.0) < 1.01e-5
+
+
+@pytest.mark.parametrize(("samples", "groups"), [(60, 20), (50, 20), (7, 7)])
+def test_the_jackknife_of_a_mean_is_its_standard_error(samples: int, groups: int) -> None:
+    """With groups of one size, it is that of the groups' means."""
+    values = 10 * RNG(0).normal(size=samples)
+    found = jackknife_interval(lambda rows: float(values[rows].mean()), samples)
+    assert found.value == values.mean()
+    assert found.high - found.value == pytest.approx(found.value - found.low)
+    if samples % groups == 0:
+        means = values.reshape(-1, groups).mean(axis=0)
+        want = stats.t.ppf(0.975, groups - 1) * means.std(ddof=1) / math.sqrt(groups)
+        assert found.high - found.value == pytest.approx(want, rel=0.01)
+    sizes: list[int] = []
+    jackknife_interval(lambda rows: float(sizes.append(len(rows)) or 0), samples)
+    assert sizes[0] == samples
+    assert len(sizes) == groups + 1
+    assert {samples - size for size in sizes[1:]} == {samples // groups, -(-samples // groups)}
+
+
+def test_the_jackknife_allows_for_a_kind_of_row_that_was_not_seen() -> None:
+    """With probability 2.5 %, no sample is of a kind that has this share."""
+    for samples in (1, 2, 20, 500):
+        share = 1 - 0.025 ** (1 / samples)
+        found = jackknife_interval(lambda rows: 3.0, samples, scale=2.0)
+        assert (found.low, found.high) == (pytest.approx(3 - 2 * share), pytest.approx(3 + 2 * share))
+    share = 1 - 0.0025 ** (1 / 20)
+    assert jackknife_interval(lambda rows: 0.0, 20, looks=10).high == pytest.approx(share)
+
+
+def test_the_bound_of_a_mean_by_its_definition() -> None:
+    """The least mean against which a mixture of sixteen bets wins 1 / probability."""
+    for most, values in ((1.0, RNG(0).beta(2, 5, 80)), (2.0, RNG(1).uniform(-2, 2, 40))):
+        bound = mean_bound(values, 0.05, most)
+        for mean, wins in ((bound + 1e-9, True), (bound - 2e-5, False)):
+            bets = 2.0 ** -np.arange(16) / (most - mean)
+            wealth = np.prod(1 + bets[:, None] * (mean - values), axis=1).clip(min=0).mean()
+            assert bool(wealth >= 1 / 0.05) is wins
+
+
+def test_intervals_of_means_are_of_two_sides() -> None:
+    values = RNG(0).uniform(-0.5, 0.7, 100)
+    found = bounded_interval(values, 4, -1.0, 2.0)
+    half = 0.05 / 4 / 2
+    assert found == Interval(float(values.mean()), -mean_bound(-values, half, 1.0), mean_bound(values, half, 2.0))
+    found = loss_interval(100, 5, 2, 4)
+    assert found == Interval(0.03, -loss_bound(100, 2, 5, half), loss_bound(100, 5, 2, half))
+    assert tail(4) == pytest.approx(0.0125)
+
+
+def test_large_counts_are_bounded_apart() -> None:
+    found = loss_bound(200_000, 4000, 3000, 0.05)
+    apart = stats.beta.ppf(0.975, 4001, 196_000) - stats.beta.ppf(0.025, 3000, 197_001)
+    assert found == pytest.approx(apart, abs=1e-7)
+    assert not proves_loss(200_000, 4000, 3000, found - 1e-9, 0.05)
+    assert proves_loss(200_000, 4000, 3000, found, 0.05)

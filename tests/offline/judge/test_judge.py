@@ -80,3 +80,19 @@ def test_what_is_held_out_is_drawn_at_random() -> None:
     fitted, held = hold_out(mlp(), make_dataset(X, None), 0.25)
     assert (fitted.count, held.count) == (30, 10)
     assert not np.array_equal(held.inputs["x"], X["x"][30:])
+
+
+def test_the_baseline_is_the_originals_own_accuracy() -> None:
+    judge = Judge(LINEAR, LABELLED, looks=3)
+    assert judge.baseline.accuracy == judge.reference.original()
+    assert judge.baseline.accuracy.looks == 3
+    np.testing.assert_array_equal(judge.baseline.scores, np.ones(40, np.float32))
+    assert (judge.baseline.scores.dtype, judge.baseline.divergence.max()) == (np.float32, 0)
+
+
+def test_intervals_are_those_of_the_reference() -> None:
+    judge = Judge(LINEAR, LABELLED)
+    found = judge.assess(models.linear(3, 4, seed=1))
+    assert found.accuracy.loss.value > 0
+    assert found.scores.mean() == pytest.approx(found.accuracy.value)
+    assert found.divergence.max() > 0

@@ -41,3 +41,26 @@ def test_copies_are_counted() -> None:
     judged = data([0, 1, 1, 2, 0, 0])
     assert copies(judged) == 3
     assert "3 of 6 evaluation rows are copies" in overlap_notes(judged, None)[1][0]
+
+
+def test_up_to_ten_rows_are_all_named() -> None:
+    (note,) = overlap_notes(data(np.arange(10)), data(np.arange(20)))[1]
+    assert "(rows 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)" in note
+    (note,) = overlap_notes(data(np.arange(11)), data(np.arange(20)))[1]
+    assert "8, 9, …)" in note
+
+
+def test_equal_bytes_of_other_values_are_no_copies() -> None:
+    for rows in (np.array(["a", "b"], object), np.array([b"a", b"b", b"a "], object), np.array(["a", "ab"])):
+        assert copies(make_dataset({"x": rows}, None)) == 0
+        assert copies(make_dataset({"x": np.concatenate([rows, rows])}, None)) == len(rows)
+
+
+def test_equal_text_is_the_same_row_whatever_holds_it() -> None:
+    words = [["a", "b" * 40], ["c" * 40, "d"]]
+    fixed, wider = np.array(words), np.array([*words, ["e" * 50, ""]])
+    objects = np.array([["".join(list(word)) for word in row] for row in words], object)
+    assert fixed.dtype != wider.dtype
+    for one in (fixed, wider, objects):
+        for other in (fixed, wider, objects):
+            assert seen_rows(make_dataset({"x": one[:2]}, None), make_dataset({"x": other}, None)).tolist() == [0, 1]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from evidences import accuracy
 from penstock.errors import InvalidArgument
 from penstock.offline.judge.intervals import loss_bound, proves_loss, tail
-from penstock.offline.judge.sample_size import samples_needed, too_few, unproved
+from penstock.offline.judge.sample_size import proof_advice, samples_needed, too_few, unproved
 
 
 @settings(max_examples=30)
@@ -63,3 +63,55 @@ def test_what_is_within_the_bound_but_not_proved_is_noted() -> None:
     assert unproved(accuracy(0.99, 0.004, 0.008, bound=0.0099), 0.01) == ()
     assert unproved(accuracy(0.99, 0.02, 0.01), 0.01) == ()
     assert "would prove it" not in unproved(accuracy(0.99, 0.004, 0.008, metric="cosine"), 0.01)[0]
+
+
+@pytest.mark.parametrize(
+    ("max_loss", "loss", "changed"), [(1.01, 0, 0), (0.01, 1.01, 0), (0.01, -1.01, 0), (0.01, 0, -0.1), (0.01, 0, 1.1)]
+)
+def test_what_is_no_fraction_is_refused(max_loss: float, loss: float, changed: float) -> None:
+    with pytest.raises(InvalidArgument, match="is not a fraction"):
+        samples_needed(max_loss, loss, changed)
+
+
+def test_the_largest_fractions_are_fractions() -> None:
+    assert samples_needed(1.0, changed=0.0) == 1
+    assert samples_needed(0.5, loss=1.0) is None
+    assert samples_needed(0.5, loss=-1.0) == samples_needed(0.5, loss=-1.0, changed=1.0)
+    assert samples_needed(0.5, changed=1.0) is not None
+
+
+def test_a_proof_takes_at_most_four_million_samples() -> None:
+    assert samples_needed(5e-7, changed=0.0) is None
+    assert samples_needed(0.01, loss=0.02) is None
+
+
+def test_only_a_doubt_is_noted() -> None:
+    on_limit = accuracy(0.99, 0.01, 0.01, bound=0.02)
+    assert unproved(on_limit, 0.01)
+    assert unproved(accuracy(0.99, 0.004, 0.008, bound=0.01), 0.01) == ()
+    assert unproved(on_limit, 0.0) == ()
+    assert "at most 1.20%" in unproved(accuracy(0.99, 0.004, 0.008), 0.01)[0]
+
+
+def test_advice_is_given_where_it_can_be_followed() -> None:
+    def advice(samples: int, loss: float, lost: int, won: int, **changes: object) -> str:
+        return proof_advice(accuracy(0.99, loss, samples=samples, lost=lost, won=won, **changes), 0.01)
+
+    assert advice(10, 0.0, 0, 0) == "; about 299 samples would prove it if the estimate is correct"
+    assert advice(10, -0.5, 0, 0) == advice(10, 0.0, 0, 0)
+    assert advice(10, 0.0, 0, 0, looks=12) == "; about 546 samples would prove it if the estimate is correct"
+    assert advice(10, 0.0, 0, 0, metric="cosine") == ""
+    assert proof_advice(accuracy(samples=10), 0.0) == ""
+    # More than a thousand samples are advised only up to twenty times those at hand.
+    needed = samples_needed(0.01, 0.005, 0.005)
+    assert needed is not None
+    assert 1000 < needed < 4000
+    for samples, is_given in ((200, True), (100, needed <= 2000)):
+        assert bool(advice(samples, 0.005, samples // 200, 0)) is is_given
+
+
+def test_ways_to_count_change_with_the_looks() -> None:
+    assert too_few(299, "top-1", 0.01, "held-out") == ()
+    assert too_few(298, "top-1", 0.01, "held-out")
+    assert "for " not in too_few(298, "top-1", 0.01, "held-out")[0].split("%")[1]
+    assert "or 6" in too_few(75, "agreement", 0.01, "held-out")[0]

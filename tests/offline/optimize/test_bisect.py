@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from penstock.artifact import Artifact
 from penstock.offline.optimize.base import NodePass
-from penstock.offline.optimize.bisect import first_wrong
+from penstock.offline.optimize.bisect import applied, first_wrong, minimal_model
+from penstock.offline.optimize.model import infer_shapes, to_proto
 from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.optimize.passes.identity_elimination import IdentityElimination
 from penstock.offline.optimize.verify import Verifier
@@ -87,28 +88,119 @@ def test_the_whole_pass_is_undone_if_too_much_of_it_is_wrong(parse):
     assert result.data == artifact.data
 
 
-RIGHT_AT_8 = {
-    "a length": ("s = Shape<start = 1>(x) \n y = Expand(one, s)", "y = Expand(one, eight)"),
-    "a mean": ("y = ReduceMean<axes = [1]>(x)", "t = ReduceSum(x, axis) \n y = Div(t, of8)"),
-    "a transposition": ("s = Shape(x) \n y = Expand(one, s)", "t = Transpose(x) \n s = Shape(t) \n y = Expand(one, s)"),
-    "a shape": (
-        "s = Shape<start = 1>(x) \n t = Concat<axis = 0>(rest, s) \n y = Reshape(x, t)",
-        "y = Reshape(x, of_8)",
-    ),
-}
-CONSTANTS = {
-    "one": np.ones(1, np.float32),
-    "eight": np.array([8]),
-    "axis": np.array([1]),
-    "of8": np.float32(8),
-    "rest": np.array([-1]),
-    "of_8": np.array([-1, 8]),
-}
+class DropReluAfter(NodePass):
+    """A pass that takes a Relu for the identity if ``depth`` negations lead to it."""
+
+    name = "drop_relu_after"
+
+    def __init__(self, depth):
+        self.depth = depth
+
+    def rewrite(self, node, model):
+        value = node.inputs[0]
+        for _ in range(self.depth):
+            if value is None or value.producer() is None or value.producer().op_type != "Neg":
+                return False
+            value = value.producer().inputs[0]
+        if node.op_type != "Relu":
+            return False
+        node.op_type = "Identity"
+        return True
 
 
-@pytest.mark.parametrize("what", RIGHT_AT_8)
-def test_a_rewrite_that_is_right_only_at_size_8_is_found(parse, what):
-    right, wrong = (
-        parse(f"agraph (float[8, B] x) => (float y) {{ {body} }}", **CONSTANTS) for body in RIGHT_AT_8[what]
+def minimal(artifact, current):
+    """The operators of the minimal model, and the model as text."""
+    text = minimal_model(to_proto(infer_shapes(onnx.load_model_from_string(artifact.data))), current)
+    return [node.op_type for node in onnx.parser.parse_model(text).graph.node] if text else [], text
+
+
+@pytest.mark.parametrize(
+    ("depth", "operators"),
+    [(0, ["Relu"]), (1, ["Neg", "Relu", "Abs"]), (2, ["Neg", "Neg", "Relu", "Abs", "Exp"]), (3, [])],
+)
+def test_the_part_grows_twice(parse, depth, operators):
+    artifact = parse("""agraph (float[N, 3] x) => (float[N, 3] y) {
+        a = Neg(x)\n b = Neg(a)\n c = Neg(b)\n d = Relu(c)\n e = Abs(d)\n f = Exp(e)\n y = Log(f)
+    }""")
+    assert minimal(artifact, DropReluAfter(depth))[0] == operators
+
+
+def test_the_part_has_the_weights_that_it_reads_and_the_shapes_of_large_ones(parse):
+    text = """agraph (float[N, 4] x) => (float[N, 4] y) {
+        a = MatMul(x, small)\n b = Relu(a)\n c = MatMul(b, large)\n y = Add(c, other)
+    }"""
+
+    class DropReluBetween(DropRelu):
+        """Wrong where a product follows."""
+
+        def rewrite(self, node, model):
+            return any(use.op_type == "MatMul" for use in node.outputs[0].consumers()) and super().rewrite(node, model)
+
+    small, large = np.arange(16, dtype=np.float32).reshape(4, 4), np.ones((4, 5), np.float32)
+    artifact = parse(text, small=small, large=large, other=np.ones(5, np.float32))
+    operators, shown = minimal(artifact, DropReluBetween())
+    assert operators == ["MatMul", "Relu", "MatMul"]
+    weights = {tensor.name: tensor for tensor in onnx.parser.parse_model(shown).graph.initializer}
+    assert set(weights) == {"small", "large"}
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(weights["small"]), small)
+    assert (list(weights["large"].dims), len(weights["large"].float_data), weights["large"].raw_data) == (
+        [4, 5],
+        0,
+        b"",
     )
-    assert "of x [8, 2]" in Verifier(right).check(wrong.data).failure
+
+
+def test_the_text_of_a_part_has_at_most_4000_characters(parse):
+    body = "\n".join(f"y{i} = Relu(x)" for i in range(300))
+    artifact = parse(f"agraph (float[N, 3] x) => ({', '.join(f'float[N, 3] y{i}' for i in range(300))}) {{ {body} }}")
+    before = to_proto(infer_shapes(onnx.load_model_from_string(artifact.data)))
+    assert len(minimal_model(before, DropRelu())) == 4000
+
+
+def test_a_part_of_unknown_types_shows_nothing(parse):
+    artifact = parse("agraph (float[N, 3] x) => (float[N, 3] y) { a = Abs(x)\n b = Relu(a)\n c = Neg(b)\n y = Neg(c) }")
+    before = onnx.load_model_from_string(artifact.data)
+    assert minimal_model(before, DropReluAfter(0)) == ""
+
+
+def test_a_pass_that_is_right_or_fails_shows_nothing(parse):
+    class Fails(DropRelu):
+        def rewrite(self, node, model):
+            if len(model.graph) < 3:
+                raise ZeroDivisionError
+            return super().rewrite(node, model)
+
+    artifact = parse("agraph (float[N, 3] x) => (float[N, 3] y) { a = Abs(x)\n b = Relu(a)\n c = Abs(b)\n y = Abs(c) }")
+    assert minimal(artifact, IdentityElimination()) == ([], "")
+    assert minimal(artifact, Fails())[0] == []
+
+
+def test_nodes_around_a_branch_are_neighbours(parse):
+    """The branch reads ``b``, and the pass is wrong only if it sees the If."""
+
+    class DropReluBeforeIf(DropRelu):
+        def rewrite(self, node, model):
+            return any(use.op_type == "If" for use in model.graph) and super().rewrite(node, model)
+
+    artifact = parse(
+        """agraph (float[N, 3] x) => (float[N, 3] y) {
+            a = Neg(x)
+            b = Relu(a)
+            z = If (flag) <
+                then_branch = t () => (float[N, 3] t1) { t1 = Neg(b) },
+                else_branch = e () => (float[N, 3] e1) { e1 = Abs(b) }
+            >
+            y = Neg(z)
+        }""",
+        flag=np.array(True),
+    )
+    assert minimal(artifact, DropReluBeforeIf())[0] == ["Neg", "Relu", "If"]
+
+
+def test_applied_makes_the_first_applications(chain):
+    proto = onnx.load_model_from_string(chain.data)
+    for limit, dropped in ((0, 0), (1, 1), (3, 3), (None, 4), (9, 4)):
+        operators = [node.op_type for node in applied(DropRelu(), proto, (), limit).graph]
+        assert operators.count("Identity") == dropped
+    operators = [node.op_type for node in applied(DropRelu(), proto, ("b", "y")).graph]
+    assert operators == ["Identity", "Relu", "Mul", "Sub", "Identity", "Relu"]

@@ -3,6 +3,7 @@ import numpy as np
 import onnx
 import pytest
 
+from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument
 from penstock.offline.optimize.verify import Verifier, compare
 
@@ -165,3 +166,215 @@ def test_compare_forgives_rounding_of_what_is_zero():
 
 def test_compare_of_nothing():
     assert compare(np.zeros((0, 3), np.float32), np.zeros((0, 3), np.float32)) == (0.0, "")
+
+
+MUL = "agraph (float[N, 3] x) => (float[N, 3] y) { y = Mul(x, k) }"
+
+
+def factors(parse, *numbers, text=MUL):
+    return [parse(text, k=np.array(number, np.float32)) for number in numbers]
+
+
+@pytest.mark.parametrize("given", [None, 1e-2])
+def test_an_error_up_to_the_tolerance_and_no_further_is_accepted(parse, given):
+    limit = given or 1e-4
+    original, near, far = factors(parse, 1, 1 + 0.95 * limit, 1 + 1.05 * limit)
+    verifier = Verifier(original, tolerance=given)
+    accepted = verifier.check(near.data)
+    assert accepted.failure == ""
+    assert accepted.max_relative_error == pytest.approx(0.95 * limit, rel=0.01)
+    assert "relative error" in verifier.check(far.data).failure
+
+
+def test_the_error_of_small_values_is_relative_to_a_thousandth_of_the_largest_on_any_sample(parse):
+    text = "agraph (float[N, 3] x) => (float[N, 3] y) { y = Add(x, k) }"
+    original, near, far = factors(parse, 0, 0.95e-3, 1.05e-3, text=text)
+    verifier = Verifier(original, [{"x": np.full((1, 3), -1e4, np.float32)}])
+    assert verifier.check(near.data).failure == ""
+    assert "on normal values" in verifier.check(far.data).failure
+
+
+def test_the_largest_error_of_all_samples_and_outputs_is_reported(parse):
+    text = """agraph (float[N, 3] x) => (float[N, 3] a, float[N, 3] b, float[N, 3] c) {
+        a = Mul(x, j)\n b = Mul(x, k)\n c = Mul(x, j)
+    }"""
+    original, changed = (parse(text, j=np.float32(1), k=np.float32(k)) for k in (1, 1 + 5e-5))
+    assert Verifier(original).check(changed.data).max_relative_error == pytest.approx(5e-5, rel=0.01)
+
+
+def test_an_output_that_is_missing_is_found(parse, weights):
+    text = "agraph (float[N, 3] x) => (float[N, 3] y, float[N, 3] z) { y = Relu(x)\n z = Neg(x) }"
+
+    def drop(proto):
+        del proto.graph.output[1:]
+
+    assert "output 'z': is missing" in Verifier(parse(text)).check(changed(parse(text), drop)).failure
+
+
+def test_the_first_eight_of_the_callers_samples_count(parse):
+    text = "agraph (float[N, 3] x) => (float[N, 3] y) { y = Clip(x, low, high) }"
+    wide, narrow = (
+        parse(text, low=np.array(-high, np.float32), high=np.array(high, np.float32)) for high in (1e6, 1e4)
+    )
+    samples = [{"x": np.full((1, 3), 1e5 if place == 7 else 1, np.float32)} for place in range(9)]
+    assert "on sample 7, x [1, 3]" in Verifier(wide, samples).check(narrow.data).failure
+    assert Verifier(wide, samples[:7] + samples[8:] + samples[7:8]).check(narrow.data).failure == ""
+
+
+TYPES = {
+    "weight": ("agraph (float[N, 3] x) => (float[N, 3] y) { c = Cast<to = 1>(k)\n y = Mul(x, c) }", 1e-2),
+    "input": ("agraph (float16[N, 3] x) => (float[N, 3] y) { y = Cast<to = 1>(x) }", 1e-2),
+    "output": ("agraph (double[N, 3] x) => (float16[N, 3] y) { y = Cast<to = 10>(x) }", 1e-2),
+    "none": ("agraph (int64[N, 3] x) => (int64[N, 3] y) { y = Abs(x) }", 1e-4),
+}
+
+
+@pytest.mark.parametrize("where", TYPES)
+def test_the_narrowest_type_of_weights_inputs_and_outputs_counts(parse, where):
+    text, tolerance = TYPES[where]
+    given = {"k": np.array(2, np.float16)} if where == "weight" else {}
+    assert Verifier(parse(text, **given)).tolerance == tolerance
+
+
+def test_compare_takes_a_thousandth_of_the_magnitude_for_small_values():
+    zeros, near = np.zeros(3, np.float32), np.full(3, 1e-6, np.float32)
+    assert compare(zeros, near, magnitude=1.0)[0] == pytest.approx(1e-3)
+    assert compare(np.full(3, 1e-2), np.full(3, 1.1e-2), magnitude=1.0)[0] == pytest.approx(0.1)
+
+
+def test_compare_measures_finite_values_beside_others():
+    old, new = np.array([np.inf, 2.0, np.nan]), np.array([np.inf, 3.0, np.nan])
+    assert compare(old, new) == (0.5, "relative error 0.5")
+    assert compare(np.array([1.0, 2.0]), np.array([1.0, np.inf]))[0] == np.inf
+
+
+def test_a_divergence_inside_the_model_is_named_only_beyond_the_tolerance(parse):
+    text = "agraph (float[N, 3] x) => (float[N, 3] y) { a = Mul(x, j)\n b = Mul(a, k)\n y = Neg(b) }"
+    original, other = (parse(text, j=np.float32(j), k=np.float32(k)) for j, k in ((1, 1), (1 + 5e-5, 1.5)))
+    assert Verifier(original).check(other.data).failure.endswith("first divergent tensor: 'b' (Mul)")
+
+
+RIGHT_AT_8 = {
+    "a length": ("s = Shape<start = 1>(x) \n y = Expand(one, s)", "y = Expand(one, eight)"),
+    "a mean": ("y = ReduceMean<axes = [1]>(x)", "t = ReduceSum(x, axis) \n y = Div(t, of8)"),
+    "a transposition": ("s = Shape(x) \n y = Expand(one, s)", "t = Transpose(x) \n s = Shape(t) \n y = Expand(one, s)"),
+    "a shape": (
+        "s = Shape<start = 1>(x) \n t = Concat<axis = 0>(rest, s) \n y = Reshape(x, t)",
+        "y = Reshape(x, of_8)",
+    ),
+}
+CONSTANTS = {
+    "one": np.ones(1, np.float32),
+    "eight": np.array([8]),
+    "axis": np.array([1]),
+    "of8": np.float32(8),
+    "rest": np.array([-1]),
+    "of_8": np.array([-1, 8]),
+}
+
+
+@pytest.mark.parametrize("what", RIGHT_AT_8)
+def test_a_rewrite_that_is_right_only_at_size_8_is_found(parse, what):
+    right, wrong = (
+        parse(f"agraph (float[8, B] x) => (float y) {{ {body} }}", **CONSTANTS) for body in RIGHT_AT_8[what]
+    )
+    assert "of x [8, 2]" in Verifier(right).check(wrong.data).failure
+
+
+def test_sizes_are_tried_even_if_the_model_refuses_some(parse):
+    """Rows are added to two others, which works for one and two rows but not for three."""
+    shape, at_8 = (
+        parse(
+            f"agraph (float[N, B] x) => (float y, float[C, B] z) {{ z = Add(x, rows)\n {body} }}",
+            rows=np.ones((2, 1), np.float32),
+            **{name: CONSTANTS[name] for name in used},
+        )
+        for body, used in (
+            ("s = Shape<start = 1>(x)\n y = Expand(one, s)", ["one"]),
+            ("y = Expand(one, eight)", ["one", "eight"]),
+        )
+    )
+    assert "has shape [8]" in Verifier(shape).check(at_8.data).failure
+
+
+ENDS = """agraph (float[N, 3] x) => (float[N, M, K] y) {{
+    {indices}
+    t = Cast<to = 1>(n)
+    a = Unsqueeze(t, last)
+    b = Unsqueeze(t, middle)
+    square = Mul(a, b)
+    y = Einsum<equation = "ia...,ja...->ij...">(square, square)
+}}"""
+"""A contraction over as many elements as are not zero, for which ONNX Runtime 1.31 ends its process if there are none."""
+BRANCHES = """n = If (flag) <
+        then_branch = t () => (int64[A, B] n1) { n1 = NonZero(x) },
+        else_branch = e () => (int64[A, B] n2) { n2 = NonZero(x) }
+    >"""
+
+
+@pytest.mark.parametrize("indices", ["n = NonZero(x)", BRANCHES], ids=["NonZero", "NonZero in a branch"])
+def test_a_model_that_some_values_end_does_not_end_the_verifier(parse, indices):
+    constants = {"last": np.array([2]), "middle": np.array([1])} | (
+        {"flag": np.array(True)} if "flag" in indices else {}
+    )
+    artifact = parse(ENDS.format(indices=indices), **constants)
+    verifier = Verifier(artifact)
+    assert verifier.obstacle == ""
+    assert verifier.check(artifact.data).failure == ""
+
+
+def test_a_model_that_some_sizes_end_does_not_end_the_verifier(parse):
+    artifact = parse("""agraph (float[N, M, K] x) => (float[N, P, Q] y) {
+        y = Einsum<equation = "ia...,ja...->ij...">(x, x)
+    }""")
+    assert Verifier(artifact).check(artifact.data).failure == ""
+
+
+def test_both_models_run_as_written(parse, weights):
+    """ONNX Runtime would merge the two factors, whose product with a large value overflows, into one."""
+    text = "agraph (float[N, 3] x) => (float[N, 4] y) { a = Mul(x, up)\n b = MatMul(a, w)\n y = Mul(b, down) }"
+    plain = "agraph (float[N, 3] x) => (float[N, 4] y) { y = MatMul(x, w) }"
+    w = weights(3, 4)
+    written = parse(text, w=w, up=np.float32(2.0**126), down=np.float32(2.0**-126))
+    merged = parse(plain, w=w)
+    for one, other in ((written, merged), (merged, written)):
+        assert "NaN or infinite values are in other places" in Verifier(one).check(other.data).failure
+
+
+def test_outputs_of_small_numbers_count_too(parse):
+    original, other = factors(parse, 1e-20, 1.5e-20)
+    assert "relative error 0.5" in Verifier(original).check(other.data).failure
+    assert Verifier(original, tolerance=0.51).check(other.data).failure == ""
+
+
+def test_an_error_equal_to_the_tolerance_is_accepted(parse):
+    original, other = factors(parse, 1, 2)
+    verdict = Verifier(original, tolerance=1.0).check(other.data)
+    assert (verdict.failure, verdict.max_relative_error) == ("", 1.0)
+
+
+def test_compare_of_equal_text():
+    assert compare(np.array(["a"], object), np.array(["a"], object)) == (0.0, "")
+
+
+def test_the_divergent_tensor_is_one_of_both_models(parse):
+    original = parse("agraph (float[N, 3] x) => (float[N, 3] y) { a = Neg(x)\n y = Neg(a) }")
+    other = parse("agraph (float[N, 3] x) => (float[N, 3] y) { a = Neg(x)\n new = Relu(a)\n y = Neg(new) }")
+    for tolerance in (None, 0.0):
+        failure = Verifier(original, tolerance=tolerance).check(other.data).failure
+        assert failure.endswith("first divergent tensor: 'y' (Neg)")
+
+
+def test_an_omitted_output_is_no_divergent_tensor(parse, weights):
+    text = """agraph (float[N, M, 3] x) => (float[A, B, 1] h, float[N, M, 3] y) {{
+        all, h = LSTM<hidden_size = 1>(x, w, r)
+        y = {}(x)
+    }}"""
+
+    def omit(proto):
+        proto.graph.node[0].output[0] = ""
+
+    given = {"w": weights(1, 4, 3), "r": weights(1, 4, 1)}
+    original, other = (changed(parse(text.format(name), **given), omit) for name in ("Neg", "Abs"))
+    failure = Verifier(Artifact.from_bytes(original)).check(other).failure
+    assert failure.endswith("first divergent tensor: 'y' (Abs)")

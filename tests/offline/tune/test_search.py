@@ -271,3 +271,118 @@ def test_of_equally_fast_candidates_the_one_of_least_loss_wins() -> None:
 def names_of(winner: Trial | None) -> str:
     assert winner is not None
     return winner.candidate.name
+
+
+def rated(name: str, ms: float, error: float, loss: float = 0.0, threads: int = 1) -> Trial:
+    return trial(name, ms, "int8", threads, accuracy=accuracy(0.99 - loss, loss, relative_error=error))
+
+
+@pytest.mark.parametrize(("ms", "winner"), [(0.314, "fine"), (0.316, "rough")])
+def test_a_close_call_is_within_five_per_cent(ms: float, winner: str) -> None:
+    assert chosen(rated("rough", 0.3, 0.2), rated("fine", ms, 0.1)) == winner
+
+
+def test_a_gain_in_accuracy_is_no_reason_to_be_slower() -> None:
+    """Losses below zero are chance; the error of the outputs then decides."""
+    assert chosen(rated("lucky", 0.3, 0.2, loss=-0.01), rated("fine", 0.31, 0.1)) == "fine"
+    unmeasured = trial("unmeasured", 0.31, "int8", accuracy=None)
+    assert chosen(rated("measured", 0.3, 0.2), unmeasured) == "unmeasured"
+
+
+def test_of_equals_the_quickest_wins() -> None:
+    trials = [trial("slower", 0.51), trial("quickest", 0.5), trial("slow", 0.52)]
+    assert chosen(*trials) == chosen(*trials[::-1]) == "quickest"
+
+
+def test_four_candidates_are_measured_again() -> None:
+    trials = [trial(f"c{i}", 0.9 - i / 10, precision="int8") for i in range(6)]
+    assert [one.candidate.name for one in finalists(trials)] == ["c5", "c4", "c3", "c2"]
+
+
+def test_the_cost_is_the_latency_times_the_root_of_the_threads() -> None:
+    assert trial("a", 0.5, threads=4).cost == pytest.approx(1.0)
+    assert trial("a", 0.5, pace=0.0).cost == float("inf")
+    assert Trial(trial("a", 0.5).candidate).cost == float("inf")
+    assert trial("a", 0.5).p50_ms == pytest.approx(0.5)
+    unmeasured = trial("a", 0.5, timings=None)
+    assert unmeasured.p50_ms == unmeasured.p99_ms == float("inf")
+
+
+def test_an_original_within_the_latency_wins_if_nothing_is_faster() -> None:
+    assert chosen(contract=Contract(p99_ms=1.0)) == "original-t1"
+    assert chosen(trial("hardly", 0.98), contract=Contract(p99_ms=1.0)) == "original-t1"
+
+
+def test_the_fastest_exact_candidate_is_the_last_resort() -> None:
+    contract = Contract(p99_ms=0.99)
+    trials = [trial("b", 0.986), trial("a", 0.985), trial("c", 0.987), trial("int8", 0.98, "int8")]
+    assert chosen(*trials, contract=contract) == "a"
+
+
+@pytest.mark.parametrize(("disk_bytes", "winner"), [(1010, "large"), (1011, "small")])
+def test_sizes_within_one_per_cent_are_equal(disk_bytes: int, winner: str) -> None:
+    small, large = sized("small", 1000, 0.5), sized("large", disk_bytes, 0.4)
+    bases = [sized("original", 9000, 1.0)]
+    assert names_of(choose_smallest(bases, [small, large], Contract())) == winner
+    explain_sizes(small, originals(), [small, large])
+    assert large.reason == (
+        "of the same size but slower" if winner == "large" else "1.01x the size of the chosen candidate"
+    )
+
+
+def test_the_smallest_are_ranked_by_size_then_by_cost() -> None:
+    field = [sized("b", 10, 0.5), sized("a", 10, 0.4), sized("c", 9, 0.9), sized("d", 200, 0.1), sized("e", 300, 0.1)]
+    assert [one.candidate.name for one in finalists(field, smallest=True)] == ["c", "a", "b", "d"]
+
+
+def test_a_smaller_candidate_that_is_faster_or_exact_says_no_more() -> None:
+    for precision, ms in (("int8", 0.5), ("fp32", 1.5)):
+        small = sized("small", 100, ms)
+        small.candidate = msgspec.structs.replace(small.candidate, precision=precision)
+        explain_sizes(small, originals(), [small])
+        assert small.reason.endswith("smaller than the original")
+    small = sized("small", 100, 1.5)
+    small.candidate, small.speedup = msgspec.structs.replace(small.candidate, precision="int8"), None
+    explain_sizes(small, originals(), [small])
+    assert small.reason.endswith("smaller than the original")
+
+
+def test_only_a_faster_candidate_can_have_too_little_of_it() -> None:
+    winner, same, many = trial("winner", 0.5), trial("same", 0.5, threads=4), trial("many", 0.5, threads=1)
+    bases = originals(0.4)
+    for base in bases:
+        base.pace = {1: 2.5, 2: 2.5, 4: 2.0}[base.candidate.threads]
+    explain(winner, bases, [winner, same, many])
+    assert [base.reason for base in bases] == [
+        "the original, unmodified: 1.25x the chosen one's speed",
+        "the original, unmodified: 1.25x the chosen one's speed, too little for 2 threads",
+        "the original, unmodified: 1.00x the chosen one's speed",
+    ]
+    assert same.reason == many.reason == "a close call, 1.00x the chosen one's speed"
+
+
+@pytest.mark.parametrize(("ms", "reason"), [(0.52, "a close call, 0.96x"), (0.53, "0.94x")])
+def test_a_loser_within_five_per_cent_was_a_close_call(ms: float, reason: str) -> None:
+    winner, other = trial("winner", 0.5), trial("other", ms)
+    explain(winner, originals(), [winner, other])
+    assert other.reason == f"{reason} the chosen one's speed"
+
+
+def test_a_loser_that_is_faster_with_as_few_threads_was_a_close_call() -> None:
+    winner, other = trial("winner", 0.5), trial("other", 0.49)
+    explain(winner, originals(), [winner, other])
+    assert other.reason == "a close call, 1.02x the chosen one's speed"
+
+
+def test_a_winner_without_a_pace_has_no_shares() -> None:
+    winner, other = trial("winner", 0.5, pace=0.0), trial("other", 0.6)
+    explain(winner, originals(), [winner, other])
+    assert other.reason == "0.00x the chosen one's speed"
+
+
+def test_a_record_has_all_figures_of_a_trial() -> None:
+    measured = trial("int8", 0.5, "int8", threads=2)
+    found = record(measured, Contract())
+    assert (found.calls, found.threads, found.batch, found.rows_per_second) == (8, 2, 1, None)
+    assert (found.speedup, found.accuracy) == (measured.speedup, measured.accuracy)
+    assert record(Trial(measured.candidate), Contract()).calls == 0

@@ -225,3 +225,131 @@ def test_with_deadlines_everyone_is_in_the_batch_late_or_left(
             assert all(pending.deadline_ns >= 0.9 * end_ns for pending in formed.requests)
     else:
         assert len(late) == len(line)
+
+
+def test_a_delayed_batch_leaves_two_milliseconds_before_its_last_moment() -> None:
+    latency = measured(lambda rows: 3 * MS)
+    line = make_line([1, 1], deadline_ns=10 * MS)
+    line[0].deadline_ns = 11 * MS
+    waits = form([line], 0, rules(8, delay_us=50_000), latency)
+    assert isinstance(waits, Wait)
+    assert waits.until_ns == pytest.approx(5 * MS, abs=10)
+    assert isinstance(form([line], waits.until_ns - 1, rules(8, delay_us=50_000), latency), Wait)
+    assert isinstance(form([line], waits.until_ns, rules(8, delay_us=50_000), latency), Batch)
+
+
+def test_a_deadline_of_unknown_cost_does_not_wait() -> None:
+    formed = form([make_line([1], deadline_ns=10 * MS)], 0, rules(8, delay_us=50_000), LatencyModel())
+    assert isinstance(formed, Batch)
+    assert formed.reason is Reason.DELAY
+    assert isinstance(form([make_line([1])], 0, rules(8, delay_us=50_000), LatencyModel()), Wait)
+
+
+def test_a_batch_of_exactly_the_largest_size_is_full_and_a_larger_request_alone() -> None:
+    for rows, reason, count in (([8], Reason.FULL, 1), ([9, 1], Reason.ALONE, 1), ([4, 3, 2], Reason.FULL, 2)):
+        for delay_us in (0, 100):
+            formed = form([make_line(rows)], 0, rules(8, delay_us=delay_us))
+            assert isinstance(formed, Batch)
+            assert (formed.reason, len(formed.requests), formed.rows) == (reason, count, sum(rows[:count]))
+            assert formed.taken_ns == 0
+
+
+def test_rules_follow_the_configuration() -> None:
+    assert rules(8) == Rules(8, frozenset([8]), 8, 0, True, True)
+    assert rules(8, (8,)).natural
+    assert rules(8, (2, 4)) == Rules(8, frozenset([2, 4]), 4, 0, False, True)
+    assert rules(8, delay_us=3) == Rules(8, frozenset([8]), 8, 3000, False, True)
+    for kind in ({"batchable": False}, {"batchable": True, "decoupled": True}):
+        config = BatchingConfig(
+            max_batch=8,
+            preferred_batch_size=(4,),
+            max_queue_delay_microseconds=9,
+            **kind,  # type: ignore[arg-type]
+        )
+        assert Rules.of(config) == Rules(1, frozenset([1]), 1, 0, True, False)
+
+
+def test_requests_that_are_too_late_are_dropped_from_every_line() -> None:
+    latency = measured(lambda rows: 10 * MS)
+    gone, kept = make_line([1, 1], deadline_ns=5 * MS), make_line([1, 1], deadline_ns=50 * MS)
+    for number, pending in enumerate(kept, start=10):
+        pending.number = number
+    formed = form([gone, kept], 0, rules(8), latency)
+    assert isinstance(formed, Batch)
+    assert (formed.requests, list(formed.late)) == (kept, gone)
+    waits = form([gone, kept], 0, rules(8, delay_us=90_000), latency)
+    assert isinstance(waits, Wait)
+    assert list(waits.late) == gone
+    assert waits.until_ns == pytest.approx(38 * MS, abs=100)
+
+
+def test_a_deadline_at_the_end_of_the_batch_is_met() -> None:
+    latency = measured(lambda rows: 10 * MS)
+    end_ns = latency.upper(1, 0)
+    assert not form([[make_pending(0, deadline_ns=end_ns)]], 0, rules(8), latency).late
+    assert form([[make_pending(0, deadline_ns=end_ns - 1)]], 0, rules(8), latency).late
+
+
+def test_a_request_above_the_batch_size_has_the_duration_of_its_own_rows() -> None:
+    latency = measured(lambda rows: rows * MS, (1, 2, 4, 8, 16))
+    line = [make_pending(0, 16, deadline_ns=12 * MS), make_pending(1, deadline_ns=12 * MS)]
+    formed = form([line], 0, rules(8), latency)
+    assert (list(formed.late), formed.requests) == (line[:1], line[1:])  # type: ignore[union-attr]
+    line[0].deadline_ns = 17 * MS
+    formed = form([line], 0, rules(8), latency)
+    assert (list(formed.late), formed.requests) == ([], line[:1])  # type: ignore[union-attr]
+
+
+def test_without_a_backlog_a_second_batch_that_is_in_time_counts() -> None:
+    """All in one batch would drop the first; in two batches, everyone is served."""
+    latency = measured(lambda rows: rows * MS)
+    line = [make_pending(n, deadline_ns=ms * MS + 1000) for n, ms in enumerate([4, 4, 4, 4, 8, 8, 8, 8])]
+    formed = form([line], 0, rules(8), latency)
+    assert isinstance(formed, Batch)
+    assert (formed.requests, list(formed.late)) == (line[:4], [])
+
+
+def test_without_a_backlog_a_second_batch_that_is_late_does_not_count() -> None:
+    """Half of them in time now is no better than the other half in one batch of all."""
+    latency = measured(lambda rows: 6 * MS if rows > 4 else 5 * MS)
+    line = [make_pending(n, deadline_ns=(5.5 if n < 3 else 7) * MS) for n in range(8)]  # type: ignore[arg-type]
+    formed = form([line], 0, rules(8), latency)
+    assert isinstance(formed, Batch)
+    assert (formed.requests, list(formed.late)) == (line[3:], line[:3])
+
+
+def test_requests_without_rows_always_fit() -> None:
+    for rows, reason in (([0] * 9, Reason.IDLE), ([8] + [0] * 9, Reason.FULL)):
+        formed = form([make_line(rows)], 0, rules(8))
+        assert isinstance(formed, Batch)
+        assert (len(formed.requests), formed.reason) == (len(rows), reason)
+
+
+def test_a_full_batch_that_has_waited_is_full() -> None:
+    formed = form([make_line([6, 3])], 100_000, rules(8, delay_us=100))
+    assert isinstance(formed, Batch)
+    assert (formed.rows, formed.reason) == (6, Reason.FULL)
+
+
+def test_under_a_backlog_the_batch_size_of_most_requests_per_second_wins() -> None:
+    latency = measured(lambda rows: 100 * MS if rows > 4 else 10 * MS)
+    line = [make_pending(n, deadline_ns=(12 if n < 4 else 200) * MS) for n in range(20)]
+    formed = form([line], 0, rules(8), latency)
+    assert isinstance(formed, Batch)
+    assert (formed.requests, list(formed.late)) == (line[:4], [])
+
+
+def test_a_second_batch_has_the_duration_of_its_rows() -> None:
+    latency = measured(lambda rows: rows * MS)
+    line = [make_pending(0, deadline_ns=12 * MS // 10), make_pending(1, deadline_ns=23 * MS // 10)]
+    formed = form([line], 0, rules(8), latency)
+    assert isinstance(formed, Batch)
+    assert (formed.requests, list(formed.late)) == (line[:1], [])
+
+
+def test_under_a_backlog_only_the_next_batch_is_looked_at() -> None:
+    latency = measured(lambda rows: 10 * MS)
+    line = [make_pending(n, deadline_ns=(2 if n == 9 else 50) * MS) for n in range(17)]
+    formed = form([line], 0, rules(8), latency)
+    assert isinstance(formed, Batch)
+    assert (formed.requests, list(formed.late)) == (line[:8], [])

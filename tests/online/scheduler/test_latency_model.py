@@ -64,3 +64,54 @@ def test_what_was_measured_is_forgotten_size_by_size() -> None:
 def test_an_estimate_lies_within_what_was_measured(sizes: dict[int, float], rows: int) -> None:
     model = learn(sizes, times=3)
     assert 0 <= model.mean(rows, 0) <= max(sizes.values()) * MS + 1
+
+
+def test_the_first_measurement_is_the_mean_with_a_quarter_of_it_as_deviation() -> None:
+    model = learn({8: 12}, times=1)
+    assert model.mean(8, 0) == 12 * MS
+    assert model.upper(8, 0) == 18 * MS
+
+
+def test_averages_move_by_an_eighth_and_deviations_by_a_quarter() -> None:
+    model = learn({8: 8}, times=1)  # 8 ± 2
+    model.observe(8, 16 * MS, 0)
+    assert model.mean(8, 0) == 9 * MS
+    assert model.upper(8, 0) == 9 * MS + 2 * int(3.5 * MS)
+    model = learn({8: 8}, times=1)
+    model.observe(12, 8 * MS, 0)  # of the bucket from 8 to 15 rows
+    assert model.mean(4, 0) == pytest.approx(8 * MS * 4 / 8.5, abs=1)
+
+
+def test_a_measurement_counts_up_to_twice_the_mean_plus_four_deviations() -> None:
+    limited, long = learn({8: 8}, times=1), learn({8: 8}, times=1)
+    limited.observe(8, (2 * 8 + 4 * 2) * MS, 0)
+    long.observe(8, SECOND, 0)
+    assert long.mean(8, 0) == limited.mean(8, 0) == 10 * MS
+    assert long.upper(8, 0) == limited.upper(8, 0)
+    shorter = learn({8: 8}, times=1)
+    shorter.observe(8, 23 * MS, 0)
+    assert shorter.mean(8, 0) < 10 * MS
+
+
+def test_a_bucket_lives_for_a_second_or_eight_runs() -> None:
+    model = learn({8: 8}, times=1)
+    assert model.mean(8, SECOND - 1) == 8 * MS
+    assert model.mean(8, SECOND) == 0
+    slow = learn({8: 500}, times=1)
+    assert slow.mean(8, 4 * SECOND - 1) == 500 * MS
+    assert slow.mean(8, 4 * SECOND) == 0
+
+
+def test_a_bucket_that_has_expired_begins_anew() -> None:
+    model = learn({8: 8})
+    model.observe(8, 80 * MS, SECOND)
+    assert model.mean(8, SECOND) == 80 * MS
+    assert model.mean(8, 2 * SECOND - 1) == 80 * MS
+
+
+def test_sizes_within_a_power_of_two_share_a_bucket() -> None:
+    model = learn({4: 4}, times=1)
+    model.observe(7, 4 * MS, 0)
+    model.observe(8, 80 * MS, 0)
+    assert model.mean(7, 0) > 4 * MS
+    assert model.mean(8, 0) == 80 * MS

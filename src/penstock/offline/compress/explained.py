@@ -206,7 +206,8 @@ def _samples(
             yield from generate(signature, size)
             yield from generate_sizes(signature, size, names)
         return
-    own = data.pick_evenly(_ROWS // signature.smallest_batch * signature.smallest_batch or signature.smallest_batch)
+    is_fixed = any(spec.shape[:1] != (-1,) for spec in signature.inputs)
+    own = data.pick_evenly(signature.smallest_batch if is_fixed else _ROWS)
     wanted = [LabelledInputs("data", dict(own.inputs))]
     for batch, free in ((1, None), (3, None), (2, 1), (2, 5), (2, 17), (1, 0), (0, None)):
         resized = {spec.name: _resized(own.inputs[spec.name], spec.shape, batch, free) for spec in signature.inputs}

@@ -44,8 +44,8 @@ def perturbed(
     changed = False
     for name in sorted(weights | scales):
         array = numpy_helper.to_array(tensors[name])
-        wider = (array * rng.uniform(*factors)).astype(array.dtype)
-        new = wider if name in scales else _moved(array, rng, is_packed=name in packed)
+        factor, is_packed = rng.uniform(*factors), name in packed
+        new = (array * factor).astype(array.dtype) if name in scales else _moved(array, rng, is_packed=is_packed)
         if new is not None:
             tensor = numpy_helper.from_array(new, name)
             tensor.data_type = tensors[name].data_type

@@ -69,10 +69,9 @@ class Contract(msgspec.Struct, frozen=True):
         if bound <= limit + _ROUNDING:
             return ""
         what = "may lose up to" if self.prove_accuracy else "loses"
-        advice = proof_advice(accuracy, limit) if self.prove_accuracy and loss.value <= limit else ""
         return (
             f"{what} {bound:.2%} {accuracy.metric}, {limit:.2%} are allowed "
-            f"(95 % interval {loss.low:+.2%} … {loss.high:+.2%}, {accuracy.samples} samples{advice})"
+            f"(95 % interval {loss.low:+.2%} … {loss.high:+.2%}, {accuracy.samples} samples{proof_advice(accuracy, limit)})"
         )
 
     def _deviation_objection(self, accuracy: Accuracy) -> str:
@@ -161,14 +160,15 @@ def _least(contract: Contract, record: CandidateRecord) -> tuple[bool, float, fl
 def _concessions(contract: Contract, record: CandidateRecord) -> list[str]:
     """The options with the limits that ``record`` would meet, as one text for the command line; empty if its outputs are broken."""
     accuracy = _accuracy(record)
-    loss = _percent(contract.bound(accuracy))
-    error = _percent(accuracy.unjudged_error)
+    if accuracy.broken:
+        return []
     needed = []
-    if contract.bound(accuracy) > contract.limit(accuracy.metric):
-        needed.append(f"--max-{'output-error' if accuracy.metric == 'fidelity' else 'accuracy-loss'} {loss}")
+    if (bound := contract.bound(accuracy)) > contract.limit(accuracy.metric):
+        option = "--max-output-error" if accuracy.metric == "fidelity" else "--max-accuracy-loss"
+        needed.append(f"{option} {_percent(bound)}")
     if accuracy.unjudged_error > contract.max_output_error:
-        needed.append(f"--max-output-error {error}")
-    return [] if accuracy.broken or not needed else [f"{' '.join(needed)} would suffice ({record.name})"]
+        needed.append(f"--max-output-error {_percent(accuracy.unjudged_error)}")
+    return [f"{' '.join(needed)} would suffice ({record.name})"]
 
 
 def _percent(value: float) -> str:
@@ -176,9 +176,7 @@ def _percent(value: float) -> str:
 
 
 def _round_up(value: float) -> float:
-    """``value`` plus 10 % for noise in the next measurement, rounded up to two significant digits."""
-    if value <= 0:
-        return 0.0
+    """``value`` > 0 plus a tenth for the noise of the next measurement, rounded up to two significant digits."""
     value *= 1.1
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)
     return math.ceil(value / unit - 1e-9) * unit

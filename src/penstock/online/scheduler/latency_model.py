@@ -14,7 +14,7 @@ _DEVIATION_GAIN = 1 / 4
 _DEVIATIONS = 2.0
 """Mean deviations from the mean to the upper bound. For a normal distribution, the bound is the 95th percentile."""
 _OUTLIER = 4.0
-"""A measurement is limited to the mean plus this number of mean deviations, so that one pause has little effect."""
+"""Measurements are limited to twice the mean plus this many deviations, so that one pause does not make the model appear slow."""
 _LIFE_NS = 1_000_000_000
 _LIFE_RUNS = 8.0
 """A bucket expires after a second without measurements, or after the duration of this number of runs if that is longer."""

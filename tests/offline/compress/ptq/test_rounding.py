@@ -52,3 +52,54 @@ def test_operators_that_move_values_share_the_scale_of_their_input(value: float 
     found = rounding(n.artifact({"x": ["N", 3, 8, 8]}, {y: ["N", 4, 9, 9]}), QdqPlacement.WIDE)
     assert found.sources[pooled] == first
     assert found.sources[padded] == (first if shares else padded)
+
+
+def test_constants_are_rounded_like_activations_where_they_are_added_or_multiplied() -> None:
+    n = networks.Network()
+    inner = n.op("Relu", n.conv("x", 3, 4))
+    added = n.op("Add", n.op("Reshape", inner, n.weight(np.array([0, 4, 64]))), n.normal(4, 1))
+    n.op("MatMul", added, n.normal(64, 2), name="y")
+    artifact = n.artifact({"x": ["N", 3, 8, 8]}, {"y": ["N", 4, 2]})
+    model = FloatModel(artifact)
+    nodes = model.integer_nodes(QdqPlacement.WIDE)
+    found = Rounding(model, nodes, QdqPlacement.WIDE)
+    assert {node.op_type: found.constant_inputs(node) for node in nodes} == {
+        "Conv": [],
+        "Relu": [],
+        "Reshape": [],
+        "Add": [1],
+        "MatMul": [],
+    }
+
+
+def test_an_activation_of_the_models_input_is_not_replaced() -> None:
+    n = networks.Network()
+    n.conv(n.op("Relu", n.conv("x", 3, 4)), 4, 4)
+    n.op("MaxPool", n.nodes[-1].output[0], kernel_shape=[2, 2], name="y")
+    artifact = n.artifact({"x": ["N", 3, 8, 8]}, {"y": ["N", 4, 7, 7]})
+    model = FloatModel(artifact)
+    relu, conv = model.nodes[1], model.nodes[2]
+    found = Rounding(model, [relu, conv], QdqPlacement.WIDE)
+    assert found.absorbed == {}
+    assert relu.input[0] not in found.sources
+    found = Rounding(model, model.nodes, QdqPlacement.WIDE)
+    assert list(found.absorbed.values()) == [relu.output[0]]
+    assert found.sources["y"] == conv.output[0]
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge"])
+def test_padding_with_the_tensors_own_values_keeps_them(mode: str) -> None:
+    n = networks.Network()
+    padded = n.op("Pad", n.conv("x", 3, 4), n.weight(np.array([0, 0, 1, 1, 0, 0, 1, 1])), mode=mode)
+    y = n.conv(padded, 4, 4)
+    found = rounding(n.artifact({"x": ["N", 3, 8, 8]}, {y: ["N", 4, 10, 10]}), QdqPlacement.WIDE)
+    assert found.sources[padded] != padded
+
+
+def test_padding_with_a_computed_value_has_a_range_of_its_own() -> None:
+    n = networks.Network()
+    pads = n.weight(np.array([0, 0, 1, 1, 0, 0, 1, 1]))
+    padded = n.op("Pad", n.conv("x", 3, 4), pads, n.op("ReduceMax", "x", keepdims=0))
+    y = n.conv(padded, 4, 4)
+    found = rounding(n.artifact({"x": ["N", 3, 8, 8]}, {y: ["N", 4, 10, 10]}), QdqPlacement.WIDE)
+    assert found.sources[padded] == padded

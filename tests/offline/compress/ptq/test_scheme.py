@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme
-from penstock.resources import MachineFacts
+from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme, required_isa
+from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts
 from penstock.tensor import DataType
 
 
@@ -53,3 +53,31 @@ def test_limits_are_where_the_operator_clips() -> None:
     )
     assert (integers[0], integers[2], integers[4]) == (-128, 0, 127)
     assert scheme.activation_limits == (integers.min(), integers.max())
+
+
+def machine(architecture: str, *isa: str) -> MachineFacts:
+    return MachineFacts("cpu", architecture, isa, 1, 0, 1, "Linux", "3.11")
+
+
+def test_weights_of_8_bits_need_a_cpu_that_multiplies_them_exactly() -> None:
+    vnni, older, arm = machine("x86_64", "avx2", "avx512_vnni"), machine("x86_64", "avx2"), machine("aarch64")
+    assert required_isa(integer_scheme(vnni), vnni) == (INTEGER_DOT_PRODUCT,)
+    assert required_isa(integer_scheme(older), vnni) == ()
+    assert required_isa(integer_scheme(older), older) == ()
+    assert required_isa(integer_scheme(arm), arm) == ()
+
+
+def test_the_limits_of_each_type() -> None:
+    schemes = [integer_scheme(one) for one in (machine("x86_64", "avx_vnni"), machine("x86_64"), machine("aarch64"))]
+    assert [one.activation_limits for one in schemes] == [(0, 255), (0, 255), (-128, 127)]
+    assert [one.weight_limit for one in schemes] == [127, 64, 127]
+
+
+def test_pairs_of_products_do_not_saturate_in_16_bits() -> None:
+    scheme = integer_scheme(machine("x86_64"))
+    assert 2 * 255 * scheme.weight_limit < 2**15 <= 2 * 255 * (scheme.weight_limit + 1)
+
+
+def test_a_reason_names_what_multiplies() -> None:
+    assert "dot-product" in integer_scheme(machine("aarch64", "asimddp")).reason
+    assert "NEON" in integer_scheme(machine("aarch64")).reason

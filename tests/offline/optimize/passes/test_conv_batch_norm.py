@@ -40,6 +40,16 @@ def test_folds_in_double_precision(parse, apply, weights, norm):
     np.testing.assert_array_equal(bias, (b * scale + wide["beta"] - wide["mean"] * scale).astype(np.float32))
 
 
+def test_the_epsilon_of_the_node_counts(parse, apply, weights, norm):
+    text = CONV.replace("BatchNormalization(", "BatchNormalization<epsilon = 0.5>(")
+    w, b, parameters = weights(4, 3, 3, 3), weights(4), norm(4)
+    outcome = apply(ConvBatchNorm(), parse(text, w=w, b=b, **parameters))
+    wide = {name: array.astype(np.float64) for name, array in parameters.items()}
+    scale = wide["gamma"] / np.sqrt(wide["var"] + 0.5)
+    weight = outcome.constants[outcome.node("Conv").input[1]]
+    np.testing.assert_array_equal(weight, (w * scale[:, None, None, None]).astype(np.float32))
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_folds_into_a_transposed_convolution(parse, apply, weights, norm, groups):
     text = f"""agraph (float[N, 4, 5, 5] x) => (float[N, 6, H, W] y) {{
@@ -132,3 +142,38 @@ def test_leaves_a_conv_alone_whose_result_a_subgraph_captures(parse, apply, weig
         >
     }"""
     assert apply(ConvBatchNorm(), parse(text, w=weights(4, 3, 3, 3), **norm(4))).status == "unchanged"
+
+
+def test_leaves_one_channel_of_negative_variance_alone(parse, apply, weights, norm):
+    parameters = norm(4) | {"var": np.array([1, -1, 1, 1], np.float32)}
+    assert apply(ConvBatchNorm(), parse(CONV, w=weights(4, 3, 3, 3), b=weights(4), **parameters)).status == "unchanged"
+
+
+@pytest.mark.parametrize(("opset", "attributes", "status"), [(7, "", "applied"), (6, "<is_test = 1>", "unchanged")])
+def test_folds_from_opset_7(parse, apply, weights, norm, opset, attributes, status):
+    text = CONV.replace("BatchNormalization(", f"BatchNormalization{attributes}(")
+    outcome = apply(ConvBatchNorm(), parse(text, opset, w=weights(4, 3, 3, 3), b=weights(4), **norm(4)))
+    assert outcome.status == status
+
+
+GEMM = """agraph (float[N, 3] x) => (float[N, 5] y) {
+    c = Gemm(x, w, b)
+    y = BatchNormalization(c, gamma, beta, mean, var)
+}"""
+
+
+def test_leaves_a_norm_per_activation_alone(parse, apply, weights, norm):
+    text = GEMM.replace("BatchNormalization(", "BatchNormalization<spatial = 0>(")
+    assert apply(ConvBatchNorm(), parse(text, 7, w=weights(3, 5), b=weights(5), **norm(5))).status == "unchanged"
+    text = GEMM.replace("BatchNormalization(", "BatchNormalization<spatial = 1>(")
+    assert apply(ConvBatchNorm(), parse(text, 7, w=weights(3, 5), b=weights(5), **norm(5))).status == "applied"
+
+
+def test_leaves_a_norm_alone_whose_statistics_are_read(parse, apply, weights, norm):
+    text = GEMM.replace("float[N, 5] y)", "float[N, 5] y, float[5] m)").replace("y =", "y, m, v, s, t =")
+    assert apply(ConvBatchNorm(), parse(text, 9, w=weights(3, 5), b=weights(5), **norm(5))).status == "unchanged"
+
+
+def test_leaves_parameters_of_another_shape_alone(parse, apply, weights, norm):
+    parameters = norm(5) | {"beta": weights(1, 5)}
+    assert apply(ConvBatchNorm(), parse(GEMM, w=weights(3, 5), b=weights(5), **parameters)).status == "unchanged"

@@ -145,3 +145,35 @@ def test_narrow_tensors_are_not_clipped() -> None:
     tight = entropy_range(histogram(np.array([-0.01, 0.01, 1e-3])))
     assert tight.low == pytest.approx(-0.01)
     assert tight.high == pytest.approx(0.01)
+
+
+def test_all_mass_but_a_tenth_may_be_outside() -> None:
+    counts = np.full(1000, 10)
+    scores = divergences(counts, 0, np.array([899, 900, 1000]), 256)
+    assert np.isinf(scores[0])
+    assert np.isfinite(scores[1:]).all()
+
+
+def test_the_narrowest_window_has_128_bins() -> None:
+    counts = np.append(np.full(130, 10_000), np.ones(100, np.int64))
+    assert np.isinf(divergences(counts, 0, np.array([127]), 128))[0]
+    few = np.append(np.full(126, 10_000), [1, 1])
+    assert np.isfinite(divergences(few, 0, np.array([128]), 128))[0]
+
+
+def test_the_smallest_numbers_are_not_clipped() -> None:
+    """They are in fewer bins than the narrowest window, so that there is nothing to search."""
+    for low, high in ((0.0, 1e-36), (-1e-36, 0.0), (-1e-36, 2e-36)):
+        found = entropy_range(histogram(np.array([low, high, low / 2, high / 2])))
+        assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_threshold_of_one_side_is_the_best_of_all_windows(sign: int) -> None:
+    body = np.abs(np.random.default_rng(0).standard_normal(30_000))
+    found = histogram(sign * np.append(body, [9.0, 11.0]))
+    counts = found.counts[BINS:] if sign > 0 else found.counts[BINS - 1 :: -1]
+    highs = np.arange(128, np.flatnonzero(counts)[-1] + 2)
+    best = highs[np.argmin(divergences(counts, 0, highs, 256))]
+    end = entropy_range(found).high if sign > 0 else -entropy_range(found).low
+    assert end == pytest.approx((best + 0.5) * found.bin_width)

@@ -77,3 +77,27 @@ def test_not_finite_is_refused(bad: float) -> None:
 
 def test_state_is_small() -> None:
     assert filled(np.ones(10, np.float32)).counts.nbytes <= 32 << 10
+
+
+def test_centres_are_the_middles_of_the_bins_within_the_extremes() -> None:
+    histogram = filled(np.array([-0.75, 0.5], np.float32))
+    assert histogram.bin_width == 1 / 2048
+    centres = histogram.centres
+    assert (centres[0], centres[-1]) == (-0.75, 0.5)
+    inside = (histogram.edges[:-1] > -0.75) & (histogram.edges[1:] < 0.5)
+    np.testing.assert_array_equal(centres[inside], ((histogram.edges[:-1] + histogram.edges[1:]) / 2)[inside])
+
+
+def test_large_arrays_are_counted_in_parts() -> None:
+    array = np.random.default_rng(0).standard_normal((1 << 18) + 5).astype(np.float32)
+    histogram = filled(array)
+    assert histogram.count == histogram.counts.sum() == array.size
+    assert (histogram.min, histogram.max) == (array.min(), array.max())
+
+
+@pytest.mark.parametrize("value", [1e-45, 1e-38, 2.0**-110, 1e-30])
+def test_the_smallest_numbers_are_counted_beside_zero(value: float) -> None:
+    histogram = filled(np.array([value, -value, 0.0], np.float32))
+    assert (histogram.zeros, histogram.count) == (1, 3)
+    assert histogram.counts[:BINS].sum() == histogram.counts[BINS:].sum() == 1
+    assert histogram.edges[-1] > value

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.offline.compress.ptq.ranges.histogram import Histogram, Range, TensorStatistics
-from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
+from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, percentile_range, ranges
+from penstock.offline.compress.ptq.ranges.ranges import squared_error as error_of
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.tensor import Array, DataType
 
@@ -115,3 +116,48 @@ def test_what_the_graph_says_comes_first() -> None:
 def test_constant_tensors_keep_their_value(method: RangeMethod) -> None:
     assert choose(np.full(10, 2.5), method) == Range(0, 2.5)
     assert choose(np.full(10, -2.5), method) == Range(-2.5, 0)
+
+
+def at_centres(numbers: Array) -> tuple[Array, Histogram]:
+    """Values in the middle of bins near ``numbers`` below 1, and their histogram."""
+    array = ((np.floor(np.asarray(numbers) * 2048) + 0.5) / 2048).astype(np.float32)
+    histogram = Histogram()
+    histogram.update(array)
+    return array, histogram
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_squared_error_is_that_of_the_rounded_values(scheme: IntegerScheme) -> None:
+    array, histogram = at_centres(np.random.default_rng(0).normal(0, 0.2, 3000).clip(-0.99, 0.99))
+    lows, highs = np.array([-0.5, -0.1, 0.0]), np.array([0.9, 0.3, 0.4])
+    want = [array.size * squared_error(array, *ends, scheme) for ends in zip(lows, highs, strict=True)]
+    np.testing.assert_allclose(error_of(histogram, scheme)(lows, highs), want, rtol=1e-6)
+
+
+def test_mse_of_one_side_is_the_least_of_all() -> None:
+    for sign in (1, -1):
+        rng = np.random.default_rng(0)
+        array, histogram = at_centres(sign * np.append(np.abs(rng.normal(0, 0.1, 3000)), 0.99).clip(0, 0.99))
+        found = ranges({"x": TensorStatistics(histogram)}, RangeMethod.MSE, UNSIGNED)["x"]
+        shares = np.linspace(0.001, 1, 4000)
+        widest = float(array.max() if sign > 0 else array.min())
+        ends = (0 * shares, widest * shares) if sign > 0 else (widest * shares, 0 * shares)
+        least = error_of(histogram, UNSIGNED)(*ends).min()
+        own = error_of(histogram, UNSIGNED)(np.array([found.low]), np.array([found.high]))[0]
+        assert own <= 1.002 * least
+
+
+def test_percentiles_interpolate_inside_the_bins() -> None:
+    array, histogram = at_centres(np.arange(2000) / 2048)
+    for percentile in (90.0, 50.0):
+        cut = (1 - percentile / 100) / 2 * array.size
+        assert percentile_range(histogram, percentile) == Range(0.0, pytest.approx((array.size - cut) / 2048))
+    mirrored = at_centres(-np.arange(1, 2001) / 2048)[1]
+    assert percentile_range(mirrored, 90.0) == Range(pytest.approx(-(2000 - 100) / 2048), 0.0)
+
+
+def test_the_usual_percentile_is_99_99() -> None:
+    _, histogram = at_centres(np.random.default_rng(0).normal(0, 0.2, 100_000).clip(-0.99, 0.99))
+    statistics = {"x": TensorStatistics(histogram)}
+    usual, given = (ranges(statistics, RangeMethod.PERCENTILE, UNSIGNED, *rest)["x"] for rest in ((), (99.99,)))
+    assert usual == given == percentile_range(histogram, 99.99)
