@@ -138,12 +138,6 @@ def test_the_jackknife_covers_a_smooth_statistic(looks: int) -> None:
     assert covered / runs >= 1 - 0.05 / looks - 0.035
 
 
-def test_students_quantiles() -> None:
-    for freedom in (1, 2, 4, 8, 19):
-        for probability in (0.9, 0.975, 0.995):
-            assert _student(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=0.02)
-
-
 def p_value(samples: int, lost: int, won: int, limit: float) -> float:
     """The largest probability, over all rates of wins, of a table at most as likely to have a loss of ``limit``: all are tried."""
     rate = np.linspace(max(0.0, -limit), (1 - limit) / 2, 2001)[1:-1]
