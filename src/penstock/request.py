@@ -1,4 +1,4 @@
-"""Inference requests and responses, in the terms of the Open Inference Protocol, independent of the transport."""
+"""Inference requests and responses as the Open Inference Protocol defines them, independent of the transport."""
 
 from __future__ import annotations
 

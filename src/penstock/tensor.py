@@ -1,4 +1,4 @@
-"""Tensors in the terms of the Open Inference Protocol: datatypes, specs, signatures, and their wire form.
+"""Tensors as the Open Inference Protocol defines them: datatypes, specs, signatures, and their wire form.
 
 A tensor in memory is a C-ordered ``numpy.ndarray``. For a BYTES tensor, the array has dtype ``object`` and its elements are ``bytes``.
 The wire form consists of the elements in little-endian row-major order. Each BYTES element is its length in 4 bytes, then its bytes.

@@ -63,8 +63,8 @@ def build(
 ) -> None:
     """Build a bundle: optimise, quantise, measure and choose under a contract.
 
-    The arrays in the npz files are named after the model's inputs, one row per sample; an array `labels` is used to measure accuracy.
-    Without --calibrate, INT8 is not tried. Without --evaluate, a fifth of the calibration data is held out.
+    The arrays in the npz files are named after the model's inputs and have one row per sample; an array `labels` is used to measure
+    accuracy. Without --calibrate, INT8 is not tried. Without --evaluate, a fifth of the calibration data is held out.
 
     [bold]Examples[/bold]
 

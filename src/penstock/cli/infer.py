@@ -24,7 +24,7 @@ def infer(
     inputs: Annotated[
         Path,
         typer.Option(
-            help="npz file with arrays named after the model's inputs, one row per sample.", show_default=False
+            help="npz file with arrays named after the model's inputs, with one row per sample.", show_default=False
         ),
     ],
     outputs: Annotated[Path | None, typer.Option(help="Write the outputs to this npz file.")] = None,

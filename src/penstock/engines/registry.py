@@ -98,7 +98,7 @@ _ENGINES = {
 
 
 def traits(name: str) -> EngineTraits:
-    """The traits of the engine ``name``, which need not be installed. Raises InvalidArgument if unknown."""
+    """The traits of the engine ``name``, which need not be installed. Raises InvalidArgument if ``name`` is unknown."""
     if name not in _ENGINES:
         raise InvalidArgument(f"unknown engine '{name}'", f"use one of: {', '.join(_ENGINES)}")
     return _ENGINES[name]
@@ -110,7 +110,7 @@ def engine_names() -> Sequence[str]:
 
 
 def get_engine(name: str) -> Engine:
-    """The engine called ``name``. Raises InvalidArgument if unknown, EngineUnavailable if its package is missing."""
+    """The engine called ``name``. Raises InvalidArgument if ``name`` is unknown, EngineUnavailable if its package is missing."""
     known = traits(name)
     try:
         engine: Engine = getattr(importlib.import_module(known.module), known.class_name)()

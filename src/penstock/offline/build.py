@@ -134,9 +134,10 @@ def build(
 ) -> BuildResult:
     """Build ``model`` into a bundle at ``output``.
 
-    ``calibrate`` and ``evaluate`` are npz files or mappings of arrays named after the model's inputs, one row per sample; an array
-    named ``labels`` has the right answers. Without ``calibrate``, INT8 is not tried. Without ``evaluate``, a fifth of ``calibrate`` is
-    held out for evaluation. Raises InvalidModel, InvalidData, InvalidConfig, ContractUnmet, AlreadyExists, ResourceExhausted.
+    ``calibrate`` and ``evaluate`` are npz files or mappings of arrays named after the model's inputs, with one row per sample; an
+    array named ``labels`` has the right answers. Without ``calibrate``, INT8 is not tried. Without ``evaluate``, a fifth of
+    ``calibrate`` is held out for evaluation. Raises InvalidModel, InvalidData, InvalidConfig, ContractUnmet, AlreadyExists,
+    ResourceExhausted.
     """
     with keep_models(usable_memory() // _KEPT_SHARE or _KEPT_BYTES):
         return _build(model, Path(output), calibrate, evaluate, recipe, on_progress)

@@ -92,8 +92,8 @@ def declare(
 ) -> Graph:
     """Check ``steps``, and make the graph with ``signature``. Any input, and any output in ``optional``, may be absent from a request.
 
-    Raises InvalidConfig, with step and tensor, for unknown tensors, tensors with two producers (unless their conditions exclude one
-    another), outputs without a producer, cycles, and datatypes or shapes that do not fit.
+    Raises InvalidConfig, whose message names the step or the tensor, for unknown tensors, tensors with two producers (unless their
+    conditions exclude one another), outputs without a producer, cycles, and datatypes or shapes that do not fit.
     """
     inputs, outputs = tuple(signature.input_names), tuple(signature.output_names)
     for name, count in Counter(step.name for step in steps).items():

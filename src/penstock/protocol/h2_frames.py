@@ -60,7 +60,7 @@ class ErrorCode(IntEnum):
 
 
 class ConnectionFault(Exception):
-    """An error for which the connection is closed with GOAWAY."""
+    """An error that closes the connection, with GOAWAY."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -69,7 +69,7 @@ class ConnectionFault(Exception):
 
 
 class StreamFault(Exception):
-    """An error for which one stream is closed with RST_STREAM."""
+    """An error that closes one stream, with RST_STREAM."""
 
     def __init__(self, stream_id: int, code: ErrorCode) -> None:
         super().__init__(f"stream {stream_id}: {code.name}")

@@ -68,8 +68,9 @@ class Taps:
         """Yield the tensors ``names`` for every batch, group by group.
 
         ``group`` is an element of ``groups`` that includes all ``names``. The model of the whole group runs, so that calls for
-        different names share a session. ``values`` are values of optional inputs. Raises InvalidData, with the tensor and the samples,
-        if a value is NaN or infinite. Raises ResourceExhausted if one batch of the largest tensor needs more than half of the memory.
+        different names share a session. ``values`` are values of optional inputs. Raises InvalidData, whose message names the
+        tensor and the samples, if a value is NaN or infinite. Raises ResourceExhausted if one batch of the largest tensor needs more
+        than half of the memory.
         """
         passes = [list(group)] if group else self.groups(names)
         for number, shown in enumerate(passes):

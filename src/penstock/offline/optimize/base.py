@@ -65,8 +65,8 @@ class PassRecord(msgspec.Struct, frozen=True):
     """
     seconds: float
     reason: str = ""
-    """Why the pass, or some of its applications, were undone: the site, the output, its error and the first divergent tensor, or the
-    reason why no comparison was possible. Empty if all applications were kept.
+    """Why the pass, or part of it, was undone. Names the site, the output, its error and the first divergent tensor, or says why no
+    comparison was possible. Empty if all applications were kept.
     """
     example: str = ""
     """The smallest model found on which an undone application changes the outputs, as ONNX text; empty if there is none."""
@@ -86,7 +86,7 @@ class OptimizeReport(msgspec.Struct, frozen=True):
 
     @property
     def reverted(self) -> dict[str, str]:
-        """The reasons why passes, or some of their applications, were undone, by the name of the pass."""
+        """Why passes, or parts of them, were undone, by the name of the pass."""
         return {record.name: record.reason for record in self.passes if record.reason}
 
     @property

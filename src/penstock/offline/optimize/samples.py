@@ -51,7 +51,7 @@ def generate(signature: Signature, free_size: int) -> Iterator[LabelledInputs]:
 def generate_sizes(
     signature: Signature, free_size: int, names: Mapping[str, Sequence[str]] | None = None
 ) -> Iterator[LabelledInputs]:
-    """Generate one sample of normal values for each of several sizes of free dimensions that ``generate`` does not use.
+    """Generate samples for sizes of the free dimensions that ``generate`` does not cover, with normally distributed values.
 
     In two samples, all free dimensions have different sizes. In up to five samples with batch size 2, all other free dimensions have
     the same size: twice ``free_size``, 1, 5, 17 or 0. One sample has batch size 0. ``names`` has the names of the dimensions by input;

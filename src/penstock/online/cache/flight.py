@@ -59,7 +59,7 @@ class Waiter(msgspec.Struct, eq=False):
 class Flight:
     """The equal requests that wait for one response. Used only on the event loop.
 
-    ``keep`` is called with the response, and with True if the model computed it. ``ended`` is called once, before the last
+    ``keep`` gets two arguments: the response, and whether the model computed it. ``ended`` is called once, before the last
     requests are answered. In the statistics, the submitted request counts as executed; the other requests count as cache hits.
     """
 

@@ -189,7 +189,10 @@ def read_outcome(outcome: OutcomeSlots, arena: TensorArena) -> dict[str, Array] 
 
 
 class Channel:
-    """One end of the socket pair. At any time, at most one thread may send and at most one thread may receive."""
+    """One end of the socket pair between the server and a model's process.
+
+    At any time, at most one thread may send and at most one thread may receive.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end

@@ -1,9 +1,9 @@
 """Limits the number of models that load at the same time, and thereby the memory and the CPU time that loading takes.
 
-Only loads that work count, because a load that hangs must not block others:
+Only loads that are making progress count, because a load that hangs must not block others:
 
 - A load in a child process that uses no CPU time only waits. It needs no more memory until it continues, and then counts again.
-- A load that works for very long may be an endless loop. It no longer counts.
+- A load that runs for very long may be an endless loop. It no longer counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 _LOOK_S = 0.25
 _IDLE_LOOKS = 4
-"""A load no longer counts if it has not worked between this many successive looks."""
+"""A load no longer counts if it has made no progress between this many successive looks."""
 _MAX_LOOKS = 40
 """A load no longer counts after this many looks."""
 _IDLE_SHARE = 0.01
@@ -38,7 +38,7 @@ class _Load:
         return self._looks < _MAX_LOOKS and self._idle_looks < _IDLE_LOOKS
 
     def look(self) -> None:
-        """Check whether the load has worked during the last ``_LOOK_S`` seconds."""
+        """Check whether the load has made progress during the last ``_LOOK_S`` seconds."""
         self._looks += 1
         before_s, self._before_s = self._before_s, self._used_s()
         if before_s is None or self._before_s is None or self._before_s - before_s > _IDLE_SHARE * _LOOK_S:
@@ -48,7 +48,7 @@ class _Load:
 
 
 class Seats:
-    """Starts loads while fewer than ``count`` of them work. Used only on the event loop."""
+    """Starts loads while fewer than ``count`` of them are making progress. Used only on the event loop."""
 
     def __init__(self, count: int, call_later: CallLater | None = None) -> None:
         """``call_later`` replaces that of the event loop."""

@@ -102,7 +102,7 @@ class RequestLayout(msgspec.Struct):
 
 
 def find_datatype(name: str, datatype: str) -> DataType:
-    """The datatype called ``datatype``. Raises InvalidArgument, with ``name`` as the input's name."""
+    """The datatype called ``datatype``. Raises InvalidArgument, whose message names the input ``name``."""
     found = _DATATYPES.get(datatype)
     if found is None:
         raise InvalidArgument(f"invalid datatype for input {shortened(name)}: {quoted(datatype)}")

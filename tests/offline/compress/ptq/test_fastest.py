@@ -46,7 +46,7 @@ def test_fixed_batch_and_no_schemes() -> None:
     artifact = networks.cnn(8, batch=2)
     statistics = collect(artifact, DATA.inputs)
     assert fastest_placement(artifact, statistics, DATA, candidate_schemes(machine_facts())[:1], budget_s=QUICK_S)
-    with pytest.raises(InvalidArgument, match="no integer schemes"):
+    with pytest.raises(InvalidArgument, match="'schemes' is empty"):
         fastest_placement(artifact, statistics, DATA, [], budget_s=QUICK_S)
 
 

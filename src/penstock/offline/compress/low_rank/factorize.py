@@ -42,7 +42,7 @@ class FactorizeOptions(Options, frozen=True):
     rank: int | None = None
     """Rank of every matrix product, used without timing. A layer stays unsplit if this rank does not make it cheaper."""
     forms: tuple[str, ...] = ("channel", "spatial", "tucker")
-    """Forms of split to consider for convolutions. Matrix products are always split by "channel"."""
+    """Forms of split to consider for convolutions. Matrix products always use the form ``channel``."""
     aware: bool = True
     """Minimise the change of the layers' results on the data. False: the change of the weights."""
     min_ms: NotNegative = 0.05
@@ -50,7 +50,7 @@ class FactorizeOptions(Options, frozen=True):
     rows: Count = 1
     """Number of samples in a timed call; choose the batch size of serving."""
     samples: Count = 64
-    """Number of samples at the end of the data for measuring the error. The moments come from the other samples, if enough."""
+    """Number of samples at the end of the data for measuring the error. The other samples give the moments, if they are enough."""
     batch_size: Count = 32
     threads: Count = 1
 

@@ -90,7 +90,7 @@ class Decomposition(NamedTuple):
 def decompose(weight: Array, moments: Moments | None, *, of_results: bool, centred: bool) -> Decomposition:
     """Decompose ``weight`` (outputs, inputs). ``moments`` are those of Wx if ``of_results``, else of x; None: a plain SVD.
 
-    ``centred`` is true if the layer has a bias, which absorbs the mean.
+    Set ``centred`` if the layer has a bias: the bias absorbs the mean of the moments.
     """
     weight = weight.astype(np.float64)
     energy = float((weight * weight).sum())

@@ -36,9 +36,9 @@ _INT8 = Usage(needs={"precision": ("int8",)})
 class QuantizeMethod(Method, frozen=True, kw_only=True):
     """Quantise a model without further training.
 
-    The arrays in the npz files are named after the model's inputs, one row per sample; an array named `labels` has class numbers.
-    int8 and int8-dynamic need --calibrate. --chart draws the search for the range of one tensor. --mixed keeps the loss of accuracy
-    within --max-accuracy-loss, measured on a fifth of the calibration data.
+    The arrays in the npz files are named after the model's inputs and have one row per sample; an array named `labels` has class
+    numbers. int8 and int8-dynamic need --calibrate. --chart draws the search for the range of one tensor. --mixed keeps the loss of
+    accuracy within --max-accuracy-loss, measured on a fifth of the calibration data.
     """
 
     examples: ClassVar[tuple[str, ...]] = (

@@ -2,7 +2,7 @@
 
 ::
 
-    budget.py         the loss of accuracy and the time that each kind of step may use
+    budget.py         the loss of accuracy that is permitted after each kind of step, and the available time
     route.py          the steps in order, made from the table of methods
     plan_store.py     the attempts on disk, from which an interrupted plan continues
     gain.py           the measurement of one step

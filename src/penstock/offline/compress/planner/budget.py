@@ -1,4 +1,4 @@
-"""The budget of a plan: the loss of accuracy and the time, distributed over kinds of steps."""
+"""The budget of a plan: the permitted loss of accuracy and the available time."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 Groups that save no time in INT8 become float first. The other groups are sorted by the accuracy that float gains per millisecond lost.
 Bisection over log2(n) versions finds how many groups at the front of this order must be float. It assumes that more float groups never
-make a version worse. If measurements contradict this assumption, or if bisection needs many groups, a second search adds groups one by
-one, and ranks the remaining groups again every few steps. At the end, unnecessary groups become integer again. Every decision is based
-on a version that was run.
+make a version worse. If measurements contradict this assumption, or if many groups would have to be float, a second search turns
+groups to float one at a time, and re-ranks the rest every few steps. At the end, unnecessary groups become integer again. Every
+decision is based on a version that was run.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class MixedOptions(msgspec.Struct, frozen=True):
     max_versions: int = 100
     """Maximum number of versions to run, besides the versions of the sensitivity report. The result is the best of all versions."""
     refresh: int = 4
-    """Number of groups that the search one by one adds before it ranks the remaining groups again. That search runs if bisection needs
-    more groups than this, or finds a contradiction."""
+    """Number of groups that the second search turns to float before it re-ranks the rest. That search runs if, after bisection, more
+    groups than this would have to be float, or if measurements contradict the assumption of bisection."""
 
 
 Precision = Literal["float", "integer"]
@@ -139,7 +139,7 @@ class _Search:
         return way, is_monotone and keeps <= self._options.refresh
 
     def _one_by_one(self, way: _Way) -> list[_Way]:
-        """Groups added one at a time until the contract is met; empty if that takes too many versions."""
+        """Turn groups to float one at a time until the contract is met. Returns no way if that takes too many versions."""
         rest = {name: rank for name, rank in self._ranks.items() if name not in way.floats}
         queue: list[str] = []
         while not self._keeps(way.floats):

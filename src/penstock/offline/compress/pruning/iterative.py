@@ -81,8 +81,8 @@ def prune_iteratively(
     with the same arguments continues from it. When ``is_over()`` returns True, no further level starts. The provenance step
     records the sparsity by layer, every level in order, and the accuracy of the original at the same sparsities without retraining.
 
-    Raises ContractUnmet, with the levels as candidates, if no level meets the contract; InvalidArgument if ``folder`` holds another
-    run; Unsupported for weights that cannot be trained; and the errors of ``magnitude.prune``, ``Judge`` and ``fit``.
+    Raises ContractUnmet, whose ``candidates`` are the levels, if no level meets the contract; InvalidArgument if ``folder`` holds
+    another run; Unsupported for weights that cannot be trained; and the errors of ``magnitude.prune``, ``Judge`` and ``fit``.
     """
     options = options or IterativeOptions()
     options.check()

@@ -82,11 +82,10 @@ def measure_layers(
     on_progress: Progress = no_progress,
     contract: Contract = Contract(),  # noqa: B008 - immutable
 ) -> LayerSensitivity:
-    """Measure the curve of every prunable weight of ``artifact`` on held-out ``data``. The rule in ``options`` is ignored.
-    ``contract`` names the metric.
+    """Measure the curve of every prunable weight of ``artifact`` on held-out ``data``. ``contract`` names the metric.
 
-    This takes one run over the data per layer and point. Raises InvalidConfig for a grid that is not between 0 and 1, and the
-    errors of ``magnitude.prune`` and ``Judge``.
+    ``options.rule`` is ignored, since every layer is pruned at each point of ``grid``. This takes one run over the data per layer and
+    point. Raises InvalidConfig for a grid that is not between 0 and 1, and the errors of ``magnitude.prune`` and ``Judge``.
     """
     options = options or PruneOptions()
     points = sorted({float(point) for point in grid} - {0.0})

@@ -101,7 +101,7 @@ class Rounds(Generic[E]):
         return True
 
     def result(self, message: str, hint: str) -> tuple[Artifact, dict[str, Any]]:
-        """The best model, and the facts of the run. Raises ContractUnmet, with the rounds as candidates, if there is none."""
+        """The best model, and the facts of the run. Raises ContractUnmet, whose ``candidates`` are the rounds, if there is none."""
         entries = msgspec.to_builtins(self.entries)
         if self.best < 0:
             unmet = ContractUnmet(message, hint)

@@ -1,7 +1,7 @@
 """Post-training quantisation to INT8. The modules, in the order in which they run::
 
 equalize.py, smooth_quant.py  give channels similar ranges (rescale.py), so that one scale fits all
-scheme.py         choose the integers that this machine multiplies fast and without saturation
+scheme.py         choose the integer types that this machine multiplies fast and without saturation
 qdq_placement.py  find the operators that become integer, and the tensors that need a range
 fastest.py        time integers and placements on this machine
 calibrate.py      run data through the float model, and collect one histogram per tensor (ranges/histogram.py)

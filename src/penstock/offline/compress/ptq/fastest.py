@@ -62,7 +62,7 @@ def fastest_placement(
     model, it is timed once. INT8 is faster here if the whole interval of a speed-up is above 1. Raises the errors of ``quantize``.
     """
     if not schemes:
-        raise InvalidArgument("there are no integer schemes to time", "give candidate_schemes(machine_facts())")
+        raise InvalidArgument("'schemes' is empty: nothing can be timed", "give candidate_schemes(machine_facts())")
     ways: dict[str, tuple[QdqPlacement, IntegerScheme, Artifact]] = {}
     for scheme in schemes:
         chosen = ranges(statistics, RangeMethod.MIN_MAX, scheme)

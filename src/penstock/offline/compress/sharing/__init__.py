@@ -1,1 +1,4 @@
-"""Weight sharing: a codebook per layer (Deep Compression, Han et al. 2016, §3). ``bundle.coded`` writes coded models."""
+"""Weight sharing: a codebook per layer (Deep Compression, Han et al. 2016, §3).
+
+``bundle.coded`` writes such models in compressed (coded) form.
+"""

@@ -17,7 +17,7 @@ class TrainingBatches:
     """The rows of ``data`` as batches for ``model``, whose batch size may be fixed."""
 
     def __init__(self, model: TrainableModel, data: Dataset) -> None:
-        """Raises InvalidData if the data lack an input, or if their number is not a multiple of the model's fixed batch size."""
+        """Raises InvalidData if an input is missing, or if the number of samples is not a multiple of the model's fixed batch size."""
         missing = [name for name in model.input_names if name not in data.inputs]
         if missing:
             raise InvalidData(f"no data for input(s) {missing}", f"the data has {sorted(data.inputs)}")

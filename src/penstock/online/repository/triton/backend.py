@@ -119,10 +119,10 @@ def _matches(known: Backend, given: ModelConfig, begin: str) -> bool:
 
 
 def engine_options(given: ModelConfig, name: str, engine: str, where: str = "") -> dict[str, Any]:
-    """The options of ``engine`` that the configured devices and the parameters of Triton's backends imply. For a bundle, ``engine``
-    is empty.
+    """Derive the options of ``engine`` from the configured devices and from the parameters of Triton's backends.
 
-    All other parameters are ignored. Raises InvalidConfig for a parameter that is not a number, and for a missing device.
+    For a bundle, ``engine`` is empty. All other parameters are ignored. Raises InvalidConfig for a parameter that is not a number,
+    and for a missing device.
     """
     begin, values = prefix(name, where), given.parameters
     options: dict[str, Any] = {}
@@ -157,7 +157,7 @@ def _openvino_options(_given: ModelConfig, _begin: str, values: Mapping[str, str
 
 
 _OWN_OPTIONS = {"onnxruntime": _onnxruntime_options, "openvino": _openvino_options}
-"""The options of an engine that Triton's parameters imply, in addition to the options in ``EngineTraits``."""
+"""Functions that derive options of an engine from Triton's parameters, in addition to the options in ``EngineTraits``."""
 
 
 def gpus_here(engine: str) -> int:

@@ -6,8 +6,8 @@ is set aside for requests of moderate size, so that they need not wait for large
 
 No request waits for ever:
 
-1. The oldest request inside may always hold more memory. A request larger than the limit is therefore processed too, while no other
-   request grows.
+1. The oldest request inside may always take more memory, even beyond the limit. A request larger than the limit is therefore
+   processed too, while no other request grows.
 2. A request inside waits only for the gate, for its model, or for threads, whose steps always end. A model may depend on a request
    that waits, such as the next request of a sequence. Therefore, once no request has progressed for ``patience_s`` seconds,
    requests that wait for their models no longer count.

@@ -2,7 +2,8 @@
 
 The reader (``h2/reader.py``) splits received bytes into frames, the session (``h2/session.py``) handles the frames, and the outbox
 (``h2/outbox.py``) writes frames in response. The cost of each client is limited. Flow-control windows and size limits bound its
-memory. ``h2/guard.py`` and ``Turns`` bound its work. ``check_time`` bounds its time.
+memory. ``h2/guard.py`` and ``Turns`` bound its work. ``check_time`` ends connections and calls that make no progress within their
+time limit.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class HeaderReader:
         self._known_bytes = 0
 
     def read_trailers(self, block: bytes) -> bool:
-        """Decode the trailers of a request; returns True if they are well-formed. Raises ConnectionFault."""
+        """Decode the trailers of a request, and return True if they are well-formed. Raises ConnectionFault."""
         return all(not name.startswith(b":") and _is_well_formed(name, value) for name, value in self._decode(block))
 
     def _decode(self, block: bytes) -> Sequence[tuple[bytes, bytes]]:

@@ -126,7 +126,7 @@ class FrameReader:
             self._rest, self._start = data[position:], 0
 
     def _walk(self, data: bytes, position: int) -> int:  # noqa: PLR0912 - each call saved here counts
-        """Process frames from ``position`` on, of which only DATA frames may be incomplete; returns their end."""
+        """Process frames from ``position`` on, of which only DATA frames may be incomplete, and return their end."""
         session, calls, unpack, end, frames = self._session, self._calls, h2.HEADER.unpack_from, len(data), 0
         while end - position >= 9 and calls.units > frames:
             frames += 1

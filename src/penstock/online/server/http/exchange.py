@@ -79,7 +79,7 @@ class Exchange(msgspec.Struct, eq=False):
     client: str = ""
     """The client's name in the keys file."""
     is_checked: bool = False
-    """True if access has been checked. ``refusal`` is then the outcome."""
+    """True once ``admit`` has run. ``refusal`` then holds the error, or None if access was not denied."""
     refusal: PenstockError | None = None
     """The error with which to answer. If set, the handler is not called."""
     form: AnswerForm = TEXT

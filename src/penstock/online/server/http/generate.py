@@ -83,7 +83,7 @@ def read_request(handle: Handle, body: Buffer) -> Steps[InferRequest]:
     except RecursionError:
         raise InvalidArgument("the body's JSON is nested too deeply") from None
     if not isinstance(members, dict):
-        raise InvalidArgument("invalid generate request: Expected `object`")
+        raise InvalidArgument("invalid generate request: the body must be a JSON object")
     nested = members.pop("parameters", {})
     if not isinstance(nested, dict):
         raise InvalidArgument("'parameters' must be an object")

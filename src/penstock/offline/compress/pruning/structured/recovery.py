@@ -80,9 +80,9 @@ def shrink(
     groups keep their previous widths and other groups are cut. The run ends when the speed-up is reached, no more channels can be cut,
     or ``is_over()`` is true. ``folder`` stores every round, so a later call with the same arguments, or with another
     speed-up, continues from it. The provenance step records every round, the number of the ``chosen`` round, and whether that round
-    ``reached`` the speed-up. Widths depend on measurements. Raises ContractUnmet, with the rounds, if none meets the contract;
-    InvalidConfig; InvalidData; Unsupported if nothing can be cut or an operator cannot be trained; InvalidArgument if ``folder``
-    holds another run.
+    ``reached`` the speed-up. Widths depend on measurements. Raises ContractUnmet, whose ``candidates`` are the rounds, if none
+    meets the contract; InvalidConfig; InvalidData; Unsupported if nothing can be cut or an operator cannot be trained;
+    InvalidArgument if ``folder`` holds another run.
     """
     options = options or ShrinkOptions()
     options.check()

@@ -56,7 +56,7 @@ class NarrowOptions(CutOptions, frozen=True, kw_only=True):
     """The width after the cut, and the choice of units."""
 
     width: Share = 0.75
-    """Fraction of units to keep in each group. With ``speedup``, the maximum fraction, usually 1."""
+    """Fraction of units to keep in each group. With ``speedup``, this is the maximum; set it to 1 unless every group must be cut."""
     speedup: Annotated[float, msgspec.Meta(gt=1)] | None = None
     """Required speed-up of the model with one sample per call. The width of each group is then chosen by measured latency."""
     importance: Literal["norm", "batch-norm", "activation"] = "norm"
@@ -96,7 +96,7 @@ def narrow(
 
 
 def cuttable(structure: Structure, *, heads: bool = True) -> list[str]:
-    """The groups that can be cut. Raises Unsupported, with the reasons, if there are none."""
+    """The groups that can be cut. Raises Unsupported, whose message gives the reasons, if there are none."""
     names = [group.name for group in structure.groups if group.cuttable and (heads or group.unit_size == 1)]
     if not names:
         reasons = "; ".join(dict.fromkeys(group.reason for group in structure.groups if group.reason))

@@ -103,7 +103,10 @@ class HttpRequestDecoder:
         return layout, inputs
 
     def complete(self, handle: Handle, layout: JsonLayout, inputs: dict[str, Array]) -> tuple[InferRequest, AnswerForm]:
-        """Add the inputs in shared memory to ``inputs``; returns the request and the form of its response. Raises as ``__call__``."""
+        """Add the inputs in shared memory to ``inputs``, and return the request and the form of its response.
+
+        Raises as ``__call__``.
+        """
         request = InferRequest(handle.name, inputs, handle.version, layout.id, layout.outputs, layout.parameters)
         if not (layout.shared or layout.placed):
             return request, layout.form
