@@ -99,6 +99,10 @@ def test_a_foreign_byte_order_is_turned() -> None:
         ({"x": X, "labels": np.arange(3)}, r"differ in number of samples: \{'x': 4, 'labels': 3\}"),
         ({"x": X, "labels": np.float32([0, 1, np.nan, 3])}, "labels contain NaN"),
         ({"x": X, "labels": np.ones(4, complex)}, r"labels must be numbers or text, one row per sample.*complex"),
+        (
+            {"x": X, "labels": np.ones((4, 0), int)},
+            r"labels must be numbers or text, one row per sample.*shape \[4, 0\]",
+        ),
         ({"x": X, "labels": np.array(3)}, r"labels must be numbers or text, one row per sample.*shape \[\]"),
         ({"x": X, "labels": np.array([0, -1, 2, 3])}, "must not be negative, but one is -1"),
     ],

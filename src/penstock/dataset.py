@@ -165,7 +165,7 @@ def make_dataset(inputs: dict[str, Array], labels: Array | None) -> Dataset:
 def _check_labels(labels: Array) -> Array:
     """Labels with one row per sample, of numbers or text; a second axis of length 1 is dropped."""
     flat = labels.reshape(-1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if flat.ndim == 0 or flat.dtype.kind not in "iufbSU":
+    if flat.ndim == 0 or 0 in flat.shape[1:] or flat.dtype.kind not in "iufbSU":
         raise InvalidData(
             f"labels must be numbers or text, one row per sample, but have shape {list(labels.shape)} and type {labels.dtype}",
             "omit labels if there are none",
