@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -37,6 +38,12 @@ def test_inputs_and_labels_are_read(tmp_path: Path) -> None:
     assert list(data.inputs) == ["x"]
     assert data.count == 4
     np.testing.assert_array_equal(data.rows(1, 3)["x"], X[1:3])
+
+
+def test_a_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "data.npz")
+    with pytest.raises(InvalidData, match="it is a pipe"):
+        load_dataset(tmp_path / "data.npz", SIGNATURE)
 
 
 def test_labels_are_optional_and_may_be_a_column() -> None:

@@ -111,6 +111,8 @@ def load_dataset(path: str | Path, signature: Signature) -> Dataset:
     """
     path = local_path(path)
     try:
+        if path.is_fifo():  # opening it would wait for a writer
+            raise InvalidData(f"cannot read '{path}': it is a pipe, in which numpy cannot seek", _SAVE)
         # Open the file here, because numpy does not close its own file if the archive is damaged.
         with path.open("rb") as file:
             if not file.read(len(_MAGICS[0])).startswith(_MAGICS):
