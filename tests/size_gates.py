@@ -14,13 +14,13 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
-    "": 2_092,
+    "": 2_094,
     "bundle": 1_866,
-    "cli": 2_194,
+    "cli": 2_205,
     "engines": 1_893,
-    "offline": 801,
-    "offline/compress": 14_674,
-    "offline/judge": 2_129,
+    "offline": 800,
+    "offline/compress": 14_671,
+    "offline/judge": 2_131,
     "offline/optimize": 1_971,
     "offline/tune": 591,
     "online": 57,
@@ -33,7 +33,7 @@ ROOM_LINES = {
     "pipeline": 440,
     "protocol": 398,
     "rows": 2_201,
-    "storage": 407,
+    "storage": 409,
     "telemetry": 1_973,
 }
 """Budget of each room, in lines: a folder below the package, and the package's own files. A new room needs a new row."""

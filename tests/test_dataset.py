@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -37,6 +38,12 @@ def test_inputs_and_labels_are_read(tmp_path: Path) -> None:
     assert list(data.inputs) == ["x"]
     assert data.count == 4
     np.testing.assert_array_equal(data.rows(1, 3)["x"], X[1:3])
+
+
+def test_a_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "data.npz")
+    with pytest.raises(InvalidData, match="it is a pipe"):
+        load_dataset(tmp_path / "data.npz", SIGNATURE)
 
 
 def test_labels_are_optional_and_may_be_a_column() -> None:
@@ -99,6 +106,10 @@ def test_a_foreign_byte_order_is_turned() -> None:
         ({"x": X, "labels": np.arange(3)}, r"differ in number of samples: \{'x': 4, 'labels': 3\}"),
         ({"x": X, "labels": np.float32([0, 1, np.nan, 3])}, "labels contain NaN"),
         ({"x": X, "labels": np.ones(4, complex)}, r"labels must be numbers or text, one row per sample.*complex"),
+        (
+            {"x": X, "labels": np.ones((4, 0), int)},
+            r"labels must be numbers or text, one row per sample.*shape \[4, 0\]",
+        ),
         ({"x": X, "labels": np.array(3)}, r"labels must be numbers or text, one row per sample.*shape \[\]"),
         ({"x": X, "labels": np.array([0, -1, 2, 3])}, "must not be negative, but one is -1"),
     ],

@@ -111,6 +111,8 @@ def load_dataset(path: str | Path, signature: Signature) -> Dataset:
     """
     path = local_path(path)
     try:
+        if path.is_fifo():  # opening it would wait for a writer
+            raise InvalidData(f"cannot read '{path}': it is a pipe, in which numpy cannot seek", _SAVE)
         # Open the file here, because numpy does not close its own file if the archive is damaged.
         with path.open("rb") as file:
             if not file.read(len(_MAGICS[0])).startswith(_MAGICS):
@@ -165,7 +167,7 @@ def make_dataset(inputs: dict[str, Array], labels: Array | None) -> Dataset:
 def _check_labels(labels: Array) -> Array:
     """Labels with one row per sample, of numbers or text; a second axis of length 1 is dropped."""
     flat = labels.reshape(-1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if flat.ndim == 0 or flat.dtype.kind not in "iufbSU":
+    if flat.ndim == 0 or 0 in flat.shape[1:] or flat.dtype.kind not in "iufbSU":
         raise InvalidData(
             f"labels must be numbers or text, one row per sample, but have shape {list(labels.shape)} and type {labels.dtype}",
             "omit labels if there are none",

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import evidences
 import models
 from bundles import packed
 from penstock.bundle.open import open_bundle
@@ -13,6 +14,8 @@ from penstock.cli.infer import write_npz
 from penstock.errors import ResourceExhausted
 from penstock.tensor import DataType
 
+ROWS = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1]], np.float32)
+
 
 def test_a_bundle_answers_a_file(penstock, folder: Path) -> None:
     packed(folder / "linear.bundle", {"model.onnx": models.linear(3, 2).data})
@@ -20,7 +23,8 @@ def test_a_bundle_answers_a_file(penstock, folder: Path) -> None:
     assert done.code == 0
     found = done.json
     assert (found["model"], found["variant"], found["rows"]) == ("test", "fp32", 20)
-    assert (found["accuracy"], found["outputs"], found["written"]) == (1.0, {"y": [20, 2]}, "out.npz")
+    assert (found["metric"], found["accuracy"]) == ("top-1", 1.0)
+    assert (found["outputs"], found["written"]) == ({"y": [20, 2]}, "out.npz")
     assert found["rows_per_second"] > 0
     with np.load("data.npz") as data, np.load("out.npz") as out:
         np.testing.assert_allclose(out["y"], data["x"] @ models.linear_weight(3, 2), rtol=1e-5)
@@ -51,7 +55,7 @@ def test_a_person_reads_shapes_and_accuracy(penstock, folder: Path) -> None:
     assert done.code == 0
     assert "20 rows in" in done.out
     assert "y  float32[20, 2]" in done.out
-    assert "accuracy  100.00% of 20 labels" in done.out
+    assert "accuracy  100.00% top-1 of 20 labels" in done.out
 
 
 def test_without_labels_there_is_no_accuracy(penstock, folder: Path) -> None:
@@ -63,10 +67,47 @@ def test_labels_beyond_the_classes_give_no_accuracy(penstock, folder: Path) -> N
     np.savez("many.npz", x=np.ones((3, 3), np.float32), labels=np.array([0, 1, 7]))
     found = penstock("infer", "linear.onnx", "--inputs", "many.npz", "--json").json
     assert found["accuracy"] is None
-    assert "the largest label is 7" in found["accuracy_note"]
-    assert (
-        "accuracy  not computed: the largest label is 7" in penstock("infer", "linear.onnx", "--inputs", "many.npz").out
-    )
+    assert "labels go up to 7" in found["accuracy_note"]
+    assert "accuracy  not computed: labels go up to 7" in penstock("infer", "linear.onnx", "--inputs", "many.npz").out
+
+
+@pytest.mark.parametrize(
+    ("labels", "metric", "accuracy"),
+    [
+        (np.array(["0", "1", "1"]), None, None),
+        (np.zeros((3, 3), np.int64), None, None),
+        (np.zeros(3, np.float32), None, None),
+        ((ROWS @ models.linear_weight(3, 2) > 0).astype(np.int64), "average-precision", 1.0),
+        (ROWS @ models.linear_weight(3, 2), "r2", 1.0),
+    ],
+    ids=["text", "square", "numbers", "several classes", "regression"],
+)
+def test_labels_are_compared_by_a_metric_that_suits_them(
+    penstock, folder: Path, labels: np.ndarray, metric: str | None, accuracy: float | None
+) -> None:
+    np.savez("odd.npz", x=ROWS, labels=labels)
+    found = penstock("infer", "linear.onnx", "--inputs", "odd.npz", "--json").json
+    assert found["metric"] == metric
+    assert found["accuracy"] == (None if accuracy is None else pytest.approx(accuracy))
+    assert bool(found["accuracy_note"]) == (accuracy is None)
+
+
+def test_the_contract_of_a_bundle_names_the_metric(penstock, folder: Path) -> None:
+    files = {"model.onnx": models.linear(3, 2).data}
+    np.savez("classes.npz", x=ROWS, labels=(ROWS @ models.linear_weight(3, 2)).argmax(axis=1))
+    for metric, expected in {"auc": ("auc", 1.0), "fidelity": ("top-1", 1.0), "os:getpid": ("os:getpid", None)}.items():
+        found = evidences.evidence(evidences.record("int8"), metric=metric, metric_outputs=("y",))
+        packed(folder / f"{metric[:2]}.bundle", files, evidence=found)
+        answer = penstock("infer", f"{metric[:2]}.bundle", "--inputs", "classes.npz", "--json").json
+        assert (answer["metric"], answer["accuracy"]) == expected
+
+
+def test_outputs_that_are_not_finite_have_no_accuracy(penstock, folder: Path) -> None:
+    huge = np.sign(models.linear_weight(3, 2)).T.repeat(2, 0)[:3] * np.float32(3e38)
+    np.savez("huge.npz", x=huge, labels=np.array([0, 1, 1]))
+    found = penstock("infer", "linear.onnx", "--inputs", "huge.npz", "--json").json
+    assert found["accuracy"] is None
+    assert "NaN or infinite" in found["accuracy_note"]
 
 
 def test_mistakes(penstock, folder: Path) -> None:

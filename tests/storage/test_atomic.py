@@ -65,6 +65,14 @@ def test_what_stands_in_the_way_is_named(tmp_path: Path) -> None:
     assert names(tmp_path) == ["file", "folder", "pipe"]
 
 
+def test_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ResourceExhausted, match="it is not a regular file"), replacing(tmp_path / "pipe") as new:
+        new.write_bytes(b"data")
+    assert (tmp_path / "pipe").is_fifo()
+    assert names(tmp_path) == ["pipe"]
+
+
 def test_a_long_name_is_written_and_one_too_long_is_refused(tmp_path: Path) -> None:
     write_whole(tmp_path / ("é" * 127), b"data")
     with pytest.raises(ResourceExhausted, match="choose a shorter name"):
@@ -132,4 +140,6 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path: Pat
         check_writable(tmp_path / place)
     check_writable(tmp_path / "new" / "folder" / "file")
     check_writable(tmp_path / "folder", or_folder=True)
+    with pytest.raises(InvalidArgument, match="it is not a regular file"):
+        check_writable(tmp_path / "pipe", or_folder=True)
     assert names(tmp_path) == ["file", "folder", "pipe"]

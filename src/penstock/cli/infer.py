@@ -11,12 +11,15 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from penstock.bundle.manifest import Manifest
 from penstock.cli import options
 from penstock.dataset import Dataset, load_dataset
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, PenstockError
+from penstock.offline.judge.accuracy import make_reference, not_finite
+from penstock.offline.judge.metric_table import METRICS
 from penstock.runtime import open as open_model
 from penstock.storage.atomic import check_writable, real_path, whole_file
-from penstock.tensor import Array, DataType
+from penstock.tensor import Array
 
 
 def infer(
@@ -35,7 +38,7 @@ def infer(
 ) -> None:
     """Run a bundle or model over the rows of an npz file, in this process.
 
-    If the file contains an array named `labels`, the command also reports the accuracy.
+    If the file contains an array named `labels`, the command also reports the accuracy, by the metric of the bundle's contract.
 
     [bold]Examples[/bold]
 
@@ -53,13 +56,14 @@ def infer(
         variant = model.variant.name if model.variant else None
     if outputs is not None:
         write_npz(outputs, results)
-    accuracy, why_none = _accuracy(data, results)
+    metric, accuracy, why_none = _accuracy(model.manifest, data, results)
     facts: dict[str, Any] = {
         "model": model.name,
         "variant": variant,
         "rows": data.count,
         "seconds": seconds,
         "rows_per_second": data.count / seconds,
+        "metric": metric or None,
         "accuracy": accuracy,
         "accuracy_note": why_none,
         "outputs": {name: list(array.shape) for name, array in results.items()},
@@ -75,7 +79,8 @@ def infer(
     for name, array in results.items():
         console.print(f"{name}  {array.dtype}{list(array.shape)}")
     if accuracy is not None:
-        console.print(f"accuracy  {accuracy:.2%} of {data.count} labels")
+        value = f"{accuracy:.2%}" if METRICS[metric].is_share else f"{accuracy:.4g}"
+        console.print(f"accuracy  {value} {metric} of {data.count} labels")
     elif why_none:
         console.print(f"accuracy  not computed: {why_none}")
     if outputs is not None:
@@ -98,20 +103,26 @@ def _check_target(outputs: Path, bundle: Path, inputs: Path) -> None:
     check_writable(outputs)
 
 
-def _accuracy(data: Dataset, outputs: dict[str, Array]) -> tuple[float | None, str]:
-    """The proportion of labels that the first output with class scores predicts. Without it: None, and the reason if there are
-    labels."""
+def _accuracy(manifest: Manifest | None, data: Dataset, outputs: dict[str, Array]) -> tuple[str, float | None, str]:
+    """The metric, its value for the labels, and the reason if there are labels but no value.
+
+    The metric is the one of the bundle's contract. If there is none, or if it does not use labels, the metric suits the outputs and
+    the labels. A bundle must not run code, so a function ``module:function`` of its builder is not called.
+    """
     if data.labels is None:
-        return None, ""
-    classes = 0
-    for array in outputs.values():
-        is_scores = array.ndim == 2 and DataType.from_numpy(array.dtype).is_float
-        if is_scores and array.shape[1] > data.labels.max():
-            return float((array.argmax(axis=1) == data.labels).mean()), ""
-        classes = max(classes, array.shape[1] if is_scores else 0)
-    if not classes:
-        return None, "no output has one score per class"
-    return (
-        None,
-        f"the largest label is {data.labels.max()}, but the outputs have {classes} classes, which are numbered from 0",
+        return "", None, ""
+    evidence = manifest.evidence if manifest else None
+    metric, judged = (
+        (evidence.metric, *evidence.metric_outputs[:1]) if evidence and evidence.metric_outputs else ("", "")
     )
+    if metric and metric not in METRICS:
+        return metric, None, f"the metric of the bundle's contract is the function {metric}, which infer does not call"
+    if metric and not METRICS[metric].labels:
+        metric = judged = ""
+    if broken := not_finite(outputs):
+        return metric, None, broken
+    try:
+        reference = make_reference(outputs, data.labels, metric, judged)
+        return reference.metric, reference.value(outputs), ""
+    except PenstockError as error:
+        return metric, None, error.message

@@ -56,9 +56,8 @@ def check_writable(path: Path, *, or_folder: bool = False) -> None:
     """
     try:
         target = real_path(local_path(path))
-        if not or_folder:
+        if not (or_folder and target.is_dir()):
             _mode_of(target)
-        target.exists()  # raises if the name is too long
         with tempfile.TemporaryFile(dir=next(parent for parent in target.parents if parent.exists())):
             pass
     except OSError as error:
@@ -101,10 +100,13 @@ def replacing(target: Path, *, overwrite: bool = True) -> Iterator[Path]:
     """A free path for a new file or folder. It becomes ``target`` when the block ends, and is removed if the block raises.
 
     With ``overwrite``, this replaces a file, or a folder with all its content. Otherwise, AlreadyExists is raised if ``target``
-    exists by then. The caller makes the content durable. Raises ResourceExhausted like ``whole_file``.
+    exists by then. A device or a pipe is never replaced. The caller makes the content durable. Raises ResourceExhausted like
+    ``whole_file``.
     """
     try:
-        local_path(target).parent.mkdir(parents=True, exist_ok=True)
+        if not local_path(target).is_dir():
+            _mode_of(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
             prefix=f"{target.name[:_NAME_LENGTH]}.", suffix=PARTIAL, dir=target.parent, ignore_cleanup_errors=True
         ) as partial:

@@ -192,9 +192,17 @@ def test_a_metric_that_fails_is_a_clear_error() -> None:
     judge = make_reference({"y": SCORES[:, :1]}, None, f"{__name__}:fails")
     with pytest.raises(InvalidData, match="the metric .*:fails failed: ZeroDivisionError"):
         judge.compare({"y": SCORES[:, :1]})
-    for name, cause in {"nan": "is NaN or infinite", "wrong": r"returned shape \[3\] for 4 samples"}.items():
+    for name, cause in {
+        "nan": "is NaN or infinite",
+        "wrong": r"returned shape \[3\] for 4 samples",
+        "ends": "SystemExit",
+    }.items():
         with pytest.raises(InvalidData, match=cause):
             make_reference({"y": SCORES[:, :1]}, None, f"{__name__}:{name}").original()
+
+
+def ends(output: np.ndarray, labels: object) -> float:
+    raise SystemExit(0)
 
 
 def fails(output: np.ndarray, labels: object) -> float:

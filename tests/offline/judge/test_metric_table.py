@@ -28,6 +28,7 @@ def test_a_function_of_the_user_is_found_in_the_working_directory(
 ) -> None:
     (tmp_path / "my_own_metric.py").write_text("def score(output, labels):\n    return 0.5\nlimit = 3\n")
     (tmp_path / "my_broken_metric.py").write_text("1 / 0\n")
+    (tmp_path / "my_ending_metric.py").write_text("import sys\nsys.exit(0)\n")
     monkeypatch.chdir(tmp_path)
     before = list(sys.path)
     assert metric_named("my_own_metric:score").of(None, None) == 0.5  # type: ignore[arg-type]
@@ -36,6 +37,7 @@ def test_a_function_of_the_user_is_found_in_the_working_directory(
         "my_own_metric:none": "AttributeError",
         "my_own_metric:limit": "is not a function",
         "my_broken_metric:score": "ZeroDivisionError",
+        "my_ending_metric:score": "SystemExit",
         "no_such_module:score": "ModuleNotFoundError",
     }.items():
         with pytest.raises(InvalidArgument, match=cause):

@@ -35,6 +35,7 @@ def test_rows_differ_relative_to_their_spread() -> None:
     assert deviations(want, got) == pytest.approx([(3 / 8) ** 0.5] * 4, rel=1e-6)
     assert deviations(want[..., None], got[..., None]) == pytest.approx([1 / 100.02] * 4, rel=1e-4)
     assert deviations(np.array([1, 2, 3]), np.array([1, 9, 3])).tolist() == [0, 1, 0]
+    assert deviations(np.zeros((3, 0), np.int64), np.zeros((3, 0), np.int64)).tolist() == [0, 0, 0]
     assert deviations(want, np.where(want > 101, np.nan, want))[1] >= 1
     constant = np.full((3, 2), 5, np.float32)
     assert deviations(constant, constant * np.float32(1 + 1e-6)).max() < 0.02

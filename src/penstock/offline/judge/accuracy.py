@@ -293,7 +293,7 @@ def _called(metric: AccuracyMetric, output: Array, truth: Array | None) -> Array
         found = np.asarray(metric.of(output, truth), np.float64)  # type: ignore[arg-type]
     except PenstockError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InvalidData(
             f"the metric {metric.name} failed: {type(error).__name__}: {error}",
             "check that the outputs and the labels are as the function expects",

@@ -41,7 +41,7 @@ def _found(module: str, function: str) -> Callable[..., Any]:
         found = getattr(importlib.import_module(module), function)
     except PenstockError:
         raise
-    except Exception as error:  # noqa: BLE001 - the user's module
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's module
         raise InvalidArgument(
             f"cannot load the metric '{module}:{function}': {type(error).__name__}: {error}",
             "give a module that Python can import from here, and a function in it",
