@@ -19,7 +19,7 @@ ROOM_LINES = {
     "cli": 2_194,
     "engines": 1_893,
     "offline": 800,
-    "offline/compress": 14_671,
+    "offline/compress": 14_676,
     "offline/judge": 2_129,
     "offline/optimize": 1_971,
     "offline/tune": 591,

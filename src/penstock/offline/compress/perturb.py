@@ -65,15 +65,13 @@ def _roles(graph: onnx.GraphProto, tensors: Collection[str]) -> tuple[set[str], 
             packed.add(node.input[1])
         if node.op_type == "QuantizeLinear" and node.input[0] not in tensors and node.input[1] in tensors:
             scales.add(node.input[1])
-    # A scale that an activation shares with weights is not perturbed. Neither is one that differs from the scale or zero point of the
-    # dequantisation: such a model is wrong, and a wider scale would change the magnitude of its values, not their rounding.
+    # Not perturbed: a scale shared with weights, and one that dequantisation does not share. A wider one would change magnitudes.
     rounded = {node.output[0]: node for node in graph.node if node.op_type == "QuantizeLinear"}
     fixed = set[str]()
-    for node in graph.node:
-        if node.op_type == "DequantizeLinear":
-            first = rounded.get(node.input[0], node)
-            if node.input[0] in weights or node.input[1:] != first.input[1:]:
-                fixed.update({node.input[1], first.input[1]})
+    for node in (node for node in graph.node if node.op_type == "DequantizeLinear"):
+        first = rounded.get(node.input[0], node)
+        if node.input[0] in weights or node.input[1:] != first.input[1:]:
+            fixed.update((node.input[1], first.input[1]))
     return weights - scales, packed, scales - fixed
 
 
