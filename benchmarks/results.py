@@ -21,7 +21,7 @@ _HEADING = """# Benchmark results
 
 Made by `make bench` from the files in `results/`; do not edit. What is compared is measured interleaved, in one run, on one
 machine, so that a ratio says something where a time alone would not. Brackets hold 95 % confidence intervals. A goal holds if
-the worse end of its interval reaches it.
+the worse end of its interval reaches it; without an interval, if the value does, which proves nothing about a value that varies.
 """
 
 

@@ -34,8 +34,9 @@ from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.judge.intervals import rate_bound
 from penstock.offline.judge.judge import Judge
+from penstock.offline.judge.race import race
 from penstock.offline.optimize.optimizer import optimize
-from penstock.perf.measure import feed, interleave, speedup
+from penstock.perf.measure import feed, speedup
 from penstock.resources import machine_facts
 
 _LARGE: dict[str, tuple[Callable[[Path], Path], tuple[int, ...], float]] = {
@@ -64,11 +65,8 @@ def speed(quick: bool) -> list[Row]:
         ranked = fastest_placement(fp32, statistics, samples, [integer_scheme(machine)], budget_s=budget_s)
         best, linear = ranked[0], next(one for one in ranked if one.placement is QdqPlacement.LINEAR)
         for threads in sorted({1, machine.cores}):
-            engine = get_engine("onnxruntime")
-            before, after = (engine.load(model, {"threads": threads}) for model in (original, best.artifact))
-            timings = interleave(
-                {"fp32": feed(before, samples.rows(0, 1)), "int8": feed(after, samples.rows(0, 1))},
-                2.0 if quick else 10.0,
+            timings = race(
+                {"fp32": original, "int8": best.artifact}, samples.rows(0, 1), 2.0 if quick else 10.0, threads
             )
             gain = speedup(timings["fp32"], timings["int8"])
             title = f"{name}: INT8 over FP32, {threads} thread{'s' if threads > 1 else ''}"

@@ -21,7 +21,6 @@ from benchmarks.results import Row, claim, fact
 from penstock.artifact import Artifact
 from penstock.bundle.coded import decode, encode
 from penstock.dataset import make_dataset
-from penstock.engines.registry import get_engine
 from penstock.measurement import Interval
 from penstock.offline.compress.low_rank.factorize import FactorizeOptions, factorize
 from penstock.offline.compress.pruning.iterative import IterativeOptions, prune_iteratively
@@ -32,9 +31,10 @@ from penstock.offline.compress.sharing.centroid_tuning import CentroidOptions, t
 from penstock.offline.compress.sharing.share import ShareOptions, share
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.judge.contract import Contract
+from penstock.offline.judge.race import race
 from penstock.offline.optimize.model import load_model
 from penstock.offline.optimize.optimizer import optimize
-from penstock.perf.measure import feed, interleave, speedup
+from penstock.perf.measure import speedup
 
 MNIST = "PENSTOCK_MNIST"
 """Environment variable with a folder of MNIST's files. If it is set, the LeNet rows are also measured on MNIST."""
@@ -182,7 +182,5 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def _gain(before: Artifact, after: Artifact, sample: dict[str, np.ndarray], budget_s: float) -> Interval:
-    engine = get_engine("onnxruntime")
-    loaded = {"before": engine.load(before, {"threads": 1}), "after": engine.load(after, {"threads": 1})}
-    timings = interleave({name: feed(model, sample) for name, model in loaded.items()}, budget_s)
+    timings = race({"before": before, "after": after}, sample, budget_s)
     return speedup(timings["before"], timings["after"])

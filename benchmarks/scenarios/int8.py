@@ -25,7 +25,7 @@ from penstock.measurement import Interval
 from penstock.offline.build import BuildResult, Recipe, build
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.judge.contract import Contract
-from penstock.perf.measure import interleave, speedup
+from penstock.perf.measure import LOADS, interleave, repeat, speedup
 from penstock.resources import machine_facts
 from penstock.tensor import Array
 
@@ -62,16 +62,24 @@ def compare(
 ) -> list[Row]:
     """Compare the times of one call of the original, of the bundle, and of the default quantiser's model."""
     engine = get_engine("onnxruntime")
-    before, after = (engine.load(Artifact.from_file(path), {"threads": 1}) for path in (original, default))
-    with runtime.open(built.bundle) as bundle:
-        timings = interleave(
-            {
-                "original": lambda: before.forward(sample),
-                "built": lambda: bundle.infer(sample),
-                "default": lambda: after.forward(sample),
-            },
-            budget_s,
-        )
+
+    def load(number: int) -> dict[str, Array]:
+        before, after = (engine.load(Artifact.from_file(path), {"threads": 1}) for path in (original, default))
+        with runtime.open(built.bundle) as bundle:
+            timed = interleave(
+                {
+                    "original": lambda: before.forward(sample),
+                    "built": lambda: bundle.infer(sample),
+                    "default": lambda: after.forward(sample),
+                },
+                budget_s / LOADS,
+                number,
+            )
+        before.unload()
+        after.unload()
+        return {name: np.concatenate(found.seconds) for name, found in timed.items()}
+
+    timings = repeat(load, LOADS, budget_s)
     ours, theirs = (speedup(timings["original"], timings[way]) for way in ("built", "default"))
     chosen, best = built.chosen, best_int8(built)
     note = f"{timings['original'].p50_ms:.3g} → {timings['built'].p50_ms:.3g} ms, {chosen.name}"

@@ -65,9 +65,14 @@ def _roles(graph: onnx.GraphProto, tensors: Collection[str]) -> tuple[set[str], 
             packed.add(node.input[1])
         if node.op_type == "QuantizeLinear" and node.input[0] not in tensors and node.input[1] in tensors:
             scales.add(node.input[1])
-    # A scale that an activation shares with weights is not perturbed.
-    fixed = (n.input[1] for n in graph.node if n.op_type == "DequantizeLinear" and n.input[0] in weights)
-    return weights - scales, packed, scales - set(fixed)
+    # Not perturbed: a scale shared with weights, and one that dequantisation does not share. A wider one would change magnitudes.
+    rounded = {node.output[0]: node for node in graph.node if node.op_type == "QuantizeLinear"}
+    fixed = set[str]()
+    for node in (node for node in graph.node if node.op_type == "DequantizeLinear"):
+        first = rounded.get(node.input[0], node)
+        if node.input[0] in weights or node.input[1:] != first.input[1:]:
+            fixed.update((node.input[1], first.input[1]))
+    return weights - scales, packed, scales - fixed
 
 
 def _moved(array: Array, rng: np.random.Generator, *, is_packed: bool) -> Array | None:

@@ -13,7 +13,9 @@ import pytest
 from onnx import numpy_helper
 
 import networks
+from fine_integers import LARGEST_ERROR, quantize_finely
 from penstock.artifact import Artifact
+from penstock.dataset import make_dataset
 from penstock.engines.registry import available_engines, get_engine
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.ptq.calibrate import collect
@@ -71,6 +73,26 @@ def test_answers_stay_close(network: str, scheme: IntegerScheme, placement: QdqP
     artifact, x = NETWORKS[network]
     error = relative_error(run(int8(network, scheme, placement), x, engine), run(artifact, x))
     assert 0 < error < 0.06
+
+
+@pytest.mark.parametrize("placement", list(QdqPlacement))
+@pytest.mark.parametrize("network", list(NETWORKS))
+def test_only_rounding_changes_the_answers(network: str, placement: QdqPlacement) -> None:
+    artifact, x = NETWORKS[network]
+    fine = quantize_finely(artifact, make_dataset({"x": x}, None), placement)
+    assert 0 < relative_error(run(fine, x), run(artifact, x)) < LARGEST_ERROR / 10
+
+
+@pytest.mark.parametrize("layer", range(3))
+def test_a_lost_bias_shows_in_fine_integers(layer: int) -> None:
+    artifact, x = NETWORKS["cnn"]
+    model = onnx.load_model_from_string(
+        quantize_finely(artifact, make_dataset({"x": x}, None), QdqPlacement.LINEAR).data
+    )
+    node = [node for node in model.graph.node if node.op_type == "Conv"][layer]
+    del node.input[2:]
+    made = Artifact.from_bytes(model.SerializeToString())
+    assert relative_error(run(made, x), run(artifact, x)) > LARGEST_ERROR
 
 
 @pytest.mark.parametrize("method", list(RangeMethod))
