@@ -139,7 +139,18 @@ def test_a_decoupled_model_streams_what_another_one_answers(server: ServerProces
 def test_a_death_is_told_and_forgotten(client: triton_http.InferenceServerClient) -> None:
     with pytest.raises(InferenceServerException, match="process died in the middle of this batch"):
         client.infer("double", inputs(triton_http, -1))
-    assert client.infer("double", inputs(triton_http, 3)).as_numpy("y").tolist() == [[6, 6]]
+    assert infer_after_restart(client, 3).as_numpy("y").tolist() == [[6, 6]]
+
+
+def infer_after_restart(client: triton_http.InferenceServerClient, value: int) -> triton_http.InferResult:
+    """Ask ``double`` until its process runs again. On a busy machine, this takes longer than the server lets a request wait."""
+    for _ in range(int(PATIENCE_S)):
+        try:
+            return client.infer("double", inputs(triton_http, value))
+        except InferenceServerException as error:
+            if "is being restarted" not in str(error):
+                raise
+    raise AssertionError("the process of 'double' is still being restarted")
 
 
 def test_what_cannot_be_loaded_is_told_with_its_line(tmp_path: Path) -> None:

@@ -361,6 +361,7 @@ def test_requests_leave_nothing_to_the_collector(server: GatedServer, client: Cl
 def garbage_of(ask: Callable[[], object]) -> int:
     """The number of objects in reference cycles after 50 repetitions."""
     gc.collect()
+    gc.freeze()  # so that the collection below visits the objects of these requests only, and not those of all tests before
     gc.disable()
     try:
         for _ in range(50):
@@ -368,6 +369,7 @@ def garbage_of(ask: Callable[[], object]) -> int:
         return gc.collect()
     finally:
         gc.enable()
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize(
