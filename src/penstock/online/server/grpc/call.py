@@ -21,7 +21,7 @@ Metadata = Mapping[str, str | bytes]
 
 
 class GrpcCall(Protocol):
-    """One RPC. The transport passes it to a method."""
+    """One RPC, which the transport passes to a method."""
 
     @property
     def metadata(self) -> Metadata:
@@ -94,10 +94,10 @@ class GrpcMethod(msgspec.Struct, frozen=True):
     unary: Callable[[GrpcCall, Buffer], None] | None = None
     """Answers the call's only message."""
     stream: Callable[[GrpcCall], Receiver | None] | None = None
-    """Begins a stream. Returns None if it has already finished the call."""
+    """Begins a stream. Returns None if the call is already finished."""
     admit: Callable[[Metadata], str] | None = None
     """Checks the client before other parts of the call are stored. Takes the metadata, and returns the client's name. None admits
-    all.
+    all clients.
 
     Raises PenstockError.
     """

@@ -53,11 +53,11 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     reuse_port: bool = False
     """True to share the port with other processes. The operating system then distributes the connections."""
     tls: ssl.SSLContext | None = None
-    """TLS context. The endpoint sets its ALPN protocols, so endpoints with different protocols need different contexts."""
+    """TLS context. ``listen`` sets the context's ALPN protocols, so endpoints with different protocols need different contexts."""
     http: Factory | None = None
     """Creates HTTP/1.1 connections."""
     http2: Factory | None = None
-    """Creates HTTP/2 connections. At least one of the two factories is required."""
+    """Creates HTTP/2 connections. ``http``, ``http2`` or both must be set."""
 
 
 class Listener:
@@ -121,7 +121,7 @@ class Listener:
         self._connections.draining = True
 
     async def drain(self, grace_s: float, timeout_s: float) -> None:
-        """Stop listening after ``grace_s`` seconds. Close idle connections, and all others after ``timeout_s`` seconds."""
+        """Stop listening after ``grace_s`` seconds. Then close idle connections, and abort all others ``timeout_s`` seconds later."""
         self.announce_end()
         await asyncio.sleep(grace_s)
         await self._stop_listening()
