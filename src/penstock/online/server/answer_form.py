@@ -41,6 +41,6 @@ class AnswerForm(msgspec.Struct, frozen=True, gc=False):
 
 
 TEXT = AnswerForm()
-"""The form in which all outputs have the transport's default form."""
+"""All outputs have the transport's default form."""
 BINARY = AnswerForm(ALL)
-"""The form in which all outputs are raw bytes."""
+"""All outputs are raw bytes."""

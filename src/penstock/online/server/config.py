@@ -82,7 +82,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
     exit_on_error: Flag[bool] = True
     """Exit if a model fails to load at start-up."""
     strict_readiness: Flag[bool] = True
-    """Report ready only while every model that start-up loads is being served."""
+    """Report ready only while all models that are loaded at start-up are being served."""
     model_config_name: Flag[str] = ""
     """Read a model's ``configs/NAME.pbtxt`` instead of its ``config.pbtxt`` if the file exists."""
     model_namespacing: bool = False
@@ -94,8 +94,8 @@ class ServerConfig(msgspec.Struct, frozen=True):
     warmup_folder: str = ""
     """Folder of recorded requests, ``<model>/….request``, with which models are warmed up."""
     warmup_record: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
-    """Maximum number of requests, of different input shapes, to record per model into ``warmup_folder``. Only the server's own
-    user can read them. 0 records none."""
+    """Maximum number of requests per model to record into ``warmup_folder``. Each recorded request has different input shapes. Only
+    the server's own user can read the files. 0 records none."""
 
     max_batch: Flag[_Count | None] = None
     """Maximum rows per batch, for every model. Defaults to the bundle's value, or 64."""
@@ -106,7 +106,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
     instances: Flag[_Count | None] = None
     """Number of instances of each model. Defaults to the bundle's value, or 1."""
     isolation: Flag[Literal["thread", "process"]] = "thread"
-    """Where instances run: on threads of the server, or in a process per instance, so that a crash does not end the server."""
+    """Run instances on threads of the server, or each instance in its own process. A crash of a process does not end the server."""
     model_timeout_s: _Seconds = 0.0
     """Maximum seconds for one call of a model in its own process. If a call takes longer, the process is killed. For loading, the
     limit is at least 60 s. 0 sets no limit."""
@@ -134,8 +134,8 @@ class ServerConfig(msgspec.Struct, frozen=True):
     max_pipelined: _Count = 64
     """Maximum requests in flight per connection. At the limit, the server stops reading until a request is answered."""
     max_unsent_bytes: _Count = 8 << 20
-    """Maximum bytes of responses to one request that a client may leave unread. Beyond this limit, the request is cancelled, and a
-    gRPC call ends with RESOURCE_EXHAUSTED."""
+    """Maximum bytes of unread responses to one request. Beyond this limit, the request is cancelled, and a gRPC call ends with
+    RESOURCE_EXHAUSTED."""
     max_unread_bytes: _Count = 64 << 20
     """Maximum bytes of unread responses, over all connections. Beyond this limit, the server disconnects clients that have read
     nothing for a second, or for a shorter time if the limit is far exceeded. If this does not suffice, a gRPC response that would
@@ -145,9 +145,9 @@ class ServerConfig(msgspec.Struct, frozen=True):
     request_timeout_s: _Seconds = 60.0
     """Maximum seconds for a client to send one request."""
     idle_timeout_s: _Seconds = 75.0
-    """Maximum seconds that a connection stays open unused, or that a client may leave its responses unread."""
+    """Maximum seconds that a connection may be idle, or that a client may leave its responses unread."""
     shutdown_grace_s: _Seconds = 0.5
-    """Seconds between reporting "not ready" and the end of listening, so that load balancers can react first."""
+    """Seconds between reporting "not ready" and closing the listener, so that load balancers can react first."""
     drain_timeout_s: Flag[_Seconds] = 30.0
     """Maximum seconds that shutdown waits for requests in flight and for running models."""
 

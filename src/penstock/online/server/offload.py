@@ -10,7 +10,7 @@ from typing import TypeVar
 _Result = TypeVar("_Result")
 
 INLINE_BYTES = 4 << 10
-"""Maximum bytes of a text that is decoded or encoded on the event loop, because this takes less time than switching threads."""
+"""Texts of at most this number of bytes are decoded or encoded on the event loop, because switching threads takes longer."""
 STEP_BYTES = 1 << 20
 """Maximum bytes of memory that one step fills. Steps of this size are short, so that several clients can take turns."""
 

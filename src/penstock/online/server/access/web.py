@@ -7,8 +7,8 @@ headers, other clients send only ``Host``.
 
 A server that other machines can reach may have names that it does not know, such as the name of a load balancer. Such a server
 therefore checks ``Host`` only in requests of browsers over plain HTTP, where rebinding is possible. A request of this kind has
-``Accept-Language`` or ``Origin``, and lacks ``Sec-Fetch-*``, which browsers send over HTTPS and to loopback addresses. Pages
-cannot add or remove these headers. A name is safe if public DNS cannot contain it.
+``Accept-Language`` or ``Origin``, and lacks ``Sec-Fetch-*``. Browsers send ``Sec-Fetch-*`` only over HTTPS and to loopback
+addresses. Pages cannot change these headers. A name is safe if public DNS cannot contain it.
 """
 
 from __future__ import annotations

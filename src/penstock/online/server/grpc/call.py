@@ -36,7 +36,7 @@ class GrpcCall(Protocol):
         """The time on the system's monotonic clock at which the client stops waiting; None if the client sets no timeout."""
 
     on_cancel: Callable[[], object] | None
-    """Callback for a call that ends before ``finish``, because of the client, the deadline or the connection. Called at most once."""
+    """Called at most once, if the client, the deadline or a lost connection ends the call before ``finish``."""
 
     def reserve(self, size: int) -> None:
         """Reserve ``size`` bytes of memory until the end of the call. The message itself is already counted. Raises Unavailable."""

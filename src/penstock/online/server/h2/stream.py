@@ -108,7 +108,7 @@ class H2Stream(msgspec.Struct, eq=False):
     """Makes the request wait at the gate if the request is large, or needs more memory than its message."""
 
     credit: int = 0
-    """The stream's send window minus the initial window of the client's settings. Sending decreases it."""
+    """The stream's send window minus the initial window of the client's settings. Sending decreases the credit."""
     started: bool = False
     """True once the headers of the response have been sent."""
     finished: bool = False

@@ -59,7 +59,7 @@ class AnswerSink(Protocol):
         """Begin a response of status 200 that is sent in pieces. Each line of ``headers`` ends with CRLF."""
 
     def send(self, exchange: Exchange, data: bytes) -> None:
-        """Send ``data``, which must not be empty. If the client leaves too much unread, disconnects it and cancels the request."""
+        """Send ``data``, which must not be empty. If too much data is unread, disconnect the client and cancel the request."""
 
     def end_stream(self, exchange: Exchange) -> None:
         """End the stream."""

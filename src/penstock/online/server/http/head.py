@@ -161,7 +161,7 @@ class UnknownVersion(Unsupported):
 
 
 class KnownHeads(BoundedCache[bytes, RequestHead]):
-    """Parsed heads by their bytes, up to and including the empty line."""
+    """Caches parsed heads. The key is the bytes of a head, including the empty line at its end."""
 
     def learn(self, text: bytes, head: RequestHead) -> None:
         """Cache ``head``, the result of parsing ``text``, unless ``text`` is long or parsers may disagree on where the head ends."""

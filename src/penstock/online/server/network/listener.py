@@ -130,7 +130,7 @@ class Listener:
                 await self._connections.drain()
         except TimeoutError:
             _log.warning(
-                "%d connections were aborted: still busy after the %g s drain timeout",
+                "%d connections were aborted, because they were still busy after the %g s drain timeout",
                 len(self._connections),
                 timeout_s,
             )

@@ -15,7 +15,7 @@ from typing import Protocol
 UNIT_S = 4e-6
 """Seconds per unit, for work whose time is measured."""
 BYTES_A_UNIT = 1 << 12
-"""Number of bytes that take about as long to receive as one frame takes to process."""
+"""Receiving this number of bytes takes about as long as processing one frame."""
 CONTROL_UNITS = 256
 """Units of a control-plane request. With this number, one such request runs per event-loop iteration."""
 BEGIN_UNITS = 2

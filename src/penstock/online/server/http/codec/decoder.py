@@ -41,7 +41,7 @@ class HttpRequestDecoder:
         self._layouts = BoundedCache[bytes, JsonLayout]()
 
     def __call__(self, handle: Handle, body: Buffer, json_length: int | None) -> tuple[InferRequest, AnswerForm]:
-        """Decode ``body``. Returns the request for ``handle`` and the form of its response, which holds the lease of shared memory.
+        """Decode ``body``. Returns the request for ``handle`` and the form of its response. The form holds the shared-memory lease.
 
         ``json_length`` is the value of the header ``Inference-Header-Content-Length``, or None if this header is absent. Raises
         InvalidArgument, Unsupported, and NotFound for an unknown shared-memory region.
