@@ -92,7 +92,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
     load that hangs does not block other loads, a load stops counting after ten seconds, or when its process has used no CPU time
     for a second."""
     warmup_folder: str = ""
-    """Folder of recorded requests, ``<model>/….request``, with which models are warmed up."""
+    """Folder of recorded requests, ``<model>/….request``. The server uses these requests to warm up models."""
     warmup_record: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
     """Maximum number of requests per model to record into ``warmup_folder``. Each recorded request has different input shapes. Only
     the server's own user can read the files. 0 records none."""

@@ -185,7 +185,7 @@ class ControlPlane:
         it again.
 
         ``what`` is ``load``, ``update`` (after a change of files) or ``unload``. For ``load``, ``argument`` is an override or None.
-        For ``unload``, it is True to also unload the models of an ensemble. Raises the same errors as the manager's methods.
+        For ``unload``, ``argument`` is True to also unload an ensemble's models. Raises the same errors as the manager's methods.
         """
         async with self._group.exclusive("models", patient=True):
             was_served = bool(self._repository.versions(name))
@@ -260,8 +260,8 @@ class ControlPlane:
     # Parameters
 
     async def trace_settings(self, model: str = "", update: Parameters | None = None) -> dict[str, Any]:
-        """Apply ``update`` and return the trace settings of ``model``; empty means the global settings. Raises NotFound,
-        InvalidArgument.
+        """Apply ``update`` and return the trace settings of ``model``. If ``model`` is empty, these are the global settings. Raises
+        NotFound, InvalidArgument.
         """
         if model:
             self._repository.find(model)

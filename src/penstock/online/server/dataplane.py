@@ -111,8 +111,8 @@ class DataPlane:
         """The handle for a request of ``client``. If ``version`` is empty, the model's greatest version is used.
 
         Call ``infer`` within the same event-loop iteration, because unloading waits only for submitted requests. Raises NotFound,
-        Unavailable while the server starts or shuts down, and PermissionDenied for an unknown model whose name ``client`` may not
-        use.
+        Unavailable while the server starts or shuts down, and PermissionDenied if there is no such model and ``client`` may not use
+        models of this name.
         """
         try:
             return self._served.find(name, version)
@@ -144,7 +144,7 @@ class DataPlane:
         Returns an object that cancels the request, or None if it has already ended. If ``decoupled`` is true, ``done`` accepts
         several responses. ``is_inner`` means that a model sends the request while it processes an admitted request.
 
-        The result is a callback because a task and a future per request would cost more than the rest of this path.
+        ``done`` is a callback, because a task and a future per request would take more time than the rest of this path.
         """
         if self.tracer.enabled and not is_inner:
             trace = self.tracer.begin(request, request.traceparent, request.tracestate)

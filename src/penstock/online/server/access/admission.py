@@ -44,8 +44,8 @@ class TokenBucket(msgspec.Struct):
 class ByteBudget:
     """Limits the memory for all requests and unread responses, in bytes. A limit of 0 means no limit.
 
-    Callers take bytes when the bytes arrive, not when a header announces them. Otherwise, a client could lock out all others by
-    announcing large bodies and sending nothing. Callers give the bytes back once the request is answered.
+    Callers take bytes when the bytes arrive, not when a header announces them. Otherwise, a client could lock out all other clients
+    by announcing large bodies and sending nothing. Callers give the bytes back once the request is answered.
     """
 
     def __init__(self, limit: int, on_fall: Callable[[], None] = lambda: None) -> None:
@@ -53,7 +53,7 @@ class ByteBudget:
         self.used = 0
         self._limit = limit
         self.gate = Gate()
-        """Limits the memory that large requests hold at the same time. Further large requests wait before they are decoded."""
+        """Limits the memory that large requests hold at the same time. Further large requests wait until they may be decoded."""
         self.on_fall = on_fall
         self._peak = 0
 

@@ -142,7 +142,7 @@ def read_restrictions(texts: Iterable[str], prefix: str = "") -> Restrictions:
 
 
 class Restriction(NamedTuple):
-    """A header, and the value that it must have to give access to a group of endpoints."""
+    """A header that gives access to a group of endpoints if it has the right value."""
 
     header: str
     value: bytes

@@ -3,9 +3,9 @@
 A browser sends the requests of all pages from the user's machine. Any site's page could therefore use a server that listens only on
 this machine. Browsers identify the page in ``Origin`` and ``Sec-Fetch-Site``. A site may give its own name the address 127.0.0.1
 (DNS rebinding). The browser then regards the server as part of that site, and only ``Host`` shows the site's name. Of these
-headers, other clients send only ``Host``.
+headers, clients that are not browsers send only ``Host``.
 
-A server that other machines can reach may have names that it does not know, such as the name of a load balancer. Such a server
+A server that other machines can reach may be reached under unknown names, such as the name of a load balancer. Such a server
 therefore checks ``Host`` only in requests of browsers over plain HTTP, where rebinding is possible. A request of this kind has
 ``Accept-Language`` or ``Origin``, and lacks ``Sec-Fetch-*``. Browsers send ``Sec-Fetch-*`` only over HTTPS and to loopback
 addresses. Pages cannot change these headers. A name is safe if public DNS cannot contain it.

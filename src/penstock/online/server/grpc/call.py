@@ -33,7 +33,7 @@ class GrpcCall(Protocol):
 
     @property
     def deadline(self) -> Deadline | None:
-        """The time on the system's monotonic clock at which the client stops waiting; None if the client sets no timeout."""
+        """The time when the client stops waiting, on the system's monotonic clock; None if the client sets no timeout."""
 
     on_cancel: Callable[[], object] | None
     """Called at most once, if the client, the deadline or a lost connection ends the call before ``finish``."""

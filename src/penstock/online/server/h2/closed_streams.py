@@ -1,4 +1,4 @@
-"""Remembers streams that are not open, because a client may still send frames on them. Their number is limited."""
+"""Remembers streams that are not open, because a client may still send frames on them. The number of these streams is limited."""
 
 from __future__ import annotations
 

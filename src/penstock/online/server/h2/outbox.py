@@ -95,7 +95,7 @@ class Outbox:
         self.max_frame = MIN_FRAME_SIZE
         """Maximum payload of a frame, set by the client."""
         self.block_start = b""
-        """Bytes with which the next header block must begin."""
+        """The next header block must begin with these bytes."""
         self.corked = False
         """True if the caller is about to call ``flush``, so that no flush has to be scheduled."""
         self.paused = False
@@ -115,7 +115,7 @@ class Outbox:
         return min(self._data_end, self.written - transport.get_write_buffer_size() - unacknowledged(transport))
 
     def control(self, frame: bytes) -> None:
-        """Send ``frame``, to which flow control does not apply."""
+        """Send ``frame``. Flow control does not apply."""
         self._frames.append(frame)
         self._bytes += len(frame)
         self._schedule()

@@ -1,4 +1,4 @@
-"""One HTTP request, from its parsed head to its response, and the methods with which handlers answer it."""
+"""One HTTP request, from its parsed head to its response, and the methods that handlers use to respond."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Exchange(msgspec.Struct, eq=False):
     is_checked: bool = False
     """True once ``admit`` has run. ``refusal`` then holds the error, or None if access was not denied."""
     refusal: PenstockError | None = None
-    """The error with which to answer. If set, the handler is not called."""
+    """The error to send as the response. If set, the handler is not called."""
     form: AnswerForm = TEXT
     pending: Cancellable | None = None
     """Cancels the inference."""
@@ -319,8 +319,8 @@ class Exchange(msgspec.Struct, eq=False):
     def reply_json(self, content: Any, status: int = 200) -> None:
         """Answer with ``content`` as JSON, never compressed.
 
-        Compression is reserved for inference: ``tritonclient.http.aio`` announces that it accepts compression of all responses, but
-        decompresses only inference responses.
+        Only inference responses are compressed, because ``tritonclient.http.aio`` announces that it accepts compression of all
+        responses, but decompresses only inference responses.
         """
         self.sink.answered(self, status, JSON, orjson.dumps(content))
 

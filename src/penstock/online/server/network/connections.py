@@ -213,7 +213,7 @@ class Connections:
 class SpareConnections(Connections):
     """Connections over the connection limit. They can only query health and metrics, and close after the response.
 
-    Their number is limited. A new spare connection is never refused, but replaces the oldest, even if the oldest is busy.
+    The number of spare connections is limited. If there are too many, the oldest is closed, even if it is busy.
     """
 
     def __init__(self, limit: int = _SPARE) -> None:

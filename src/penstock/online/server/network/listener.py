@@ -49,7 +49,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
     """Port number; 0 selects a free port."""
     unix_socket: str = ""
-    """Path of a Unix socket. If set, the endpoint listens on this socket, to which only the server's own user may connect."""
+    """Path of a Unix socket. If set, the endpoint listens on this socket. Only the server's own user may connect."""
     reuse_port: bool = False
     """True to share the port with other processes. The operating system then distributes the connections."""
     tls: ssl.SSLContext | None = None

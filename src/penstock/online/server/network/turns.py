@@ -23,7 +23,7 @@ BEGIN_UNITS = 2
 STEP_UNITS = 32
 """Units to start a step on another thread, and to receive its result."""
 LOSS_UNITS = 2
-"""Units for the end of a call whose connection is lost, including the notification of the service."""
+"""Units to end a call and notify the service after the connection is lost."""
 
 TURN_UNITS = 256
 """Units per event-loop iteration. Half of them are for waiting connections."""

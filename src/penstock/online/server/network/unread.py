@@ -28,7 +28,7 @@ class UnreadTotal:
         self.count = 0
         """Unread bytes of all connections, as of the last ``settle`` of each connection."""
         self.waiting: OrderedDict[Unread, float] = OrderedDict()
-        """Connections with unread responses, and the time when each client last read. Sorted by this time."""
+        """Connections with unread responses, and the time when each client last read. They are sorted by this time."""
 
     def has_room(self, size: int, keep: Unread) -> bool:
         """True if there is room for ``size`` bytes. To make room, disconnects clients, except ``keep``, that have stopped reading."""

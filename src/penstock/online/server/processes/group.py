@@ -68,7 +68,7 @@ class ProcessGroup:
         return []
 
     def keep(self, what: Any) -> None:
-        """Store data for the process that replaces this process. If this process dies, the others use the data meanwhile."""
+        """Store data for the process that replaces this process. If this process dies, the other processes use the data."""
 
     def inherited(self) -> Any:
         """The data that the predecessor of this process has stored, or None."""

@@ -47,7 +47,7 @@ class GroupMember(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct):
-    """A message from a process to its supervisor. It says that the process is ready, or that it has failed with an error."""
+    """A message from a process to its supervisor. The message reports that the process is ready, or why the process has failed."""
 
     ready: dict[str, Any] | None = None
     error: tuple[str, str, str] | None = None
