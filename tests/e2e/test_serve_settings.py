@@ -269,7 +269,7 @@ WRONG = {
     "no toml": ("[server", 2, "server.toml"),
     "no file": ('[server]\nkeys_file = "absent.toml"', 2, "keys file"),
     "no certificate": ('[server]\ntls_certificate = "absent.pem"', 2, "absent.pem"),
-    "nothing": ("[server]\nallow_http = false\nallow_grpc = false", 2, "either HTTP or gRPC"),
+    "nothing": ("[server]\nallow_http = false\nallow_grpc = false", 2, "set at least one to true"),
     "absent model": ("[models.liner]\nmax_batch_size = 2", 2, "linear"),
     "absent field": ("[models.linear]\nmax_bach_size = 2", 2, "max_bach_size"),
     "no cache": ("[models.linear.response_cache]\nenable = true", 2, "cache_bytes"),

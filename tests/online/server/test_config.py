@@ -16,15 +16,15 @@ from penstock.online.server.config import ServerConfig
     [
         # To the operating system, an empty host means all addresses. A user with an empty variable does not intend that.
         ({"host": ""}, "'host' from the file is wrong"),
-        ({"allow_http": False, "allow_grpc": False}, "either HTTP or gRPC has to be allowed"),
+        ({"allow_http": False, "allow_grpc": False}, "set at least one to true"),
         ({"max_inflight_bytes": 1}, "'max_inflight_bytes' must be at least 'max_request_bytes'"),
         ({"model_repository": [""]}, "'model_repository' has an empty path"),
         ({"repository_poll_secs": float("inf")}, "'repository_poll_secs' must be a finite number"),
         ({"repository_poll_secs": float("nan")}, "'repository_poll_secs'"),
         ({"drain_timeout_s": float("inf")}, "'drain_timeout_s' must be a finite number"),
         ({"processes": 1025}, "'processes' from the file is wrong: Expected `int` <= 1024"),
-        ({"processes": 2, "isolation": "process"}, "cannot be combined with 'isolation' process"),
-        ({"processes": 2, "unix_socket": "s"}, "cannot listen on one 'unix_socket'"),
+        ({"processes": 2, "isolation": "process"}, "'processes' must be 1 if 'isolation' is 'process'"),
+        ({"processes": 2, "unix_socket": "s"}, "'processes' must be 1 if 'unix_socket' is set"),
         ({"allow_origin": ["app.example"]}, "'allow_origin' has 'app.example': write https://name"),
         ({"allow_origin": ["https://app.example/"]}, "'https://app.example/': remove the path '/'$"),
         ({"allow_origin": ["http://app.example:80/a/b"]}, "remove the path '/a/b'$"),

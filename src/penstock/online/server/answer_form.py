@@ -26,7 +26,7 @@ class AnswerForm(msgspec.Struct, frozen=True, gc=False):
     """The form of each output. An output that no field mentions has the transport's default form."""
 
     binary: Container[str] = NONE
-    """Outputs whose elements follow the message as raw bytes. May also be ``ALL`` or ``NONE``. Compare it with these by identity."""
+    """Outputs to send as raw bytes after the message. May be ``ALL`` or ``NONE``. Test for these two values with ``is``."""
     classification: Mapping[str, int] = {}
     """The outputs to classify. For each, the number of greatest values to return, at least 1."""
     placements: Mapping[str, Placement] = {}
@@ -41,6 +41,6 @@ class AnswerForm(msgspec.Struct, frozen=True, gc=False):
 
 
 TEXT = AnswerForm()
-"""The form in which all outputs have the transport's default form."""
+"""All outputs have the transport's default form."""
 BINARY = AnswerForm(ALL)
-"""The form in which all outputs are raw bytes."""
+"""All outputs are raw bytes."""

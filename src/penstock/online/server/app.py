@@ -117,7 +117,7 @@ def build(
     member: GroupMember | None = None,
     preloaded: Mapping[tuple[str, str], Preloaded] = MappingProxyType({}),
 ) -> Application:
-    """Construct one server process. ``member`` is None if it is the only process. For ``preloaded``, see ``Manager``.
+    """Construct one server process. ``member`` is None if there is only one process. For ``preloaded``, see ``Manager``.
 
     Raises InvalidConfig, Unavailable.
     """

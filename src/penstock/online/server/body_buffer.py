@@ -7,7 +7,7 @@ import numpy as np
 from penstock.tensor import Buffer
 
 READ_BYTES = 256 << 10
-"""Bytes to read at once. Reading more into unused memory would take milliseconds."""
+"""Maximum bytes to read at once. A larger read into newly allocated memory would take milliseconds."""
 _ALIGNMENT = 64
 _GROWTH = 8
 
@@ -21,7 +21,7 @@ class BodyBuffer:
     __slots__ = ("_aligned", "_memory", "filled", "size")
 
     def __init__(self, size: int, aligned: int = 0) -> None:
-        """Create a buffer for ``size`` bytes. Tensors begin at offset ``aligned``; this byte is aligned in memory."""
+        """Create a buffer for ``size`` bytes. The byte at offset ``aligned``, where the tensors begin, is aligned in memory."""
         self.size = size
         self.filled = 0
         """The number of bytes received."""
@@ -38,7 +38,7 @@ class BodyBuffer:
         return max(len(self._memory), min(self.size, _GROWTH * (self.filled + count)))
 
     def grow(self, count: int = 0) -> None:
-        """Make room for more bytes. ``count`` of the missing bytes have already arrived."""
+        """Make room for more bytes, including ``count`` bytes that have arrived but are not in the buffer yet."""
         if self.spare > count or len(self._memory) == self.size:
             return
         size = self.wanted(count)

@@ -1,4 +1,4 @@
-"""The classification extension. It returns the greatest values of an output, each as a text with its index and label. Pure."""
+"""The classification extension, which returns the greatest values of an output, each as a text with its index and label. Pure."""
 
 from __future__ import annotations
 

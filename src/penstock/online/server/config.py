@@ -44,7 +44,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
     host: Flag[Annotated[str, msgspec.Meta(min_length=1)]] = "127.0.0.1"
     """Address on which to listen. ``0.0.0.0`` accepts connections from other machines."""
     grpc_host: str = ""
-    """Address of the gRPC port; defaults to ``host``. If it differs, each of the two ports accepts only its own protocol."""
+    """Address of the gRPC port; defaults to ``host``. If the two addresses differ, each port accepts only its own protocol."""
     metrics_host: str = ""
     """Address of the metrics port; defaults to ``host``."""
     http_port: Flag[_Port] = 8000
@@ -82,31 +82,31 @@ class ServerConfig(msgspec.Struct, frozen=True):
     exit_on_error: Flag[bool] = True
     """Exit if a model fails to load at start-up."""
     strict_readiness: Flag[bool] = True
-    """Report ready only while every model that start-up loads is being served."""
+    """Report ready only while all models that are loaded at start-up are being served."""
     model_config_name: Flag[str] = ""
     """Read a model's ``configs/NAME.pbtxt`` instead of its ``config.pbtxt`` if the file exists."""
     model_namespacing: bool = False
     """Serve models as ``<repository>/<model>``, so that repositories may contain models of the same name."""
     model_load_threads: _Count = 2
-    """Number of models that load concurrently while the server runs. Start-up uses one thread per core if that is more.
-    A load no longer counts once its process has used no CPU time for a second, or after ten seconds, so that a hanging load does not
-    block others."""
+    """Number of models that load concurrently while the server runs. Start-up uses one thread per core if that is more. So that a
+    load that hangs does not block other loads, a load stops counting after ten seconds, or when its process has used no CPU time
+    for a second."""
     warmup_folder: str = ""
-    """Folder of recorded requests, ``<model>/….request``, with which models are warmed up."""
+    """Folder of recorded requests, ``<model>/….request``. The server uses these requests to warm up models."""
     warmup_record: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
-    """Maximum number of requests, of different input shapes, to record per model into ``warmup_folder``. Only the server's own
-    user can read them. 0 records none."""
+    """Maximum number of requests per model to record into ``warmup_folder``. Each recorded request has different input shapes. Only
+    the server's own user can read the files. 0 records none."""
 
     max_batch: Flag[_Count | None] = None
     """Maximum rows per batch, for every model. Defaults to the bundle's value, or 64."""
     max_request_rows: _Count = 1024
-    """Maximum rows per request, or ``max_batch`` if that is greater. Larger requests are rejected with 400. A request with more
-    than ``max_batch`` rows runs alone. A model with ``max_batch_size`` in its configuration rejects requests with more rows than
-    ``max_batch_size``."""
+    """Maximum rows per request. If ``max_batch`` is greater, ``max_batch`` is the maximum. Larger requests are rejected with 400. A
+    request with more than ``max_batch`` rows runs alone. A model with ``max_batch_size`` in its configuration rejects requests with
+    more rows than ``max_batch_size``."""
     instances: Flag[_Count | None] = None
     """Number of instances of each model. Defaults to the bundle's value, or 1."""
     isolation: Flag[Literal["thread", "process"]] = "thread"
-    """Where instances run: on threads of the server, or in a process per instance, so that a crash does not end the server."""
+    """Run instances on threads of the server, or each instance in its own process. A crash of a process does not end the server."""
     model_timeout_s: _Seconds = 0.0
     """Maximum seconds for one call of a model in its own process. If a call takes longer, the process is killed. For loading, the
     limit is at least 60 s. 0 sets no limit."""
@@ -123,30 +123,31 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """Maximum size of the JSON in an HTTP inference request, after decompression. Larger JSON is rejected with 413. Binary tensors
     do not count."""
     max_inflight_bytes: _Bytes = 1 << 30
-    """Maximum bytes in memory of all requests, decoded tensors and unread responses. Further requests are rejected with 503. Must
+    """Maximum memory for all requests, decoded tensors and unread responses, in bytes. Further requests are rejected with 503. Must
     be at least ``max_request_bytes``. 0 sets no limit."""
     max_header_bytes: _Count = 64 << 10
     """Maximum bytes of a request's headers, plus 32 bytes per header. Requests with larger headers are rejected with 431."""
     max_connections: _Count = 10_000
-    """Maximum number of open connections, at most the process's limit on open files minus 256. On further connections, only health
-    and metrics are served; other requests get 503, and the connection is closed. The metrics port has 32 additional connections."""
+    """Maximum number of open connections. It cannot exceed the process's limit on open files minus 256. Further connections serve
+    only health and metrics. Other requests on them get 503, and the connection is closed. The metrics port accepts 32 more
+    connections."""
     max_pipelined: _Count = 64
     """Maximum requests in flight per connection. At the limit, the server stops reading until a request is answered."""
     max_unsent_bytes: _Count = 8 << 20
-    """Maximum bytes of responses to one request that a client may leave unread. Beyond this limit, the request is cancelled, and a
-    gRPC call ends with RESOURCE_EXHAUSTED."""
+    """Maximum bytes of unread responses to one request. Beyond this limit, the request is cancelled, and a gRPC call ends with
+    RESOURCE_EXHAUSTED."""
     max_unread_bytes: _Count = 64 << 20
-    """Maximum bytes of responses, over all connections, that clients may leave unread. Beyond this limit, clients that have read
-    nothing for a second are disconnected, or sooner if far more bytes are unread. Further gRPC responses of more than 1 MiB per
-    connection end with RESOURCE_EXHAUSTED."""
+    """Maximum bytes of unread responses, over all connections. Beyond this limit, the server disconnects clients that have read
+    nothing for a second, or for a shorter time if the limit is far exceeded. If this does not suffice, a gRPC response that would
+    give its connection more than 1 MiB of unread data ends with RESOURCE_EXHAUSTED."""
     max_streams: _Count = 1024
     """Maximum number of open gRPC calls per connection. The server announces it to clients, and refuses further calls."""
     request_timeout_s: _Seconds = 60.0
     """Maximum seconds for a client to send one request."""
     idle_timeout_s: _Seconds = 75.0
-    """Maximum seconds that a connection stays open unused, or that a client may leave its responses unread."""
+    """Maximum seconds that a connection may be idle, or that a client may leave its responses unread."""
     shutdown_grace_s: _Seconds = 0.5
-    """Seconds between reporting "not ready" and the end of listening, so that load balancers can react first."""
+    """Seconds between reporting "not ready" and closing the listener, so that load balancers can react first."""
     drain_timeout_s: Flag[_Seconds] = 30.0
     """Maximum seconds that shutdown waits for requests in flight and for running models."""
 
@@ -157,7 +158,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
     tls_client_ca: Flag[str] = ""
     """PEM file with certificate authorities. The server then requires a client certificate from one of these authorities."""
     http_tls: bool = True
-    """Use TLS also for HTTP. If false, each of the two ports accepts only its own protocol."""
+    """Use TLS for HTTP as well as for gRPC. If false, each port accepts only its own protocol."""
     keys_file: Flag[str] = ""
     """TOML file with the clients, their keys and their rights. Without a keys file, every client may do everything that the
     settings below do not forbid."""
@@ -190,7 +191,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
     trace_level: Flag[Literal["OFF", "TIMESTAMPS"]] = "OFF"
     """``TIMESTAMPS`` traces requests. Clients can change level, rate, count, frequency and mode at run time."""
     trace_rate: _Count = 1000
-    """Trace one out of this number of requests, in addition to requests whose caller traces them."""
+    """Trace one out of this number of requests. Requests whose trace context is sampled are also traced."""
     trace_count: Annotated[int, msgspec.Meta(ge=-1)] = -1
     """Maximum number of traced requests. -1 sets no limit."""
     trace_log_frequency: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -225,9 +226,9 @@ class ServerConfig(msgspec.Struct, frozen=True):
                 "'max_inflight_bytes' must be at least 'max_request_bytes', or the largest requests could never be accepted"
             )
         if self.processes > 1 and self.isolation == "process":
-            raise ValueError("several 'processes' cannot be combined with 'isolation' process: use 'instances' instead")
+            raise ValueError("'processes' must be 1 if 'isolation' is 'process': set 'instances' instead")
         if self.processes > 1 and self.unix_socket:
-            raise ValueError("several 'processes' cannot listen on one 'unix_socket'")
+            raise ValueError("'processes' must be 1 if 'unix_socket' is set")
         if not all(self.model_repository):
             raise ValueError("'model_repository' has an empty path")
         if self.load_models and self.model_control_mode != "explicit":
@@ -235,7 +236,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
         if self.warmup_record and not self.warmup_folder:
             raise ValueError("'warmup_record' requires a 'warmup_folder'")
         if not (self.allow_http or self.allow_grpc):
-            raise ValueError("'allow_http' and 'allow_grpc' are both false: either HTTP or gRPC has to be allowed")
+            raise ValueError("'allow_http' and 'allow_grpc' are both false: set at least one to true")
         _check_origins(self.allow_origin)
         if self.http_restricted_api and self.dialects:
             raise ValueError("'dialects' would bypass 'http_restricted_api': set 'dialects' to []")
@@ -251,11 +252,11 @@ class ServerConfig(msgspec.Struct, frozen=True):
 
     @property
     def is_apart(self) -> bool:
-        """True if HTTP and gRPC admit different clients. Each port may then accept only its own protocol."""
+        """True if HTTP and gRPC differ in address or TLS. Each port then accepts only its own protocol."""
         return self.host_of("grpc") != self.host or (bool(self.tls_certificate) and not self.http_tls)
 
     def warnings(self) -> Iterator[str]:
-        """A warning for each right or key that the settings expose to clients on other machines."""
+        """A warning for each setting that gives other machines unprotected access, or exposes keys to the network."""
         hosts = {"http": self.host_of("http")} if self.allow_http else {}
         hosts |= {"grpc": self.host_of("grpc")} if self.allow_grpc else {}
         remote = {name: host for name, host in hosts.items() if not is_loopback(host)}

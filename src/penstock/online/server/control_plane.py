@@ -109,11 +109,11 @@ class ControlPlane:
         return None
 
     async def own_models(self) -> dict[str, Override | None]:
-        """The models that this process was asked to serve, each with the override of its files."""
+        """The models that this process was asked to serve, each with its override, if any."""
         return dict(self._manager.loaded_by_name()) if self._manager is not None else {}
 
     async def repository_index(self, ready: bool = False) -> list[Row]:
-        """A row for every model version, with an error if any process has one. ``ready`` selects only ready versions."""
+        """A row for every model version. It shows an error if any process has one. ``ready`` selects only ready versions."""
         others = await self._group.ask("own_index")
         wrong = {(row["name"], row.get("version")): row for rows in others for row in rows if row.get("reason")}
         own = await self.own_index()
@@ -164,7 +164,7 @@ class ControlPlane:
                 raise outcome  # a PenstockError is already in the log and the index
 
     def check_load(self, name: str, parameters: Iterable[str]) -> None:
-        """Check that a model may be loaded with these parameter names, before the values are decoded.
+        """Check that a client may load a model with these parameter names. Call this before the values are decoded.
 
         Raises Unavailable unless explicit control is allowed, InvalidArgument, and PermissionDenied if the client may not send files.
         """
@@ -184,8 +184,8 @@ class ControlPlane:
         """Change a model in this process, then in the other processes. If a process cannot load a new model, all processes unload
         it again.
 
-        ``what`` is ``load`` (``argument``: an override or None), ``update`` (after a change of files), or ``unload`` (``argument``:
-        True to also unload the models of an ensemble). Raises the same errors as the manager's methods.
+        ``what`` is ``load``, ``update`` (after a change of files) or ``unload``. For ``load``, ``argument`` is an override or None.
+        For ``unload``, ``argument`` is True to also unload an ensemble's models. Raises the same errors as the manager's methods.
         """
         async with self._group.exclusive("models", patient=True):
             was_served = bool(self._repository.versions(name))
@@ -244,7 +244,7 @@ class ControlPlane:
         ]
 
     def inherit(self) -> None:
-        """Continue the counters of the replaced process. Call this before other processes can query this process."""
+        """Continue the counters of the process that this process replaces. Call this before other processes can query this process."""
         if (kept := self._group.inherited()) is not None:
             self._metrics.inherit(msgspec.convert(kept, list[ModelStatistics]))
 
@@ -260,7 +260,9 @@ class ControlPlane:
     # Parameters
 
     async def trace_settings(self, model: str = "", update: Parameters | None = None) -> dict[str, Any]:
-        """Apply ``update`` and return the trace settings of ``model`` (empty: global). Raises NotFound, InvalidArgument."""
+        """Apply ``update`` and return the trace settings of ``model``. If ``model`` is empty, these are the global settings. Raises
+        NotFound, InvalidArgument.
+        """
         if model:
             self._repository.find(model)
         if update:

@@ -41,7 +41,7 @@ _EXTENSIONS = [
 ]
 _RESERVED = "triton_"
 EMPTY_FINAL = "triton_enable_empty_final_response"
-"""Request parameter. If it is set, a decoupled request that ends without a further response gets a final response without outputs."""
+"""Request parameter. If true, a decoupled request that ends without a further response gets a final response without outputs."""
 _MAX_ID_BYTES = 128
 _ON_THE_WAY_S = 0.002
 """Time reserved for reading the request and writing the response. It is subtracted from the client's timeout, up to a tenth of the
@@ -103,7 +103,7 @@ class DataPlane:
         return self._is_open and self._is_complete()
 
     def enter(self, client: str) -> None:
-        """Count a request of ``client`` before it is decoded, unless the access guard has counted it. Raises ResourceExhausted."""
+        """Count a request of ``client`` that the access guard has not counted. Call this before decoding. Raises ResourceExhausted."""
         if self._admission is not None:
             self._admission.enter(client)
 
@@ -111,8 +111,8 @@ class DataPlane:
         """The handle for a request of ``client``. If ``version`` is empty, the model's greatest version is used.
 
         Call ``infer`` within the same event-loop iteration, because unloading waits only for submitted requests. Raises NotFound,
-        Unavailable while the server starts or shuts down, and PermissionDenied if ``client`` may not use models called ``name``,
-        even if there is no such model.
+        Unavailable while the server starts or shuts down, and PermissionDenied if there is no such model and ``client`` may not use
+        models of this name.
         """
         try:
             return self._served.find(name, version)
@@ -142,9 +142,9 @@ class DataPlane:
         """Run ``request`` on ``handle``. ``done`` is called on the event loop, possibly before this method returns.
 
         Returns an object that cancels the request, or None if it has already ended. If ``decoupled`` is true, ``done`` accepts
-        several responses. ``is_inner`` means that a model sends the request while it processes another one, which has been admitted.
+        several responses. ``is_inner`` means that a model sends the request while it processes an admitted request.
 
-        The result is a callback because a task and a future per request would cost more than the rest of this path.
+        ``done`` is a callback, because a task and a future per request would take more time than the rest of this path.
         """
         if self.tracer.enabled and not is_inner:
             trace = self.tracer.begin(request, request.traceparent, request.tracestate)
@@ -188,7 +188,7 @@ class DataPlane:
     def call(
         self, request: InferRequest, done: Done, handle: Handle | None = None, decoupled: bool = False
     ) -> Cancellable | None:
-        """Like ``infer``, for a request that a model sends while it processes another request. The other request has been admitted.
+        """Like ``infer``, for a request that a model sends while it processes an admitted request.
 
         Without ``handle``, the model is looked up by the request's model name and version.
         """

@@ -1,4 +1,4 @@
-"""Decompresses gzip and zlib data in short steps. The memory that a step fills is reserved before the step."""
+"""Decompresses gzip and zlib data in short steps. Before each step, the caller reserves the memory that the step fills."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def inflate(data: Buffer, window_bits: int, limit: int) -> Steps[memoryview]:
     """Decompress ``data``, which must consist of a single gzip member or zlib stream.
 
     Raises TooLarge as soon as the content exceeds ``limit`` bytes. Raises InvalidArgument if ``data`` is corrupt, truncated, or
-    followed by other data. At most ``limit`` bytes and one step are held in memory.
+    followed by other data. Uses at most ``limit`` bytes of memory, plus the memory of one step.
     """
     whole = bytearray()
     member = zlib.decompressobj(window_bits)
@@ -62,7 +62,7 @@ def inflate(data: Buffer, window_bits: int, limit: int) -> Steps[memoryview]:
 
 
 def inflate_small(data: Buffer, window_bits: int) -> bytes | None:
-    """The content of ``data``, if both have at most ``INLINE_BYTES``. Otherwise None; use ``inflate`` instead."""
+    """Decompress small data. Returns None if ``data`` or its content exceeds ``INLINE_BYTES``. Then use ``inflate``."""
     if len(data) > INLINE_BYTES:
         return None
     member = zlib.decompressobj(window_bits)

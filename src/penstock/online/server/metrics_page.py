@@ -76,7 +76,7 @@ class MetricsPage:
         self._inherited = statistics
 
     def models(self) -> list[ModelStatistics]:
-        """The statistics of every model version, with inherited counters. Without inherited counters, the live objects."""
+        """The statistics of every model version, including inherited counters. If none were inherited, returns the live objects."""
         own = list(self._statistics())
         return merge([own, self._inherited]) if self._inherited else own
 

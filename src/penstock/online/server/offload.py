@@ -10,9 +10,9 @@ from typing import TypeVar
 _Result = TypeVar("_Result")
 
 INLINE_BYTES = 4 << 10
-"""Maximum bytes of a text that is decoded or encoded on the event loop, because this takes less time than switching threads."""
+"""Texts of at most this number of bytes are decoded or encoded on the event loop, because switching threads takes longer."""
 STEP_BYTES = 1 << 20
-"""Bytes of memory that one step may fill. This is small enough for the work of several clients to alternate."""
+"""Maximum bytes of memory that one step fills. Steps of this size are short, so that several clients can take turns."""
 
 Steps = Generator[int, None, _Result]
 """Work in short steps. Each ``yield`` gives the number of bytes that the work may hold after its next step. The code before the
@@ -32,8 +32,8 @@ async def in_steps(
     """Run each of ``steps`` on another thread, and return the result.
 
     Each step queues separately for a thread, so that short work overtakes long work. Before each step, the event loop calls
-    ``charge`` with the bytes that the work may then hold. The step runs in the context ``turn``. An exception from either ends the
-    work.
+    ``charge`` with the bytes that the work may then hold. The step runs inside ``turn()``. An exception from ``charge`` or ``turn``
+    ends the work.
     """
     size, result = _advance(steps)
     while result is None:

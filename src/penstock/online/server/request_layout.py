@@ -63,7 +63,7 @@ class RequestLayout(msgspec.Struct):
     placed: list[tuple[str, SharedSlice]] = []
     """Outputs to write into shared memory."""
     form: AnswerForm = TEXT
-    """The form of the response, without shared memory, because each request has its own lease."""
+    """The form of the response. It omits shared memory, because each request has its own lease."""
 
     def lease(self, memory: SharedMemory, model_name: str, inputs: dict[str, Array]) -> AnswerForm:
         """Add the inputs in shared memory to ``inputs``. Returns the form of the response, which holds the lease.
@@ -102,7 +102,7 @@ class RequestLayout(msgspec.Struct):
 
 
 def find_datatype(name: str, datatype: str) -> DataType:
-    """The datatype called ``datatype``. Raises InvalidArgument, whose message names the input ``name``."""
+    """The datatype called ``datatype``. Raises InvalidArgument with the input's ``name`` in the message."""
     found = _DATATYPES.get(datatype)
     if found is None:
         raise InvalidArgument(f"invalid datatype for input {shortened(name)}: {quoted(datatype)}")
@@ -119,7 +119,7 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def read_slice(what: str, parameters: Mapping[str, Any]) -> SharedSlice | None:
-    """The shared-memory slice of an input or output, or None. Errors name the tensor as ``what``. Raises InvalidArgument."""
+    """The shared-memory slice of an input or output, or None. Error messages call the tensor ``what``. Raises InvalidArgument."""
     region = parameters.get("shared_memory_region")
     if region is None:
         return None
@@ -130,7 +130,7 @@ def read_slice(what: str, parameters: Mapping[str, Any]) -> SharedSlice | None:
 
 
 def whole_number(what: str, parameters: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """Parameter ``name``, an integer of at least 0. Errors name its tensor as ``what``. Raises InvalidArgument."""
+    """Parameter ``name``, an integer of at least 0. Error messages call the tensor ``what``. Raises InvalidArgument."""
     number = parameters.get(name, default)
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise InvalidArgument(f"{what}: {quoted(name)} must be a whole number, not {number!r:.80}")

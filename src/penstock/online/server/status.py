@@ -29,7 +29,7 @@ GRPC = {code: grpc for code, (_, grpc) in _STATUSES.items()}
 
 
 def as_error(error: Exception) -> PenstockError:
-    """The error to show to the client: ``error`` if it is a PenstockError; otherwise, ``error`` is logged, and an internal error.
+    """The error to show to the client. A PenstockError is unchanged. Any other error is logged, and becomes an internal error.
 
     The result has no traceback, because the frames of a traceback would keep the received data in memory.
     """

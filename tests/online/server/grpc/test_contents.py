@@ -82,7 +82,7 @@ def test_floats_are_views_of_the_message() -> None:
         (DataType.BYTES, field(8, b"a"), [2], "needs 2 elements, but 'bytes_contents' has 1"),
         (DataType.INT32, field(4, bytes(1)), [1], "'uint_contents', expected 'int_contents'"),
         (DataType.FP16, field(6, bytes(4)), [1], "FP16 has no typed contents"),
-        (DataType.INT32, b"\x10\x01" * (1 << 20), [1 << 20], "have 2097152 bytes, and are not one packed list"),
+        (DataType.INT32, b"\x10\x01" * (1 << 20), [1 << 20], "have 2097152 bytes and are not a single packed list"),
     ],
 )
 def test_what_is_refused(datatype: DataType, data: bytes, shape: list[int], message: str) -> None:

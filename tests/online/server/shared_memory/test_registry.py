@@ -83,7 +83,7 @@ def test_regions_are_bounded_in_number(region: Any, memory: SharedMemory) -> Non
 
 def test_switched_off_all_is_refused() -> None:
     memory = SharedMemory(enabled=False)
-    with pytest.raises(Unsupported, match="client shared memory is switched off"):
+    with pytest.raises(Unsupported, match="client shared memory is disabled"):
         memory.register("r", "/k", 0, 8)
     with pytest.raises(Unsupported):
         memory.lease().place("y", "r", 0, 8)

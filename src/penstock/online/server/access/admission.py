@@ -19,7 +19,7 @@ from penstock.request import Done, InferRequest, InferResponse, Outcome
 
 _BUSY_S = 1.0
 LARGE_BYTES = 8 << 20
-"""Minimum peak, in bytes, after which freed memory is returned to the system when usage falls to a quarter of the peak."""
+"""If usage peaks at this number of bytes or more, freed memory is returned to the system once usage falls to a quarter of the peak."""
 
 
 class TokenBucket(msgspec.Struct):
@@ -32,7 +32,7 @@ class TokenBucket(msgspec.Struct):
     """The time at which ``tokens`` was computed."""
 
     def take(self, rate: float, burst: float, now: float) -> float:
-        """Take one token and return 0, or return the seconds until one is available. Calls may use different limits."""
+        """Take a token and return 0, or return the seconds until a token is available. The limits may differ between calls."""
         self.tokens = min(burst, self.tokens + (now - self.at) * self.rate)
         self.rate, self.at = rate, now
         if self.tokens >= 1:
@@ -42,10 +42,10 @@ class TokenBucket(msgspec.Struct):
 
 
 class ByteBudget:
-    """Limits the bytes of all requests, and of unread responses, in memory; 0 sets no limit.
+    """Limits the memory for all requests and unread responses, in bytes. A limit of 0 means no limit.
 
-    Callers take bytes when the bytes arrive, not when a header announces them. Otherwise, a client could lock out all others by
-    announcing large bodies and sending nothing. Callers give the bytes back once the request is answered.
+    Callers take bytes when the bytes arrive, not when a header announces them. Otherwise, a client could lock out all other clients
+    by announcing large bodies and sending nothing. Callers give the bytes back once the request is answered.
     """
 
     def __init__(self, limit: int, on_fall: Callable[[], None] = lambda: None) -> None:
@@ -53,8 +53,7 @@ class ByteBudget:
         self.used = 0
         self._limit = limit
         self.gate = Gate()
-        """The gate that limits the memory that large requests hold at the same time. Further large requests wait in the form in
-        which they were received."""
+        """Limits the memory that large requests hold at the same time. Further large requests wait until they may be decoded."""
         self.on_fall = on_fall
         self._peak = 0
 
@@ -81,7 +80,7 @@ class ByteBudget:
 
 
 class Reservation:
-    """The bytes of a budget that one request has taken."""
+    """The bytes that one request has taken from a budget."""
 
     __slots__ = ("_budget", "_size")
 
@@ -116,7 +115,7 @@ class Admission:
         self._usage: dict[str, _Usage] = {}
 
     def check(self, client: str, model: str) -> None:
-        """Raise PermissionDenied unless ``client`` may use ``model``, even if there is no such model."""
+        """Raise PermissionDenied unless ``client`` may use ``model``. The model need not exist."""
         self.access.check(client, model)
 
     def enter(self, client: str) -> None:
@@ -130,8 +129,7 @@ class Admission:
                 self._take_token(client, limits, usage)
 
     def admit(self, request: InferRequest, done: Done) -> Done:
-        """Admit ``request`` after ``enter``. Returns a wrapper of ``done``. Pass every response or error to this wrapper instead
-        of ``done``.
+        """Admit ``request``. Call ``enter`` first. Returns a callback. Use it instead of ``done`` for every response or error.
 
         Raises PermissionDenied (model or priority), ResourceExhausted (too many requests), and Unauthenticated if the client has been
         removed from the keys file.
@@ -163,14 +161,14 @@ class Admission:
         wait_s = usage.bucket.take(rate, burst, now)
         if wait_s:
             raise ResourceExhausted(
-                f"client '{name}' sends more than {rate:g} requests per second", "slow down, or wait", wait_s
+                f"client '{name}' sends more than {rate:g} requests per second", "send requests more slowly", wait_s
             )
 
 
 def _check_running(name: str, client: Client, usage: _Usage) -> None:
     if client.max_concurrent is not None and usage.running >= client.max_concurrent:
         raise ResourceExhausted(
-            f"client '{name}' has {usage.running} requests in flight, its limit", "wait for a response", _BUSY_S
+            f"client '{name}' has too many requests in flight ({usage.running})", "wait for a response", _BUSY_S
         )
 
 

@@ -192,7 +192,7 @@ class Access:
         return not self.enabled or self._keys.opens(client, model)
 
     def check(self, client: str, model: str) -> None:
-        """Raise PermissionDenied unless ``client`` may use ``model``, even if there is no such model."""
+        """Raise PermissionDenied unless ``client`` may use ``model``. The model need not exist."""
         if not self.may(client, model):
             raise PermissionDenied(f"client '{client}' may not use model {quoted(model)}")
 

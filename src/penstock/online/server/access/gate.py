@@ -1,17 +1,17 @@
 """The gate for large requests. It limits the memory for decoding and encoding, over all transports.
 
-A request enters the gate before it holds more than ``SMALL_BYTES`` of decoded or encoded data, and leaves it with its response.
-Requests that do not fit wait in order of arrival. A waiting request holds only the data that it was sent with. Part of the memory
-is set aside for requests of moderate size, so that they need not wait for larger requests.
+A request enters the gate before it holds more than ``SMALL_BYTES`` of decoded or encoded data. It leaves the gate when its response
+is sent. Requests that do not fit wait outside, in order of arrival. A request outside holds only the data that the server has
+received for it. Part of the memory is set aside for requests of moderate size, so that they need not wait for larger requests.
 
 No request waits for ever:
 
-1. The oldest request inside may always take more memory, even beyond the limit. A request larger than the limit is therefore
-   processed too, while no other request grows.
-2. A request inside waits only for the gate, for its model, or for threads, whose steps always end. A model may depend on a request
-   that waits, such as the next request of a sequence. Therefore, once no request has progressed for ``patience_s`` seconds,
-   requests that wait for their models no longer count.
-3. A request outside holds nothing for which another request waits.
+1. The oldest request inside may always take more memory, even beyond the limit. Requests larger than the limit are therefore
+   processed as well.
+2. A request inside waits only for the gate, its model, or a thread. Every step on a thread ends. A model may need a request that
+   still waits outside, such as the next request of a sequence. Therefore, after ``patience_s`` seconds without progress, the gate
+   stops counting the memory of requests that wait for their models.
+3. A request outside holds no resource that another request needs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SMALL_BYTES = 256 << 10
 """Requests that hold at most this number of bytes do not need the gate."""
 LIMIT_BYTES = 24 << 20
 ASIDE_BYTES = 8 << 20
-"""Memory beside ``LIMIT_BYTES``, for requests that hold at most a quarter of it."""
+"""Bytes in addition to ``LIMIT_BYTES``, for requests of at most ``ASIDE_BYTES / 4`` bytes each."""
 _PATIENCE_S = 1.0
 
 
@@ -33,7 +33,7 @@ class Gate:
 
     def __init__(self, limit: int = LIMIT_BYTES, patience_s: float = _PATIENCE_S, aside: int = ASIDE_BYTES) -> None:
         self.used = 0
-        """Bytes that all requests inside hold. Because of the oldest request, and of models' outputs, they may exceed the limit."""
+        """Bytes that all requests inside hold. The oldest request, or the outputs of models, may exceed the limit."""
         self._limit = limit
         self._aside = aside
         self._moderate = aside // 4
@@ -69,7 +69,7 @@ class Gate:
                 self._admit()
 
     def count(self, passage: Passage, size: int) -> None:
-        """Set the bytes of ``passage`` to ``size``. The passage is inside while ``size`` is greater than 0."""
+        """Record that ``passage`` now holds ``size`` bytes. It is inside the gate unless ``size`` is 0."""
         self._set(passage, size)
         self._admit()
 
@@ -131,7 +131,7 @@ class Gate:
 
 
 class Passage:
-    """The bytes that one request holds inside the gate. A request has at most one step in progress. Used only on the event loop."""
+    """Counts the bytes of one request inside the gate. A request has at most one step in progress. Used only on the event loop."""
 
     __slots__ = ("_gate", "_is_cancelled", "admitted", "is_parked", "size")
 
@@ -139,11 +139,11 @@ class Passage:
         self._gate = gate
         self._is_cancelled = False
         self.size = 0
-        """The request's counted bytes; 0 while the request is small or outside."""
+        """Bytes that the gate counts for the request; 0 if the request is small or outside."""
         self.is_parked = False
         """True while the request waits for its model."""
         self.admitted: asyncio.Future[None] | None = None
-        """The future for which the request waits; None unless the request waits for the gate."""
+        """Completed when the gate admits the request; None while the request does not wait for the gate."""
 
     async def hold(self, size: int) -> None:
         """Wait until the request may hold a total of ``size`` bytes. Raises Cancelled after ``cancel``."""
@@ -170,7 +170,7 @@ class Passage:
         self.note(0)
 
     def cancel(self) -> None:
-        """Make the current wait and all later waits raise Cancelled. The request's bytes count until it leaves."""
+        """Make the current wait and all later waits raise Cancelled. The request's bytes remain counted until ``leave`` is called."""
         self._is_cancelled = True
         if self.admitted is not None and not self.admitted.done():
             self.admitted.set_exception(_cancelled())

@@ -30,7 +30,7 @@ class AccessRule(NamedTuple):
 
     needs: Needs
     http: tuple[str, ...] = ()
-    """Paths in the form of ``Resource``. A path includes its versioned form."""
+    """Paths, written as in ``Resource``. A path also covers its variant with ``/versions/{version}``."""
     grpc: tuple[str, ...] = ()
     """Names of gRPC methods."""
     group: str = ""
@@ -142,7 +142,7 @@ def read_restrictions(texts: Iterable[str], prefix: str = "") -> Restrictions:
 
 
 class Restriction(NamedTuple):
-    """A header, and the value that it must have to give access to a group of endpoints."""
+    """A header that gives access to a group of endpoints if it has the right value."""
 
     header: str
     value: bytes
@@ -167,7 +167,7 @@ class Guard:
     def __call__(self, credential: bytes | None, headers: Mapping[str, str | bytes], model: str = "") -> str:
         """The name of the client with this ``credential``; empty if no key is required.
 
-        Raises Unauthenticated, PermissionDenied, ResourceExhausted, and the errors of the restrictions.
+        Raises Unauthenticated, PermissionDenied, ResourceExhausted, Unavailable.
         """
         for restriction in self._restrictions:
             given = headers.get(restriction.header, b"")
@@ -250,12 +250,12 @@ class AccessTable:
         return frozenset(header.encode() for group in (self._http, self._grpc) for header, _ in group.values())
 
     def of_path(self, path: str) -> Guard | None:
-        """The guard of an HTTP path, in the form of ``Resource``; None if all clients may use it."""
+        """The guard of an HTTP path, which is written as in ``Resource``; None if all clients may use the path."""
         others = self._grpc if self._port == "grpc" else {}
         return self._guard(path, self._paths.get(path), PermissionDenied, "API", self._http, others)
 
     def of_method(self, name: str) -> Guard | None:
-        """The guard of a gRPC method; None if all clients may use it."""
+        """The guard of a gRPC method; None if all clients may use the method."""
         others = self._http if self._port == "http" else {}
         return self._guard(name, self._methods.get(name), Unavailable, "protocol", self._grpc, others)
 

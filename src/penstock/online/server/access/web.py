@@ -1,14 +1,14 @@
 """Decides which web pages may use the server.
 
-A browser sends the requests of all pages from the user's machine. Any site's page could therefore use a server that listens only
-on this machine. Browsers identify the page in ``Origin`` and ``Sec-Fetch-Site``. A site may give its own name the address
-127.0.0.1 (DNS rebinding). The browser then regards the server as part of that site, and only ``Host`` shows the site's name.
-Clients other than browsers send only ``Host`` of these headers.
+A browser sends the requests of all pages from the user's machine. Any site's page could therefore use a server that listens only on
+this machine. Browsers identify the page in ``Origin`` and ``Sec-Fetch-Site``. A site may give its own name the address 127.0.0.1
+(DNS rebinding). The browser then regards the server as part of that site, and only ``Host`` shows the site's name. Of these
+headers, clients that are not browsers send only ``Host``.
 
-A server that other machines can reach may have names that it does not know, such as the name of a load balancer. Such a server
+A server that other machines can reach may be reached under unknown names, such as the name of a load balancer. Such a server
 therefore checks ``Host`` only in requests of browsers over plain HTTP, where rebinding is possible. A request of this kind has
-``Accept-Language`` or ``Origin``, and lacks ``Sec-Fetch-*``, which browsers send over HTTPS and to loopback addresses. Pages
-cannot add or remove these headers. A name is safe if public DNS cannot contain it.
+``Accept-Language`` or ``Origin``, and lacks ``Sec-Fetch-*``. Browsers send ``Sec-Fetch-*`` only over HTTPS and to loopback
+addresses. Pages cannot change these headers. A name is safe if public DNS cannot contain it.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class WebAccess:
     def __init__(
         self, origins: Iterable[str] = (), hosts: Iterable[str] | None = None, is_exposed: bool = False
     ) -> None:
-        """``origins`` are the origins whose pages may send requests. ``*`` allows all origins. ``hosts`` are the names that
-        clients may use for the server, in addition to loopback names. None allows every name. With ``is_exposed``, names are
-        checked only for browsers over plain HTTP, and addresses and names that public DNS cannot contain are also allowed.
+        """``origins`` are the origins whose pages may send requests. ``*`` allows all origins. ``hosts`` are the names that clients
+        may use for the server, in addition to loopback names. None allows every name. With ``is_exposed``, names are checked only
+        for browsers over plain HTTP. Addresses, and names that public DNS cannot contain, are then also allowed.
         """
         self._origins = frozenset(origin.encode() for origin in origins)
         self._hosts = None if hosts is None else frozenset(host.lower().removesuffix(".") for host in hosts)

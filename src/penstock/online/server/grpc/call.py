@@ -21,7 +21,7 @@ Metadata = Mapping[str, str | bytes]
 
 
 class GrpcCall(Protocol):
-    """One RPC. The transport passes it to a method."""
+    """One RPC, which the transport passes to a method."""
 
     @property
     def metadata(self) -> Metadata:
@@ -33,10 +33,10 @@ class GrpcCall(Protocol):
 
     @property
     def deadline(self) -> Deadline | None:
-        """The time on the system's monotonic clock at which the client stops waiting; None if the client sets no timeout."""
+        """The time when the client stops waiting, on the system's monotonic clock; None if the client sets no timeout."""
 
     on_cancel: Callable[[], object] | None
-    """Callback for a call that ends before ``finish``, because of the client, the deadline or the connection. Called at most once."""
+    """Called at most once, if the client, the deadline or a lost connection ends the call before ``finish``."""
 
     def reserve(self, size: int) -> None:
         """Reserve ``size`` bytes of memory until the end of the call. The message itself is already counted. Raises Unavailable."""
@@ -94,10 +94,10 @@ class GrpcMethod(msgspec.Struct, frozen=True):
     unary: Callable[[GrpcCall, Buffer], None] | None = None
     """Answers the call's only message."""
     stream: Callable[[GrpcCall], Receiver | None] | None = None
-    """Begins a stream. Returns None if it has already finished the call."""
+    """Begins a stream. Returns None if the call is already finished."""
     admit: Callable[[Metadata], str] | None = None
     """Checks the client before other parts of the call are stored. Takes the metadata, and returns the client's name. None admits
-    all.
+    all clients.
 
     Raises PenstockError.
     """

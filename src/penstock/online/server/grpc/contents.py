@@ -1,7 +1,7 @@
 """Decodes typed contents (``InferTensorContents``). Pure.
 
-The protobuf class is not used, because its lists take many times the memory of arrays. Floats are views of the message. numpy
-decodes integers in slices.
+The protobuf class is not used, because its lists take many times the memory of arrays. Arrays of floats are views of the message.
+Integers are decoded with numpy, one slice at a time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ELEMENT_BYTES = 48
 
 
 def decoded_bytes(tensor: TensorLayout, size: int) -> int:
-    """Maximum bytes of memory that decoding ``size`` bytes takes, raw or typed. 0 if the tensor is a view of the message."""
+    """Maximum memory, in bytes, for decoding ``size`` bytes of raw or typed contents. 0 if the tensor is a view of the message."""
     if tensor.datatype is DataType.BYTES:
         return min(element_count(tensor.shape), size) * _ELEMENT_BYTES + 2 * size
     return 0 if tensor.datatype.is_float else min(tensor.size_bytes, size * tensor.datatype.itemsize)
@@ -118,7 +118,7 @@ def _parse(model_name: str, tensor: TensorLayout, data: Buffer, number: int) -> 
     """Parse contents in an unusual form with the protobuf class. Raises InvalidArgument."""
     if len(data) > _MAX_UNUSUAL_BYTES:
         raise InvalidArgument(
-            f"the contents of input '{tensor.name}' have {len(data)} bytes, and are not one packed list",
+            f"the contents of input '{tensor.name}' have {len(data)} bytes and are not a single packed list",
             "send the input in 'raw_input_contents'",
         )
     try:

@@ -39,7 +39,7 @@ Answer = Callable[[Message, str], Message | Awaitable[Message]]
 
 
 def parse(kind: Any, data: Buffer) -> Message:
-    """Parse a message of class ``kind``, which has lists only in its top-level fields. Raises InvalidArgument."""
+    """Parse a message of class ``kind``. Only its top-level fields may be lists. Raises InvalidArgument."""
     if len(data) > INLINE_BYTES:
         check_fields(data)
     try:

@@ -40,7 +40,7 @@ from penstock.request import MAX_PARAMETERS, InferRequest, Parameters, check_byt
 from penstock.tensor import Array, Buffer, DataType, element_count, from_wire
 
 INLINE_BYTES = 4096
-"""Maximum number of bytes to examine one by one on the event loop. Messages with more such bytes are decoded on another thread."""
+"""Maximum number of bytes that the event loop examines one by one. Longer work runs on another thread."""
 _INLINE_FIELDS = 64
 
 _MAX_KNOWN_BYTES = 2048
@@ -162,7 +162,7 @@ class GrpcRequestDecoder:
         return None if parts is None or len(parts.rest) > INLINE_BYTES else (self._open(data, parts), data)
 
     def open(self, data: Buffer) -> tuple[OpenedMessage, Buffer]:
-        """Open ``data``. Also returns ``data``, rewritten to the plain form if its form is unusual. May run on any thread.
+        """Open ``data``. Also returns ``data``, encoded again if its encoding is unusual. May run on any thread.
 
         Raises InvalidArgument.
         """
@@ -174,10 +174,10 @@ class GrpcRequestDecoder:
         return self._open(data, parts), data
 
     def finish(self, opened: OpenedMessage, data: Buffer, inputs: dict[str, Array]) -> tuple[InferRequest, AnswerForm]:
-        """The request in ``data`` with the tensors ``inputs``, and the form of its response.
+        """The request in ``data``, with ``inputs`` as its tensors, and the form of its response.
 
-        The form of the response holds a lease of the request's shared memory until it is released. Numeric raw tensors are views
-        of ``data``. Several requests may share the same mapping of parameters. Raises InvalidArgument, NotFound, Unsupported.
+        The form of the response holds a lease on the request's shared memory, and must be released. Numeric raw tensors are views
+        of ``data``. Requests may share one mapping of parameters. Raises InvalidArgument, NotFound, Unsupported.
         """
         layout, name = opened.layout, opened.layout.model_name
         identity = _text(data, opened.parts.identity)
@@ -235,7 +235,7 @@ def request_id(data: Buffer) -> str:
 
 
 def check_version(model_name: str, version: str) -> str:
-    """``version`` unchanged. Raises InvalidArgument if it is neither empty nor a number."""
+    """``version`` unchanged. Raises InvalidArgument unless it is empty or a number."""
     if version and not _VERSION.fullmatch(version):
         raise InvalidArgument(
             f"failed to get model version from specified version string '{version}' of model '{model_name}'",

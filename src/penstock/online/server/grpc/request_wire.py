@@ -1,6 +1,6 @@
 """Finds the id, the raw tensors and the typed contents in a serialized ModelInferRequest. Pure.
 
-Only messages in the plain form that clients send are split. The protobuf class parses all other messages, so that both agree.
+Only messages with the usual encoding are split. The protobuf class parses all other messages, so all results agree with protobuf.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Parts(NamedTuple):
 
 
 def split(data: Buffer, most: int = MAX_FIELDS) -> Parts | None:  # noqa: C901, PLR0912, PLR0915 - each call saved here counts
-    """Split a serialized ModelInferRequest. Returns None if its form is not plain. The protobuf class must then parse it.
+    """Split a serialized ModelInferRequest. Returns None if its encoding is unusual. The protobuf class must then parse it.
 
     Raises InvalidArgument if the request has more than ``most`` fields.
     """

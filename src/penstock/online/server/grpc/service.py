@@ -80,7 +80,7 @@ class GrpcService:
         return table
 
     def announce_health(self) -> None:
-        """Send a change of readiness to the clients that watch it."""
+        """If the server's readiness has changed, notify the clients that watch it."""
         self._health.announce()
 
     def drain(self) -> None:

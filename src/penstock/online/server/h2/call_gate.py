@@ -1,4 +1,4 @@
-"""Passes one call through the gate for large requests: first for its message, then for the memory that decoding takes."""
+"""Makes one call wait at the gate for large requests, before its message is received and again before the message is decoded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.online.server.access.gate import Gate, Passage
 
 
 class CallGate:
-    """Delays a large message until the gate has room for it, by not letting the client send more. Used only on the event loop."""
+    """Delays a large message: the client's window is enlarged only once the gate has room. Used only on the event loop."""
 
     __slots__ = ("_gate", "_message_bytes", "_passage", "_task", "is_waiting")
 
@@ -21,7 +21,7 @@ class CallGate:
         self._message_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self.is_waiting = False
-        """True while a message waits at the gate, so that the client must not send more of it."""
+        """True while a message waits for the gate. Meanwhile, the client's window must not be enlarged."""
 
     def admits(self, size: int, on_open: Callable[[], None]) -> bool:
         """True if a message of ``size`` bytes may be received now. If not, ``on_open`` is called later, unless the call ends."""

@@ -1,7 +1,7 @@
-"""The calls of one HTTP/2 connection that have to wait, because their client has used its share of work or of memory.
+"""Queues the calls of one HTTP/2 connection when its client has used up its share of work or memory.
 
-Calls wait for units, of which each turn of the connection has a limited number. Unary calls also wait while the client leaves too many
-bytes of responses unread, and all calls wait while too many bytes of its messages are being decoded.
+Each turn of the connection has a limited number of units of work. Calls wait for these units. Unary calls also wait while the
+client leaves too many bytes of responses unread. All calls wait while too many bytes of the client's messages are being decoded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.online.server.network.turns import SLICE_UNITS
 from penstock.online.server.network.unread import Unread
 
 OCCUPIED_BYTES = 8 * SMALL_BYTES
-"""No more messages are delivered while this number of bytes is being decoded."""
+"""While this number of bytes or more is being decoded, no further messages are delivered."""
 
 
 class WaitingCall(Protocol):
@@ -36,7 +36,7 @@ class WaitingCall(Protocol):
     def gone(self) -> bool: ...
 
     def go_on(self) -> None:
-        """Deliver messages, for each of which ``CallQueue.admits`` is called again."""
+        """Deliver waiting messages. This calls ``CallQueue.admits`` again for each message."""
 
 
 def _ignore() -> None:
@@ -49,16 +49,16 @@ class CallQueue:
     __slots__ = ("_continue_later", "_lone", "_max_unsent_bytes", "_occupied", "_unread", "_waiting", "held", "units")
 
     def __init__(self, unread: Unread, max_unsent_bytes: int, continue_later: Callable[[], None]) -> None:
-        """``continue_later`` arranges a call of ``go_on`` with more units, in a later event-loop iteration."""
+        """``continue_later`` schedules a call of ``go_on``, with more units, for a later event-loop iteration."""
         self.units = 0
-        """Work left in this turn, about one unit per frame; see ``Turns``."""
+        """Units of work left in this turn; see ``Turns``."""
         self._unread = unread
         self._max_unsent_bytes = max_unsent_bytes
         self._continue_later = continue_later
         self._occupied = 0  # bytes of messages that are being decoded
         self._waiting: OrderedDict[int, WaitingCall] = OrderedDict()  # for units
         self.held: OrderedDict[int, WaitingCall] = OrderedDict()
-        """Calls that wait for memory. Call ``wake`` whenever there may be more of it."""
+        """Calls that wait for memory. Call ``wake`` whenever more memory may be available."""
         self._lone: WaitingCall | None = None  # the one unary call that runs although too many bytes are unread
 
     def admits(self, call: WaitingCall) -> bool:
@@ -117,7 +117,7 @@ class CallQueue:
 
     @property
     def is_occupied(self) -> bool:
-        """True if so many bytes of the client's messages are being decoded that no more are read."""
+        """True while too many bytes of the client's messages are being decoded. No more bytes are then read."""
         return self._occupied >= OCCUPIED_BYTES
 
     def occupy(self, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Remembers a limited number of streams that are not open but on which a client may still send frames."""
+"""Remembers streams that are not open, because a client may still send frames on them. The number of these streams is limited."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ClosedStreams:
         return stream_id in self._reset
 
     def end(self, stream_id: int) -> bool:
-        """Record that the client has ended a stream. False unless the server has reset it and the client had not ended it."""
+        """Record that the client has ended a stream. Returns True if the server had reset it and the client had not ended it yet."""
         return self._reset.pop(stream_id, 0) is None
 
     def leave_out(self, ids: range) -> None:

@@ -280,7 +280,7 @@ class H2Connection(ServerConnection):
 
     @property
     def requests(self) -> int:
-        """See ``ServerConnection``. Examines only a few of the open calls."""
+        """See ``ServerConnection``. Counts at most ``_EXAMINED_STREAMS`` open calls."""
         begun = islice(self._session.streams.values(), _EXAMINED_STREAMS)
         return self._session.answered + sum(stream.half_closed or stream.delivered > 0 for stream in begun)
 

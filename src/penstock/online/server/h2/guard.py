@@ -10,17 +10,17 @@ from penstock.protocol.h2_frames import ConnectionFault, ErrorCode
 BURST = 4000
 RATE_PER_S = 400.0
 CALL = 4
-"""The cost of a wasted call, and the allowance that a response adds, because clients may send WINDOW_UPDATE and PING for each
-response."""
+"""Cost of a wasted call. Each response adds the same amount to the allowance, because clients may send WINDOW_UPDATE and PING for
+each response."""
 _EARNING_BYTES = 1 << 12
 
 
 class FloodGuard:
-    """An allowance for control and unknown frames, frames with little or no data, empty messages, and frames on closed streams.
+    """Limits control and unknown frames, frames with little or no data, empty messages, and frames on closed streams.
 
-    A call that the client resets ("rapid reset", CVE-2023-44487), or that the server resets because of an error, costs ``CALL``. The
-    allowance refills with time and with each response. A client that cancels at most as many calls as it completes never uses up the
-    allowance.
+    These frames use up an allowance. A call that the client resets ("rapid reset", CVE-2023-44487), or that the server resets
+    because of an error, costs ``CALL``. The allowance refills with time and with each response. A client that cancels at most as
+    many calls as it completes never uses up the allowance.
     """
 
     __slots__ = ("_clock", "_left", "_since", "_written", "_written_before", "earned")
@@ -33,7 +33,7 @@ class FloodGuard:
         self._left = BURST
         self._since = clock.now()
         self.earned = 0
-        """Callers increase it for progress. The next charge adds it to the allowance, which stays at most ``BURST``."""
+        """Callers increase this number for progress. The next charge adds it to the allowance, up to ``BURST``."""
 
     def charge(self, count: int = 1) -> None:
         """Charge ``count`` to the allowance. Raises ConnectionFault once it is used up."""

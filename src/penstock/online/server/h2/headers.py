@@ -55,7 +55,7 @@ _WRONG_METHOD_TEXT = b"gRPC calls use the method POST.\n"
 
 
 def trailers(error: PenstockError | None) -> bytes:
-    """The block that ends a call. ``RESPONSE`` followed by it is a complete response without messages."""
+    """The header block that ends a call. ``RESPONSE`` and this block form a complete response without messages."""
     if error is None:
         return OK_TRAILERS
     block = literal(b"grpc-status", b"%d" % status.GRPC[error.code])

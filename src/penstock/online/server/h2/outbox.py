@@ -1,4 +1,4 @@
-"""Writes the frames of one HTTP/2 connection, as far as the client's flow-control windows and the socket's buffer allow.
+"""Writes the frames of one HTTP/2 connection, within the limits of the client's flow-control windows and the socket's buffer.
 
 All frames of one event-loop iteration are written together. Streams with large amounts to send take turns.
 """
@@ -36,7 +36,7 @@ _TURN_BYTES = 1 << 16
 _WRITE_BYTES = 1 << 18
 _FLUSH_BYTES = 1 << 21
 FLUSH_STREAMS = 128
-"""Maximum number of streams that one ``flush`` visits, because each stream may have only one byte to send."""
+"""Maximum number of streams that one ``flush`` visits. Limiting bytes is not enough, because streams may send one byte each."""
 _JOINED_BYTES = 1 << 16
 _JOINED_PART = 1 << 12
 
@@ -91,11 +91,11 @@ class Outbox:
         self.window = DEFAULT_WINDOW
         """The connection's flow-control window: the bytes that may be sent on all streams together."""
         self.initial_window = DEFAULT_WINDOW
-        """The client's setting of the initial window. A stream may send this number of bytes plus its ``credit``."""
+        """The initial window in the client's settings. A stream may send this number of bytes plus its ``credit``."""
         self.max_frame = MIN_FRAME_SIZE
         """Maximum payload of a frame, set by the client."""
         self.block_start = b""
-        """Bytes with which the next header block must begin."""
+        """The next header block must begin with these bytes."""
         self.corked = False
         """True if the caller is about to call ``flush``, so that no flush has to be scheduled."""
         self.paused = False
@@ -115,7 +115,7 @@ class Outbox:
         return min(self._data_end, self.written - transport.get_write_buffer_size() - unacknowledged(transport))
 
     def control(self, frame: bytes) -> None:
-        """Send ``frame``, to which flow control does not apply."""
+        """Send ``frame``. Flow control does not apply."""
         self._frames.append(frame)
         self._bytes += len(frame)
         self._schedule()
@@ -195,9 +195,9 @@ class Outbox:
         self._stalled.clear()
 
     def flush(self) -> None:  # noqa: PLR0912 - each call saved here counts
-        """Write as much as the windows and the socket allow, at most ``_FLUSH_BYTES`` and ``FLUSH_STREAMS`` streams.
+        """Write as much as the windows and the socket allow, but at most ``_FLUSH_BYTES`` bytes of ``FLUSH_STREAMS`` streams.
 
-        The next event-loop iteration continues.
+        The next event-loop iteration writes the rest.
         """
         transport = self._transport
         if transport is None or transport.is_closing():

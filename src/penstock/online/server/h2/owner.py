@@ -14,7 +14,7 @@ class Owner(Protocol):
         """Called when the last stream has ended and new streams are not accepted."""
 
     def continue_later(self) -> None:
-        """Give the session's ``calls`` more units and call their ``go_on``, in a later event-loop iteration."""
+        """In a later event-loop iteration, give the session's ``calls`` more units, and call ``calls.go_on``."""
 
     def fail_later(self, fault: ConnectionFault) -> None:
         """End the connection once the current callback has returned."""

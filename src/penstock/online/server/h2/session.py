@@ -81,7 +81,7 @@ class H2Session:
     # Frames
 
     def on_data(self, stream_id: int, size: int, ended: bool, data: bytes, start: int, stop: int) -> None:
-        """Handle a DATA frame that takes ``size`` bytes of the windows. Its content begins with ``data[start:stop]``."""
+        """Handle a DATA frame that uses ``size`` bytes of the windows. The first part of its content is ``data[start:stop]``."""
         self._allowance -= size
         if self._allowance < _LOW_ALLOWANCE:
             if self._allowance < 0:

@@ -57,10 +57,10 @@ class Carrier(Protocol):
         """Record that a message of ``size`` counted bytes has been sent or dropped."""
 
     def charge(self, stream: H2Stream, size: int) -> None:
-        """Add ``size`` (may be negative) to the bytes of the budget that ``stream`` uses until it ends. Raises Unavailable."""
+        """Charge ``size`` bytes to the budget until ``stream`` ends. A negative ``size`` returns bytes. Raises Unavailable."""
 
     def count(self, stream: H2Stream) -> None:
-        """Update the budget after a change of the bytes that ``stream`` has received but not delivered."""
+        """Update the budget when the number of received but undelivered bytes of ``stream`` has changed."""
 
     def grant(self, stream: H2Stream) -> None:
         """Let the client send more on ``stream``."""
@@ -91,7 +91,7 @@ class H2Stream(msgspec.Struct, eq=False):
     """True if the client has sent the whole request."""
     received: int = 0
     charged: int = 0
-    """Bytes of the server's budget that this stream uses. The carrier takes and returns them."""
+    """Bytes that this stream has taken from the server's budget. Only the carrier changes this number."""
     delivered: int = 0
     reader: MessageReader | None = None
     receiver: Receiver | None = None
@@ -103,12 +103,12 @@ class H2Stream(msgspec.Struct, eq=False):
     content: Buffer | None = None
     """The decompressed message, to be delivered next."""
     reserved: int = 0
-    """The bytes in ``charged``, except those of messages that wait for delivery."""
+    """Bytes in ``charged`` that ``reserve`` has taken."""
     passage: CallGate | None = None
-    """The gate passage of a request that is large, or that needs more memory than its message."""
+    """Makes the request wait at the gate if the request is large, or needs more memory than its message."""
 
     credit: int = 0
-    """The stream's send window minus the initial window of the client's settings. Sending decreases it."""
+    """The stream's send window minus the initial window of the client's settings. Sending decreases the credit."""
     started: bool = False
     """True once the headers of the response have been sent."""
     finished: bool = False
@@ -116,12 +116,12 @@ class H2Stream(msgspec.Struct, eq=False):
     gone: bool = False
     """True once no further frames are sent."""
     unsent: list[tuple[int, list[Buffer]]] = []
-    """Messages in parts, each with its size. The size counts until all parts are sent, because a part keeps the message alive."""
+    """Messages, each with its size and parts. The size counts until all parts are sent, because a part keeps the message in memory."""
     first: int = 0
     """The index of the first message in ``unsent`` that has not been sent."""
     unsent_bytes: int = 0
     kept: int = 0
-    """The total size of ``unsent``, as counted by the carrier."""
+    """The total size of the messages in ``unsent`` that the carrier counts."""
     is_cut: bool = False
     """True if a part of the first unsent message has been sent."""
     trailers: bytes = OK_TRAILERS
@@ -135,7 +135,7 @@ class H2Stream(msgspec.Struct, eq=False):
 
     @property
     def metadata(self) -> Mapping[str, str | bytes]:
-        """See ``GrpcCall``, also for the methods up to ``resume``."""
+        """See ``GrpcCall``, which also describes the methods up to ``resume``."""
         return self.head.metadata
 
     def reserve(self, size: int) -> None:
@@ -275,7 +275,7 @@ class H2Stream(msgspec.Struct, eq=False):
                 self._deliver()
 
     def half_close(self) -> None:
-        """End the request. Raises StreamFault if its length differs from content-length."""
+        """End the request. Raises StreamFault if the length of its body differs from content-length."""
         self.half_closed = True
         length = self.head.content_length
         if length is not None and length != self.received:
@@ -323,7 +323,7 @@ class H2Stream(msgspec.Struct, eq=False):
     # Sending
 
     def take(self, size: int) -> list[Buffer]:
-        """Take the next ``size`` bytes of messages (at most ``unsent_bytes``), in parts."""
+        """Remove and return the next ``size`` bytes of messages, in parts. ``size`` is at most ``unsent_bytes``."""
         self.unsent_bytes -= size
         self.sent_bytes += size
         taken: list[Buffer] = []

@@ -42,7 +42,7 @@ def compose(status: int, headers: bytes, connection: bytes, body: bytes, tensors
 
 
 def compose_small(status: int, headers: bytes, body: bytes) -> bytes:
-    """The same as ``compose`` for a small body, and a connection that stays open."""
+    """Like ``compose``, for a small body on a connection that stays open."""
     return b"%b%bContent-Length: %d\r\n\r\n%b" % (_STATUS_LINES[status], headers, len(body), body)
 
 

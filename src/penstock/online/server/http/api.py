@@ -191,7 +191,7 @@ class Api:
         raise Unsupported(NO_CUDA, "register system shared memory")
 
     def unregister_cuda(self, exchange: Exchange, route: Route) -> None:
-        """Do nothing. This succeeds, because clients unregister both kinds of regions before they register their own."""
+        """Do nothing. An error would break clients, which unregister all kinds of regions before they register a region."""
         exchange.reply_empty()
 
 

@@ -16,7 +16,7 @@ class BodyOwner(Protocol):
         """Reserve ``size`` bytes for the body. If there is too little memory, refuse the request and return False."""
 
     def charge_body(self, received: int) -> None:
-        """Charge ``received`` bytes to the connection. If they exceed its turn, pause reading."""
+        """Charge ``received`` bytes to the connection's turn. Pause reading if the turn is used up."""
 
     def body_received(self, body: memoryview) -> None:
         """Continue with the complete body."""

@@ -32,7 +32,7 @@ class BodyGate:
         context.start(self._enter(passage, size, on_open))
 
     def take(self) -> Passage | None:
-        """Return the passage of the current body, which is complete. None if the body did not have to pass the gate."""
+        """Return the passage of the current body, or None if the body did not need the gate. Call this once the body is complete."""
         if self.is_closed:
             self.leave()
         passage, self._passage = self._passage, None

@@ -29,7 +29,7 @@ def inflate(body: Buffer, encoding: bytes, limit: int) -> Steps[memoryview]:
 
 
 def inflate_small(body: Buffer, encoding: bytes) -> bytes | None:
-    """The content of ``body``, if ``body`` and its content are small. Otherwise None; use ``inflate`` instead."""
+    """Decompress a small body. Returns None if ``body`` or its content is large. Then use ``inflate``."""
     return inflating.inflate_small(body, _WINDOW[encoding])
 
 

@@ -17,7 +17,7 @@ from penstock.online.server.network.connections import Connections
 from penstock.online.server.network.unread import UnreadTotal
 
 FREE_BYTES = 16 << 10
-"""Maximum size of a body that does not count against the budget."""
+"""Bodies of at most this number of bytes do not count against the budget."""
 _CONTROL_BYTES = 64 << 10
 _WITHOUT_TENSORS = ("", "Settings", "IndexRequest", "Region")
 """Schemas of bodies without tensors or files. Such bodies are limited to ``_CONTROL_BYTES``."""

@@ -1,4 +1,4 @@
-"""One HTTP request, from its parsed head to its response, and the methods with which handlers answer it."""
+"""One HTTP request, from its parsed head to its response, and the methods that handlers use to respond."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class AnswerSink(Protocol):
 
     context: HttpContext
     lane: asyncio.Lock
-    """A lock. A request holds it while it waits for its turn or runs a step on another thread. Hundreds of requests on a
-    connection therefore delay other connections no more than one request. The holder must not wait for other requests of the
-    connection, because they may need the lock first."""
+    """A request holds this lock while the request waits for its turn or runs a step on another thread. Hundreds of requests on one
+    connection therefore delay other connections no more than one request would. A request that holds the lock must not wait for
+    other requests of the connection, because they may need the lock."""
 
     def answered(
         self, exchange: Exchange, status: int, headers: bytes, body: bytes, tensors: Sequence[Buffer] = ()
@@ -59,29 +59,29 @@ class AnswerSink(Protocol):
         """Begin a response of status 200 that is sent in pieces. Each line of ``headers`` ends with CRLF."""
 
     def send(self, exchange: Exchange, data: bytes) -> None:
-        """Send ``data``, which must not be empty. If the client leaves too much unread, disconnects it and cancels the request."""
+        """Send ``data``, which must not be empty. If too much data is unread, disconnect the client and cancel the request."""
 
     def end_stream(self, exchange: Exchange) -> None:
         """End the stream."""
 
 
 class Exchange(msgspec.Struct, eq=False):
-    """A received request. It gets one response, whole or as a stream."""
+    """A received request and its response, which is sent whole or as a stream."""
 
     sink: AnswerSink
     head: RequestHead
     body: Buffer = b""
     keep_alive: bool = True
     reserved_bytes: int = 0
-    """Bytes taken from the server's budget for bodies. The connection returns them when it sends the response."""
+    """Bytes taken from the server's budget for bodies. The connection returns these bytes when it sends the response."""
     passage: Passage | None = None
-    """The passage of a large request through the gate. The connection ends it when it sends the response."""
+    """The passage of a large request through the gate. The connection ends the passage when it sends the response."""
     client: str = ""
     """The client's name in the keys file."""
     is_checked: bool = False
     """True once ``admit`` has run. ``refusal`` then holds the error, or None if access was not denied."""
     refusal: PenstockError | None = None
-    """The error with which to answer. If set, the handler is not called."""
+    """The error to send as the response. If set, the handler is not called."""
     form: AnswerForm = TEXT
     pending: Cancellable | None = None
     """Cancels the inference."""
@@ -152,10 +152,10 @@ class Exchange(msgspec.Struct, eq=False):
         self.sink.context.start(run())
 
     def decode(self, read: Callable[[Buffer], Steps[_Result]], start: Callable[[_Result, bool], None]) -> None:
-        """Decode the body with ``read``, then call ``start`` on the event loop: immediately for a small body, otherwise later.
+        """Decode the body with ``read``, then call ``start`` on the event loop. For a small body, both happen immediately.
 
-        The second argument of ``start`` is True if ``start`` is called later, when the model may have been replaced. From then on,
-        the exchange no longer holds the body.
+        The second argument of ``start`` is True if ``start`` is called later. The model may then have been replaced. The exchange
+        releases the body before ``start`` is called.
         """
         if (body := self.small_body()) is None:
             self.later(self._decode_later(read, start))
@@ -206,7 +206,7 @@ class Exchange(msgspec.Struct, eq=False):
     def submit(
         self, dataplane: DataPlane, handle: Handle, request: InferRequest, done: Done, decoupled: bool = False
     ) -> None:
-        """Pass on ``request``. If its outputs are much larger than its inputs, first wait for memory for the outputs."""
+        """Pass ``request`` to ``dataplane``. If outputs are much larger than inputs, first wait for memory for the outputs."""
         if not handle.decoupled and (size := handle.amplified_bytes(request)) > SMALL_BYTES:
             handle.hold()
             self.later(self._submit_later(dataplane, handle, request, done, decoupled, size))
@@ -226,7 +226,7 @@ class Exchange(msgspec.Struct, eq=False):
             handle.release()
 
     def await_more(self, size: int) -> None:
-        """Reserve ``size`` bytes for responses that are waiting to be sent, until the model's next response."""
+        """Until the model's next response, count ``size`` bytes for responses that wait to be sent."""
         if self.passage is not None:
             self.passage.park(size)
 
@@ -319,8 +319,8 @@ class Exchange(msgspec.Struct, eq=False):
     def reply_json(self, content: Any, status: int = 200) -> None:
         """Answer with ``content`` as JSON, never compressed.
 
-        Compression is reserved for inference: ``tritonclient.http.aio`` announces that it accepts compression of all responses, but
-        decompresses only inference responses.
+        Only inference responses are compressed, because ``tritonclient.http.aio`` announces that it accepts compression of all
+        responses, but decompresses only inference responses.
         """
         self.sink.answered(self, status, JSON, orjson.dumps(content))
 
@@ -328,7 +328,7 @@ class Exchange(msgspec.Struct, eq=False):
         self.sink.answered(self, 200, JSON, b"")
 
     def fail(self, error: PenstockError) -> None:
-        """Answer with ``error``, its status, and the error's headers."""
+        """Answer with ``error``, and with the status and headers for this error."""
         headers = b""
         if error.code in _BUSY:
             seconds = _RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s

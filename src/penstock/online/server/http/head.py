@@ -39,7 +39,7 @@ MAX_KNOWN_BYTES = 2048
 
 
 class RequestHead(msgspec.Struct, gc=False):
-    """The parsed fields of one head. All requests that begin with the same bytes share one complete head."""
+    """The parsed fields of one head. Requests with the same head bytes share one complete object."""
 
     method: bytes = b""
     route: Route = NOWHERE
@@ -64,7 +64,7 @@ class RequestHead(msgspec.Struct, gc=False):
     traceparent: str = ""
     tracestate: str = ""
     single: frozenset[bytes] = frozenset()
-    """The names of the headers read so far that must not be repeated."""
+    """Names of the headers that have been read and may occur only once."""
     sender: Sender = msgspec.field(default_factory=Sender)
     cors: bytes = b""
     """CORS header lines of every response, including errors."""
@@ -161,10 +161,10 @@ class UnknownVersion(Unsupported):
 
 
 class KnownHeads(BoundedCache[bytes, RequestHead]):
-    """Parsed heads by their bytes, up to and including the empty line."""
+    """Caches parsed heads. The key is the bytes of a head, including the empty line at its end."""
 
     def learn(self, text: bytes, head: RequestHead) -> None:
-        """Cache ``head`` as the result of parsing ``text``, unless ``text`` is long or parsers may disagree on where it ends."""
+        """Cache ``head``, the result of parsing ``text``, unless ``text`` is long or parsers may disagree on where the head ends."""
         if len(text) <= MAX_KNOWN_BYTES and is_plain(text):
             self.remember(text, head)
 

@@ -72,7 +72,7 @@ class HttpInference:
             exchange.pending = self._dataplane.infer(handle, request, done)
 
     def answer(self, exchange: Exchange, handle: Handle, outcome: Outcome) -> None:
-        """Answer with ``outcome``, the outcome of the request on ``handle``."""
+        """Send ``outcome``, the result of the request on ``handle``, as the response."""
         if isinstance(outcome, PenstockError):
             exchange.fail(outcome)
             return

@@ -44,7 +44,7 @@ ErrorBody = Callable[[int, str], bytes]
 
 
 class Resource(NamedTuple):
-    """A path, whose segments may be ``{model}``, ``{version}`` or ``{name}``, with a handler per method.
+    """A path with a handler per method. Segments of the path may be ``{model}``, ``{version}`` or ``{name}``.
 
     A ``versioned`` path also exists with ``/versions/{version}`` after the model's name. ``access/table.py`` defines which clients
     may use the resource.

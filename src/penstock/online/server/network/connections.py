@@ -55,8 +55,8 @@ class ServerConnection(asyncio.Protocol, ABC):
 
     @abstractmethod
     def make_room(self) -> bool:
-        """Close the connection to make room for a new client. Returns False if a request is being answered, or if a client that
-        has already sent a complete request is sending another.
+        """Close the connection to make room for a new client. Returns False if a request is being answered, or if the client is
+        sending a request that is not its first.
         """
 
     @abstractmethod
@@ -65,7 +65,7 @@ class ServerConnection(asyncio.Protocol, ABC):
 
 
 def has_left(transport: asyncio.Transport) -> bool | None:
-    """True if the client has reset the connection, None if the client has half-closed it. A paused ``transport`` detects neither."""
+    """True if the client has reset the connection, None if the client has half-closed it. A paused ``transport`` reports neither."""
     try:
         with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as connected:
             state = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
@@ -96,7 +96,7 @@ def unacknowledged(transport: asyncio.Transport) -> int:
 
 
 class Connections:
-    """All open connections. Each adds itself when it is made, and discards itself when it is lost. Used only on the event loop."""
+    """All open connections. A connection calls ``add`` when it opens, and ``discard`` when it closes. Used only on the event loop."""
 
     spare: Connections | None = None
     """Takes connections over the limit; None if such connections are refused."""
@@ -124,10 +124,10 @@ class Connections:
         return [*self._known, *self._strangers]
 
     def add(self, connection: ServerConnection) -> bool:
-        """Count ``connection``. If it exceeds the limit, close another connection, so that clients without requests cannot lock
-        out others.
+        """Count ``connection``. If there are then too many connections, close another one, so that clients without requests cannot
+        lock out other clients.
 
-        Returns False if no connection can be closed. The new connection must then become a ``spare`` one, or refuse its client.
+        Returns False if no connection can be closed. The new connection must then move to ``spare``, or refuse its client.
         """
         self._strangers[connection] = None
         return len(self) - len(self._evicted) <= self._limit or self._evict(connection)
@@ -211,9 +211,9 @@ class Connections:
 
 
 class SpareConnections(Connections):
-    """The spare connections. They exceed the connection limit, may only query the server's health, and close after the response.
+    """Connections over the connection limit. They can only query health and metrics, and close after the response.
 
-    Their number is small. A new spare connection is never refused: it replaces the oldest spare connection, even if that is busy.
+    The number of spare connections is limited. If there are too many, the oldest is closed, even if it is busy.
     """
 
     def __init__(self, limit: int = _SPARE) -> None:

@@ -49,15 +49,15 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
     """Port number; 0 selects a free port."""
     unix_socket: str = ""
-    """Path of a Unix socket. If set, the endpoint listens on this socket, to which only the server's own user may connect."""
+    """Path of a Unix socket. If set, the endpoint listens on this socket. Only the server's own user may connect."""
     reuse_port: bool = False
     """True to share the port with other processes. The operating system then distributes the connections."""
     tls: ssl.SSLContext | None = None
-    """TLS context. The endpoint sets its ALPN protocols, so endpoints with different protocols need different contexts."""
+    """TLS context. ``listen`` sets the context's ALPN protocols, so endpoints with different protocols need different contexts."""
     http: Factory | None = None
     """Creates HTTP/1.1 connections."""
     http2: Factory | None = None
-    """Creates HTTP/2 connections. At least one of the two factories is required."""
+    """Creates HTTP/2 connections. ``http``, ``http2`` or both must be set."""
 
 
 class Listener:
@@ -121,7 +121,7 @@ class Listener:
         self._connections.draining = True
 
     async def drain(self, grace_s: float, timeout_s: float) -> None:
-        """Stop listening after ``grace_s`` seconds. Close idle connections, and all others after ``timeout_s`` seconds."""
+        """Stop listening after ``grace_s`` seconds. Then close idle connections, and abort all others ``timeout_s`` seconds later."""
         self.announce_end()
         await asyncio.sleep(grace_s)
         await self._stop_listening()
@@ -130,7 +130,7 @@ class Listener:
                 await self._connections.drain()
         except TimeoutError:
             _log.warning(
-                "%d connections were aborted: still busy after the %g s drain timeout",
+                "%d connections were aborted, because they were still busy after the %g s drain timeout",
                 len(self._connections),
                 timeout_s,
             )

@@ -48,7 +48,7 @@ def make_context(config: ServerConfig) -> ssl.SSLContext | None:
             context.load_verify_locations(config.tls_client_ca)
         except ssl.SSLError as error:
             raise InvalidConfig(
-                f"cannot use '{config.tls_client_ca}' as an authority for clients: {_reason(error)}", "it must be PEM"
+                f"cannot use '{config.tls_client_ca}' as an authority for clients: {_reason(error)}", "use a PEM file"
             ) from None
         context.verify_mode = ssl.CERT_REQUIRED
     return context

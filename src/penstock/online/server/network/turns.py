@@ -1,7 +1,7 @@
 """Shares the event loop among connections, so that one client's data cannot block the others.
 
-Work is counted in units. A unit is about one frame, or ``UNIT_S`` seconds. The total number of units in one event-loop iteration
-is limited. A connection with more work stops reading and waits. Waiting connections take turns.
+Work is counted in units. A unit is the work for about one frame, or ``UNIT_S`` seconds. The total number of units in one event-loop
+iteration is limited. A connection with more work stops reading and waits. Waiting connections take turns.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Protocol
 UNIT_S = 4e-6
 """Seconds per unit, for work whose time is measured."""
 BYTES_A_UNIT = 1 << 12
-"""Number of bytes that take about as long to receive as one frame takes to process."""
+"""Receiving this number of bytes takes about as long as processing one frame."""
 CONTROL_UNITS = 256
 """Units of a control-plane request. With this number, one such request runs per event-loop iteration."""
 BEGIN_UNITS = 2
-"""Units for the start of a stream, and for the start of a deadline, in addition to the frame that starts the call."""
+"""Additional units to start a call that is a stream or has a deadline."""
 STEP_UNITS = 32
 """Units to start a step on another thread, and to receive its result."""
 LOSS_UNITS = 2
-"""Units for the end of a call whose connection is lost, including the notification of the service."""
+"""Units to end a call and notify the service after the connection is lost."""
 
 TURN_UNITS = 256
 """Units per event-loop iteration. Half of them are for waiting connections."""
@@ -35,7 +35,7 @@ PAUSE_S = 5e-5
 """Seconds of the pause, in which other threads can take the interpreter lock. A busy event loop often releases the lock, but takes
 it again before a waiting thread has woken up. Without pauses, a model's thread might wait for a hundred iterations."""
 MAX_SKIPPED = 4
-"""Maximum number of consecutive iterations in which waiting connections may leave no units for a waiting request."""
+"""Maximum number of consecutive iterations in which waiting connections may use all units while a request waits."""
 FREE_UNITS = 16
 """Units that every connection always gets for newly received data, so that single small requests never wait."""
 
@@ -53,7 +53,7 @@ class Turns:
     __slots__ = ("_is_scheduled", "_pause", "_requests", "_skipped", "_unpaused", "_waiting", "left")
 
     def __init__(self, pause: Callable[[float], object] = time.sleep) -> None:
-        """``pause`` blocks this thread for some seconds, without the interpreter's lock."""
+        """``pause`` blocks this thread for the given seconds, and releases the interpreter lock meanwhile."""
         self.left = TURN_UNITS
         """Units left for newly received data. Negative if a step used too many, so that later iterations have fewer units."""
         self._waiting: deque[TurnTaker] = deque()
@@ -64,7 +64,7 @@ class Turns:
         self._unpaused = 0  # units that waiting connections have used since the last pause
 
     def spend(self, units: int) -> None:
-        """Record that newly received data took ``units`` units. Not required for up to ``FREE_UNITS`` units."""
+        """Record that newly received data took ``units`` units. Callers may omit this for up to ``FREE_UNITS`` units."""
         self.left -= units
         self._schedule()
 

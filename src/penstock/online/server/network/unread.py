@@ -9,8 +9,8 @@ from penstock.clock import Clock
 from penstock.online.server.access.admission import LARGE_BYTES
 
 STALE_S = 1.0
-"""Seconds without reading after which a client may be disconnected if others need the memory. The more the memory exceeds the
-limit, the shorter this time becomes, down to a quarter."""
+"""If other clients need the memory, a client that has read nothing for this number of seconds may be disconnected. The more the
+memory exceeds the limit, the shorter this time becomes, down to a quarter."""
 _HASTE = 4
 FLOOR_BYTES = 1 << 20
 """Number of bytes that a connection may always leave unread. It may also leave one response of any size unread."""
@@ -26,12 +26,12 @@ class UnreadTotal:
         self._peak = 0
         self.clock = clock
         self.count = 0
-        """Unread bytes of all connections, each counted at its last ``settle``."""
+        """Unread bytes of all connections, as of the last ``settle`` of each connection."""
         self.waiting: OrderedDict[Unread, float] = OrderedDict()
-        """Connections with unread responses, each with the time at which its client last read, in the order of these times."""
+        """Connections with unread responses, and the time when each client last read. They are sorted by this time."""
 
     def has_room(self, size: int, keep: Unread) -> bool:
-        """True if there is room for ``size`` bytes. To make room, disconnects clients that have long read nothing, except ``keep``."""
+        """True if there is room for ``size`` bytes. To make room, disconnects clients, except ``keep``, that have stopped reading."""
         while (wanted := self.count + size) > self.limit:
             stalest = next(iter(self.waiting), None)
             now = self.clock.now()
@@ -72,7 +72,7 @@ class Unread:
     def __init__(self, total: UnreadTotal, evict: Callable[[], None], read: Callable[[], int] = _unknown) -> None:
         """``evict`` disconnects the client and drops its responses. ``read`` returns a number that rises while the client reads."""
         self.count = 0
-        """Number of unread bytes. Up to ``FLOOR_BYTES``, callers may increase it directly, without ``add``."""
+        """Number of unread bytes. Callers may increase this number up to ``FLOOR_BYTES`` without calling ``add``."""
         self.has_read = False
         """True if the client has read a response since the last ``settle``."""
         self.evict = evict
@@ -80,10 +80,10 @@ class Unread:
         self._seen = 0
         self._total = total
         self.reported = 0
-        """The number of unread bytes at the last ``settle``. While both numbers are 0, ``settle`` need not be called."""
+        """The value of ``count`` at the last ``settle``. While both values are 0, ``settle`` need not be called."""
 
     def add(self, size: int) -> bool:
-        """Count a response of ``size`` bytes. Returns False, and counts nothing, if it must be dropped for lack of memory."""
+        """Count a response of ``size`` bytes. Returns False, and counts nothing, if there is no memory for the response."""
         count = self.count + size
         if count > FLOOR_BYTES and not self._total.has_room(count - self.reported, self) and self.count:
             return False

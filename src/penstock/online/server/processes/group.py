@@ -54,7 +54,7 @@ class _Outcome(NamedTuple):
 
 
 class ProcessGroup:
-    """The other processes of this server. This class represents the empty group of a server with one process."""
+    """The other processes of this server. This base class is used by a server with only one process."""
 
     async def serve(self, answer: Answerer) -> None:
         """Start answering the other processes."""
@@ -63,12 +63,12 @@ class ProcessGroup:
         """Send the request ``what`` to all other processes, and return their responses. If a process responds with an error,
         raises this error.
 
-        Skips processes that are starting or shutting down and, unless ``patient``, processes that do not answer in time.
+        Skips processes that are starting or shutting down. Unless ``patient``, also skips processes that do not answer in time.
         """
         return []
 
     def keep(self, what: Any) -> None:
-        """Store data for the process that replaces this process. If this process dies, the data represents it until it is replaced."""
+        """Store data for the process that replaces this process. If this process dies, the other processes use the data."""
 
     def inherited(self) -> Any:
         """The data that the predecessor of this process has stored, or None."""
@@ -79,7 +79,8 @@ class ProcessGroup:
         return []
 
     def exclusive(self, what: str = "", *, patient: bool = False) -> AbstractAsyncContextManager[None]:
-        """Hold the server-wide lock ``what``, so that changes reach all processes in the same order. It ends with the process.
+        """Hold the server-wide lock ``what``, so that changes reach all processes in the same order. The lock is released if the
+        process dies.
 
         Raises Unavailable if acquiring the lock takes too long, unless ``patient``.
         """

@@ -47,7 +47,7 @@ class GroupMember(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct):
-    """A message from a process to its supervisor. It says that the process is ready, or that it has failed with an error."""
+    """A message from a process to its supervisor. The message reports that the process is ready, or why the process has failed."""
 
     ready: dict[str, Any] | None = None
     error: tuple[str, str, str] | None = None
@@ -55,7 +55,7 @@ class Message(msgspec.Struct):
 
 
 Serve = Callable[[GroupMember, Callable[[dict[str, Any]], None]], None]
-"""Runs one server process until SIGTERM. Calls its second argument once the process is ready. Raises PenstockError."""
+"""Runs one server process until SIGTERM. Calls the given function once the process is ready. Raises PenstockError."""
 
 
 class _Process(msgspec.Struct, eq=False):
@@ -67,7 +67,7 @@ class _Process(msgspec.Struct, eq=False):
 
 
 class Supervisor:
-    """Keeps ``count`` processes running ``serve`` until a signal stops it."""
+    """Runs ``serve`` in ``count`` processes, and restarts processes that die, until a signal arrives."""
 
     def __init__(self, count: int, serve: Serve, on_ready: Callable[[dict[str, Any]], None]) -> None:
         self._count = count
@@ -250,7 +250,7 @@ class Supervisor:
 def reserve(host: str, port: int) -> socket.socket:
     """A socket that reserves ``port`` on ``host``, so that several processes can listen on it; 0 selects a free port.
 
-    Raises OSError. This includes the case that another server listens on the port and would share it.
+    Raises OSError, also if another server listens on the port and would share it.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

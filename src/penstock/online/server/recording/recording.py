@@ -34,11 +34,11 @@ class Recording:
         writers: Sequence[BackgroundWriter[Any]],
         requests: RequestRecorder | None = None,
     ) -> None:
-        """``writers`` are the writers of ``tracer`` and ``requests``."""
+        """``writers`` write the records of ``tracer`` and ``requests``."""
         self.tracer = tracer
         self.log = log
         self.requests = requests
-        """Records requests for warm-up. None except in the first process, because all processes serve the same models."""
+        """Records requests for warm-up. Only the first process has a recorder, because all processes serve the same models."""
         self._writers = writers
 
     @classmethod

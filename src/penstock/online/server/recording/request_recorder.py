@@ -13,7 +13,7 @@ from penstock.tensor import Array
 
 
 class RequestRecorder:
-    """Records at most ``most`` requests per model version, at most ``MAX_BYTES`` in total. Used only on the event loop."""
+    """Records up to ``most`` requests, and up to ``MAX_BYTES``, per model version. Used only on the event loop."""
 
     def __init__(self, writer: BackgroundWriter[InferRequest], most: int) -> None:
         self._writer = writer
@@ -52,7 +52,7 @@ def _size(array: Array) -> int:
 
 
 class RequestFolder:
-    """A ``Sink`` that writes requests below ``root`` and keeps the newest ``most`` of each model."""
+    """A ``Sink`` that writes requests below ``root``. Keeps the newest ``most`` requests of each model."""
 
     def __init__(self, root: str, most: int) -> None:
         self._root = root

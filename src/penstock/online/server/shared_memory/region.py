@@ -74,7 +74,7 @@ class Region:
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Fill ``into``, a view of bytes, from ``offset`` on. Call ``check`` first. May run on any thread."""
+        """Read from ``offset`` until ``into``, a view of bytes, is full. Call ``check`` first. May run on any thread."""
         start = self.offset + offset
         while into:  # one call reads at most 2 GiB
             try:

@@ -101,4 +101,4 @@ class SharedMemory:
 
     def _check_enabled(self) -> None:
         if not self.enabled:
-            raise Unsupported("client shared memory is switched off", "set 'allow_client_shm' to 'true'")
+            raise Unsupported("client shared memory is disabled", "set 'allow_client_shm' to 'true'")

@@ -41,7 +41,7 @@ class HttpRequestDecoder:
         self._layouts = BoundedCache[bytes, JsonLayout]()
 
     def __call__(self, handle: Handle, body: Buffer, json_length: int | None) -> tuple[InferRequest, AnswerForm]:
-        """Decode ``body``. Returns the request for ``handle`` and the form of its response, which holds the lease of shared memory.
+        """Decode ``body``. Returns the request for ``handle`` and the form of its response. The form holds the shared-memory lease.
 
         ``json_length`` is the value of the header ``Inference-Header-Content-Length``, or None if this header is absent. Raises
         InvalidArgument, Unsupported, and NotFound for an unknown shared-memory region.
@@ -81,10 +81,7 @@ class HttpRequestDecoder:
     def in_steps(
         self, handle: Handle, json_length: int | None, body: Buffer
     ) -> Steps[tuple[JsonLayout, dict[str, Array]]]:
-        """The first half of decoding a large body. May run on any thread. ``complete`` is the second half.
-
-        Raises InvalidArgument.
-        """
+        """The first half of decoding a large body. ``complete`` is the second half. May run on any thread. Raises InvalidArgument."""
         size = len(body) if json_length is None else json_length
         if size == 0 == json_length:
             is_text = any(spec.datatype is DataType.BYTES for spec in handle.signature.inputs)
@@ -103,10 +100,7 @@ class HttpRequestDecoder:
         return layout, inputs
 
     def complete(self, handle: Handle, layout: JsonLayout, inputs: dict[str, Array]) -> tuple[InferRequest, AnswerForm]:
-        """Add the inputs in shared memory to ``inputs``, and return the request and the form of its response.
-
-        Raises as ``__call__``.
-        """
+        """Add the inputs in shared memory to ``inputs``. Returns the request and the form of its response. Raises as ``__call__``."""
         request = InferRequest(handle.name, inputs, handle.version, layout.id, layout.outputs, layout.parameters)
         if not (layout.shared or layout.placed):
             return request, layout.form

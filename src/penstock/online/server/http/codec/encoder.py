@@ -48,7 +48,7 @@ class HttpAnswerEncoder:
         self._templates = BoundedCache[tuple[object, ...], _Template]()
 
     def __call__(self, response: InferResponse, form: AnswerForm, inline: bool = False) -> Encoded | None:
-        """Encode ``response``. With ``inline``, returns None if that takes more time than switching threads.
+        """Encode ``response``. With ``inline``, returns None if encoding would take more time than switching threads.
 
         Raises InvalidArgument if an output does not have the requested form.
         """
@@ -78,7 +78,7 @@ class HttpAnswerEncoder:
         return None if inline and not self.is_light(response, form) else _write(response, form)
 
     def in_steps(self, response: InferResponse, form: AnswerForm) -> Steps[Encoded]:
-        """Encode a large response in short steps, on any thread. Returns the JSON in parts. Raises as ``__call__`` does."""
+        """Encode a large response in short steps, on any thread. Returns the JSON in parts. Raises the same errors as ``__call__``."""
         parts: list[Buffer] = [_head(response)]
         tensors: list[Buffer] = []
         held = 0
@@ -144,7 +144,7 @@ def weight(array: Array) -> int:
 
 
 def in_one_step(arrays: Iterable[Array], write: Callable[[], bytes]) -> Steps[bytes]:
-    """Run ``write``, which encodes ``arrays`` as JSON, as a single step."""
+    """Call ``write`` in a single step. It encodes ``arrays`` as JSON."""
     arrays = tuple(arrays)
     yield _TEXT_GROWTH * sum(array.nbytes for array in arrays)
     yield _TEXT_GROWTH * sum(map(weight, arrays))

@@ -1,4 +1,4 @@
-"""Reads the JSON part of an inference request. The raw tensors that follow it are read elsewhere. Pure."""
+"""Reads the JSON part of an inference request, but not the raw tensors that follow the JSON. Pure."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class _LargeRequest(WireRequest, gc=False):
 
 
 class RawInput(NamedTuple):
-    """An input whose elements follow the JSON part, as the bytes ``start`` to ``end`` counted from its end."""
+    """An input whose elements follow the JSON part. ``start`` and ``end`` are offsets from the end of the JSON part."""
 
     tensor: TensorLayout
     start: int
@@ -92,7 +92,7 @@ class JsonLayout(RequestLayout):
     id: str = ""
     raw: list[RawInput] = []
     size: int = 0
-    """The bytes of all raw tensors."""
+    """The size of all raw tensors, in bytes."""
     views: list[tuple[str, Sequence[int], np.dtype[Any], int]] | None = None
     """Name, shape, type and start of each raw tensor if all of them are views of the body; else None."""
 

@@ -75,10 +75,10 @@ _FORMS = {
 def from_json(
     name: str, datatype: str, shape: Sequence[int], values: list[Any] | Array, is_checked: bool = False
 ) -> Array:
-    """Convert ``values`` to an array of ``datatype``. The lists may be nested in any way; only the number of values is checked.
+    """Convert ``values`` to an array of ``datatype``. The number of values must match ``shape``, but the nesting need not.
 
     ``values`` may also be an array from ``large_json``. ``is_checked`` means that the values already have a suitable type. Raises
-    InvalidArgument, which contains ``name``.
+    InvalidArgument with ``name`` in the message.
     """
     form = _FORMS.get(datatype)
     if form is None:
@@ -160,7 +160,7 @@ def to_json(name: str, array: Array) -> bytes:
 
 
 def to_pieces(name: str, array: Array) -> Steps[list[bytes]]:
-    """The flat values of output ``name``, encoded in parts by short steps. Raises the same errors as ``to_json``."""
+    """Encode the flat values of output ``name`` in short steps. Returns the parts. Raises the same errors as ``to_json``."""
     flat, held, parts = array.reshape(-1), 0, [b"["]
     is_text = array.dtype.hasobject
     for start in range(0, flat.size, _PIECE):

@@ -26,14 +26,14 @@ Decode = Callable[[bytes], Any]
 """Decodes a complete JSON text. The caller handles its exceptions."""
 
 LARGE_BYTES = 64 << 10
-"""Maximum bytes of a text that is decoded in one call. This takes about a millisecond."""
+"""Texts of at most this number of bytes are decoded in one call, which takes about a millisecond."""
 _MAX_MARKS = 1 << 17
 """Maximum number of values outside long lists. A single call decodes these values, in at most about 40 milliseconds."""
 _LONG = 256
 _SCAN_BYTES = 256 << 10
 _PIECE_BYTES = 16 << 10
 GROWTH = 4
-"""Maximum bytes of an array per byte of its text. The two bytes ``0,`` become a number of 64 bits."""
+"""Maximum bytes of an array per byte of its text. For example, the two bytes ``0,`` become a 64-bit number."""
 _ELEMENT_BYTES = 56
 _SHAPE_COPIES = 6
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
@@ -54,7 +54,8 @@ _UNEVEN = "a long list in the body is nested unevenly, or contains an empty list
 
 
 def read(text: Buffer, decode: Decode) -> Steps[Any]:
-    """Decode ``text``. Long lists become arrays of int64, uint64, float64 or bool, or of bytes objects for strings.
+    """Decode ``text``. Long lists of numbers become arrays of int64, uint64, float64 or bool. Long lists of strings become arrays
+    of bytes objects.
 
     Raises InvalidArgument, and the exceptions of ``decode``.
     """

@@ -1,6 +1,6 @@
 """Reads and writes the bodies of ``:classify`` and ``:regress``: lists of examples, and lists with a result per example. Pure.
 
-An example is an object of features. A feature is a value or a flat list: a row of the model's input with the same name.
+An example is a JSON object of features. A feature is a value or a flat list. It is one row of the input with the same name.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def to_array(spec: TensorSpec, value: Any) -> Array:
 
 
 def to_value(name: str, array: Array) -> Any:
-    """Convert output ``name`` for ``write_json``. The first axis of the result, if any, can be indexed.
+    """Convert output ``name`` for ``write_json``. Unless the output is a scalar, the result can be indexed by row.
 
     BYTES elements become ``{"b64": …}`` if ``name`` ends in ``_bytes``, or if any element is not UTF-8.
     """

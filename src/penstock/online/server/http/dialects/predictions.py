@@ -85,7 +85,7 @@ def read_columns(value: Any, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
 
 
 def unnamed(values: Mapping[str, Any]) -> Any:
-    """If ``values`` has a single entry, its value without the name. Otherwise, ``values`` unchanged."""
+    """The only value in ``values``, without its name. If there are several values, ``values`` unchanged."""
     return next(iter(values.values())) if len(values) == 1 else values
 
 

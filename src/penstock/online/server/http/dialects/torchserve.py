@@ -63,7 +63,7 @@ def read(content_type: bytes, body: Buffer, inputs: Sequence[TensorSpec]) -> Ste
 
 
 def write(outputs: Mapping[str, Array], is_row: bool) -> bytes:
-    """Encode a single output, or an object with all outputs. ``is_row`` removes the first dimension, which is 1."""
+    """Encode a single output as a value, or several as an object. ``is_row`` removes the first dimension, which is 1."""
     if is_row and all(array.shape[:1] == (1,) for array in outputs.values()):
         outputs = {name: array.reshape(array.shape[1:]) for name, array in outputs.items()}
     return write_json(unnamed({name: to_value(name, array) for name, array in outputs.items()}))
@@ -110,8 +110,8 @@ class TorchServe:
         ask(self._dataplane, exchange, find, read_body)
 
     def explain(self, exchange: Exchange, route: Route) -> None:
-        """Not supported: models have no handler that explains."""
-        raise Unsupported(f"model {quoted(route.model)} has no handler that explains", "use '/predictions'")
+        """Not supported, because models have no explanation handler."""
+        raise Unsupported(f"model {quoted(route.model)} has no explanation handler", "use '/predictions'")
 
     def ping(self, exchange: Exchange, route: Route) -> None:
         """200 when all models are loaded, else 503."""
