@@ -174,7 +174,7 @@ class OnnxRuntimeModel(LoadedModel):
             outputs = self._run(inputs)
         except UnicodeDecodeError:
             raise InvalidArgument(
-                f"an element of the outputs {self._text_outputs} is not UTF-8, which ONNX Runtime does not return",
+                f"ONNX Runtime returns only UTF-8 text, but an element of the outputs {self._text_outputs} is not UTF-8",
                 "send text, or the bytes as a UINT8 tensor",
             ) from None
         except Exception as error:
@@ -229,9 +229,9 @@ class OnnxRuntimeModel(LoadedModel):
 
 
 def trim_arena(session: ort.InferenceSession, inputs: Iterable[TensorSpec]) -> None:
-    """Release the unused parts of the arena. ONNX Runtime does this only at the end of a run, so this starts a run and terminates it.
+    """Release the unused parts of the arena. ONNX Runtime does this only at the end of a run, so a run is started and terminated.
 
-    The tensors of this run have as few elements as their shapes allow; nothing reads them.
+    The inputs of this run have as few elements as their shapes allow. The run is terminated before it reads them.
     """
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -322,7 +322,7 @@ def _from_maps(spec: TensorSpec, maps: Any) -> Array:
     """
     keys = sorted(maps[0]) if maps else []
     if any(sorted(one) != keys for one in maps):
-        raise Unsupported(f"output '{spec.name}' has maps with different keys, which do not form a tensor")
+        raise Unsupported(f"output '{spec.name}' has maps with different keys, which cannot form one tensor")
     return np.array([[one[key] for key in keys] for one in maps], spec.datatype.dtype).reshape(len(maps), len(keys))
 
 
@@ -340,15 +340,15 @@ def _to_text(name: str, array: Array) -> Array:
     for number, element in enumerate(elements):
         if b"\0" in element:
             raise InvalidArgument(
-                f"input '{name}' has elements that are not UTF-8, and element {number} contains a zero byte, "
-                "which ONNX Runtime accepts only in UTF-8 text",
+                f"element {number} of input '{name}' contains a zero byte, "
+                "which ONNX Runtime accepts only if all elements are UTF-8 text",
                 "send text, or the bytes as a UINT8 tensor",
             )
     width = max(map(len, elements)) + 1
     if width * len(elements) > max(_PADDED_BYTES, 2 * sum(map(len, elements))):
         raise InvalidArgument(
-            f"input '{name}' is not all UTF-8, and its {len(elements)} elements, padded to {width} bytes each, "
-            f"exceed the limit of {_PADDED_BYTES} bytes",
+            f"input '{name}' has text that is not UTF-8, so its {len(elements)} elements are padded to {width} bytes each, "
+            f"which exceeds the limit of {_PADDED_BYTES} bytes",
             "send text, elements of similar length, or the bytes as a UINT8 tensor",
         )
     return np.array(elements, np.dtype((np.bytes_, width))).reshape(array.shape)
