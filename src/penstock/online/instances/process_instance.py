@@ -50,7 +50,7 @@ class ModelProcess:
     end_s = 2.0
     """Maximum seconds to wait for the child to end before it is killed."""
     least_load_s = 60.0
-    """Minimum timeout for loading, in seconds, if calls have a timeout. Loading takes longer than a call."""
+    """Minimum load timeout in seconds, if calls have a timeout, because loading takes longer than a call."""
 
     def __init__(self, message: Load, model_file: int, timeout_s: float, clock: Clock) -> None:
         self.signature: Signature
@@ -85,11 +85,11 @@ class ModelProcess:
         clock: Clock | None = None,
         halt: Halt | None = None,
     ) -> Self:
-        """Load ``artifact`` in a new process that runs on ``cores``. The descriptor ``model_file`` contains its bytes (see
-        ``Artifact.in_memory``).
+        """Load ``artifact`` in a new process that runs on ``cores``. The file descriptor ``model_file`` refers to the artifact's
+        bytes (see ``Artifact.in_memory``).
 
-        The process is killed if a call takes longer than ``timeout_s`` (0: no limit), or loading longer than both ``timeout_s`` and
-        ``least_load_s``. ``halt`` can end the process until ``Halt.release``. Raises the errors of the engine.
+        The process is killed if a call takes longer than ``timeout_s`` (0: no limit). Loading may take up to ``least_load_s``, if
+        that is longer. ``halt`` can end the process until ``Halt.release``. Raises the errors of the engine.
         """
         halt = halt or Halt()
         path = str(artifact.path.resolve()) if artifact.path else ""
@@ -148,7 +148,7 @@ class ModelProcess:
             self._changed.notify_all()
 
     def used_s(self) -> float | None:
-        """CPU seconds that the process has used so far, or the one that is starting; None if unknown. Any thread may call it."""
+        """CPU seconds of the starting process, if any, else of the current process; None if unknown. Any thread may call this."""
         child = self._starting or self._child
         return 0.0 if child is None else child.used_s()
 
