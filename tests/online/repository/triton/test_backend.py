@@ -55,7 +55,7 @@ def test_from_the_configuration(text: str, files: list[str], engine: str, file: 
     ("text", "files", "error", "reason"),
     [
         ("", [], NotFound, "holds no 'model.onnx' or .*the folder is empty"),
-        ("", ["notes.txt"], NotFound, "it holds notes.txt"),
+        ("", ["notes.txt"], NotFound, "it contains notes.txt"),
         ('backend: "pytorch"', ["model.onnx"], NotFound, "holds no 'model.pt' or 'model.pt2'"),
         ('backend: "tensorrt"', ["model.plan"], Unsupported, "'backend' is 'tensorrt'.*serve the ONNX model"),
         ('platform: "tensorflow_graphdef"', [], Unsupported, "SavedModel"),

@@ -61,7 +61,7 @@ class InputCheck:
         )
 
     def __call__(self, request: InferRequest) -> tuple[int, Hashable]:  # noqa: C901, PLR0912 - each call saved here counts
-        """``(rows, key)``: the batch size, 1 if the model is not batchable, and a key; requests with equal keys can be merged.
+        """``(rows, key)``: the batch size (1 if the model is not batchable), and a key. Requests with equal keys can be merged.
 
         Raises InvalidArgument.
         """

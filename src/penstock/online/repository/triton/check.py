@@ -25,7 +25,7 @@ def parse(name: str, settings: Mapping[str, Any]) -> ours.ModelConfig:
 
 
 def check(given: Message, name: str, where: str = "") -> list[Finding]:
-    """The warnings about ``given``, the configuration of model ``name``. It was read from the file ``where``.
+    """The warnings about ``given``, the configuration of model ``name`` from the file ``where``.
 
     Raises InvalidConfig for the first invalid field, with the model, the field and the reason.
     """
