@@ -1,11 +1,11 @@
 """Forms the next batch. ``form`` is a pure function of the waiting requests, the time and the configuration.
 
 The rules of preferred sizes and delay are the same as in Triton's dynamic batcher (``GetDynamicBatch`` in
-``dynamic_batch_scheduler``). They apply whenever an instance is free. Requests that cannot be merged with the first request form
-batches of their own, and do not close the first request's batch.
+``dynamic_batch_scheduler``). The rules apply whenever an instance is free. Requests that cannot be merged with the first request go
+into other batches, and do not end the first request's batch.
 
-Requests that would miss their deadlines in the batch of highest throughput are dropped before that batch runs, not only once their
-deadlines have passed (the early drop of Nexus, Shen et al., SOSP 2019).
+Requests that would miss their deadlines in the batch of highest throughput are dropped before that batch runs, although their
+deadlines have not passed (the early drop of Nexus, Shen et al., SOSP 2019).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _NOTHING = Wait()
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """The rules of a BatchingConfig, prepared for frequent use."""
+    """The rules of a BatchingConfig in a precomputed form."""
 
     max_rows: int
     preferred: frozenset[int]

@@ -58,7 +58,7 @@ def split(outputs: Mapping[str, Array], rows: Sequence[int]) -> list[dict[str, A
         if array.shape[:1] != (total,):
             raise PenstockError(
                 f"the model's output '{name}' has shape {list(array.shape)} for a batch of {total}",
-                "serve it with a maximum batch of 1",
+                "serve the model with a maximum batch size of 1",
             )
     parts: list[dict[str, Array]] = []
     start = 0
