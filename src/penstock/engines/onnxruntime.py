@@ -61,7 +61,7 @@ _INTEGER_OPERATORS = (b"QLinear", b"Integer", b"QAttention", b"QGemm")
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _CUDA = "CUDAExecutionProvider"
 _PADDED_BYTES = 64 << 20
-"""Maximum size in bytes of an input with elements that are not UTF-8, after all elements are padded to the length of the longest."""
+"""Maximum bytes of an input that is not UTF-8 text, after all its elements are padded to the same length."""
 _LARGE_BYTES = 1 << 20
 """Size in bytes above which parsing a model would delay requests to other models by more than half a millisecond."""
 # At a lower log level, ONNX Runtime would print errors that the caller receives as exceptions anyway.
@@ -151,7 +151,7 @@ class OnnxRuntimeModel(LoadedModel):
         self._maps = [spec for spec in self.signature.outputs if outputs[spec.name].type not in _BY_ORT_TYPE]
         optional = [value for value in session.get_overridable_initializers() if value.type in _BY_ORT_TYPE]
         self.optional_inputs = tuple(_spec(value) for value in optional)
-        """Inputs that have a default value in the model; not part of the signature."""
+        """Inputs that have a default value in the model. The signature does not include them."""
         self._names = self.signature.output_names
         self._session: ort.InferenceSession | None = session
         self._run_options: ort.RunOptions | None = None
@@ -378,8 +378,8 @@ def _from_value(value: ort.OrtValue) -> Array:
 def _session(artifact: Artifact, file: Any, options: ort.SessionOptions, providers: list[Any]) -> ort.InferenceSession:
     """The session of ``file``, the main file of ``artifact``.
 
-    ONNX Runtime fails where its exact kernels need weights that several operators share. A model in QDQ form is then loaded at the
-    level ``basic``, which leaves its products in floats: exact but slower.
+    ONNX Runtime's exact kernels cannot use weights that several operators share. If loading fails for this reason, a QDQ model is
+    loaded at the level ``basic``, at which products are computed in floats. This is exact but slower.
     """
     try:
         return ort.InferenceSession(file, options, providers=providers)

@@ -25,8 +25,8 @@ class TfLiteOptions(msgspec.Struct, frozen=True):
     free_batch: bool = False
     """Treat the first dimension of every input as free, even if the file fixes it. Some converters fix it at 1."""
     signature: str = ""
-    """Name of the signature to run. Empty means the first signature. A file without signatures runs its graph; inputs and outputs
-    then have the names of the graph's tensors."""
+    """Name of the signature to run. Empty means the first signature. If a file has no signatures, its graph is run, and inputs and
+    outputs have the names of the graph's tensors."""
 
 
 class TfLiteEngine(OptionsEngine):

@@ -37,7 +37,7 @@ class Storage(Protocol):
         ...
 
     def read(self, path: str, most_bytes: int | None = None) -> bytes:
-        """The content of a file. Raises NotFound; InvalidArgument if it has more than ``most_bytes``."""
+        """The content of a file. Raises NotFound, and InvalidArgument if the file has more than ``most_bytes``."""
         ...
 
     def digest(self, path: str) -> str:

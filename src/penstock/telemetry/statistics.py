@@ -188,7 +188,7 @@ class ModelStatistics:
     metrics: dict[str, OwnMetric] = field(default_factory=dict)
     """Metrics defined by a Python model, by name."""
     stages: dict[str, Duration] = field(default_factory=dict)
-    """Duration of each stage of a Python model, by name. Some stages are part of every execution; the model defines others."""
+    """Duration of each stage of a Python model, by name. Some stages are part of every execution. The model may define others."""
     load_s: float = 0.0
     """Seconds of loading and warming up."""
     recent: RecentDurations | None = None

@@ -29,7 +29,7 @@ _ENTRY_BYTES = 600
 _OUTPUT_BYTES = 400
 _ELEMENT_BYTES = 48
 _PARAMETER_BYTES = 100
-"""Estimated bytes of Python objects for, in this order, a response, an output, an element of a BYTES tensor, and a parameter."""
+"""Estimated bytes of the Python objects of a response, an output, an element of a BYTES tensor, and a parameter."""
 
 
 class _Output(msgspec.Struct, array_like=True, frozen=True):

@@ -27,7 +27,7 @@ from penstock.telemetry.statistics import Failure, ModelStatistics
 _log = logging.getLogger(__name__)
 
 _OF_ONE_REQUEST = frozenset({Code.CANCELLED, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE})
-"""Errors that need not apply to an equal request, which may have a later deadline or find space in the queue."""
+"""Errors of a single request. An equal request may have a later deadline or find space in the queue."""
 
 
 Submit = Callable[[Done], Cancellable | None]

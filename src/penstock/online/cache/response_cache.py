@@ -25,7 +25,7 @@ from penstock.request import Done, InferRequest
 from penstock.telemetry.statistics import Failure, ModelStatistics
 
 _LARGEST_SHARE = 4
-"""A response larger than 1/4 of the cache is not cached, because it would evict too many others."""
+"""A response larger than 1/4 of the cache is not cached, because it would evict too many other responses."""
 
 
 class SecondTier(Protocol):

@@ -1,9 +1,9 @@
 """A model in a child process. If it crashes or hangs, the server and its other models continue.
 
-Tensors pass through shared memory. Inputs are copied into it once, outputs are copied out of it once, and nothing is pickled. If
-the process dies, only its current batch fails. The process is restarted immediately, or after a delay if it has died repeatedly
-(see ``restart``). Until the new process has loaded the model, the model is not ``healthy``. Calls wait up to a second for the new
-process. Then they fail, and the error says when to retry.
+Tensors pass through shared memory. Inputs and outputs are each copied once, and nothing is pickled. If the process dies, only its
+current batch fails. The process is restarted immediately, or after a delay if it has died repeatedly (see ``restart``). Until the
+new process has loaded the model, the model is not ``healthy``. Calls wait up to a second for the new process. Then they fail, and
+the error says when to retry.
 """
 
 from __future__ import annotations

@@ -137,9 +137,9 @@ class Manager:
         """Load or reload model ``name`` from the repositories, with the configuration and files of ``override`` if given.
 
         Returns when the model, and every ensemble that was unloaded together with it, is ready. Keeps versions that have not
-        changed. Pass ``is_part`` if an ensemble needs the model. Pass ``is_due`` if the server loads the model by itself, and needs
-        the model to become ready. With either flag, an earlier override stays in effect. Raises PenstockError if there is no such
-        model, LoadFailed or InvalidConfig if loading fails, and Unavailable during shutdown.
+        changed. Pass ``is_part`` if an ensemble needs the model. Pass ``is_due`` if the server loads the model by itself, and is not
+        ready until the model is served. With either flag, an earlier override stays in effect. Raises PenstockError if there is no
+        such model, LoadFailed or InvalidConfig if loading fails, and Unavailable during shutdown.
         """
         if self._is_closed:
             raise Unavailable(f"model '{name}' cannot be loaded: the server is shutting down")
@@ -251,7 +251,7 @@ class Manager:
     async def _on_thread(
         self, verb: str, name: str, work: Callable[[], _Result], used_s: Callable[[], float | None] = lambda: None
     ) -> _Result:
-        """Run ``work()``, a part of loading model ``name``, on a thread, once there is a seat for it; ``used_s`` as for ``Seats``.
+        """Wait for a free seat, and run ``work()``, a part of loading model ``name``, on a thread. For ``used_s``, see ``Seats``.
 
         The part holds its seat even if the caller is cancelled.
         """
@@ -273,7 +273,7 @@ class Manager:
         is_due: bool,
         keeps_override: bool,
     ) -> list[Loading]:
-        """Load or reload ``model``. Also starts loads of ensembles that need it, and returns them."""
+        """Load or reload ``model``. Also starts and returns the loads of ensembles that need the model."""
         async with model.turn:
             model.running_options = load_options
             if model.waiting is asyncio.current_task():

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 _LOOK_S = 0.25
 _IDLE_LOOKS = 4
-"""A load no longer counts if it has made no progress between this many successive looks."""
+"""A load no longer counts after this many successive checks without progress."""
 _MAX_LOOKS = 40
-"""A load no longer counts after this many looks."""
+"""A load no longer counts after this many checks."""
 _IDLE_SHARE = 0.01
 """A process that polls uses up to this share of a CPU while it waits."""
 

@@ -303,7 +303,7 @@ class DynamicBatcher:
     def _look(self, takes: bool) -> Batch | _Sleeper | None:
         """Find work for a free instance. Returns a batch, or a sleeper on which to wait, or None if the instance has to end.
 
-        ``takes`` removes the batch from the queue. If several instances wait for the same time, only the first instance wakes then.
+        With ``takes``, the batch leaves the queue. If several instances wait until the same time, only the first of them wakes then.
         """
         found: Batch | _Sleeper | None = None
         with self._lock:

@@ -12,7 +12,7 @@ import msgspec
 _GAIN = 1 / 8
 _DEVIATION_GAIN = 1 / 4
 _DEVIATIONS = 2.0
-"""Mean deviations from the mean to the upper bound. For a normal distribution, the bound is the 95th percentile."""
+"""The upper bound is the mean plus this many mean deviations. For a normal distribution, it is the 95th percentile."""
 _OUTLIER = 4.0
 """Measurements are limited to twice the mean plus this many deviations, so that one pause does not make the model appear slow."""
 _LIFE_NS = 1_000_000_000

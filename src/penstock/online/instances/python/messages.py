@@ -126,7 +126,7 @@ class ResponseSender:
         self.closed = False
         """True once the request has ended."""
         self._is_wanted = True
-        """False once the client no longer waits for responses. They are then dropped here, because sending one would cost a copy."""
+        """False once the client no longer waits for responses. Responses are then dropped here, to save the copy of sending."""
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Send ``response``. Blocks until the server has received the response."""

@@ -43,7 +43,7 @@ class Tensor:
 def model(form: _Form) -> _Form:
     """Mark a function as the model of its ``model.py``. The function's type hints declare the inputs and outputs.
 
-    Mark a class instead if the model has state or needs clean-up. Then its method ``forward`` has the type hints. The class may also
+    Mark a class instead if the model has state or needs clean-up. The method ``forward`` then has the type hints. The class may also
     have the method ``load``, which receives the context before the first request, and the method ``unload``.
     """
     setattr(form, _MARK, True)

@@ -169,5 +169,5 @@ class InputCheck:
 
 
 def _fixed_tail(shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The dimensions after the first one if only that one is free; otherwise None. A shape with equal ones fits."""
+    """The dimensions after the first, if only the first dimension is free; otherwise None. Equal dimensions fit."""
     return shape[1:] if len(shape) > 1 and shape[0] == -1 and -1 not in shape[1:] else None
