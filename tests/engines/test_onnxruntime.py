@@ -127,7 +127,7 @@ def test_text_that_onnx_runtime_cannot_take_or_return() -> None:
         ):
             model.forward({"x": np.array([[b"\xff", element]], np.object_)})
     with pytest.raises(
-        InvalidArgument, match="100001 elements, padded to 100001 bytes each, exceed the limit of 67108864"
+        InvalidArgument, match="100001 elements are padded to 100001 bytes each, which exceeds the limit of 67108864"
     ):
         model.forward({"x": np.array([[b"\xff" * 100_000] + [b""] * 100_000], np.object_)})
     with pytest.raises(InvalidArgument, match="must be bytes or text, not int"):

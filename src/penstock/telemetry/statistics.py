@@ -195,7 +195,7 @@ class ModelStatistics:
     """Quantiles of the last minute. None unless enabled, because they take time in every request."""
 
     def executed(self, arrived_ns: Sequence[int], rows: int, reason: Reason, times: BatchTimes, done_ns: int) -> None:
-        """Count one batch of ``rows`` rows, answered at ``done_ns``, whose requests (at least one) arrived at ``arrived_ns``."""
+        """Count one batch of ``rows`` rows. Its requests, at least one, arrived at ``arrived_ns`` and ended at ``done_ns``."""
         self.executed_all([(arrived_ns, rows, reason, times, done_ns)])
 
     def executed_all(self, batches: Sequence[Executed]) -> None:

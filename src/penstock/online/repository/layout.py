@@ -48,7 +48,7 @@ class Layout(msgspec.Struct, frozen=True):
     config_name: str = ""
     """If set, ``configs/<config_name>.pbtxt`` takes precedence over ``config.pbtxt``."""
     namespacing: bool = False
-    """If true, models are served as ``<repository>/<name>``. If false, a model whose name occurs in two repositories is refused."""
+    """If true, models are served as ``<repository>/<name>``. If false, a model is rejected if two repositories contain its name."""
     targets: Mapping[str, ModelSource] = {}
     """The models named on the command line, by name."""
 

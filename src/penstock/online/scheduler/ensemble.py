@@ -69,7 +69,7 @@ class Ensemble(msgspec.Struct, frozen=True):
     ranks: Mapping[str, int]
     """The number of dimensions of each output before ``reshapes``, including the batch dimension."""
     reshapes: Mapping[str, Reshape]
-    """Reshapes of the inputs and outputs whose shapes for clients differ from the models' shapes."""
+    """Reshapes of the inputs and outputs that have different shapes for clients and models."""
     max_inside: int = 0
     """Maximum number of requests in progress. Further requests wait. 0 means no limit."""
 

@@ -1,8 +1,8 @@
 """Limits which instances run at the same time: each instance holds its configured resources while it runs.
 
 A resource has a name and a count, and all models share it. A waiting instance of priority n runs 1/n as often as an instance of
-priority 1 (stride scheduling, Waldspurger and Weihl, 1995). No instance starves, because resources for which an instance waits are
-not given to instances behind it.
+priority 1 (stride scheduling, Waldspurger and Weihl, 1995). No instance starves, because a resource that a waiting instance needs is
+not given to later instances.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def preload(layout: Layout, names: Iterable[str], load_options: LoadOptions) -> 
 def load_more(
     layout: Layout, source: ModelSource, version: str, load_options: LoadOptions, first: Model, count: int
 ) -> Sequence[Model]:
-    """Load models for ``count`` more instances of a version, whose first model is ``first``. Raises as ``load_version`` does."""
+    """Load models for ``count`` more instances of a version. ``first`` is its first model. Raises as ``load_version`` does."""
     resolved = find(source, version, load_options)
     if _is_shared(first, resolved):
         return [first] * count

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 _LOW = 10
-"""A niceness at which a thread gets a tenth of the time of a normal thread when both compete for a core."""
+"""With this niceness, a thread gets a tenth of the CPU time of a normal thread that competes for the same core."""
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _OWN_PAGES_BYTES = 4 << 20
