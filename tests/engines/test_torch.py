@@ -108,14 +108,14 @@ def test_a_forward_that_takes_one_dictionary() -> None:
 def test_arguments_with_defaults_need_not_be_declared() -> None:
     model = TorchEngine().load(script(Optional()), declare(["x"], ["y"]))
     assert model.forward({"x": np.array([5], np.float32)})["y"] == [7]
-    with pytest.raises(InvalidModel, match=r"takes \['second'\], which are not among its declared inputs \['first'\]"):
+    with pytest.raises(InvalidModel, match=r"needs the inputs \['second'\], but only \['first'\] are declared"):
         TorchEngine().load(script(Pair()), declare(["first"], ["y"]))
 
 
 @pytest.mark.parametrize("names", [["a", "b", "c"], ["a__0", "b__2"], ["a__0", "b__0"]], ids=["many", "far", "twice"])
 def test_names_that_do_not_fit(names: list[str]) -> None:
     with pytest.raises(
-        InvalidModel, match=r"do not fit the model's names \['first', 'second'\] \(use the model's names, or NAME__0"
+        InvalidModel, match=r"do not match the model's names \['first', 'second'\] \(use the model's names, or NAME__0"
     ):
         TorchEngine().load(script(Pair()), declare(names, ["y"]))
 

@@ -11,13 +11,12 @@ from penstock.clock import Clock, SystemClock
 LARGE_BYTES = 1 << 20
 """A run is large if its inputs and outputs have at least this many bytes."""
 TRIM_S = (5.0, 20.0, 80.0)
-"""Seconds after the last large run at which the arena is trimmed. Memory of a response that the client has not read yet is
-released by a later trim."""
+"""The arena is trimmed this many seconds after the last large run. Later trims release the memory of responses that are read
+late."""
 
 
 class ArenaTrimmer:
-    """Trims an arena some seconds after the last large run. The trimmer's thread exists only from the first large run to the last
-    trim.
+    """Trims an arena some seconds after the last large run. Its thread starts at the first large run and ends after the last trim.
 
     An arena keeps the memory of the largest batch, because allocating it again would make a run up to 50 % longer. The arena is
     therefore not trimmed while large runs follow one another. ``trim`` may block while the system reclaims the memory. Other runs
@@ -30,9 +29,9 @@ class ArenaTrimmer:
         clock: Clock | None = None,
         start: Callable[[ArenaTrimmer], object] | None = None,
     ) -> None:
-        """``trim`` must not hold a reference to the trimmer, because the memory of a dropped model would then be released late.
+        """``trim`` must not refer to the trimmer. Such a reference cycle would delay the release of a dropped model's memory.
 
-        ``start`` must arrange repeated calls of ``next_wait``. The default starts a thread for this.
+        ``start`` starts a loop that calls ``next_wait``. By default, the loop runs on a new thread.
         """
         self._trim = trim
         self._clock = clock or SystemClock()
@@ -41,7 +40,7 @@ class ArenaTrimmer:
         self._last = 0.0  # the end of the last large run
         self._trims = 0  # since then
         self.woken = threading.Event()
-        """Set when ``next_wait`` has to be called earlier than it returned."""
+        """Set to end the current wait early and call ``next_wait`` again."""
         self.is_closed = False
         self._is_watched = False
 

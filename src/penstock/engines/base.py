@@ -1,4 +1,4 @@
-"""Interfaces of engines: ``Engine`` validates and loads artifacts; ``LoadedModel`` runs.
+"""Interfaces of engines: ``Engine`` validates and loads artifacts, and ``LoadedModel`` runs a model.
 
 The constructor of a ``LoadedModel`` loads the model. ``forward`` may then be called until ``unload``. The tests in
 ``tests/conformance/engines.py`` check this contract for every engine.
@@ -59,23 +59,24 @@ class LoadedModel(Protocol):
     """True if ``forward`` never blocks, any thread may call it, and its run time depends only on the inputs' shapes. The server may
     run short batches of such a model on its event loop."""
     keeps_state: bool = False
-    """True if outputs may depend on earlier calls. Such a model may run only to answer requests, so it is not warmed up."""
+    """True if outputs may depend on earlier calls. Warm-up calls could change the state, so they are skipped."""
     optional_inputs: tuple[TensorSpec, ...] = ()
-    """Inputs that have a default value in the model; not part of the signature."""
+    """Inputs that have a default value in the model. The signature does not include them."""
     unranked: frozenset[str] = frozenset()
-    """Inputs that accept any shape; their shape in the signature is empty."""
+    """Inputs that accept any shape. Their shape in the signature is empty."""
     left_out: Mapping[str, str] = {}
-    """Outputs that are omitted because they are not tensors: name and type."""
+    """Names and types of the outputs that are omitted because they are not tensors."""
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the model once. It must not change or keep ``inputs``. The caller owns the outputs, which are in signature order.
+        """Run the model once. Implementations must not change or keep ``inputs``. The caller owns the outputs, which are in
+        signature order.
 
         Inputs must already satisfy ``signature.check``. Raises PenstockError (INTERNAL) if the engine fails.
         """
         ...
 
     def forward_within(self, inputs: Mapping[str, Array], limit_s: float) -> dict[str, Array]:
-        """Like ``forward``, but raise DeadlineExceeded after ``limit_s`` if the engine can end a run. No other run may be active."""
+        """Like ``forward``, but engines that can stop a run raise DeadlineExceeded after ``limit_s``. No other run may be active."""
         return self.forward(inputs)
 
     def unload(self) -> None:
@@ -86,8 +87,8 @@ class LoadedModel(Protocol):
 Answer = Callable[[int, dict[str, Array] | PenstockError | None, bool], bool]
 """``answer(n, outcome, final)`` answers the n-th of the requests being executed.
 
-``outcome`` is the outputs, an error, or None if a decoupled model sends no further outputs. ``final`` or an error ends the
-request. Returns False if no more answers to this request are wanted. To ask only this, pass None without ``final``."""
+``outcome`` is the outputs, an error, or None for an answer without outputs. ``final`` or an error ends the request. Returns False
+once the client wants no more answers. Passing None without ``final`` sends nothing and only returns this flag."""
 
 
 @runtime_checkable
@@ -109,12 +110,12 @@ class RequestModel(Protocol):
 
     @property
     def max_batch(self) -> int | None:
-        """Limit on the total rows of one ``execute`` call. 0: tensors have no batch dimension. None: the server decides."""
+        """Maximum rows of all requests in one ``execute`` call. 0: tensors have no batch dimension. None: the server decides."""
         ...
 
     def execute(self, requests: Sequence[InferRequest], answer: Answer) -> None:
-        """Answer each of ``requests`` once before returning. A decoupled model receives one request at a time. It may send any number
-        of answers, also after ``execute`` has returned and from any thread, until it sends a final one. ``answer`` may block.
+        """Answer each of ``requests`` once before returning. A decoupled model receives one request at a time. It may send any
+        number of answers until the final answer, from any thread, even after ``execute`` has returned. ``answer`` may block.
 
         The model may use the inputs until the request has ended. The caller owns the outputs. An exception fails all requests that
         have not ended.
@@ -154,25 +155,25 @@ class Engine(Protocol):
         ...
 
     def load(self, artifact: Artifact, options: Options) -> LoadedModel:
-        """Load ``artifact``. Raises InvalidModel if the engine rejects it, InvalidConfig for unknown options."""
+        """Load ``artifact``. Raises InvalidModel if the engine rejects the artifact, InvalidConfig for unknown options."""
         ...
 
 
 class OptionsEngine(abc.ABC):
-    """Base of engines that have a struct of options and need memory in proportion to the model's size."""
+    """Base class of engines that have typed options and use memory in proportion to the model's size."""
 
     name: ClassVar[str]
     version: str
     formats: ClassVar[frozenset[Format]]
     options: ClassVar[type[msgspec.Struct]]
-    """Struct of the options; has a field ``threads``."""
+    """Type of the options. It has a field ``threads``."""
     copies: ClassVar[int]
     """Maximum number of copies of the weights in a loaded model."""
     fixed_bytes: ClassVar[int]
     """Memory of a loaded model in addition to its weights."""
 
     def __init__(self, machine: MachineFacts | None = None) -> None:
-        """``machine`` determines how integers are multiplied; the default is this machine."""
+        """``machine`` describes the CPU that will run the models. The default is this machine."""
         self._machine = machine or _this_machine()
 
     def gpus(self) -> int:
@@ -196,8 +197,8 @@ _this_machine = functools.cache(machine_facts)
 def check_artifact(artifact: Artifact, formats: frozenset[Format]) -> list[Finding]:
     """Findings about ``artifact`` that hold for every engine.
 
-    A model in memory must include all its files. An engine would read a missing file from the working directory of the process, and
-    no digest covers such a file.
+    A model in memory must include all its files. Otherwise, the engine would read a missing file from the working directory, where
+    no digest protects it.
     """
     if artifact.format not in formats:
         return [Finding(Severity.ERROR, f"this engine does not run models of format '{artifact.format.value}'")]

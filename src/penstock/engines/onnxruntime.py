@@ -61,7 +61,7 @@ _INTEGER_OPERATORS = (b"QLinear", b"Integer", b"QAttention", b"QGemm")
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _CUDA = "CUDAExecutionProvider"
 _PADDED_BYTES = 64 << 20
-"""Maximum size in bytes of an input with elements that are not UTF-8, after all elements are padded to the length of the longest."""
+"""Maximum bytes of an input that is not UTF-8 text, after all its elements are padded to the same length."""
 _LARGE_BYTES = 1 << 20
 """Size in bytes above which parsing a model would delay requests to other models by more than half a millisecond."""
 # At a lower log level, ONNX Runtime would print errors that the caller receives as exceptions anyway.
@@ -151,7 +151,7 @@ class OnnxRuntimeModel(LoadedModel):
         self._maps = [spec for spec in self.signature.outputs if outputs[spec.name].type not in _BY_ORT_TYPE]
         optional = [value for value in session.get_overridable_initializers() if value.type in _BY_ORT_TYPE]
         self.optional_inputs = tuple(_spec(value) for value in optional)
-        """Inputs that have a default value in the model; not part of the signature."""
+        """Inputs that have a default value in the model. The signature does not include them."""
         self._names = self.signature.output_names
         self._session: ort.InferenceSession | None = session
         self._run_options: ort.RunOptions | None = None
@@ -174,7 +174,7 @@ class OnnxRuntimeModel(LoadedModel):
             outputs = self._run(inputs)
         except UnicodeDecodeError:
             raise InvalidArgument(
-                f"an element of the outputs {self._text_outputs} is not UTF-8, which ONNX Runtime does not return",
+                f"ONNX Runtime returns only UTF-8 text, but an element of the outputs {self._text_outputs} is not UTF-8",
                 "send text, or the bytes as a UINT8 tensor",
             ) from None
         except Exception as error:
@@ -229,9 +229,9 @@ class OnnxRuntimeModel(LoadedModel):
 
 
 def trim_arena(session: ort.InferenceSession, inputs: Iterable[TensorSpec]) -> None:
-    """Release the unused parts of the arena. ONNX Runtime does this only at the end of a run, so this starts a run and terminates it.
+    """Release the unused parts of the arena. ONNX Runtime does this only at the end of a run, so a run is started and terminated.
 
-    The tensors of this run have as few elements as their shapes allow; nothing reads them.
+    The inputs of this run have as few elements as their shapes allow. The run is terminated before it reads them.
     """
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -322,7 +322,7 @@ def _from_maps(spec: TensorSpec, maps: Any) -> Array:
     """
     keys = sorted(maps[0]) if maps else []
     if any(sorted(one) != keys for one in maps):
-        raise Unsupported(f"output '{spec.name}' has maps with different keys, which do not form a tensor")
+        raise Unsupported(f"output '{spec.name}' has maps with different keys, which cannot form one tensor")
     return np.array([[one[key] for key in keys] for one in maps], spec.datatype.dtype).reshape(len(maps), len(keys))
 
 
@@ -340,15 +340,15 @@ def _to_text(name: str, array: Array) -> Array:
     for number, element in enumerate(elements):
         if b"\0" in element:
             raise InvalidArgument(
-                f"input '{name}' has elements that are not UTF-8, and element {number} contains a zero byte, "
-                "which ONNX Runtime accepts only in UTF-8 text",
+                f"element {number} of input '{name}' contains a zero byte, "
+                "which ONNX Runtime accepts only if all elements are UTF-8 text",
                 "send text, or the bytes as a UINT8 tensor",
             )
     width = max(map(len, elements)) + 1
     if width * len(elements) > max(_PADDED_BYTES, 2 * sum(map(len, elements))):
         raise InvalidArgument(
-            f"input '{name}' is not all UTF-8, and its {len(elements)} elements, padded to {width} bytes each, "
-            f"exceed the limit of {_PADDED_BYTES} bytes",
+            f"input '{name}' has text that is not UTF-8, so its {len(elements)} elements are padded to {width} bytes each, "
+            f"which exceeds the limit of {_PADDED_BYTES} bytes",
             "send text, elements of similar length, or the bytes as a UINT8 tensor",
         )
     return np.array(elements, np.dtype((np.bytes_, width))).reshape(array.shape)
@@ -378,8 +378,8 @@ def _from_value(value: ort.OrtValue) -> Array:
 def _session(artifact: Artifact, file: Any, options: ort.SessionOptions, providers: list[Any]) -> ort.InferenceSession:
     """The session of ``file``, the main file of ``artifact``.
 
-    ONNX Runtime fails where its exact kernels need weights that several operators share. A model in QDQ form is then loaded at the
-    level ``basic``, which leaves its products in floats: exact but slower.
+    ONNX Runtime's exact kernels cannot use weights that several operators share. If loading fails for this reason, a QDQ model is
+    loaded at the level ``basic``, at which products are computed in floats. This is exact but slower.
     """
     try:
         return ort.InferenceSession(file, options, providers=providers)

@@ -14,12 +14,12 @@ from penstock.errors import EngineUnavailable, InvalidArgument
 
 
 class ServedAs(msgspec.Struct, frozen=True):
-    """The names by which a model repository selects an engine."""
+    """The names that select an engine in a model repository."""
 
     backend: str
     platform: str
     filename: str
-    """Default name of the model's file or folder in its version's folder."""
+    """Default name of the model's file or folder inside the version folder."""
 
 
 class EngineTraits(msgspec.Struct, frozen=True):
@@ -32,19 +32,19 @@ class EngineTraits(msgspec.Struct, frozen=True):
     formats: tuple[Format, ...]
     served_as: tuple[ServedAs, ...]
     platform: str = ""
-    """The platform that the protocol reports for a model without a configuration; empty: the engine's name."""
+    """The platform that the protocol reports for a model without a configuration. If empty, the engine's name is reported."""
     takes_signature: bool = False
     """True if the engine has the options ``inputs`` and ``outputs``, because some of its models lack a signature."""
     keeps_threads: bool = True
-    """True if a loaded model keeps threads of its engine, even with the option ``threads`` set to 1."""
+    """True if a loaded model has background threads of its engine, even if the option ``threads`` is 1."""
     shared_options: Mapping[str, Any] = {}
-    """Options for models that have several threads and share their cores with a server."""
+    """Options for models that use several threads on the same cores as a server."""
     precisions: tuple[str, ...] = ()
-    """Values of the option ``precision``, the arithmetic of float operators; empty if the engine has no such option."""
+    """Valid values of the option ``precision`` (the arithmetic of float operators). Empty if the engine has no such option."""
     thread_parameters: tuple[str, ...] = ()
     """Parameters of a model's configuration that set the option ``threads``."""
     gpu_options: Callable[[int], Mapping[str, Any]] | None = None
-    """Function from the number of a GPU to the options that select this GPU; None if the engine supports only CPUs."""
+    """Returns the options that select the GPU with a given number. None if the engine supports only CPUs."""
 
 
 _ENGINES = {
@@ -120,7 +120,7 @@ def get_engine(name: str) -> Engine:
 
 
 def engines_for(format: Format) -> list[str]:
-    """Names of the engines that run models of ``format``, the default first. Imports no engine, so some might not be installed."""
+    """Names of the engines that run models of ``format``, the default first. Does not import the engines; some may be missing."""
     return [name for name, known in _ENGINES.items() if format in known.formats]
 
 

@@ -96,8 +96,8 @@ def _spec(name: str, spec: Any) -> TensorSpec:
 
 
 def _reason(error: Exception) -> str:
-    """The line of the error that gives the reason: usually the first line. If the first line only says that the graph failed, it
-    is the last line that names no node.
+    """The line of the error that gives the reason: usually the first line. If the first line only says that the graph failed, the
+    last line without a node's name is used.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" \t[")] or [type(error).__name__]
     told = [line for line in lines if not line.startswith("[[")]

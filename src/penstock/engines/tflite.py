@@ -25,8 +25,8 @@ class TfLiteOptions(msgspec.Struct, frozen=True):
     free_batch: bool = False
     """Treat the first dimension of every input as free, even if the file fixes it. Some converters fix it at 1."""
     signature: str = ""
-    """Name of the signature to run. Empty means the first signature. A file without signatures runs its graph; inputs and outputs
-    then have the names of the graph's tensors."""
+    """Name of the signature to run. Empty means the first signature. If a file has no signatures, its graph is run, and inputs and
+    outputs have the names of the graph's tensors."""
 
 
 class TfLiteEngine(OptionsEngine):
@@ -63,7 +63,7 @@ class TfLiteModel(LoadedModel):
         outputs: dict[str, dict[str, Any]],
         free_batch: bool = False,
     ) -> None:
-        """``inputs`` and ``outputs`` map names of tensors to the interpreter's details of them."""
+        """``inputs`` and ``outputs`` map tensor names to the interpreter's tensor details."""
         self.signature = Signature(
             tuple(_spec(name, details, free_batch) for name, details in inputs.items()),
             tuple(_spec(name, details, free_batch) for name, details in outputs.items()),
@@ -125,7 +125,8 @@ def _in_order(named: dict[str, dict[str, Any]], graph: list[dict[str, Any]]) -> 
     places = {details["index"]: place for place, details in enumerate(graph)}
     if any(details["index"] not in places for details in named.values()):
         raise Unsupported(
-            "the signature does not run the model's first graph", "choose another signature, or convert it separately"
+            "the signature does not run the model's first graph",
+            "choose another signature, or convert this one to its own file",
         )
     return dict(sorted(named.items(), key=lambda item: places[item[1]["index"]]))
 

@@ -47,7 +47,7 @@ class TorchOptions(msgspec.Struct, frozen=True):
     """Options of a loaded program."""
 
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Threads within an operator; 0: one per core. Each call sets this number, because torch keeps it per calling thread."""
+    """Threads within an operator; 0: one per core. It is set in each call, because torch stores it per calling thread."""
     device: Annotated[str, msgspec.Meta(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
     """Device: ``cpu``, ``cuda`` or ``cuda:N``."""
     inputs: tuple[TensorSpec, ...] = ()
@@ -93,7 +93,7 @@ class TorchEngine(OptionsEngine):
 class TorchModel(LoadedModel):
     """One program with its own weights. Only one thread may use it at a time, because a program may write to its buffers.
 
-    ``output_names`` are the names that the program uses for the outputs in ``signature`` (``_match`` finds them).
+    ``output_names`` are the program's own names for the outputs in ``signature``, as found by ``_match``.
     """
 
     def __init__(
@@ -146,9 +146,7 @@ def _load_script(data: bytes, device: torch.device, declared: Signature | None) 
     order = [own[place] for place in _match(names, own)]
     needed = [argument.name for argument in arguments if not argument.has_default_value()]
     if missing := [name for name in needed if name not in order]:
-        raise InvalidModel(
-            f"the model takes {missing}, which are not among its declared inputs {names}", "declare them"
-        )
+        raise InvalidModel(f"the model needs the inputs {missing}, but only {names} are declared", "declare all inputs")
     return lambda feeds: script(**dict(zip(order, feeds, strict=True))), declared, declared.output_names, keeps_state
 
 
@@ -178,7 +176,7 @@ def _load_program(data: bytes, device: torch.device, declared: Signature | None)
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     arguments = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
     if strange := [arg.name for arg in arguments if not isinstance(arg, (TensorArgument, ConstantArgument))]:
-        raise Unsupported(f"the exported program takes {strange}, which are not tensors", "export it for tensors only")
+        raise Unsupported(f"the exported program's inputs {strange} are not tensors", "export it for tensors only")
     inputs = [_spec(arg.name, values[arg.name]) for arg in arguments if isinstance(arg, TensorArgument)]
     results = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     nested = pytree.tree_unflatten([_node_of(result) for result in results], program.call_spec.out_spec)
@@ -245,7 +243,7 @@ def _match(names: Sequence[str], own: Sequence[str]) -> list[int]:
     places = numbers if len(numbers) == len(names) else list(range(len(names)))
     if len(set(places)) < len(places) or max(places) >= len(own):
         raise InvalidModel(
-            f"the declared names {list(names)} do not fit the model's names {list(own)}",
+            f"the declared names {list(names)} do not match the model's names {list(own)}",
             "use the model's names, or NAME__0, NAME__1 … by position",
         )
     return places

@@ -1,8 +1,8 @@
-"""Checks a torch archive before it is loaded: its kind, and that loading it does not run arbitrary code.
+"""Checks the kind of a torch archive, and rejects an archive that could run arbitrary code while it is loaded.
 
-torch reads parts of an exported program with Python's unrestricted unpickler. In addition, torch evaluates symbolic sizes, guards
-on inputs and names of functions as Python code. Files from ``torch.export.save`` do not need the features that are rejected here.
-The checks restrict a program to tensor operations. They do not make models from untrusted sources safe.
+torch reads parts of an exported program with Python's unrestricted unpickler. It also evaluates symbolic sizes, input guards and
+function names as Python code. Files from ``torch.export.save`` do not need the features that are rejected here. The checks
+restrict a program to tensor operations. They do not make models from untrusted sources safe.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def check_script(names: Sequence[str]) -> None:
     if any(name.startswith("models/") for name in names):
         raise InvalidModel("the file is an exported program, not TorchScript", "name it '.pt2'")
     raise InvalidModel(
-        "the file is a pickle of torch.save, which Penstock does not load: unpickling may run any code, and it contains no program",
+        "the file is a pickle of torch.save, which Penstock does not load, because unpickling may run any code",
         "save it with torch.export.save or, as TorchScript, with torch.jit.save",
     )
 

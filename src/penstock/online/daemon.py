@@ -1,4 +1,4 @@
-"""Runs blocking work on daemon threads. Unlike an executor's threads, these do not delay the exit of the process."""
+"""Runs blocking work on daemon threads. Unlike an executor's threads, daemon threads do not delay the exit of the process."""
 
 from __future__ import annotations
 

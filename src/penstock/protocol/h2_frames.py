@@ -94,7 +94,7 @@ def ping(payload: bytes, flags: int = 0) -> bytes:
 
 
 def goaway(last_stream_id: int, code: ErrorCode, reason: str = "") -> bytes:
-    """A GOAWAY frame. It promises that streams up to ``last_stream_id`` are still answered."""
+    """A GOAWAY frame. The sender still answers the streams up to ``last_stream_id``."""
     return frame(GOAWAY, 0, 0, GOAWAY_HEAD.pack(last_stream_id, code) + reason.encode())
 
 
@@ -123,7 +123,7 @@ def without_padding(payload: bytes, flags: int) -> bytes:
 
 
 def dependency(payload: bytes, flags: int = 0) -> int:
-    """The stream on which a PRIORITY frame, or a HEADERS frame with ``PRIORITISED``, depends; 0 means none."""
+    """The stream dependency of a PRIORITY frame, or of a HEADERS frame with the flag ``PRIORITISED``; 0 means none."""
     start = 1 if flags & PADDED else 0
     return int.from_bytes(payload[start : start + 4]) & MAX_STREAM_ID
 
@@ -158,6 +158,6 @@ def parse_settings(payload: bytes) -> list[tuple[int, int]]:
 
 
 def check(is_so: bool, code: ErrorCode, otherwise: str) -> None:
-    """Raise ConnectionFault with the reason ``otherwise`` unless ``is_so``."""
+    """Raise ConnectionFault with the message ``otherwise`` if ``is_so`` is false."""
     if not is_so:
         raise ConnectionFault(code, otherwise)

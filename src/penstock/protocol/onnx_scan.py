@@ -1,8 +1,8 @@
 """Properties of an ONNX model that are needed before loading, such as its external files and its use of control flow.
 
 The scanner reads the protobuf wire format (tags and lengths, https://protobuf.dev/programming-guides/encoding) in one pass and
-constant memory. It parses only messages that can contain tensors. The server therefore does not import ``onnx``, and does not
-parse weights twice.
+constant memory. It parses only messages that can contain tensors. With this scanner, the server neither imports ``onnx`` nor
+parses the weights twice.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _fields(model: bytes, message: str = "Model") -> Iterator[tuple[str, int, in
         elif not size:
             raise ValueError(f"wire type {wire_type} at byte {position}")
         if field == 0 or position + size > end:
-            raise ValueError(f"field {field} of {size} bytes at byte {position} of {end}")
+            raise ValueError(f"invalid field {field} of {size} bytes at byte {position} of {end}")
         if wire_type == _LENGTH and (message == "Entry" or (message, field) == ("Tensor", _EXTERNAL_DATA)):
             value = model[position : position + size]
         yield message, field, value

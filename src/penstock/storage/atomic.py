@@ -38,7 +38,7 @@ _HINTS = {
 
 
 def real_path(path: Path) -> Path:
-    """The absolute ``path`` without links. A circular link is kept, so that its use fails with an OSError."""
+    """The absolute ``path`` without links. A circular link is not resolved, so that using the path raises an OSError."""
     return Path(os.path.realpath(path))
 
 
@@ -50,9 +50,9 @@ def write_whole(path: Path, *parts: bytes, what: str = "", durable: bool = False
 
 
 def check_writable(path: Path, *, or_folder: bool = False) -> None:
-    """Raise InvalidArgument if ``path`` cannot be written now, so that an error occurs before long work and not after it.
+    """Raise InvalidArgument if ``path`` is not writable. Call this before long work, so that the error occurs early.
 
-    A folder at ``path`` itself is accepted only with ``or_folder``.
+    With ``or_folder``, ``path`` may also be an existing folder.
     """
     try:
         target = real_path(local_path(path))
@@ -67,11 +67,11 @@ def check_writable(path: Path, *, or_folder: bool = False) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: Path, what: str = "", *, durable: bool = False, private: bool = False) -> Iterator[BinaryIO]:
-    """A file to write. It becomes ``path`` when the block ends, and is removed if the block raises.
+    """Open a temporary file. It is renamed to ``path`` when the block ends, and removed if the block raises.
 
     Missing parent folders are created. A replacement keeps the permissions of the replaced file. A new file has the default
-    permissions; with ``private``, only the owner can access it. With ``durable``, the content survives a power cut. Every OSError,
-    also from the block, becomes ResourceExhausted; its message names the path and the content (``what``).
+    permissions; with ``private``, only the owner can access it. With ``durable``, the content survives a power cut. Converts
+    OSErrors, including those of the block, to ResourceExhausted. The message names the path and the content (``what``).
     """
     partial = path.with_name(f"{path.name[:_NAME_LENGTH]}.{secrets.token_hex(8)}{PARTIAL}")
     try:
@@ -97,10 +97,10 @@ def whole_file(path: Path, what: str = "", *, durable: bool = False, private: bo
 
 @contextlib.contextmanager
 def replacing(target: Path, *, overwrite: bool = True) -> Iterator[Path]:
-    """A free path for a new file or folder. It becomes ``target`` when the block ends, and is removed if the block raises.
+    """A temporary path for a new file or folder. It is renamed to ``target`` when the block ends, and removed if the block raises.
 
-    With ``overwrite``, this replaces a file, or a folder with all its content. Otherwise, AlreadyExists is raised if ``target``
-    exists by then. A device or a pipe is never replaced. The caller makes the content durable. Raises ResourceExhausted like
+    With ``overwrite``, an existing file or folder is replaced. Otherwise, AlreadyExists is raised if ``target`` exists when the
+    block ends. A device or a pipe is never replaced. The caller must sync the content to disk. Raises ResourceExhausted like
     ``whole_file``.
     """
     try:

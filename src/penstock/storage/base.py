@@ -1,6 +1,6 @@
-"""Interface of storages: files by path below a root, which may be local or remote.
+"""Interface of storages. A storage holds files below a root, which may be local or remote.
 
-``tests/conformance/storage.py`` states this contract as tests that every storage passes. A new storage needs only one new file.
+The tests in ``tests/conformance/storage.py`` check this contract for every storage. A new storage needs only one new file.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ class Storage(Protocol):
         ...
 
     def read(self, path: str, most_bytes: int | None = None) -> bytes:
-        """The content of a file. Raises NotFound; InvalidArgument if it has more than ``most_bytes``."""
+        """The content of a file. Raises NotFound, and InvalidArgument if the file has more than ``most_bytes``."""
         ...
 
     def digest(self, path: str) -> str:
-        """Hexadecimal SHA-256 of a file's content, read in pieces. Raises NotFound."""
+        """Hexadecimal SHA-256 of a file's content, read in chunks. Raises NotFound."""
         ...
 
     def write(self, path: str, data: bytes) -> None:
-        """Write or replace one file: readers see the old content or the new. Raises ResourceExhausted."""
+        """Write or replace one file atomically: readers see either the old or the new content. Raises ResourceExhausted."""
         ...
 
     def publish(self, folder: str, files: Mapping[str, bytes]) -> None:
-        """Add a folder in two phases. First write all ``files`` (path in the folder -> content) under a hidden name; then make all of
-        them visible together.
+        """Add a folder atomically. All ``files`` (path in the folder -> content) are first written under a hidden name, and then
+        become visible together.
 
         Published files do not change. Raises AlreadyExists if the folder exists, ResourceExhausted.
         """
@@ -61,7 +61,7 @@ class Storage(Protocol):
         ...
 
     def localize(self, path: str) -> Path:
-        """A local copy of a file or folder, or the original if it is local. The caller must not write to it. Raises NotFound."""
+        """A local copy of a file or folder, or the original if it is local. The caller must not modify it. Raises NotFound."""
         ...
 
 

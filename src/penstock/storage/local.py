@@ -18,8 +18,8 @@ from penstock.storage.base import StorageEntry, check_contained, missing, too_la
 class LocalStorage:
     """A ``Storage`` below the folder ``root``. If the folder does not exist, the first write creates it.
 
-    Symbolic links that stay below the root are followed. With ``follows_links``, links that leave the root are followed too; use it
-    only if the root's owner is trusted.
+    Symbolic links that stay below the root are followed. With ``follows_links``, links that leave the root are followed too. Use
+    this only if the root's owner is trusted.
     """
 
     def __init__(self, root: Path, *, follows_links: bool = False) -> None:

@@ -52,7 +52,7 @@ class AccessLog:
 
 
 def encode(line: dict[str, Any]) -> bytes:
-    """``line`` as JSON in one line of printable ASCII, because clients choose some of its text and terminals display it."""
+    """``line`` as one line of JSON in printable ASCII, because it contains text from clients and terminals may display it."""
     text = msgspec.json.encode(line)
     if not text.isascii():
         text = json.dumps(line, separators=(",", ":")).encode()

@@ -25,14 +25,14 @@ class Sink(Protocol[_Written_contra]):
 
 
 class BackgroundWriter(Generic[_Record]):
-    """Passes records to a sink, in order. Drops and counts new records while ``limit`` records wait.
+    """Passes records to a sink, in order. While ``limit`` records are waiting, new records are dropped and counted.
 
     ``put`` is called only on the event loop's thread. ``stop`` closes the sink.
     """
 
     def __init__(self, name: str, sink: Sink[_Record], limit: int = 10_000) -> None:
         self.dropped = 0
-        """Number of lost records: the limit was reached, or the sink failed to write them."""
+        """Number of records that were lost because the limit was reached or the sink failed."""
         self._name = name
         self._sink = sink
         self._limit = limit
@@ -55,7 +55,7 @@ class BackgroundWriter(Generic[_Record]):
             self._wake.set()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Write the waiting records, close the sink and end the thread. Stop waiting for this after ``timeout_s`` seconds."""
+        """Write the waiting records, close the sink and end the thread. Waits at most ``timeout_s`` seconds."""
         self._stopping = True
         self._wake.set()
         if self._thread.is_alive():

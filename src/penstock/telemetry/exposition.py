@@ -38,7 +38,7 @@ def exposition(
 def families(
     models: Iterable[ModelStatistics], server: ServerFacts | None = None, machine: MachineUsage | None = None
 ) -> Iterator[str]:
-    """Yield the page family by family, so that callers can work in between. With many models, a page takes milliseconds."""
+    """Yield the page family by family, so that callers can do other work in between. With many models, a page takes milliseconds."""
     labelled = [(_labels(model), model) for model in models]
     now_ns = time.monotonic_ns()
     for family, value_of in MODEL_VALUES:

@@ -28,7 +28,7 @@ class LogSetting(msgspec.Struct, frozen=True):
     log_warning: bool = True
     log_error: bool = True
     log_verbose_level: int = 0
-    """Levels above 0 log debug messages."""
+    """If greater than 0, debug messages are logged."""
     log_format: Literal["default", "ISO8601"] = "default"
 
 

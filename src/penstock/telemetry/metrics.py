@@ -116,7 +116,7 @@ MODEL_VALUES: _Values[ModelStatistics] = (
 )
 
 Buckets = tuple[Sequence[int], Number]
-"""The count of each bucket, of which the last has no upper bound, and the sum of all values in the metric's unit."""
+"""The count of each bucket, and the sum of all values in the metric's unit. The last bucket has no upper bound."""
 
 
 def _batch_sizes(model: ModelStatistics) -> Buckets:
@@ -167,7 +167,7 @@ MODEL_HISTOGRAMS: tuple[tuple[Family, Sequence[Number], Callable[[ModelStatistic
 )
 
 Summary = tuple[RecentWindow, int, int]
-"""The durations of the last minute. Then the count of all durations since the start, and their sum in nanoseconds."""
+"""The durations of the last minute, and the count and the sum in nanoseconds of all durations since the start."""
 
 _SummaryOf = Callable[[RecentDurations, ModelStatistics], Summary]
 

@@ -1,8 +1,8 @@
 """Traces as OpenTelemetry spans (extra ``penstock[otel]``). A request's span has child spans for its time in the queue and in the
 model.
 
-``tracing.py`` has already decided which requests are sampled. Spans are made afterwards from the recorded times, on the writer's
-thread, so that requests do not pay the tens of microseconds that the SDK takes per span.
+``tracing.py`` has already decided which requests are sampled. Spans are created later from the recorded times, on the writer's
+thread, because the SDK takes tens of microseconds per span.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ FIRST_RESPONSE_BOUNDS_NS = (100_000_000, 500_000_000, 2_000_000_000, 5_000_000_0
 """Upper bounds of the buckets for the time to a first response, as in Triton: 100, 500, 2000 and 5000 ms."""
 
 MAX_RESPONSES = 1024
-"""Number of a request's first responses that are counted separately."""
+"""Maximum number of responses per request that are counted in ``responses``."""
 
 
 class Reason(enum.StrEnum):
@@ -144,8 +144,8 @@ def _buckets() -> list[int]:
 class ModelStatistics:
     """Statistics of one model version; used only on the event loop. All times are ``time.monotonic_ns``, all durations nanoseconds.
 
-    Numbers that can be derived from others are properties, so that they take no time per request. The class is a dataclass because
-    setting its attributes takes half as long as for a msgspec.Struct.
+    Derived numbers are properties, so that they take no time per request. The class is a dataclass because setting its attributes
+    takes half as long as for a msgspec.Struct.
     """
 
     name: str = ""
@@ -159,10 +159,10 @@ class ModelStatistics:
     last_inference_ns: int = 0
     """Time of the last answered batch, since the epoch."""
     success_ns: int = 0
-    """Total of all successful requests."""
+    """Total duration of all successful requests."""
     fail: Duration = field(default_factory=Duration)
     queue_ns: int = 0
-    """Total of all successful requests. The next three fields exclude cache hits; each request adds the time of its whole batch."""
+    """Total of all successful requests. The next three fields exclude cache hits and count the whole batch for each request."""
     compute_input_ns: int = 0
     compute_infer_ns: int = 0
     compute_output_ns: int = 0
@@ -188,14 +188,14 @@ class ModelStatistics:
     metrics: dict[str, OwnMetric] = field(default_factory=dict)
     """Metrics defined by a Python model, by name."""
     stages: dict[str, Duration] = field(default_factory=dict)
-    """Duration of each stage of a Python model, by name. Some stages are part of every execution; the model defines others."""
+    """Duration of each stage of a Python model, by name. Some stages are part of every execution. The model may define others."""
     load_s: float = 0.0
     """Seconds of loading and warming up."""
     recent: RecentDurations | None = None
-    """Quantiles of the last minute; None unless enabled, because they take time in every request."""
+    """Quantiles of the last minute. None unless enabled, because they take time in every request."""
 
     def executed(self, arrived_ns: Sequence[int], rows: int, reason: Reason, times: BatchTimes, done_ns: int) -> None:
-        """Count one batch of ``rows`` rows, answered at ``done_ns``, whose requests (at least one) arrived at ``arrived_ns``."""
+        """Count one batch of ``rows`` rows. Its requests, at least one, arrived at ``arrived_ns`` and ended at ``done_ns``."""
         self.executed_all([(arrived_ns, rows, reason, times, done_ns)])
 
     def executed_all(self, batches: Sequence[Executed]) -> None:

@@ -1,6 +1,6 @@
 """The W3C trace context: ``traceparent`` and ``tracestate``, as defined in https://www.w3.org/TR/trace-context/ (level 1).
 
-An invalid ``traceparent`` is ignored, and a new trace begins. If only the ``tracestate`` is invalid, it alone is dropped.
+An invalid ``traceparent`` is ignored, and a new trace begins. If only ``tracestate`` is invalid, only ``tracestate`` is ignored.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class Tracer:
         return result
 
     def changes(self) -> dict[str, dict[str, Any]]:
-        """The changed settings by model. Pass them to another tracer's ``settings`` to apply them there."""
+        """The changed settings by model. To apply them to another tracer, pass them to its ``settings``."""
         return self._settings.changes()
 
     def begin(self, request: InferRequest, traceparent: str = "", tracestate: str = "") -> Trace | None:

@@ -104,7 +104,7 @@ def test_pauses_of_a_breaker_double_up_to_the_longest() -> None:
 
 @pytest.mark.parametrize("url", ["http://:password@host/", "password@host", "redis://host:port:password"])
 def test_a_url_that_is_none_is_refused_without_repeating_it(url: str) -> None:
-    with pytest.raises(InvalidConfig, match="not a URL of a Redis") as caught:
+    with pytest.raises(InvalidConfig, match="not a valid Redis URL") as caught:
         RedisTier(url, 60, 1000, SystemClock())
     assert "password" not in str(caught.value)
 

@@ -29,7 +29,7 @@ _ENTRY_BYTES = 600
 _OUTPUT_BYTES = 400
 _ELEMENT_BYTES = 48
 _PARAMETER_BYTES = 100
-"""Estimated bytes of Python objects for, in this order, a response, an output, an element of a BYTES tensor, and a parameter."""
+"""Estimated bytes of the Python objects of a response, an output, an element of a BYTES tensor, and a parameter."""
 
 
 class _Output(msgspec.Struct, array_like=True, frozen=True):
@@ -49,7 +49,7 @@ _decode_head = msgspec.msgpack.Decoder(_Head).decode
 
 
 class CachedAnswer(msgspec.Struct, frozen=True):
-    """The outputs and parameters of a response, and their memory. The arrays are read-only, also in the responses of ``to``."""
+    """The outputs and parameters of a response, and their size in memory. The arrays are always read-only."""
 
     outputs: Mapping[str, Array]
     parameters: Parameters
@@ -81,7 +81,7 @@ class CachedAnswer(msgspec.Struct, frozen=True):
 
 
 def freeze(response: InferResponse) -> CachedAnswer:
-    """A copy of ``response`` for the cache. Raises PenstockError if an output or a parameter has a type that the protocol lacks."""
+    """A copy of ``response`` for the cache. Raises PenstockError if an output or a parameter has an unsupported type."""
     if any(type(value) not in _SCALARS for value in response.parameters.values()):
         raise Unsupported("a parameter of the response is neither a string nor a number")
     outputs = {}
@@ -91,7 +91,7 @@ def freeze(response: InferResponse) -> CachedAnswer:
 
 
 def from_bytes(stored: Buffer) -> CachedAnswer:
-    """Read the serialised form. As it may be corrupt, memory is allocated only for data that is present, never for declared sizes.
+    """Read the serialised form. Memory is allocated only for data that is present, because the declared sizes may be corrupt.
 
     Raises IntegrityError.
     """

@@ -27,18 +27,18 @@ from penstock.telemetry.statistics import Failure, ModelStatistics
 _log = logging.getLogger(__name__)
 
 _OF_ONE_REQUEST = frozenset({Code.CANCELLED, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE})
-"""Errors that need not apply to an equal request, which may have a later deadline or find space in the queue."""
+"""Errors of a single request. An equal request may have a later deadline or find space in the queue."""
 
 
 Submit = Callable[[Done], Cancellable | None]
 """Submits a request to the scheduler, which calls ``done`` once. Returns None if the scheduler has already called ``done``. Raises
 PenstockError."""
 Lookup = Callable[[Callable[[CachedAnswer | None], None]], Cancellable | None]
-"""Looks the response up in the second tier and passes it to a callback. Cancelling the look-up prevents this call."""
+"""Looks up the response in the second tier and passes it to a callback. A cancelled look-up does not call the callback."""
 
 
 class Waiter(msgspec.Struct, eq=False):
-    """A request that waits for the response; ``cancel`` removes it from the flight."""
+    """A request that waits for the response. ``cancel`` removes the request from the flight."""
 
     request: InferRequest
     done: Done
@@ -59,8 +59,8 @@ class Waiter(msgspec.Struct, eq=False):
 class Flight:
     """The equal requests that wait for one response. Used only on the event loop.
 
-    ``keep`` gets two arguments: the response, and whether the model computed it. ``ended`` is called once, before the last
-    requests are answered. In the statistics, the submitted request counts as executed; the other requests count as cache hits.
+    ``keep`` is called with the response, and with True if the model computed the response. ``ended`` is called once, before the last
+    requests are answered. In the statistics, the submitted request counts as executed. The other requests count as cache hits.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Flight:
         return waiter
 
     def leave(self, waiter: Waiter, error: PenstockError) -> None:
-        """Answer ``waiter`` alone with ``error``."""
+        """Remove ``waiter`` from the flight and answer only this request with ``error``."""
         del self._waiters[waiter]
         if self._waiters:
             self._count_failure(waiter, error)

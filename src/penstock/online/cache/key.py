@@ -1,6 +1,6 @@
 """The cache key of a request. A deterministic model returns equal responses to requests with equal keys.
 
-The key is the SHA-256 of the following parts, each with its length, so that their boundaries are unambiguous:
+The key is the SHA-256 of the following parts. The length of each part is included, so that the boundaries are unambiguous:
 
 1. the model's identity and version;
 2. the client, so that response times reveal nothing about other clients' requests;
@@ -38,7 +38,7 @@ def model_prefix(identity: str, version: str) -> bytes:
 
 
 def cache_key(prefix: bytes, request: InferRequest) -> bytes | None:
-    """The key of ``request``, of 32 bytes; None if a parameter has no canonical form. Inputs must have datatypes of the protocol."""
+    """The 32-byte key of ``request``, or None if a parameter has no canonical form. Inputs must have datatypes of the protocol."""
     parameters = _NO_PARAMETERS
     if request.parameters:
         counted = {name: value for name, value in request.parameters.items() if name not in _NOT_OF_THE_ANSWER}

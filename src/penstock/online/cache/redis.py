@@ -1,8 +1,8 @@
 """The second tier of the response cache: a Redis server that several Penstock servers may share.
 
-A failure of Redis is at worst a cache miss for clients. Look-ups have a short timeout, and responses are written in the
-background. After several failures, a circuit breaker stops using Redis for a pause; each further failure doubles the pause.
-Responses from Redis are checked, and their size is limited.
+For clients, a failure of Redis is only a cache miss. Look-ups have a short timeout, and responses are written in the background.
+After several failures, a circuit breaker pauses the use of Redis. Each further failure doubles the pause. Responses from Redis are
+checked, and their size is limited.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.online.scheduler.base import Cancellable
 _log = logging.getLogger(__name__)
 
 KEY_PREFIX = b"penstock:1:"
-"""The prefix of all keys in Redis. Its number is the version of the algorithm that computes keys."""
+"""The prefix of all keys in Redis. The number is the version of the algorithm that computes the keys."""
 
 _GET_S = 0.05
 """Maximum seconds that a request waits for Redis: about the time to connect to a nearby server."""
@@ -35,8 +35,8 @@ _MAX_UNWRITTEN_BYTES = 32 << 20
 
 
 class Breaker:
-    """A circuit breaker. Pure. The breaker opens after ``tolerance`` consecutive failures. An open breaker allows one attempt
-    after each pause. The first pause lasts ``first_s`` seconds, and each further pause twice as long, up to ``last_s``.
+    """A circuit breaker without I/O. The breaker opens after ``tolerance`` consecutive failures. An open breaker allows one attempt
+    after each pause. The first pause lasts ``first_s`` seconds. Each further pause is twice as long, up to ``last_s``.
     """
 
     def __init__(self, tolerance: int = 3, first_s: float = 0.25, last_s: float = 30.0) -> None:
@@ -75,9 +75,9 @@ class RedisTier:
     """A ``SecondTier`` that uses the Redis server at ``url`` (``redis://``, ``rediss://`` or ``unix://``). Used only on the event
     loop.
 
-    Redis keeps a response for ``ttl_s`` seconds. If ``ttl_s`` is 0, Redis keeps the response until it needs the memory. A response
-    larger than ``max_value_bytes`` is not stored. A look-up that takes longer than ``timeout_s`` is a miss. The first look-up
-    opens the connection. Raises InvalidConfig. Neither the error nor the log shows the credentials in ``url``.
+    Redis keeps a response for ``ttl_s`` seconds. If ``ttl_s`` is 0, the response does not expire. A response larger than
+    ``max_value_bytes`` is not stored. A look-up that takes longer than ``timeout_s`` is a miss. The first look-up opens the
+    connection. Raises InvalidConfig. Errors and logs never contain the credentials in ``url``.
     """
 
     def __init__(self, url: str, ttl_s: float, max_value_bytes: int, clock: Clock, timeout_s: float = _GET_S) -> None:
@@ -97,7 +97,7 @@ class RedisTier:
                 decode_responses=False,
             )
         except (ValueError, TypeError):
-            raise InvalidConfig("'cache_redis' is not a URL of a Redis", "e.g. redis://127.0.0.1:6379/0") from None
+            raise InvalidConfig("'cache_redis' is not a valid Redis URL", "e.g. redis://127.0.0.1:6379/0") from None
         arguments = self._redis.connection_pool.connection_kwargs
         self._secrets = [str(arguments[name]) for name in ("password", "username") if arguments.get(name)]
         self._breaker = Breaker()

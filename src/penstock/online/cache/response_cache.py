@@ -25,14 +25,14 @@ from penstock.request import Done, InferRequest
 from penstock.telemetry.statistics import Failure, ModelStatistics
 
 _LARGEST_SHARE = 4
-"""A response larger than 1/4 of the cache is not cached, because it would evict too many others."""
+"""A response larger than 1/4 of the cache is not cached, because it would evict too many other responses."""
 
 
 class SecondTier(Protocol):
     """A larger, slower cache behind the response cache, which several servers may share. Failures count as misses."""
 
     def get(self, key: bytes, done: Callable[[CachedAnswer | None], None]) -> Cancellable | None:
-        """Look up ``key`` and call ``done`` once. Returns None if this has happened. Cancelling the result prevents the call."""
+        """Look up ``key`` and call ``done`` once, unless the result is cancelled. Returns None if ``done`` was already called."""
 
     def put(self, key: bytes, answer: CachedAnswer) -> None:
         """Store ``answer`` in the background, if possible."""
@@ -80,8 +80,8 @@ class ResponseCache:
     ) -> ModelCache:
         """The cache of one model version. The model must be neither decoupled nor stateful.
 
-        ``identity`` returns an identifier of the model's content, so that a changed model does not find old responses here or in
-        the second tier. ``identity`` is called on each request to an ensemble, because the ensemble's models may change. At most
+        ``identity`` identifies the model's content, so that a changed model does not find old responses here or in the second tier.
+        For an ensemble, ``identity`` is a function that is called on each request, because the ensemble's models may change. At most
         ``max_waiting`` requests may wait for responses to equal requests.
         """
         if isinstance(identity, str):
@@ -146,10 +146,10 @@ class ModelCache:
         self._is_open = True
 
     def answer(self, request: InferRequest, done: Done, submit: Submit) -> Cancellable | None:
-        """Answer the checked ``request`` from the cache, with the response to an equal request in progress, or by ``submit(done)``.
+        """Answer the valid ``request`` from the cache, from an equal request in progress, or by ``submit(done)``.
 
-        ``submit`` passes the request to the scheduler, perhaps later. ``done`` is called once, perhaps before this returns None.
-        Outputs from the cache are read-only. Raises Unavailable.
+        ``submit`` passes the request to the scheduler, and may be called later. ``done`` is called once. If ``done`` is called
+        immediately, the result is None. Outputs from the cache are read-only. Raises Unavailable.
         """
         arrived_ns = time.monotonic_ns()
         key = cache_key(self._prefix(), request)
@@ -172,7 +172,7 @@ class ModelCache:
         return self._fly(key, waiter)
 
     def forget(self) -> None:
-        """Remove all responses and cache no further responses, because the model version is being unloaded."""
+        """Remove all responses and stop caching. Called when the model version is unloaded."""
         self._is_open = False
         self._cache.forget(self)
 

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 class Instance:
     """Takes batches from the scheduler and runs them, one at a time.
 
-    If a batch fails, each of its requests runs again alone, so that only the requests that cause the error fail.
+    If a batch fails, each of its requests is retried alone, so that only the requests that cause the error fail.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Instance:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self, ended: Callable[[Instance], None] | None = None) -> None:
-        """Start the thread. Before it ends, and after its last use of the model, it calls ``ended``."""
+        """Start the thread. The thread calls ``ended`` before it exits, after its last use of the model."""
         self._ended = ended
         model = self.model
         if self._gate is not None:

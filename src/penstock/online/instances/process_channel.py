@@ -5,7 +5,7 @@ model, parent and child may send at any time, because the model may call other m
 
     parent                          child
     Execute   ──────────────────▶             requests; their inputs are in the input arena
-              ◀──────────────────   Answered  an answer of a decoupled model, or the question whether the client has cancelled
+              ◀──────────────────   Answered  an answer of a decoupled model, or a check whether the client has cancelled
     Taken     ──────────────────▶             the tensors have been copied, so their arena is free
               ◀──────────────────   Asked     a request to another model
     Taken, Replied … ───────────▶             the other model's answers; the child acknowledges each with Taken
@@ -33,7 +33,7 @@ _LENGTH = struct.Struct("<I")
 _READ = 1 << 16
 
 Stages = dict[str, tuple[int, int]]
-"""Count and total nanoseconds of each stage since the previous message, by name of the stage."""
+"""Count and total nanoseconds of each stage since the previous message, by stage name."""
 
 
 class Load(msgspec.Struct, tag=True):
@@ -50,19 +50,19 @@ class Load(msgspec.Struct, tag=True):
     name: str = ""
     """``Artifact.name``."""
     beside: tuple[FileEntry, ...] = ()
-    """``Artifact.beside``, the model's other files. Without a ``path``, their contents follow the bytes of the main file."""
+    """``Artifact.beside``, the model's other files. If ``path`` is empty, their contents follow the bytes of the main file."""
 
 
 class Loaded(msgspec.Struct, tag=True):
     signature: Signature
     optional_inputs: tuple[TensorSpec, ...] = ()
-    """Inputs that have a default value in the model; not part of the signature."""
+    """Inputs that have a default value in the model. The signature does not include them."""
     keeps_state: bool = False
     unranked: frozenset[str] = frozenset()
     left_out: dict[str, str] = {}
     """See ``LoadedModel``."""
     decoupled: bool = False
-    """Set for Python models only, like ``max_batch``. See ``RequestModel``."""
+    """``decoupled`` and ``max_batch`` are set only for Python models. See ``RequestModel``."""
     max_batch: int | None = None
 
 
@@ -82,7 +82,7 @@ class Failed(msgspec.Struct, tag=True):
 
     @classmethod
     def of(cls, error: Exception) -> Failed:
-        """Convert ``error``. The parent learns only the type of an unexpected error; the log gets the traceback."""
+        """Convert ``error``. For an unexpected error, the parent receives only the type. The traceback is logged."""
         if not isinstance(error, PenstockError):
             _log.error("the model failed", exc_info=error)
             error = PenstockError(f"the model failed: {type(error).__name__}")
@@ -101,7 +101,7 @@ class Execute(msgspec.Struct, tag=True):
 
 
 OutcomeSlots = list[TensorSlot] | Failed | None
-"""The outcome of a request: outputs, an error, or neither if the request has no outcome yet."""
+"""The outcome of a request: outputs or an error. None if the request has no outcome yet."""
 
 
 class Executed(msgspec.Struct, tag=True):
@@ -117,7 +117,7 @@ class Answered(msgspec.Struct, tag=True):
 
 
 class Taken(msgspec.Struct, tag=True):
-    """Acknowledgement that the receiver has copied the tensors of the sender's last message."""
+    """Acknowledges a message: its tensors have been copied, so the arena can be reused."""
 
     wanted: bool = True
     """False once the client has cancelled the request."""
@@ -141,7 +141,7 @@ class Replied(msgspec.Struct, tag=True):
 
 
 class Dropped(msgspec.Struct, tag=True):
-    """Sent when the model has cancelled its call ``number``."""
+    """Sent when the model has cancelled the call with this ``number``."""
 
     number: int
 
@@ -162,7 +162,7 @@ class MetricChanged(msgspec.Struct, tag=True):
     labels: dict[str, str]
     value: float
     replaces: bool
-    """True if ``value`` replaces the metric's value; False if it is added to the metric's value."""
+    """True to replace the metric's value with ``value``; False to add ``value``."""
 
 
 Replies = Taken | Asked | Replied | Dropped | Said | MetricChanged
@@ -170,12 +170,12 @@ Message = Load | Loaded | Forward | Forwarded | Failed | Execute | Executed | An
 
 
 def without_inputs(request: InferRequest) -> InferRequest:
-    """The fields of ``request`` that messages contain, without the inputs."""
+    """``request`` without the inputs and the fields that messages do not contain."""
     return msgspec.structs.replace(request, inputs={}, deadline=None, trace=None, step=None, held=None, lease=None)
 
 
 def write_outcome(outcome: Mapping[str, Array] | PenstockError | None, arena: TensorArena) -> OutcomeSlots:
-    """Convert the outcome of a request for a message. Outputs replace the content of ``arena``."""
+    """Convert the outcome of a request to its form in a message. Outputs replace the content of ``arena``."""
     if isinstance(outcome, PenstockError):
         return Failed.of(outcome)
     return None if outcome is None else arena.write(outcome)

@@ -21,8 +21,8 @@ _STDERR = 2
 
 
 class ProcessChild:
-    """A child process. It is started anew, not forked, and inherits only ``files``: the descriptors of the model and of the arenas
-    for inputs and outputs.
+    """A child process. It is a new interpreter, not a fork, and inherits only ``files``: the descriptors of the model and of the
+    arenas for inputs and outputs.
 
     The child runs the module ``worker`` and ends with this process. Only one thread may call ``wait``. At any time, only one thread
     may ``send``, and only one may ``receive``.
@@ -59,7 +59,7 @@ class ProcessChild:
         return self._process.pid
 
     def used_s(self) -> float | None:
-        """CPU seconds that the process has used, without its own children; None if it has ended, or on systems other than Linux."""
+        """CPU seconds of the process without its own children. None if the process has ended, or if the system is not Linux."""
         try:
             # The clock that clock_getcpuclockid(3) returns.
             return time.clock_gettime(~self.pid << 3 | 2)

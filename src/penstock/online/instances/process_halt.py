@@ -1,4 +1,4 @@
-"""The processes that are still loading a model: whether they work, and their end."""
+"""Tracks the processes that are still loading a model: measures their CPU time, and ends them on request."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Halt:
             self._loading.discard(process)
 
     def used_s(self) -> float | None:
-        """CPU seconds that the registered processes have used; None if there are none, or if it is unknown."""
+        """CPU seconds that the registered processes have used; None if there are no processes, or if a time is unknown."""
         with self._lock:
             used = [process.used_s() for process in self._loading]
         return None if not used or None in used else sum(filter(None, used))

@@ -1,9 +1,9 @@
 """A model in a child process. If it crashes or hangs, the server and its other models continue.
 
-Tensors pass through shared memory. Inputs are copied into it once, outputs are copied out of it once, and nothing is pickled. If
-the process dies, only its current batch fails. The process is restarted immediately, or after a delay if it has died repeatedly
-(see ``restart``). Until the new process has loaded the model, the model is not ``healthy``. Calls wait up to a second for the new
-process. Then they fail, and the error says when to retry.
+Tensors pass through shared memory. Inputs and outputs are each copied once, and nothing is pickled. If the process dies, only its
+current batch fails. The process is restarted immediately, or after a delay if it has died repeatedly (see ``restart``). Until the
+new process has loaded the model, the model is not ``healthy``. Calls wait up to a second for the new process. Then they fail, and
+the error says when to retry.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ModelProcess:
     end_s = 2.0
     """Maximum seconds to wait for the child to end before it is killed."""
     least_load_s = 60.0
-    """Minimum timeout for loading, in seconds, if calls have a timeout. Loading takes longer than a call."""
+    """Minimum load timeout in seconds, if calls have a timeout, because loading takes longer than a call."""
 
     def __init__(self, message: Load, model_file: int, timeout_s: float, clock: Clock) -> None:
         self.signature: Signature
@@ -85,11 +85,11 @@ class ModelProcess:
         clock: Clock | None = None,
         halt: Halt | None = None,
     ) -> Self:
-        """Load ``artifact`` in a new process that runs on ``cores``. The descriptor ``model_file`` contains its bytes (see
-        ``Artifact.in_memory``).
+        """Load ``artifact`` in a new process that runs on ``cores``. The file descriptor ``model_file`` refers to the artifact's
+        bytes (see ``Artifact.in_memory``).
 
-        The process is killed if a call takes longer than ``timeout_s`` (0: no limit), or loading longer than both ``timeout_s`` and
-        ``least_load_s``. ``halt`` can end the process until ``Halt.release``. Raises the errors of the engine.
+        The process is killed if a call takes longer than ``timeout_s`` (0: no limit). Loading may take up to ``least_load_s``, if
+        that is longer. ``halt`` can end the process until ``Halt.release``. Raises the errors of the engine.
         """
         halt = halt or Halt()
         path = str(artifact.path.resolve()) if artifact.path else ""
@@ -148,7 +148,7 @@ class ModelProcess:
             self._changed.notify_all()
 
     def used_s(self) -> float | None:
-        """CPU seconds that the process has used so far, or the one that is starting; None if unknown. Any thread may call it."""
+        """CPU seconds of the starting process, if any, else of the current process; None if unknown. Any thread may call this."""
         child = self._starting or self._child
         return 0.0 if child is None else child.used_s()
 

@@ -1,6 +1,6 @@
 """The child process of a process instance. It loads one model, answers one call at a time, and ends with its parent.
 
-The parent passes the numbers of the inherited descriptors: the socket, the lifeline, the model, and the arenas for inputs and outputs.
+Its arguments are inherited file descriptors: the socket, the lifeline, the model, and the arenas for inputs and outputs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
 def serve(
     arguments: Sequence[str], answer: Callable[[Channel, Load, Callable[[], Artifact], Sequence[TensorArena]], None]
 ) -> None:
-    """Call ``answer`` with the first message, a function that reads the model, and the arenas. Returns at disconnection."""
+    """Call ``answer`` with the channel, the first message, a function that reads the model, and the arenas."""
     end, lifeline, model_file, *arenas = descriptors = [int(argument) for argument in arguments]
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)

@@ -52,7 +52,7 @@ class TensorArena:
         return cls(file, max_bytes)
 
     def write(self, tensors: Mapping[str, Array]) -> list[TensorSlot]:
-        """Replace the content by ``tensors``. Each tensor is copied once. Raises ResourceExhausted if they exceed the size limit."""
+        """Replace the content with ``tensors``. Each tensor is copied once. Raises ResourceExhausted above the size limit."""
         return self.write_all([tensors])[0]
 
     def write_all(self, sets: Sequence[Mapping[str, Array]]) -> list[list[TensorSlot]]:
@@ -83,7 +83,7 @@ class TensorArena:
     def view(self, slots: Sequence[TensorSlot]) -> dict[str, Array]:
         """The tensors as read-only views, which are valid until the next write. BYTES tensors are decoded.
 
-        Raises PenstockError for slots that ``write`` cannot return, because they may come from a process that runs a model's code.
+        Raises PenstockError for invalid slots, because a process that runs a model's code may send any slots.
         """
         mapped = self._mapped(max((slot.offset + slot.byte_size for slot in slots), default=0))
         tensors: dict[str, Array] = {}
@@ -91,7 +91,7 @@ class TensorArena:
             itemsize = slot.datatype.itemsize
             size = math.prod(slot.shape) * itemsize if itemsize else slot.byte_size
             if slot.offset < 0 or slot.byte_size != size or min((*slot.shape, size)) < 0:
-                raise PenstockError("the model's process has announced a tensor outside of its memory")
+                raise PenstockError("the model's process sent the location of a tensor outside of its memory")
             if itemsize:
                 array: Array = np.ndarray(slot.shape, slot.datatype.dtype, mapped, slot.offset)
                 array.flags.writeable = False
@@ -117,7 +117,7 @@ class TensorArena:
         if self._map is None or size > self._size:
             if size > self._max_bytes:
                 raise ResourceExhausted(
-                    f"tensors of {size} bytes are more than the limit of {self._max_bytes} per call of a model's process"
+                    f"tensors of {size} bytes exceed the limit of {self._max_bytes} bytes per call of a model's process"
                 )
             self._map = None
             self._size = max(_FIRST_BYTES, 1 << (size - 1).bit_length() if size else 0)

@@ -16,7 +16,7 @@ from penstock.tensor import DataType, Signature, TensorSpec
 
 
 class TensorReshape(msgspec.Struct, frozen=True):
-    """The shape that a tensor has for the model. For clients, the tensor has the shape ``dims``."""
+    """The shape of a tensor for the model. Clients use the shape ``dims``."""
 
     shape: tuple[int, ...] = ()
 
@@ -45,8 +45,8 @@ class TensorConfig(msgspec.Struct, frozen=True):
 
 
 class BatchTensor(msgspec.Struct, frozen=True):
-    """A ``batch_input`` or a ``batch_output``. The server computes a batch input from the batch. It splits a batch output among
-    the requests according to the shapes of an input.
+    """A ``batch_input`` or a ``batch_output``. The server computes a batch input from the batch, and splits a batch output among the
+    requests according to the shapes of an input.
     """
 
     kind: str = "BATCH_ELEMENT_COUNT"
@@ -81,7 +81,7 @@ class VersionPolicy(msgspec.Struct, frozen=True):
     """The versions to serve. ``all`` takes precedence over ``specific``, and ``specific`` over ``latest``."""
 
     latest: int = 1
-    """Number of versions to serve; the versions with the greatest numbers are served."""
+    """Number of versions to serve, starting with the greatest version number."""
     all: bool = False
     specific: tuple[int, ...] | None = None
 
@@ -93,7 +93,7 @@ class Optimization(msgspec.Struct, frozen=True):
 
 
 class SequenceControl(msgspec.Struct, frozen=True):
-    """The meaning of a control input. Either one of the pairs gives the values for false and true, or only ``data_type`` is set."""
+    """The meaning of a control input. Besides ``kind``, exactly one field is set. Each pair has the values for false and true."""
 
     kind: str = "CONTROL_SEQUENCE_START"
     int32_false_true: tuple[int, ...] = ()
@@ -140,7 +140,7 @@ class DirectStrategy(msgspec.Struct, frozen=True):
 
     max_queue_delay_microseconds: int = 0
     minimum_slot_utilization: float = 0.0
-    """From 0 to 1: a batch waits until this fraction of its rows is filled."""
+    """Fraction of a batch's rows (0 to 1) that must be filled before the batch runs."""
 
 
 class OldestStrategy(msgspec.Struct, frozen=True):
@@ -171,7 +171,7 @@ class EnsembleStep(msgspec.Struct, frozen=True):
 
     model_name: str = ""
     model_version: int = 0
-    """The version of the model; with 0 or -1, the server chooses."""
+    """The version of the model. With 0 or -1, the server chooses the version."""
     model_namespace: str = ""
     input_map: Mapping[str, str] = {}
     """For each input of the model, the name of the ensemble's tensor."""
@@ -242,7 +242,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     response_cache: bool = False
     """True if responses to equal requests may come from the cache."""
     lasting: bytes = b""
-    """Digest of the settings that only a reload can change. Other settings do not affect it."""
+    """Digest of the settings that only a reload can change."""
     wire: bytes = b""
     """The serialized configuration in Triton's schema, including the fields that Penstock does not use."""
 

@@ -32,7 +32,7 @@ _AMPLIFYING = 4
 
 
 class Handle:
-    """Owns the instances and loaded models; used only on the event loop. ``config`` is the completed configuration.
+    """Owns the instances and loaded models of a version. Used only on the event loop. ``config`` is the completed configuration.
 
     A caller that has just looked up a handle may submit to its scheduler within the same event-loop iteration. A caller that submits
     later has to ``hold`` the handle. ``unload`` waits for submitted requests, and for callers that hold the handle.
@@ -56,7 +56,7 @@ class Handle:
         self.name = config.name
         self.version = version
         self.platform = config.platform
-        """Engine and format as the protocol names them, e.g. ``onnxruntime_onnx``."""
+        """The protocol's name for engine and format, e.g. ``onnxruntime_onnx``."""
         self.config = config
         self.check = check
         self.signature = config.client_signature
@@ -72,7 +72,7 @@ class Handle:
         self.identity = identity
         """Identifies the model's content. Versions with the same identity give equal responses."""
         self.labels = labels
-        """The names of the classes, by output."""
+        """The class names, by output."""
         self.decoupled = config.decoupled
         """True if a request may have any number of responses."""
         self.overrides_timeout = any(policy.allow_timeout_override for policy in scheduler.config.policies)
@@ -94,7 +94,7 @@ class Handle:
 
     @property
     def is_healthy(self) -> bool:
-        """True if an instance can run, so False while all processes restart. For an ensemble, True if all its models can run."""
+        """True if at least one instance can run. For an ensemble, True if all its models can run."""
         if not self._models:
             return bool(getattr(self.scheduler, "is_healthy", True))
         return any(getattr(model, "healthy", True) for model in self._models)

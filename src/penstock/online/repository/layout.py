@@ -46,9 +46,9 @@ class Layout(msgspec.Struct, frozen=True):
     roots: tuple[Path, ...] = ()
     """The repositories."""
     config_name: str = ""
-    """Prefer ``configs/<config_name>.pbtxt`` to ``config.pbtxt``."""
+    """If set, ``configs/<config_name>.pbtxt`` takes precedence over ``config.pbtxt``."""
     namespacing: bool = False
-    """If true, models are served as ``<repository>/<name>``. If false, a model whose name occurs in two repositories is refused."""
+    """If true, models are served as ``<repository>/<name>``. If false, a model is rejected if two repositories contain its name."""
     targets: Mapping[str, ModelSource] = {}
     """The models named on the command line, by name."""
 
@@ -79,7 +79,7 @@ class Layout(msgspec.Struct, frozen=True):
         return present[0] if len(present) == 1 and name not in self.targets else self.models().get(name)
 
     def namespace(self, root: Path) -> str:
-        """The namespace of the models in repository ``root``: the folder's name, with a number if several repositories share it."""
+        """The namespace of repository ``root``: its folder name, plus a number if several repositories have the same folder name."""
         alike = [other for other in self.roots if other.name == root.name]
         return root.name if len(alike) == 1 else f"{root.name}-{alike.index(root) + 1}"
 
@@ -95,7 +95,7 @@ class Layout(msgspec.Struct, frozen=True):
     def define(self, name: str, override: Override | None = None) -> ModelSource:
         """Read the configuration and fingerprints of model ``name``. ``override`` replaces the configuration and possibly the files.
 
-        Raises NotFound if there is no such model, and InvalidConfig, InvalidModel, AlreadyExists.
+        Raises NotFound if the model does not exist. Also raises InvalidConfig, InvalidModel and AlreadyExists.
         """
         found = self._find(name)
         if isinstance(found, PenstockError):
@@ -131,7 +131,7 @@ class Layout(msgspec.Struct, frozen=True):
     def _target(self, name: str, override: Override | None) -> ModelSource:
         if override and override.folder:
             raise InvalidArgument(
-                f"the files of model {quoted(name)} cannot be replaced: it was passed on the command line"
+                f"the files of model {quoted(name)} cannot be replaced, because it was passed on the command line"
             )
         known = self.targets[name]
         ((version, target),) = known.versions.items()
@@ -175,7 +175,7 @@ def _fingerprint(found: Path | PenstockError) -> str:
 
 
 def absent(name: str, known: Collection[str]) -> NotFound:
-    """The error for a model ``name`` that does not exist. ``known`` are the existing models."""
+    """The error for a model ``name`` that does not exist. ``known`` has the names of the existing models."""
     near = difflib.get_close_matches(name, known, n=1)
     return NotFound(f"the repositories contain no model {quoted(name)}", f"did you mean '{near[0]}'?" if near else "")
 

@@ -43,7 +43,7 @@ _ATTEMPTS = 3
 """Number of attempts to load a model whose files change meanwhile."""
 _Result = TypeVar("_Result")
 Loading = asyncio.Task[list[Any]]
-"""The task of a running load. Its result is the loads of ensembles that it started."""
+"""The task of a running load. The result is a list of the ensemble loads that this load has started."""
 
 
 class LoadFailed(InvalidArgument):
@@ -59,7 +59,7 @@ class LoadFailed(InvalidArgument):
 class Manager:
     """The models of one server process. Used only on the event loop.
 
-    ``preloaded`` holds versions that are already in memory, by name and version. A version is used if its files have not changed.
+    ``preloaded`` holds versions that are already in memory, by name and version. Versions whose files have changed are not used.
     """
 
     def __init__(  # noqa: PLR0913 - collaborators and keyword-only options
@@ -98,14 +98,14 @@ class Manager:
 
     @property
     def is_complete(self) -> bool:
-        """True if every model that the server loads without a client's request is served."""
+        """True if every model that the server loads by itself is served."""
         return not self._missing
 
     async def start(
         self, wanted: Mapping[str, Override | None], threads: int, at_start: int
     ) -> dict[str, PenstockError]:
-        """Load the models ``wanted`` and return the failures by name. These loads run up to ``at_start`` at a time; later loads
-        run up to ``threads`` at a time.
+        """Load the models ``wanted`` and return the failures by name. Up to ``at_start`` of these loads run concurrently. Later, up
+        to ``threads`` loads run concurrently.
         """
         self._seats.count = max(threads, at_start)
         work = (self.load(name, override, is_due=True) for name, override in wanted.items())
@@ -137,9 +137,9 @@ class Manager:
         """Load or reload model ``name`` from the repositories, with the configuration and files of ``override`` if given.
 
         Returns when the model, and every ensemble that was unloaded together with it, is ready. Keeps versions that have not
-        changed. Pass ``is_part`` if an ensemble needs the model. Pass ``is_due`` if the server loads the model without a client's
-        request, and is not ready without it. With either flag, an earlier override stays in effect. Raises PenstockError if there
-        is no such model, LoadFailed or InvalidConfig if loading fails, and Unavailable during shutdown.
+        changed. Pass ``is_part`` if an ensemble needs the model. Pass ``is_due`` if the server loads the model by itself, and is not
+        ready until the model is served. With either flag, an earlier override stays in effect. Raises PenstockError if there is no
+        such model, LoadFailed or InvalidConfig if loading fails, and Unavailable during shutdown.
         """
         if self._is_closed:
             raise Unavailable(f"model '{name}' cannot be loaded: the server is shutting down")
@@ -152,7 +152,7 @@ class Manager:
     async def unload(self, name: str, *, with_parts: bool = False) -> None:
         """Stop serving model ``name``, and every ensemble that needs it, until the model is loaded again.
 
-        Returns immediately. Accepted requests are still answered. ``with_parts`` also unloads models that were loaded only for it.
+        Returns immediately. Accepted requests are still answered. ``with_parts`` also unloads models loaded only for this one.
         """
         if (model := self._models.get(name)) is None:
             return
@@ -163,8 +163,8 @@ class Manager:
     async def changes(self) -> list[tuple[str, bool]]:
         """The names of models whose files differ from the loaded files, and whether the files exist.
 
-        A change is reported once, and only after two consecutive calls have seen the same files, because files may still be being
-        copied. Raises NotFound for a missing repository.
+        A change is reported once, and only after two consecutive calls have seen the same files, because a copy of the files may be
+        in progress. Raises NotFound for a missing repository.
         """
         found, before = await on_daemon_thread("scan-models", self._layout.scan), self._seen
         self._seen = found
@@ -183,7 +183,7 @@ class Manager:
         return model is None or fingerprint not in (model.tried, model.source and model.source.fingerprint)
 
     def loaded_by_name(self) -> list[tuple[str, Override | None]]:
-        """The models that were loaded by name, with their overrides, for a process that joins the server later."""
+        """The models that were loaded by name, with their overrides. A process that joins the server later loads these models."""
         return [(name, model.override) for name, model in self._models.items() if model.is_wanted and model.served]
 
     def end_loads(self) -> None:
@@ -193,7 +193,7 @@ class Manager:
             model.end_loads("the server is shutting down")
 
     async def close(self, timeout_s: float) -> list[str]:
-        """Refuse further operations, and wait up to ``timeout_s`` seconds for running loads. Returns the models that still load.
+        """Refuse further operations, and wait up to ``timeout_s`` seconds for running loads. Returns the models still loading.
 
         While such a load runs in an engine's native code, a regular exit could crash the process.
         """
@@ -251,7 +251,7 @@ class Manager:
     async def _on_thread(
         self, verb: str, name: str, work: Callable[[], _Result], used_s: Callable[[], float | None] = lambda: None
     ) -> _Result:
-        """Run ``work()``, a part of loading model ``name``, on a thread, once there is a seat for it; ``used_s`` as for ``Seats``.
+        """Wait for a free seat, and run ``work()``, a part of loading model ``name``, on a thread. For ``used_s``, see ``Seats``.
 
         The part holds its seat even if the caller is cancelled.
         """
@@ -273,7 +273,7 @@ class Manager:
         is_due: bool,
         keeps_override: bool,
     ) -> list[Loading]:
-        """Load or reload ``model``. Also starts loads of ensembles that need it, and returns them."""
+        """Load or reload ``model``. Also starts and returns the loads of ensembles that need the model."""
         async with model.turn:
             model.running_options = load_options
             if model.waiting is asyncio.current_task():

@@ -20,7 +20,7 @@ class ModelSource(msgspec.Struct, frozen=True):
     folder: Path
     """The folder to which relative file names in the configuration refer."""
     versions: Mapping[str, Path]
-    """The folder, or the single file, of each version, by version number as text. An ensemble's folders may be empty."""
+    """The folder or single file of each version, by version number as text. The folders of an ensemble may be empty."""
     given: ModelConfig = ModelConfig()
     """The configuration as the user wrote it."""
     fingerprints: Mapping[str, str] = {}

@@ -1,4 +1,4 @@
-"""A configuration, and possibly files, that a client sends to replace those in the repository.
+"""A configuration and optional files that a client sends to replace the repository's configuration and files.
 
 While a process uses the files, it holds a shared lock on their folder. The last process to release the lock removes the folder.
 When a server starts, it removes folders that a killed server left behind.
@@ -108,7 +108,7 @@ def store(files: Mapping[str, bytes]) -> Path:
     except BaseException as error:
         discard(folder)
         if folder and isinstance(error, FileExistsError | NotADirectoryError | IsADirectoryError):
-            raise InvalidArgument("a file to load has the path of another file's folder") from None
+            raise InvalidArgument("a file to load has the same path as the folder of another file") from None
         if isinstance(error, OSError):
             raise ResourceExhausted(f"the files to load cannot be stored: {error.strerror}") from None
         raise

@@ -54,7 +54,7 @@ class LoadOptions(msgspec.Struct, frozen=True):
     warmup_folder: str = ""
     """Folder with recorded requests, in one subfolder per model; empty if requests are not recorded."""
     halt: Halt = msgspec.field(default_factory=Halt)
-    """Ends child processes that are still loading a model when a load is abandoned."""
+    """Ends the child processes of an abandoned load."""
 
 
 _DEFAULTS = LoadOptions()
@@ -62,7 +62,7 @@ _NO_BACKEND = Backend("", "", "", "")
 
 
 class ResolvedVersion(msgspec.Struct, frozen=True):
-    """A model version with verified files, and how to serve it. Nothing is loaded yet."""
+    """A model version with verified files and its serving settings. Nothing is loaded yet."""
 
     source: ModelSource
     version: str
@@ -99,7 +99,7 @@ class ResolvedVersion(msgspec.Struct, frozen=True):
 
     @property
     def has_own_threads(self) -> bool:
-        """True if the loaded model keeps threads of its own."""
+        """True if the loaded model has threads of its own."""
         keeps_threads = self.is_apart or engine_traits(self.engine).keeps_threads or "gpu" in self.options
         return keeps_threads or self.options.get("threads") != 1
 

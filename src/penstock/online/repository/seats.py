@@ -2,8 +2,8 @@
 
 Only loads that are making progress count, because a load that hangs must not block others:
 
-- A load in a child process that uses no CPU time only waits. It needs no more memory until it continues, and then counts again.
-- A load that runs for very long may be an endless loop. It no longer counts.
+- A load does not count while its child process uses no CPU time, because a waiting process needs no more memory.
+- A load that runs for very long does not count, because it may be an endless loop.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TypeVar
 
 _LOOK_S = 0.25
 _IDLE_LOOKS = 4
-"""A load no longer counts if it has made no progress between this many successive looks."""
+"""A load no longer counts after this many successive checks without progress."""
 _MAX_LOOKS = 40
-"""A load no longer counts after this many looks."""
+"""A load no longer counts after this many checks."""
 _IDLE_SHARE = 0.01
 """A process that polls uses up to this share of a CPU while it waits."""
 
@@ -51,7 +51,7 @@ class Seats:
     """Starts loads while fewer than ``count`` of them are making progress. Used only on the event loop."""
 
     def __init__(self, count: int, call_later: CallLater | None = None) -> None:
-        """``call_later`` replaces that of the event loop."""
+        """``call_later`` replaces the event loop's method of this name."""
         self.count = count
         self._call_later = call_later
         self._loads: set[_Load] = set()
@@ -61,9 +61,9 @@ class Seats:
     async def begin(
         self, start: Callable[[], asyncio.Future[_Result]], used_s: Callable[[], float | None]
     ) -> asyncio.Future[_Result]:
-        """Call ``start`` once there is a seat, and return its future. The load ends with the future.
+        """Wait for a free seat, call ``start``, and return its future. The seat is free again when the future is done.
 
-        ``used_s`` is the CPU time that the load's child processes have used so far; None while it has none.
+        ``used_s`` is the CPU time that the load's child processes have used so far; None if there are no child processes.
         """
         while sum(load.counts for load in self._loads) >= self.count:
             self._changed.clear()

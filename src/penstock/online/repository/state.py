@@ -104,7 +104,7 @@ class VersionState(msgspec.Struct):
 
 
 class ManagedModel:
-    """A model that a client, the start-up of the server, or an ensemble has requested."""
+    """A model that was requested by a client, by an ensemble, or at the server's start."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -114,7 +114,7 @@ class ManagedModel:
         self.source: ModelSource | None = None
         """The most recently read source."""
         self.tried = ""
-        """The files' fingerprint when a change of files last caused a load. The load may have succeeded or failed."""
+        """The files' fingerprint at the last load that was caused by changed files, even if that load failed."""
         self.override: Override | None = None
         """The override that replaces the repository's configuration, and possibly its files."""
         self.replaced = ""
@@ -128,11 +128,11 @@ class ManagedModel:
         self.turn = asyncio.Lock()
         """A lock that the running operation holds. Other operations wait for it in order."""
         self.generation = 0
-        """Number of operations that have begun. It is also the number of the last operation."""
+        """Number of operations that have begun, which is also the number of the last operation."""
         self.pending = 0
         """Number of operations that have not ended."""
         self.waiting: asyncio.Task[list[Any]] | None = None
-        """The last operation, if it is a load without an override that has not begun."""
+        """The last operation, if it is a load that has not begun and has no override."""
         self.waiting_keeps_override = False
         """True if the load ``waiting`` keeps a previous override."""
         self.halt = Halt(self.name)
@@ -140,7 +140,7 @@ class ManagedModel:
         self.running_options = LoadOptions()
         """The options of the running load."""
         self.awaits = ""
-        """For an ensemble: the model for which its load waits."""
+        """For an ensemble: the model that its load is waiting for."""
         self.leaving: set[asyncio.Task[None]] = set()
         """Tasks that unload replaced or removed handles."""
 
@@ -173,7 +173,7 @@ class ManagedModel:
         return not self.pending and not self.leaving and not self.served and self.override is None
 
     def end_loads(self, reason: str) -> None:
-        """Let waiting loads fail, and end the child processes of a running load."""
+        """Make waiting loads fail, and end the child processes of a running load."""
         self.waiting = None
         self.halt.end(reason)
         self.halt = Halt(self.name)

@@ -100,7 +100,7 @@ class Answers:
             self.fail(pending, answer, Failure.BACKEND)
 
     def end_stream(self, batch: Batch, error: PenstockError | None, number: int, times: BatchTimes) -> None:
-        """End the only request of ``batch`` after ``number`` answers of a decoupled model."""
+        """End the only request of ``batch``. The decoupled model has sent ``number`` answers."""
         (pending,) = batch.requests
         self._record(batch, times)
         now_ns = self._now_ns()

@@ -19,7 +19,7 @@ class Cancellable(Protocol):
     """A request that a scheduler has accepted."""
 
     def cancel(self) -> object:
-        """Cancel the request, on the event loop. Before this returns, ``done`` is called with Cancelled unless the request has ended.
+        """Cancel the request, on the event loop. Unless the request has ended, this calls ``done`` with Cancelled.
 
         Idempotent.
         """

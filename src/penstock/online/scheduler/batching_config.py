@@ -1,4 +1,4 @@
-"""How the requests of one model version are queued and merged. The names are those of Triton's ``dynamic_batching``."""
+"""Settings for queueing and merging the requests of one model version, with the names of Triton's ``dynamic_batching``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_LEVELS = 1000
 
 
 class TimeoutAction(enum.Enum):
-    """What happens to a request whose queue timeout has passed."""
+    """The action for a request whose queue timeout has passed."""
 
     REJECT = "REJECT"
     """The request fails."""
@@ -33,7 +33,7 @@ class QueuePolicy(msgspec.Struct, frozen=True):
     """Maximum number of waiting requests of the level. With 0, only the model's limit applies."""
 
     def timeout_ns(self, asked_us: int) -> int:
-        """The effective timeout in nanoseconds of a request whose own timeout is ``asked_us`` (0: none). 0 means no limit."""
+        """The effective queue timeout in nanoseconds; 0 means no limit. ``asked_us`` is the request's own timeout (0: none)."""
         timeout_us = self.default_timeout_microseconds
         if self.allow_timeout_override and 0 < asked_us < timeout_us:
             timeout_us = asked_us
@@ -41,7 +41,7 @@ class QueuePolicy(msgspec.Struct, frozen=True):
 
 
 class DynamicBatching(msgspec.Struct, frozen=True):
-    """Triton's ``dynamic_batching``. If neither preferred sizes nor a delay are set, a request never waits for further requests."""
+    """Triton's ``dynamic_batching``. Without preferred sizes and delay, a request never waits for further requests."""
 
     preferred_batch_size: tuple[int, ...] = ()
     """A batch of one of these sizes leaves immediately; empty means ``max_batch``."""

@@ -1,8 +1,8 @@
 """Decides which batches the event loop runs itself, because they take less time than a thread switch.
 
 A long run would block the server's other clients, so the rule is strict: the event loop runs a batch only if many earlier batches
-of the same shapes, and at least as many rows, were short. Every short run earns credit, and every long run loses credit. After a
-long run, batches of this size go to the instance's thread again until many short runs have regained the credit.
+with the same shapes and at least the same number of rows were short. Every short run earns credit, and every long run loses credit.
+After a long run, batches of this size go to the instance's thread again until many short runs have regained the credit.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import msgspec
 BRIEF_NS = 100_000
 """Approximate cost of passing a batch to a thread and back on a busy core, with cold caches."""
 LONG_NS = 10_000_000
-"""Nanoseconds from which a run is too long to be explained by a disturbance, so that all credit is lost."""
+"""A run of at least this many nanoseconds loses all credit, because a disturbance cannot explain such a long run."""
 NEEDED = 16
-"""Number of short runs that must precede the first run on the event loop, and also the next run there after a long run."""
+"""Number of short runs that are required before the event loop runs a batch, at first and again after a long run."""
 MOST = 64
 """Maximum credit."""
 
@@ -35,7 +35,7 @@ class BriefRuns(msgspec.Struct):
         return self.earned >= NEEDED and rows <= self.rows and key == self.key
 
     def observe(self, key: Hashable, rows: int, ns: int) -> None:
-        """Learn from a batch that took ``ns``, on any thread."""
+        """Learn from a batch that took ``ns`` nanoseconds on any thread."""
         if key != self.key:
             self.key, self.rows, self.earned = key, 0, 0
         if ns > BRIEF_NS:

@@ -49,7 +49,7 @@ class _Sleeper(msgspec.Struct, eq=False):
 
 
 class DynamicBatcher:
-    """The ``Scheduler`` that the module's docstring describes. ``now_ns`` is the clock, also for the deadlines of requests."""
+    """The ``Scheduler`` that the module's docstring describes. ``now_ns`` is the clock for all times, including deadlines."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class DynamicBatcher:
             self._runners.append(run)
 
     def leave(self, run: Callable[[Batch], None] | None) -> None:
-        """Unregister an instance that has ended; ``run`` is its argument to ``may_run_here``, if any."""
+        """Unregister an instance that has ended. ``run`` is the argument that it passed to ``may_run_here``, if any."""
         with self._lock:
             if run is not None:
                 self._runners.remove(run)
@@ -178,7 +178,7 @@ class DynamicBatcher:
                 return batch
 
     def finish(self, batch: Batch, outcome: list[dict[str, Array]] | PenstockError, times: BatchTimes) -> None:
-        """End the requests of a batch or of a part of a batch, either each with its outputs or all with the same error."""
+        """End the requests of a batch or of a part of it. ``outcome`` is the outputs of each request, or one error."""
         if self._is_running_here:
             self._complete(batch, outcome, times)
         else:
@@ -189,13 +189,13 @@ class DynamicBatcher:
     ) -> bool:
         """Forward answer ``number`` (from 0) of a decoupled model, except the final one. Returns False if the event loop is closed.
 
-        The model computed it from ``times.merged_ns`` to ``times.ran_ns``. ``taken`` is called once the event loop has received the
-        answer.
+        The model computed the answer from ``times.merged_ns`` to ``times.ran_ns``. ``taken`` is called once the event loop has
+        received the answer.
         """
         return self._call(self._answers.give_one, pending, outputs, number, times, taken)
 
     def finish_stream(self, batch: Batch, error: PenstockError | None, number: int, times: BatchTimes) -> None:
-        """End the only request of ``batch`` after ``number`` answers of a decoupled model."""
+        """End the only request of ``batch``. The decoupled model has sent ``number`` answers."""
         self._call(self._answers.end_stream, batch, error, number, times)
 
     async def drain(self) -> None:
@@ -303,7 +303,7 @@ class DynamicBatcher:
     def _look(self, takes: bool) -> Batch | _Sleeper | None:
         """Find work for a free instance. Returns a batch, or a sleeper on which to wait, or None if the instance has to end.
 
-        ``takes`` removes the batch from the queue. If several instances wait for the same time, only the first instance wakes then.
+        With ``takes``, the batch leaves the queue. If several instances wait until the same time, only the first of them wakes then.
         """
         found: Batch | _Sleeper | None = None
         with self._lock:

@@ -69,7 +69,7 @@ class Ensemble(msgspec.Struct, frozen=True):
     ranks: Mapping[str, int]
     """The number of dimensions of each output before ``reshapes``, including the batch dimension."""
     reshapes: Mapping[str, Reshape]
-    """Reshapes of the inputs and outputs whose shapes for clients differ from the models' shapes."""
+    """Reshapes of the inputs and outputs that have different shapes for clients and models."""
     max_inside: int = 0
     """Maximum number of requests in progress. Further requests wait. 0 means no limit."""
 
@@ -111,7 +111,7 @@ class EnsembleScheduler(Generic[_Part]):
 
     @property
     def statistics(self) -> ModelStatistics:
-        """The statistics of the whole ensemble. The time that requests wait for its models counts as compute time."""
+        """The statistics of the whole ensemble. The time for which requests wait for the models counts as compute time."""
         return self._answers.statistics
 
     @property
@@ -124,14 +124,14 @@ class EnsembleScheduler(Generic[_Part]):
 
     @property
     def identity(self) -> str:
-        """An identifier of the content of all models of the ensemble. It changes on each call while a model is not served."""
+        """An identifier of the content of all models of the ensemble. While a model is not served, each call returns a new value."""
         try:
             return " ".join(f"{key} {handle.identity}" for key, handle in self.resolve({}).items())
         except NotFound:
             return f"at {time.monotonic_ns()}"
 
     def resolve(self, known: dict[Key, _Part]) -> dict[Key, _Part]:
-        """Add the models of the ensemble, and of the ensembles in it, to ``known`` and return it. Raises NotFound."""
+        """Add the models of the ensemble and of nested ensembles to ``known``. Returns ``known``. Raises NotFound."""
         for key in self.ensemble.models.values():
             if key not in known:
                 handle = known[key] = self._models.find(*key)

@@ -1,11 +1,11 @@
 """Forms the next batch. ``form`` is a pure function of the waiting requests, the time and the configuration.
 
 The rules of preferred sizes and delay are the same as in Triton's dynamic batcher (``GetDynamicBatch`` in
-``dynamic_batch_scheduler``). They apply whenever an instance is free. Requests that cannot be merged with the first request form
-batches of their own, and do not close the first request's batch.
+``dynamic_batch_scheduler``). The rules apply whenever an instance is free. Requests that cannot be merged with the first request go
+into other batches, and do not end the first request's batch.
 
-Requests that would miss their deadlines in the batch of highest throughput are dropped before that batch runs, not only once their
-deadlines have passed (the early drop of Nexus, Shen et al., SOSP 2019).
+Requests that would miss their deadlines in the batch of highest throughput are dropped before that batch runs, although their
+deadlines have not passed yet (the early drop of Nexus, Shen et al., SOSP 2019).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.online.scheduler.queue import NEVER, Pending
 from penstock.telemetry.statistics import Reason
 
 _WAKE_NS = 2_000_000
-"""Nanoseconds by which a delayed batch starts before the last moment that meets its deadlines, because threads wake late."""
+"""A delayed batch starts this many nanoseconds before the last moment that meets its deadlines, because threads wake late."""
 
 
 class Batch(msgspec.Struct):
@@ -47,7 +47,7 @@ _NOTHING = Wait()
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """The rules of a BatchingConfig, prepared for frequent use."""
+    """The rules of a BatchingConfig in a precomputed form."""
 
     max_rows: int
     preferred: frozenset[int]
@@ -169,8 +169,8 @@ def _prefer(
 def _shed(line: Collection[Pending], now_ns: int, max_rows: int, latency: LatencyModel) -> tuple[int, list[Pending]]:
     """Choose the batch size that answers the most requests in time, from ``max_rows``, half of it, a quarter, and so on.
 
-    Returns the size and the requests to drop. If more requests wait than fit into one batch, the best size answers the most
-    requests per second in time. Otherwise, the best size answers the most requests in time with this and a second batch.
+    Returns the size and the requests to drop. If more requests wait than fit into one batch, the best size meets the most deadlines
+    per second. Otherwise, the best size answers the most requests in time with this and a second batch.
     """
     window, backlog = 0, False
     for pending in line:

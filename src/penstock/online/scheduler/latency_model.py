@@ -1,8 +1,8 @@
 """Predicts the duration of a batch from earlier batches.
 
-There is one bucket of batch sizes for each power of two. A bucket keeps moving averages of rows, duration and deviation, as TCP
-does for round trips (RFC 6298). The model interpolates between buckets. Measurements expire, because an outdated estimate could
-reject all requests, so that no new measurement would correct it.
+There is one bucket of batch sizes for each power of two. A bucket keeps moving averages of rows, duration and deviation, as TCP does
+for round trips (RFC 6298). The model interpolates between buckets. Measurements expire. Otherwise, an outdated estimate could reject
+all requests, and no new measurement would correct the estimate.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 _GAIN = 1 / 8
 _DEVIATION_GAIN = 1 / 4
 _DEVIATIONS = 2.0
-"""Mean deviations from the mean to the upper bound. For a normal distribution, the bound is the 95th percentile."""
+"""The upper bound is the mean plus this many mean deviations. For a normal distribution, it is the 95th percentile."""
 _OUTLIER = 4.0
 """Measurements are limited to twice the mean plus this many deviations, so that one pause does not make the model appear slow."""
 _LIFE_NS = 1_000_000_000
@@ -38,7 +38,7 @@ class _Bucket(msgspec.Struct):
 
 
 class LatencyModel:
-    """Durations by batch size. Only one thread may write. Others may read during an update; the value is precise enough."""
+    """Durations by batch size. Only one thread may write. Other threads may read at any time; the value need not be exact."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, _Bucket] = {}

@@ -58,7 +58,7 @@ def split(outputs: Mapping[str, Array], rows: Sequence[int]) -> list[dict[str, A
         if array.shape[:1] != (total,):
             raise PenstockError(
                 f"the model's output '{name}' has shape {list(array.shape)} for a batch of {total}",
-                "serve it with a maximum batch of 1",
+                "serve the model with a maximum batch size of 1",
             )
     parts: list[dict[str, Array]] = []
     start = 0
@@ -198,7 +198,7 @@ def _fill(into: Shape, pattern: Shape, shape: Shape) -> Shape:
 
 
 def _pieces(name: str, array: Array, shape: Shape, sources: Sequence[Shape]) -> list[Array]:
-    """Divide ``array`` into one piece for each of ``sources``. A piece has ``shape``; its free dimensions come from the source."""
+    """Divide ``array`` into one piece for each of ``sources``. A piece has ``shape``, with the free dimensions of the source."""
     shapes = [tuple([source[axis] if want == -1 else want for axis, want in enumerate(shape)]) for source in sources]
     ends = np.cumsum([math.prod(one) for one in shapes])
     if ends[-1] != array.size:

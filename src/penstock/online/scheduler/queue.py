@@ -31,7 +31,7 @@ class Canceller(Protocol):
 
 
 class Pending(msgspec.Struct, eq=False):
-    """One request, from ``submit`` to its end. The submitter holds it. Times are ``time.monotonic_ns``."""
+    """One request, from ``submit`` to its end. The caller of ``submit`` holds this object. Times are ``time.monotonic_ns``."""
 
     owner: Canceller
     number: int
@@ -44,7 +44,7 @@ class Pending(msgspec.Struct, eq=False):
     """None once the request has ended."""
     arrived_ns: int
     lane: int = 0
-    """The request's lane in its line: twice the level (counted from 0), plus one if the request is late."""
+    """The request's lane in its line: twice the level (counted from 0), plus one if the request's timeout has passed."""
     timeout_ns: int = NEVER
     """The time until which the request may stay in the queue."""
     deadline_ns: int = NEVER
@@ -53,7 +53,7 @@ class Pending(msgspec.Struct, eq=False):
     """The time at which the request expires: the earlier of the two times above."""
 
     def cancel(self) -> None:
-        """Cancel the request, on the event loop. Before this returns, ``done`` is called with Cancelled unless the request has ended.
+        """Cancel the request, on the event loop. Unless the request has ended, this calls ``done`` with Cancelled.
 
         Idempotent.
         """
@@ -104,7 +104,7 @@ class PriorityLevel:
 
     @property
     def waiting(self) -> int:
-        """Number of waiting requests; valid only if ``came`` is called for arrivals."""
+        """Number of waiting requests. Valid only if ``came`` is updated when requests arrive."""
         return self.came - self.left
 
 
@@ -114,7 +114,7 @@ class Queue:
     def __init__(self, policies: Sequence[QueuePolicy]) -> None:
         self.levels = [PriorityLevel(policy) for policy in policies]
         self.next_ns = NEVER
-        """The time at which ``expire`` has to be called next, or an earlier time."""
+        """No request expires before this time, so ``expire`` need not be called earlier."""
         delays = any(policy.timeout_action is TimeoutAction.DELAY for policy in policies)
         self._lane_count = 2 * len(policies) if delays or len(policies) > 1 else 1
         self._lines: dict[Hashable, Lanes] = {}

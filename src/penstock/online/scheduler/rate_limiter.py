@@ -1,8 +1,8 @@
 """Limits which instances run at the same time: each instance holds its configured resources while it runs.
 
 A resource has a name and a count, and all models share it. A waiting instance of priority n runs 1/n as often as an instance of
-priority 1 (stride scheduling, Waldspurger and Weihl, 1995). No instance starves, because resources for which an instance waits are
-not given to instances behind it.
+priority 1 (stride scheduling, Waldspurger and Weihl, 1995). No instance starves, because a resource that a waiting instance needs is
+not given to later instances.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.errors import InvalidConfig
 
 
 class RateLimiter:
-    """``available`` maps each resource to its count. If empty, the count of a resource is the largest need of an instance.
+    """``available`` maps each resource to its count. If empty, the count of a resource is the largest count that an instance needs.
 
     Any thread may use it.
     """
@@ -28,10 +28,10 @@ class RateLimiter:
         self.waiting: list[ResourceGate] = []
         self.held: Counter[str] = Counter()
         self.turn = 0
-        """The highest number of a gate that was opened so far."""
+        """The highest ``turn`` of the gates that were opened so far."""
 
     def gate(self, model: str, needs: Mapping[str, int], priority: int = 1) -> ResourceGate | None:
-        """The gate of one instance of ``model``, which holds ``needs`` while it runs. None if it needs no resources.
+        """The gate of one instance of ``model``, which holds ``needs`` while it runs. None if ``needs`` is empty.
 
         Raises InvalidConfig if the instance needs more than ``available``.
         """
@@ -72,7 +72,7 @@ class ResourceGate:
         self.needs = needs
         self.priority = priority
         self.turn = 0
-        """Waiting gates open in ascending order of their numbers. This is the gate's number; each run adds the priority to it."""
+        """Waiting gates open in ascending order of ``turn``. Each run adds the priority to the gate's ``turn``."""
         self.held = False
         self.granted = threading.Semaphore(0)
         self._limiter = limiter

@@ -62,7 +62,7 @@ def test_a_batch_size_that_is_written_stays_and_may_not_exceed_the_models() -> N
 def test_a_tensor_that_is_written_may_be_repeated_or_filled_in_but_not_changed() -> None:
     assert config_of(lambda config: config.add_input(X), config={"input": [X]})["input"] == [X]
     assert config_of(lambda config: config.add_input(X), config={"input": [{"name": "x"}]})["input"] == [X]
-    with pytest.raises(ValueError, match="input 'x' differs from the configuration's"):
+    with pytest.raises(ValueError, match="input 'x' differs from its configuration"):
         config_of(lambda config: config.add_input({**X, "dims": [4]}), config={"input": [X]})
 
 

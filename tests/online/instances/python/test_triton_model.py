@@ -32,7 +32,7 @@ WRONG = {
     "another output": ('return [answer("z", x)]', "returned the output 'z', which is not in its configuration"),
     "no dtype of ours": ('return [answer("y", x.astype(complex))]', "output 'y' has the unsupported dtype complex128"),
     "objects": ('return [answer("y", x.astype(object))]', "output 'y' contains a float, must contain bytes or text"),
-    "too large": ('return [answer("y", np.broadcast_to(np.float32(0), (1, 1 << 40)))]', "tensors of .* bytes are more"),
+    "too large": ('return [answer("y", np.broadcast_to(np.float32(0), (1, 1 << 40)))]', "tensors of .* bytes exceed"),
     "an exception": ("raise ValueError('bad value')", "message: ValueError: bad value$"),
     "several lines": ("raise ValueError('first\\nsecond')", "message: ValueError: first second$"),
     "a note": ("e = ValueError('bad'); e.add_note('more'); raise e", "message: ValueError: bad$"),

@@ -54,9 +54,9 @@ def test_from_the_configuration(text: str, files: list[str], engine: str, file: 
 @pytest.mark.parametrize(
     ("text", "files", "error", "reason"),
     [
-        ("", [], NotFound, "holds no 'model.onnx' or .*the folder is empty"),
-        ("", ["notes.txt"], NotFound, "it holds notes.txt"),
-        ('backend: "pytorch"', ["model.onnx"], NotFound, "holds no 'model.pt' or 'model.pt2'"),
+        ("", [], NotFound, "contains no 'model.onnx' or .*the folder is empty"),
+        ("", ["notes.txt"], NotFound, "it contains notes.txt"),
+        ('backend: "pytorch"', ["model.onnx"], NotFound, "contains no 'model.pt' or 'model.pt2'"),
         ('backend: "tensorrt"', ["model.plan"], Unsupported, "'backend' is 'tensorrt'.*serve the ONNX model"),
         ('platform: "tensorflow_graphdef"', [], Unsupported, "SavedModel"),
         ('backend: "pytorhc"', ["model.pt"], InvalidConfig, "did you mean 'pytorch'"),

@@ -57,7 +57,7 @@ def test_a_failed_batch_changes_nothing() -> None:
     table.states.gather(rows)
     with pytest.raises(PenstockError, match="must be FP32"):
         table.states.scatter(rows, {"out": np.ones((2, 2), np.float32)})
-    with pytest.raises(PenstockError, match="output 'out', a state of its sequences, is missing"):
+    with pytest.raises(PenstockError, match="state output 'out' is missing"):
         table.states.scatter(rows, {})
     assert table.run([table.step("a")], add=0).tolist() == [[3, 3]]
     assert table.run([table.step("b")], add=0).tolist() == [[3, 3]]

@@ -60,15 +60,15 @@ class AutoCompletion:
         elif not known.get("dims"):
             known.update(tensor)
         elif specs_of([known], batched=False) != (spec,):
-            raise ValueError(f"{field} '{spec.name}' differs from the configuration's")
+            raise ValueError(f"{field} '{spec.name}' differs from its configuration")
 
 
 ModelConfig = AutoCompletion
-"""The name under which models import the class."""
+"""Models import the class under this name."""
 
 
 def completed(model: type, options: PythonOptions) -> dict[str, Any]:
-    """The configuration after the model's ``auto_complete_config``, if any. Raises InvalidModel, and the model's exceptions."""
+    """The configuration, completed by ``auto_complete_config`` if defined. Raises InvalidModel, and the model's exceptions."""
     config = AutoCompletion(options)
     complete = getattr(model, "auto_complete_config", None)
     if complete is not None:

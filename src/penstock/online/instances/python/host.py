@@ -17,8 +17,8 @@ _log = logging.getLogger(__name__)
 
 
 class Host:
-    """The services of the host process. This class is for a model that runs without a server. ``Worker`` overrides its methods.
-    All methods are thread-safe.
+    """The services of the host process. This implementation is for a model without a server. ``Worker`` overrides the methods. All
+    methods are thread-safe.
     """
 
     def call(self, request: InferRequest, done: Done, decoupled: bool) -> Callable[[], None]:
@@ -36,11 +36,11 @@ class Host:
         """Update a metric of the model on the server's metrics page."""
 
     def later(self, call: Callable[[], object]) -> None:
-        """Run ``call`` on another thread. Destructors need this, because the thread on which they run may hold any lock."""
+        """Run ``call`` on another thread. For destructors, because they may run on a thread that holds a lock."""
 
 
 class Here:
-    """Facts about the only model of this process. They are global, because models import their interface by name."""
+    """State of the only model in this process. The state is global, because models import their interface as a module."""
 
     def __init__(self) -> None:
         self.host = Host()

@@ -92,7 +92,7 @@ class InferenceResponse:
 
     @classmethod
     def of(cls, outcome: Outcome) -> InferenceResponse:
-        """Convert the server's answer to a call."""
+        """Create a response from the outcome of a call to another model."""
         if isinstance(outcome, InferResponse):
             return cls([TritonTensor(name, array) for name, array in outcome.outputs.items()], None, outcome.parameters)
         code = next((code for code, kind in _ERRORS.items() if isinstance(outcome, kind)), TritonError.INTERNAL)
@@ -118,7 +118,7 @@ class InferenceResponse:
 
 
 class ResponseSender:
-    """Sends responses to one request, from any thread, until the final flag. Calls ``lost`` if the model drops the sender before."""
+    """Sends responses to one request, from any thread, until the final flag. Calls ``lost`` if the model drops it earlier."""
 
     def __init__(self, send: Callable[[InferenceResponse | None, bool], bool], lost: Callable[[], object]) -> None:
         self._send, self._lost = send, lost
@@ -126,10 +126,10 @@ class ResponseSender:
         self.closed = False
         """True once the request has ended."""
         self._is_wanted = True
-        """False once the client no longer waits for responses. They are then dropped here, because sending one would cost a copy."""
+        """False once the client no longer waits for responses. Responses are then dropped here, to save the copy of sending."""
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send ``response``. Blocks until the server has received it."""
+        """Send ``response``. Blocks until the server has received the response."""
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
             raise TritonModelException(f"unable to send response: unknown flags {flags}")
         if response is None and not flags:
@@ -155,7 +155,7 @@ class ResponseSender:
 
 
 class InferenceRequest:
-    """A request that the model has received, or a request that the model has created to call another model."""
+    """A request that the model has received, or has created to call another model."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - Triton's interface
         self,
@@ -265,7 +265,7 @@ class InferenceRequest:
         return Responses(replies, cancel)
 
     async def async_exec(self, decoupled: bool = False) -> InferenceResponse | Responses:
-        """Like ``exec``, but awaits the response. For a decoupled model, the result is the same iterator."""
+        """Like ``exec``, but awaits the response. For a decoupled model, returns the same iterator as ``exec``."""
         if decoupled:
             return self.exec(decoupled=True)
         loop, replies = asyncio.get_running_loop(), asyncio.Queue[Outcome]()
@@ -302,7 +302,7 @@ class InferenceRequest:
 
 
 class Responses:
-    """An iterator over the responses of a decoupled model. Dropping it cancels the call."""
+    """An iterator over the responses of a decoupled model. Deleting the iterator cancels the call."""
 
     def __init__(self, replies: SimpleQueue[Outcome], cancel: Callable[[], None]) -> None:
         self._replies, self._cancel = replies, cancel

@@ -15,7 +15,7 @@ _NAME = re.compile(r"(?!nv_|penstock_|__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class MetricFamily:
-    """All metrics with the same name. Their labels differ. ``kind`` is ``COUNTER`` or ``GAUGE``. Families with the same name share
+    """All metrics with the same name and different labels. ``kind`` is ``COUNTER`` or ``GAUGE``. Families with the same name share
     their metrics.
     """
 

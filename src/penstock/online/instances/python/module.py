@@ -23,7 +23,7 @@ _TRACEBACK_BYTES = 8 << 10
 def import_model(artifact: Artifact) -> ModuleType:
     """Run ``artifact``'s source as the module ``model``. Adds the folders of the version and of the model to ``sys.path``.
 
-    The process runs no other model, so the module's name is free. Raises any exception of the source.
+    A process runs only one model, so the name ``model`` is not in use. Raises any exception of the source.
     """
     if artifact.path is not None:
         folder = artifact.path.resolve().parent
@@ -40,7 +40,7 @@ def source_file(artifact: Artifact) -> str:
 
 @contextmanager
 def model_errors(file: str, doing: str) -> Iterator[None]:
-    """Convert exceptions of the model's code to InvalidModel, which names the line of ``file``. Logs the traceback."""
+    """Convert exceptions of the model's code to InvalidModel with the line number in ``file``. Logs the traceback."""
     try:
         yield
     except PenstockError:

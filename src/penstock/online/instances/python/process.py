@@ -1,8 +1,8 @@
 """A Python model in a child process. Sends batches to the child, and handles the model's calls of other models.
 
-The tensors of a batch use the input arena and the output arena. One call of ``execute`` at a time uses these arenas. Responses of
-decoupled models and calls of other models use another pair of arenas, one per direction. Such an arena is free again once its
-reader has copied the tensors.
+The tensors of a batch use the input arena and the output arena. Only one ``execute`` call at a time uses them. Responses of
+decoupled models and calls of other models use another pair of arenas, one per direction. An arena of this pair can be reused once
+its reader has copied the tensors.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Talk:
                 raise
 
     def wait(self) -> None:
-        """Wait until the child has sent all answers for which clients still wait, or has ended."""
+        """Wait until the child has answered all requests whose clients still wait, or until the child has ended."""
         while any(answer(number, None, False) for answer, number in list(self._answers.values())):
             if self._ended.wait(_LOOK_S):
                 return

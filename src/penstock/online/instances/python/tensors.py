@@ -21,7 +21,7 @@ class TritonModelException(Exception):
 
 
 class TritonTensor:
-    """A named array. The array of an input may be read until ``execute`` returns; decoupled models may keep it longer."""
+    """A named array. The array of an input is valid until ``execute`` returns. For decoupled models, it is valid longer."""
 
     def __init__(self, name: str, numpy_array: Array) -> None:
         if not isinstance(numpy_array, np.ndarray):
@@ -65,7 +65,7 @@ class TritonTensor:
 
 
 Tensor = TritonTensor
-"""The name under which models import the class."""
+"""Models import the class under this name."""
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
@@ -79,12 +79,12 @@ def datatype_of(word: str) -> DataType:
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
-    """The numpy type of a number in Triton's schema, or None."""
+    """The numpy type for a datatype number of Triton's schema, or None."""
     return _NUMBERED[data_type - 1].dtype.type if 1 <= data_type <= len(_NUMBERED) else None
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
-    """The number of a dtype in Triton's schema, or None."""
+    """The datatype number of a numpy dtype in Triton's schema, or None."""
     try:
         return _NUMBERED.index(DataType.from_numpy(np.dtype(data_type))) + 1
     except Unsupported:
@@ -111,7 +111,7 @@ def check_rows(name: str, array: Array, rows: int | None) -> None:
         found = list(array.shape)
         raise PenstockError(
             f"the model's output '{name}' has shape {found} for a request with a batch of {rows}",
-            "configure 'max_batch_size: 0' if outputs and inputs differ in their number of rows",
+            "set 'max_batch_size: 0' if outputs and inputs can have different numbers of rows",
         )
 
 

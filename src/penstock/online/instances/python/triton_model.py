@@ -41,7 +41,7 @@ class TritonModel:
 
     @classmethod
     def load(cls, kind: type, options: PythonOptions, folder: Path) -> TritonModel:
-        """Complete the configuration of the class ``kind`` and initialise it. Raises InvalidModel, and the model's exceptions."""
+        """Complete the configuration and initialise the model. Raises InvalidModel, and the model's exceptions."""
         if not callable(getattr(kind, "execute", None)):
             raise InvalidModel("TritonPythonModel has no function 'execute'", "add 'def execute(self, requests)'")
         config = completed(kind, options)

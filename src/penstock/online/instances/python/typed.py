@@ -43,8 +43,8 @@ class Tensor:
 def model(form: _Form) -> _Form:
     """Mark a function as the model of its ``model.py``. The function's type hints declare the inputs and outputs.
 
-    Mark a class instead if the model has state or needs clean-up. The type hints are then those of its method ``forward``. The
-    class may also have the method ``load``, which receives the context before the first request, and the method ``unload``.
+    Mark a class instead if the model has state or needs clean-up. The method ``forward`` then has the type hints. The class may also
+    have the method ``load``, which receives the context before the first request, and the method ``unload``.
     """
     setattr(form, _MARK, True)
     return form
@@ -55,7 +55,7 @@ def is_marked(value: Any) -> bool:
 
 
 def read_form(function: Callable[..., Any], declared: Signature, context: type) -> tuple[Signature, str]:
-    """The signature of ``function``, and the name of its parameter that takes the context, or "".
+    """The signature of ``function``, and the name of its context parameter, or "" without such a parameter.
 
     The specs of inputs and outputs without type hints come from ``declared``. Raises InvalidModel.
     """

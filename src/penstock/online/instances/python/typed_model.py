@@ -21,7 +21,7 @@ from penstock.tensor import Array, Signature
 
 
 class Context:
-    """What a typed model knows about itself, and its access to the server."""
+    """Information about a typed model, and its access to the server."""
 
     def __init__(self, options: PythonOptions, folder: Path, stages: StageTimes) -> None:
         self.name = options.name
@@ -35,7 +35,7 @@ class Context:
         self._stages = stages
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """Count the time of the ``with`` block as the stage ``name`` in the model's statistics."""
+        """Add the duration of the ``with`` block to the stage ``name`` in the model's statistics."""
         return self._stages.stage(name)
 
     def infer(self, model: str, inputs: Mapping[str, Array], outputs: Sequence[str] = ()) -> dict[str, Array]:

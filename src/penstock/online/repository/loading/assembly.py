@@ -108,7 +108,7 @@ class Assembler:
         )
 
     def _scheduler(self, loaded: LoadedVersion) -> tuple[Scheduler, Sequence[DynamicBatcher]]:
-        """The scheduler, and for each instance the object from which it takes batches."""
+        """The scheduler, and the source of batches for each instance."""
         config, resolved, model = loaded.config, loaded.resolved, loaded.models[0]
         loop, layout, max_queue = asyncio.get_running_loop(), layout_of(config), self._limits.max_queue
         statistics = self._statistics(config, resolved.version, loaded.load_s)

@@ -1,4 +1,4 @@
-"""Reads an ensemble's configuration, and checks that it fits the served models that the ensemble calls.
+"""Reads an ensemble's configuration, and checks the configuration against the models that the ensemble calls.
 
 Two entries of ``parameters`` extend Triton's schema: ``if.<step>`` is the condition of the step with this number or model name,
 and ``optional_outputs`` is a comma-separated list of names.
@@ -30,7 +30,7 @@ _MAX_INSIDE = 16
 def read_ensemble(config: ModelConfig, find: Find) -> Ensemble:
     """The ensemble of the completed ``config``.
 
-    Raises InvalidConfig, which names the step and the tensor. Raises Unavailable for a model that ``find`` does not find.
+    Raises InvalidConfig, which names the step and the tensor. Raises Unavailable if a model is not served.
     """
     try:
         with prefixed(begin := f"ensemble '{config.name}': "):

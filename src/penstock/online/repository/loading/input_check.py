@@ -61,7 +61,7 @@ class InputCheck:
         )
 
     def __call__(self, request: InferRequest) -> tuple[int, Hashable]:  # noqa: C901, PLR0912 - each call saved here counts
-        """``(rows, key)``: the batch size, 1 if the model is not batchable, and a key; requests with equal keys can be merged.
+        """``(rows, key)``: the batch size (1 if the model is not batchable), and a key. Requests with equal keys can be merged.
 
         Raises InvalidArgument.
         """
@@ -169,5 +169,5 @@ class InputCheck:
 
 
 def _fixed_tail(shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The dimensions after the first one if only that one is free; otherwise None. A shape with equal ones fits."""
+    """The dimensions after the first, if only the first dimension is free; otherwise None. Equal dimensions fit."""
     return shape[1:] if len(shape) > 1 and shape[0] == -1 and -1 not in shape[1:] else None

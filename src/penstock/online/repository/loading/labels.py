@@ -12,7 +12,7 @@ _MAX_BYTES = 64 << 20
 
 
 def read_labels(config: ModelConfig, folder: Path) -> Mapping[str, Sequence[str]]:
-    """The class names of each output with a ``label_filename``, a path relative to ``folder``. Line n, counted from 0, names class n.
+    """The class names of each output with a ``label_filename`` in ``folder``. Line n is the name of class n, counted from 0.
 
     Raises InvalidConfig.
     """

@@ -38,7 +38,7 @@ class LoadedVersion(msgspec.Struct, frozen=True):
 
     resolved: ResolvedVersion
     models: tuple[Model, ...]
-    """The model of each instance. All instances share a reentrant model that runs on a single thread."""
+    """One model per instance. If a model is reentrant and runs on a single thread, all instances share it."""
     config: ModelConfig
     """The completed configuration."""
     load_s: float = 0.0
@@ -51,7 +51,7 @@ class LoadedVersion(msgspec.Struct, frozen=True):
 
 
 class Preloaded(msgspec.Struct, frozen=True):
-    """A model version in memory, not warmed up, because a warm-up call that never returns would block the server's start."""
+    """A model version in memory. The warm-up is done later, because a warm-up call that hangs would block the server's start."""
 
     resolved: ResolvedVersion
     """The resolved version, without the model's bytes."""
@@ -157,7 +157,7 @@ def preload(layout: Layout, names: Iterable[str], load_options: LoadOptions) -> 
 def load_more(
     layout: Layout, source: ModelSource, version: str, load_options: LoadOptions, first: Model, count: int
 ) -> Sequence[Model]:
-    """Load models for ``count`` more instances of a version with the loaded model ``first``. Raises as ``load_version`` does."""
+    """Load models for ``count`` more instances of a version. ``first`` is its first model. Raises as ``load_version`` does."""
     resolved = find(source, version, load_options)
     if _is_shared(first, resolved):
         return [first] * count

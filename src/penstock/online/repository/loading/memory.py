@@ -1,4 +1,4 @@
-"""Limits the memory that loading and unloading leave behind, and the processor time that they take from requests."""
+"""Limits the memory that stays allocated after models are loaded and unloaded, and the CPU time that this takes from requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 _LOW = 10
-"""A niceness at which a thread gets a tenth of the time of a normal thread when both compete for a core."""
+"""With this niceness, a thread gets a tenth of the CPU time of a normal thread that competes for the same core."""
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _OWN_PAGES_BYTES = 4 << 20
@@ -42,8 +42,8 @@ def give_back() -> None:
 def low_priority(*, leaves_threads: bool, starts_processes: bool = False) -> Iterator[None]:
     """Run the body with low priority.
 
-    The priority stays normal if the body starts processes, because they would inherit the low priority permanently. It also stays
-    normal if the body leaves threads behind whose priority this process may not raise again.
+    The priority stays normal if the body starts processes, because they would inherit the low priority permanently. The priority
+    also stays normal if the body starts threads that outlive it, and this process may not raise their priority again.
     """
     if starts_processes or (leaves_threads and not _can_raise()):
         yield

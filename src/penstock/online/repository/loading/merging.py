@@ -1,4 +1,4 @@
-"""Explains why the server does not merge requests to a model whose configuration leaves this decision to the server."""
+"""Explains why the server decided not to merge requests to a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.rows.proof import advice, unproven
 
 
 def unmerged(resolved: ResolvedVersion, model: Model) -> str:
-    """The reason why requests to ``model`` are not merged although its inputs have a batch axis. Empty if there is none.
+    """The reason why requests to ``model`` are not merged although its inputs have a batch axis. Empty if there is no such reason.
 
     A first dimension of 1 counts as a batch axis, because it is typical of a model that was exported without a free dimension. The
     result is also empty if the configuration sets ``max_batch_size``, or if the batcher creates inputs or states.

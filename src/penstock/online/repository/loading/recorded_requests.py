@@ -16,7 +16,7 @@ from penstock.tensor import DataType, element_count, from_wire, to_wire
 
 SUFFIX = ".request"
 MAX_BYTES = 64 << 20
-"""Limit in bytes for one file, and for all files that a server records for one model version."""
+"""Maximum bytes of one file. All files that a server records for one model version have the same limit in total."""
 _HEADER = b"Inference-Header-Content-Length: "
 _MAX_HEADER = len(_HEADER) + 10
 _MAX_FILES = 1000
@@ -95,7 +95,7 @@ def folder_of(root: str, model_name: str) -> Path:
 
 
 def read_recorded(storage: Storage, model_name: str) -> Iterator[tuple[str, InferRequest | PenstockError]]:
-    """The requests of a model in ``storage``, by file name; an error for an unreadable request. Empty without a folder."""
+    """The file names of a model's requests in ``storage``, each with the request, or with the error if the request is unreadable."""
     try:
         names = [entry.name for entry in storage.list() if entry.name.endswith(SUFFIX)]
     except NotFound:

@@ -40,7 +40,7 @@ _MAX_BYTES = 1 << 30
 
 
 def batching(config: ModelConfig, max_queue: int) -> BatchingConfig:
-    """The batching settings of a model. ``max_queue`` limits accepted requests without an answer. Raises InvalidConfig."""
+    """The batching settings of a model. ``max_queue`` limits the requests that are not answered yet. Raises InvalidConfig."""
     wanted = config.dynamic_batching or DynamicBatching()
     fields = msgspec.structs.asdict(wanted) | {"preferred_batch_size": tuple(sorted(wanted.preferred_batch_size))}
     with prefixed(prefix(config.name)):
@@ -62,7 +62,7 @@ def sequencing(
 ) -> SequencingConfig:
     """The settings for the sequences of a model. ``merges`` is true if the model receives merged requests.
 
-    ``signature`` is the model's own. Reads initial states from files in ``folder``. Raises InvalidConfig.
+    ``signature`` is the signature of the loaded model. Reads initial states from files in ``folder``. Raises InvalidConfig.
     """
     wanted, max_batch = config.sequence_batching or SequenceBatching(), config.max_rows
     fixed, first = merges and wanted.oldest is None, (1,) if config.batchable else ()

@@ -116,7 +116,7 @@ def _replay(resolved: ResolvedVersion, runner: Runner, models: Sequence[Model]) 
 
 
 def warm_up(model: LoadedModel, max_batch: int, name: str = "", limit_s: float = _GUESS_S) -> bool:
-    """Run batches of 1 and ``max_batch`` zero rows, and return whether the model returns as many rows as it receives.
+    """Run batches of 1 and ``max_batch`` rows of zeros. Returns True if the model returns as many rows as it receives.
 
     Free dimensions of these guessed inputs are 1. If the model rejects the inputs or does not return in time, the model ``name``
     is served without warm-up, and a warning is logged. A model that keeps state is not called.

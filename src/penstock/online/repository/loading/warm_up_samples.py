@@ -27,7 +27,7 @@ class WarmUpSample(msgspec.Struct, frozen=True):
     request: InferRequest
     """The request. It has a single row if requests are merged."""
     rows: int
-    """Number of such requests in one call."""
+    """Number of copies of the request in one call."""
     count: int
     """Number of calls."""
 

@@ -73,7 +73,7 @@ def complete(  # noqa: PLR0913 - the model's facts, each by its name
 def signature_of(model: Model, given: ModelConfig) -> Signature:
     """The model's own signature, including the optional inputs that occur in ``given``.
 
-    An input of unknown rank has the ``dims`` of ``given``.
+    An input of unknown rank gets its ``dims`` from ``given``.
     """
     if isinstance(model, RequestModel):
         return model.signature
@@ -208,7 +208,7 @@ def made_inputs(config: Message) -> set[str]:
 
 
 def declared_tensors(config: ModelConfig) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The configured inputs and outputs, in the form of engine options (``declared_signature``). For models whose files do not
+    """The configured inputs and outputs, in the form of engine options (``declared_signature``). Used for models whose files do not
     describe their tensors.
 
     Includes the inputs that the batcher creates. Raises InvalidConfig for a tensor without ``data_type`` or ``dims``.

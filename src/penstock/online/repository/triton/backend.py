@@ -18,7 +18,7 @@ from penstock.resources import core_ids
 
 
 class Backend(msgspec.Struct, frozen=True):
-    """A backend with Triton's names for it, and the engine that implements it."""
+    """Triton's names for a backend, and the engine that implements the backend."""
 
     name: str
     engine: str
@@ -72,7 +72,7 @@ _GRAPH_LEVELS = {-1: "basic", 1: "extended", 2: "disabled"}
 
 
 def backend_of(given: ModelConfig, name: str, files: Collection[str], where: str = "") -> Backend:
-    """The backend of model ``name``, and the file that it loads. ``files`` are the names in the version's folder.
+    """The backend of model ``name``, with the name of the model's file. ``files`` are the names in the version's folder.
 
     Raises Unsupported for a backend that only Triton has. Raises InvalidConfig for an unknown backend, or if backend and platform
     contradict each other. Raises NotFound if the model's file does not exist.
@@ -94,8 +94,8 @@ def backend_of(given: ModelConfig, name: str, files: Collection[str], where: str
     if not present:
         wanted = " or ".join(dict.fromkeys(f"'{one.filename}'" for one in found))
         raise NotFound(
-            f"{begin}the version's folder holds no {wanted}",
-            f"it holds {', '.join(sorted(files)[:8])}" if files else "the folder is empty",
+            f"{begin}the version's folder contains no {wanted}",
+            f"it contains {', '.join(sorted(files)[:8])}" if files else "the folder is empty",
         )
     chosen = present[0]
     accelerators = given.optimization.accelerators if given.optimization else ()

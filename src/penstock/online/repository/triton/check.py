@@ -25,7 +25,7 @@ def parse(name: str, settings: Mapping[str, Any]) -> ours.ModelConfig:
 
 
 def check(given: Message, name: str, where: str = "") -> list[Finding]:
-    """The warnings about ``given``, the configuration of model ``name``. It was read from the file ``where``.
+    """The warnings about ``given``, the configuration of model ``name`` from the file ``where``.
 
     Raises InvalidConfig for the first invalid field, with the model, the field and the reason.
     """
@@ -38,7 +38,7 @@ def check(given: Message, name: str, where: str = "") -> list[Finding]:
 
 
 def examine(given: Message, name: str) -> Iterator[Finding]:
-    """All findings about ``given`` as the configuration of model ``name``; each begins with the path of the field."""
+    """All findings about ``given``, the configuration of model ``name``. Each finding begins with the path of the field."""
     if given.name and given.name != name:
         yield error("name", f"is '{given.name}', but the model is called '{name}'", f"write '{name}', or remove it")
     for number, step in enumerate(given.ensemble_scheduling.step):

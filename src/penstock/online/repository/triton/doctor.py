@@ -57,7 +57,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
         return "".join(difflib.unified_diff(before, after, self.path.name, f"{self.path.name} (mended)"))
 
     def write(self) -> None:
-        """Replace the file atomically, and keep the old one as ``.bak``, ``.bak1`` …. Raises ResourceExhausted."""
+        """Replace the file atomically, and keep the old file as ``.bak``, ``.bak1`` …. Raises ResourceExhausted."""
         target = self.path.resolve()
         try:
             if self.before:
@@ -111,7 +111,7 @@ def diagnose(models: Mapping[str, Path | PenstockError], name: str, config_name:
 
 
 def mend(given: Message, name: str, signature: Signature | None, gpus: int) -> Message:
-    """``given``, corrected to agree with the model's signature, and to use only the ``gpus`` GPUs that the engine can use."""
+    """``given``, corrected to match the model's signature and an engine that can use ``gpus`` GPUs."""
     config = ModelConfig()
     config.CopyFrom(given)
     if given.name:

@@ -80,9 +80,9 @@ def _apply(kind: str, path: str, value: Any, *around: Message) -> Iterator[Findi
 
 
 def gpu_of(groups: Iterable[Message], gpus: int) -> int | None:
-    """The number of the GPU on which the instances of ``groups`` run; None for the CPU. The engine can use ``gpus`` GPUs.
+    """The number of the GPU on which the instances of ``groups`` run; None for the CPU. ``gpus``: the engine's number of GPUs.
 
-    A group of KIND_GPU without a number means the first GPU. Raises InvalidConfig, whose message begins with the field.
+    A group of KIND_GPU without GPU numbers runs on the first GPU. Raises InvalidConfig with a message that begins with the field.
     """
     wanted: set[int | None] = set()
     for number, group in enumerate(groups):

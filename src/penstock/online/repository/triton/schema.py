@@ -64,7 +64,7 @@ def with_instances(config: ours.ModelConfig, count: int) -> ours.ModelConfig:
 
 
 def with_parts(config: ours.ModelConfig, names: Sequence[str]) -> ours.ModelConfig:
-    """``config`` with the models of its ensemble steps replaced by ``names``, in order."""
+    """A copy of ``config`` whose ensemble steps call the models ``names``, in order."""
     message = to_message(config)
     for step, name in zip(message.ensemble_scheduling.step, names, strict=True):
         step.model_name = name

@@ -133,7 +133,7 @@ def _explain_text(error: text_format.ParseError, text: str, where: str) -> Inval
 
 
 def _open_at(text: str) -> tuple[list[tuple[str, int]], str]:
-    """The fields that are not closed at the end of ``text``, each with the number of its first line; and the last field name."""
+    """The fields that are not closed at the end of ``text``, each with its first line's number, and the last field name."""
     parts: list[tuple[str, int]] = []
     last, line = "", 1
     for mark in _TOKEN.findall(text):

@@ -156,7 +156,7 @@ class SequenceBatcher:
             raise _not_started(identity, name)
 
     def _settle(self, own: SequenceStep | None = None) -> None:
-        """Process all ready requests and ended sequences. Repeats this, because the end of one request may start or end others.
+        """Process all ready requests and ended sequences. Repeats this, because the end of a request may start or end others.
 
         Raises the batcher's error if the batcher refuses ``own``.
         """

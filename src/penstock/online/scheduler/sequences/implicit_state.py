@@ -95,7 +95,7 @@ class ImplicitStates:
             return array
         got = "missing" if array is None else f"{array.dtype} of shape {list(array.shape)}"
         want = f"{spec.datatype.value} of {list(spec.shape)} for a batch of {rows}"
-        raise PenstockError(f"the model's output '{spec.name}', a state of its sequences, is {got}, must be {want}")
+        raise PenstockError(f"the model's state output '{spec.name}' is {got}, must be {want}")
 
 
 def _is_alive(step: SequenceStep | None) -> TypeGuard[SequenceStep]:

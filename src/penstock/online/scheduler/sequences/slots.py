@@ -30,7 +30,7 @@ class SequencePlace(msgspec.Struct, frozen=True):
 
 
 class SequenceStep(msgspec.Struct, eq=False):
-    """One request of a sequence, from ``submit`` to its end. The submitter holds it."""
+    """One request of a sequence, from ``submit`` to its end. The caller of ``submit`` holds this object."""
 
     give_up: Callable[[SequenceStep], None]
     sequence: Sequence
@@ -52,7 +52,7 @@ class SequenceStep(msgspec.Struct, eq=False):
     timer: TimerHandle | None = None
     """Timer that ends the request at its deadline, unless the request has reached its instance."""
     verdict: PenstockError | None = None
-    """The error with which to answer the request instead of its outcome."""
+    """If set, the request is answered with this error instead of its outcome."""
 
     def cancel(self) -> None:
         """Cancel the request. See ``Cancellable``."""
@@ -81,7 +81,7 @@ class Sequence(msgspec.Struct, eq=False):
 
 
 class SequenceTable:
-    """The sequences of a model with ``slots`` slots per instance. Callers process ``ready`` and ``over`` after each call."""
+    """The sequences of a model with ``slots`` slots per instance. After each call, the caller processes ``ready`` and ``over``."""
 
     def __init__(self, instances: int, slots: int) -> None:
         self.ready: deque[SequenceStep] = deque()
@@ -112,7 +112,7 @@ class SequenceTable:
         self._advance(sequence)
 
     def finish(self, step: SequenceStep) -> None:
-        """Report that the instance has run ``step``, or that it is certain to run it."""
+        """Report that the instance has run ``step``, or will certainly run it."""
         step.sequence.running = None
         (self.end if step.last else self._advance)(step.sequence)
 
