@@ -17,7 +17,7 @@ import msgspec
 
 from penstock.artifact import FileEntry, Format, ProvenanceStep
 from penstock.bundle.evidence import Evidence
-from penstock.errors import IntegrityError, InvalidArgument, InvalidConfig, Unsupported
+from penstock.errors import IntegrityError, InvalidArgument, InvalidConfig, Unsupported, quoted
 from penstock.measurement import LatencyPoint
 from penstock.pipeline import graph
 from penstock.pipeline.condition import Condition
@@ -35,6 +35,8 @@ coded variants; version 3 added formats other than ONNX, models of several files
 _PLAIN, _CODED, _FORMATS = 1, 2, 3
 _OLD_METRICS = {"top-1", "agreement", "fidelity"}
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
+BAD_NAME = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]")
+MAX_NAME = 255
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -174,6 +176,15 @@ class Manifest(msgspec.Struct, frozen=True):
             raise IntegrityError(f"variant '{variant.name}' of bundle '{self.name}' is Python code, not a model file")
         if variant.coding and (variant.format is not Format.ONNX or variant.beside):
             raise IntegrityError(f"variant '{variant.name}' of bundle '{self.name}' is coded, but not one ONNX file")
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidArgument unless ``name`` is a name that a server accepts for a model."""
+    if BAD_NAME.search(name) or not name.strip() or name.startswith(".") or len(name.encode()) > MAX_NAME:
+        raise InvalidArgument(
+            f"{quoted(name)} is not a valid model name",
+            f"use 1 to {MAX_NAME} bytes without separators and control characters, and without a leading '.'",
+        )
 
 
 def check_version(version: str) -> None:
