@@ -18,7 +18,7 @@ ROOM_LINES = {
     "bundle": 1_866,
     "cli": 2_205,
     "engines": 1_893,
-    "offline": 801,
+    "offline": 802,
     "offline/compress": 14_679,
     "offline/judge": 2_131,
     "offline/optimize": 1_971,

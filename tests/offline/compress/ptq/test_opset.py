@@ -37,7 +37,7 @@ def test_old_resizes_keep_their_coordinates(
     if operator == "Upsample" and min(factors) < 1:
         pytest.skip("Upsample only enlarges")
     n = networks.Network()
-    scales = np.float32([1, 1, *factors])
+    scales = np.array([1, 1, *factors], np.float32)
     name = n.op("Constant", value=numpy_helper.from_array(scales)) if constant else n.weight(scales)
     n.op(operator, n.conv("x", 3, 4), name, mode=mode, name="y")
     artifact = n.artifact({"x": ["N", 3, 6, 6]}, {"y": ["N", 4, "H", "W"]}, opset=opset)
@@ -51,7 +51,7 @@ def test_old_resizes_keep_their_coordinates(
 
 def test_what_the_converter_would_change_is_refused() -> None:
     n = networks.Network()
-    n.op("Resize", n.conv("x", 3, 4), n.weight(np.float32([1, 1, 2, 0.5])), name="y")
+    n.op("Resize", n.conv("x", 3, 4), n.weight(np.array([1, 1, 2, 0.5], np.float32)), name="y")
     with pytest.raises(Unsupported, match="opset 10, .* a Resize that enlarges and shrinks .*opset 13"):
         at_opset(read_proto(n.artifact({"x": ["N", 3, 6, 6]}, {"y": ["N", 4, "H", "W"]}, opset=10)))
     n = networks.Network()
