@@ -15,7 +15,7 @@ SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
     "": 2_094,
-    "bundle": 1_878,
+    "bundle": 1_881,
     "cli": 2_205,
     "engines": 1_893,
     "offline": 802,

@@ -11,7 +11,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -91,14 +91,17 @@ class DeclaredStep(msgspec.Struct, frozen=True):
     """The step runs only if this condition holds, e.g. ``score >= 0.5``; empty: always."""
 
 
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
 class ServingConfig(msgspec.Struct, frozen=True):
     """The best serving settings, measured on the machine of the build."""
 
     variant: str
     """Name of the chosen variant."""
-    threads: int
-    instances: int
-    max_batch: int
+    threads: _Count
+    instances: _Count
+    max_batch: _Count
     """Maximum batch size; 1 if requests are not batched."""
     latency: tuple[LatencyPoint, ...] = ()
     """Measured profile of the chosen variant, by ascending batch size."""
