@@ -98,6 +98,14 @@ def test_a_pipeline_is_a_checked_graph_over_named_tensors() -> None:
         circle.pipeline_graph()
 
 
+@pytest.mark.parametrize("field", ["threads", "instances", "max_batch"])
+@pytest.mark.parametrize("count", [0, -1])
+def test_counts_of_the_serving_settings_are_positive(field: str, count: int) -> None:
+    serving = msgspec.structs.replace(_MANIFEST.serving, **{field: count})
+    with pytest.raises(IntegrityError, match=rf"Expected `int` >= 1 - at `\$\.serving\.{field}`"):
+        decode(encode(msgspec.structs.replace(_MANIFEST, serving=serving)))
+
+
 @pytest.mark.parametrize(
     "name", ["", " ", ".", "..", "../m", "a/b", "a\\b", "m\n", "\0", ".m", "m\udcff", "x" * 256], ids=ascii
 )
