@@ -20,7 +20,7 @@ ROOM_LINES = {
     "engines": 1_893,
     "offline": 802,
     "offline/compress": 14_741,
-    "offline/judge": 2_153,
+    "offline/judge": 2_158,
     "offline/optimize": 1_971,
     "offline/tune": 591,
     "online": 57,
