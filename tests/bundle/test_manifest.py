@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from bundles import manifest_for
 from evidences import accuracy, evidence, record
-from penstock.bundle.manifest import SCHEMA_VERSION, DeclaredStep, check_paths, check_version, decode, encode
+from penstock.bundle.manifest import (
+    SCHEMA_VERSION,
+    DeclaredStep,
+    check_name,
+    check_paths,
+    check_version,
+    decode,
+    encode,
+)
 from penstock.errors import IntegrityError, InvalidArgument, InvalidConfig, Unsupported
 
 _MANIFEST = manifest_for({"model.onnx": b"model"})
@@ -88,6 +96,22 @@ def test_a_pipeline_is_a_checked_graph_over_named_tensors() -> None:
     circle = msgspec.structs.replace(manifest, pipeline=(*steps, DeclaredStep("s", "t", {"a": "b"}, {"c": "b"})))
     with pytest.raises(InvalidConfig, match="wait for one another"):
         circle.pipeline_graph()
+
+
+@pytest.mark.parametrize("field", ["threads", "instances", "max_batch"])
+@pytest.mark.parametrize("count", [0, -1])
+def test_counts_of_the_serving_settings_are_positive(field: str, count: int) -> None:
+    serving = msgspec.structs.replace(_MANIFEST.serving, **{field: count})
+    with pytest.raises(IntegrityError, match=rf"Expected `int` >= 1 - at `\$\.serving\.{field}`"):
+        decode(encode(msgspec.structs.replace(_MANIFEST, serving=serving)))
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", ".", "..", "../m", "a/b", "a\\b", "m\n", "\0", ".m", "m\udcff", "x" * 256], ids=ascii
+)
+def test_names_are_those_that_a_server_accepts(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="is not a valid model name"):
+        check_name(name)
 
 
 @pytest.mark.parametrize("version", ["0", "", "1.0", "-1", "01", "latest", "9" * 19])

@@ -14,7 +14,7 @@ from penstock.bundle.manifest import Manifest
 from penstock.bundle.open import open_bundle
 from penstock.bundle.pack import code_variants
 from penstock.bundle.pack_model import pack_model
-from penstock.errors import AlreadyExists, InvalidConfig, InvalidModel, Unsupported
+from penstock.errors import AlreadyExists, InvalidArgument, InvalidConfig, InvalidModel, Unsupported
 
 X = np.random.default_rng(0).standard_normal((10, 3), np.float32)
 
@@ -108,6 +108,8 @@ def test_what_cannot_be_packed(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidConfig, match=r"'1\.2' is not a model version \(give a whole number"):
         pack(models.linear(), version="1.2")
+    with pytest.raises(InvalidArgument, match="'a/b' is not a valid model name"):
+        pack(models.linear(), name="a/b")
     with pytest.raises(Unsupported, match=r"'tflite' does not run models of format 'onnx' \(use onnxruntime, openvino"):
         pack(models.linear(), engine="tflite")
     with pytest.raises(Unsupported, match=r"'python' cannot be in a bundle"):

@@ -77,3 +77,9 @@ def test_a_copy_of_the_process_ends_with_its_call(apart):
     with pytest.raises(PenstockError, match="ended its process with status -6"):
         apart.call(forked, os.abort)
     assert apart.call(os.getpid) == pid
+
+
+def test_files_of_the_working_directory_are_not_imported(apart, tmp_path, monkeypatch):
+    (tmp_path / "numpy.py").write_text("raise SystemExit('a file of the working directory was run')")
+    monkeypatch.chdir(tmp_path)
+    assert apart.call(operator.add, 2, 3) == 5

@@ -351,6 +351,17 @@ def test_a_name_too_long_is_refused_before_the_work(model: Path, tmp_path: Path)
         build(model, tmp_path / ("x" * 300), evaluate=samples(), recipe=QUICK)
 
 
+@pytest.mark.parametrize(
+    ("target", "name"), [("out.bundle", "a/b"), ("out.bundle", "m\udcff"), (".out.bundle", "")], ids=ascii
+)
+def test_a_name_that_no_server_accepts_is_refused_before_the_work(
+    target: str, name: str, model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidArgument, match="is not a valid model name"):
+        build(model, tmp_path / target, evaluate=samples(), recipe=msgspec.structs.replace(QUICK, name=name))
+    assert not list(tmp_path.glob("*out*"))
+
+
 def test_more_threads_than_cores_are_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="from 1 to .* the cores of this machine"):
         build(model, tmp_path / "out.bundle", evaluate=samples(), recipe=Recipe(threads=(99999999999999999999,)))

@@ -11,13 +11,13 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from penstock.artifact import FileEntry, Format, ProvenanceStep
 from penstock.bundle.evidence import Evidence
-from penstock.errors import IntegrityError, InvalidArgument, InvalidConfig, Unsupported
+from penstock.errors import IntegrityError, InvalidArgument, InvalidConfig, Unsupported, quoted
 from penstock.measurement import LatencyPoint
 from penstock.pipeline import graph
 from penstock.pipeline.condition import Condition
@@ -35,6 +35,8 @@ coded variants; version 3 added formats other than ONNX, models of several files
 _PLAIN, _CODED, _FORMATS = 1, 2, 3
 _OLD_METRICS = {"top-1", "agreement", "fidelity"}
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
+BAD_NAME = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]")
+MAX_NAME = 255
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -89,14 +91,17 @@ class DeclaredStep(msgspec.Struct, frozen=True):
     """The step runs only if this condition holds, e.g. ``score >= 0.5``; empty: always."""
 
 
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
 class ServingConfig(msgspec.Struct, frozen=True):
     """The best serving settings, measured on the machine of the build."""
 
     variant: str
     """Name of the chosen variant."""
-    threads: int
-    instances: int
-    max_batch: int
+    threads: _Count
+    instances: _Count
+    max_batch: _Count
     """Maximum batch size; 1 if requests are not batched."""
     latency: tuple[LatencyPoint, ...] = ()
     """Measured profile of the chosen variant, by ascending batch size."""
@@ -174,6 +179,15 @@ class Manifest(msgspec.Struct, frozen=True):
             raise IntegrityError(f"variant '{variant.name}' of bundle '{self.name}' is Python code, not a model file")
         if variant.coding and (variant.format is not Format.ONNX or variant.beside):
             raise IntegrityError(f"variant '{variant.name}' of bundle '{self.name}' is coded, but not one ONNX file")
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidArgument unless ``name`` is a name that a server accepts for a model."""
+    if BAD_NAME.search(name) or not name.strip() or name.startswith(".") or len(name.encode()) > MAX_NAME:
+        raise InvalidArgument(
+            f"{quoted(name)} is not a valid model name",
+            f"use 1 to {MAX_NAME} bytes without separators and control characters, and without a leading '.'",
+        )
 
 
 def check_version(version: str) -> None:

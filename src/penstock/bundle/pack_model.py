@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.artifact import Artifact, file_entries
-from penstock.bundle.manifest import Manifest, ServingConfig, SourceModel, Variant, check_version
+from penstock.bundle.manifest import Manifest, ServingConfig, SourceModel, Variant, check_name, check_version
 from penstock.bundle.pack import pack, place
 from penstock.engines.registry import engines_for, get_engine
 from penstock.errors import Unsupported
@@ -31,10 +31,11 @@ def pack_model(
     ``model`` may have any format that an engine runs, and any number of files. ``engine`` defaults to the format's usual engine,
     ``name`` to the target's file name without its suffix. The model is loaded once, with ``options``, to read its signature.
 
-    Raises NotFound, Unsupported, InvalidModel, InvalidConfig, EngineUnavailable, AlreadyExists, ResourceExhausted.
+    Raises NotFound, Unsupported, InvalidArgument, InvalidModel, InvalidConfig, EngineUnavailable, AlreadyExists, ResourceExhausted.
     """
-    check_version(version)
     target = Path(target)
+    check_name(name or target.stem)
+    check_version(version)
     artifact = model if isinstance(model, Artifact) else Artifact.from_file(model)
     known = engines_for(artifact.format)
     if not known:

@@ -84,7 +84,7 @@ class Apart:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "penstock.offline.apart"],
+                [sys.executable, "-P", "-m", "penstock.offline.apart"],  # -P: import nothing from the working directory
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -25,7 +25,7 @@ import numpy as np
 from penstock.artifact import Artifact, Format, file_entries
 from penstock.bundle.coded import encode
 from penstock.bundle.evidence import CandidateRecord, Evidence
-from penstock.bundle.manifest import Manifest, ServingConfig, SourceModel, Variant, check_version
+from penstock.bundle.manifest import Manifest, ServingConfig, SourceModel, Variant, check_name, check_version
 from penstock.bundle.open import is_bundle
 from penstock.bundle.pack import check_folder, code_variants, pack, place
 from penstock.dataset import Dataset, check_dataset, load_dataset
@@ -217,6 +217,7 @@ def _check_target(output: Path, recipe: Recipe) -> None:
     if not output.stem or output.name == "..":
         raise InvalidArgument(f"'{output}' is not the name of a file", "name the bundle, e.g. -o model.bundle")
     check_writable(output, or_folder=True)
+    check_name(recipe.name or output.stem)
     if not output.exists():
         return
     if is_bundle(output):

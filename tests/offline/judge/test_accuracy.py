@@ -196,9 +196,28 @@ def test_a_metric_that_fails_is_a_clear_error() -> None:
         "nan": "is NaN or infinite",
         "wrong": r"returned shape \[3\] for 4 samples",
         "ends": "SystemExit",
+        "odd": "GeneratorExit",
+        "huge": "is NaN or infinite",
     }.items():
         with pytest.raises(InvalidData, match=cause):
             make_reference({"y": SCORES[:, :1]}, None, f"{__name__}:{name}").original()
+
+
+def test_an_interrupted_metric_interrupts() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        make_reference({"y": SCORES[:, :1]}, None, f"{__name__}:interrupted").original()
+
+
+def interrupted(output: np.ndarray, labels: object) -> float:
+    raise KeyboardInterrupt
+
+
+def odd(output: np.ndarray, labels: object) -> float:
+    raise GeneratorExit  # not an Exception, but a BaseException
+
+
+def huge(output: np.ndarray, labels: object) -> np.ndarray:
+    return np.full(len(output), 1e308)
 
 
 def ends(output: np.ndarray, labels: object) -> float:

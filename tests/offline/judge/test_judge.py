@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import models
-from networks import mlp
+from networks import Network, mlp
 from penstock.dataset import make_dataset
 from penstock.errors import InvalidConfig, InvalidData
 from penstock.offline.compress.ptq.calibrate import collect
@@ -96,3 +96,15 @@ def test_intervals_are_those_of_the_reference() -> None:
     assert found.accuracy.loss.value > 0
     assert found.scores.mean() == pytest.approx(found.accuracy.value)
     assert found.divergence.max() > 0
+
+
+def test_rows_that_depend_on_each_other_are_judged_as_they_are_served() -> None:
+    """Such a model is served row by row, where the scores of this one are 0."""
+    n = Network()
+    n.op("Sub", "x", n.op("ReduceMean", "x", axes=[0], keepdims=1), name="y")
+    centred = n.artifact({"x": ["N", 3]}, {"y": ["N", 3]})
+    of_all = make_dataset({"x": _X3}, (_X3 - _X3.mean(axis=0)).argmax(axis=1))
+    found = Judge(centred, of_all, contract=Contract(trust_labels=True))
+    assert of_all.labels is not None
+    assert found.baseline.accuracy.value == (of_all.labels == 0).mean() < 0.9
+    assert found.assess(centred).accuracy.value == found.baseline.accuracy.value

@@ -42,3 +42,18 @@ def test_a_function_of_the_user_is_found_in_the_working_directory(
     }.items():
         with pytest.raises(InvalidArgument, match=cause):
             metric_named(name)
+
+
+def test_a_metric_that_changes_the_working_directory_moves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_moving_metric.py").write_text(
+        "import os, sys\nos.chdir('/')\nsys.path.pop(0)\ndef score(output, labels):\n    os.chdir('/')\n    return 0.5\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    score = metric_named("my_moving_metric:score").of
+    assert Path.cwd() == tmp_path
+    assert score(None, None) == 0.5  # type: ignore[arg-type]
+    assert Path.cwd() == tmp_path
+    assert sys.path == before

@@ -291,9 +291,9 @@ def _called(metric: AccuracyMetric, output: Array, truth: Array | None) -> Array
     """The metric's result, after checks of its shape and values."""
     try:
         found = np.asarray(metric.of(output, truth), np.float64)  # type: ignore[arg-type]
-    except PenstockError:
+    except (PenstockError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # a metric may raise SystemExit, or an exception of a test framework
         raise InvalidData(
             f"the metric {metric.name} failed: {type(error).__name__}: {error}",
             "check that the outputs and the labels are as the function expects",
@@ -303,7 +303,9 @@ def _called(metric: AccuracyMetric, output: Array, truth: Array | None) -> Array
             f"the metric {metric.name} returned shape {list(found.shape)} for {len(output)} samples",
             "return one number, or one per sample",
         )
-    if not np.isfinite(found).all():
+    with np.errstate(over="ignore", invalid="ignore"):
+        is_finite = np.isfinite(found.mean())  # finite scores may have an infinite sum
+    if not is_finite:
         raise InvalidData(f"the metric {metric.name} is NaN or infinite", "check the function and the labels")
     return found
 

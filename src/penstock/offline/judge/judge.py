@@ -24,8 +24,11 @@ from penstock.offline.judge.metrics import Outputs
 from penstock.offline.judge.race import race
 from penstock.offline.sessions import call_rows, loaded, signature_of
 from penstock.perf.measure import Timings, repeat_rows, speedup
+from penstock.rows.proof import unproven
 from penstock.tensor import Array
 
+_BATCH = 64
+"""Samples per call, if the rows of the model are proven to be independent."""
 ORIGINAL = "original"
 """The original's name in a race, and the prefix of its name in the evidence."""
 
@@ -89,7 +92,9 @@ class Judge:
         self._engine = engine
         with loaded(original, threads, engine=engine) as model:
             self.signature = model.signature
-            self.reference = checked_reference(answers(model, data), data.labels, contract, looks)
+            # If rows may depend on each other, they are served one by one, so they are judged in this way.
+            self._batch = 1 if unproven(original, model.signature) else _BATCH
+            self.reference = checked_reference(answers(model, data, self._batch), data.labels, contract, looks)
         self.baseline = self._judgement(self.reference.answers)
         """The original compared with itself; its loss is 0."""
 
@@ -106,7 +111,7 @@ class Judge:
 
     def assess_loaded(self, model: LoadedModel) -> Judgement:
         """Like ``assess``, for a model that is already loaded, in any engine."""
-        return self._judgement(answers(model, self.data))
+        return self._judgement(answers(model, self.data, self._batch))
 
     def race(self, candidates: Mapping[str, Artifact], budget_s: float, rows: int = 1) -> dict[str, Timings]:
         """Time ``candidates`` and the original (named ``ORIGINAL``) in turns, in calls of ``rows`` samples."""

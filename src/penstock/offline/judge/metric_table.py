@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
+from contextlib import chdir
 
 from penstock.errors import InvalidArgument, PenstockError
-from penstock.offline.judge.metric import AccuracyMetric
+from penstock.offline.judge.metric import AccuracyMetric, Function
 from penstock.offline.judge.scoring import boxes, classes, embeddings, numbers, texts
+from penstock.tensor import Array
 
 METRICS: dict[str, AccuracyMetric] = {
     metric.name: metric for module in (classes, numbers, embeddings, texts, boxes) for metric in module.METRICS
@@ -34,20 +34,29 @@ def metric_named(name: str) -> AccuracyMetric:
     return AccuracyMetric(name, _found(module, function), "any", lambda *_: True, kind="other")
 
 
-def _found(module: str, function: str) -> Callable[..., Any]:
-    here = os.getcwd()
-    sys.path.insert(0, here)
+def _found(module: str, function: str) -> Function:
+    here = ""
     try:
-        found = getattr(importlib.import_module(module), function)
-    except PenstockError:
+        # Files that are written later must not move if the module or the function changes the working directory.
+        with chdir("."):
+            here = os.getcwd()
+            sys.path.insert(0, here)
+            found = getattr(importlib.import_module(module), function)
+    except (PenstockError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's module
+    except BaseException as error:  # noqa: BLE001 - the user's module may raise SystemExit
         raise InvalidArgument(
             f"cannot load the metric '{module}:{function}': {type(error).__name__}: {error}",
             "give a module that Python can import from here, and a function in it",
         ) from None
     finally:
-        sys.path.remove(here)
+        if here in sys.path:
+            sys.path.remove(here)
     if not callable(found):
         raise InvalidArgument(f"the metric '{module}:{function}' is not a function", "name a function of the module")
-    return found  # type: ignore[no-any-return]
+
+    def of(output: Array, labels: Array) -> Array | float:
+        with chdir("."):
+            return found(output, labels)  # type: ignore[no-any-return]
+
+    return of

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.artifact import local_path
+from penstock.bundle import manifest
 from penstock.bundle.open import is_bundle, peek
 from penstock.errors import AlreadyExists, InvalidArgument, InvalidModel, NotFound, PenstockError, quoted
 from penstock.online.repository.config import ModelConfig
@@ -32,8 +33,6 @@ _log = logging.getLogger(__name__)
 
 _VERSION = re.compile(r"[1-9][0-9]{0,18}")
 _MAX_VERSION = (1 << 63) - 1
-_BAD_NAME = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]")
-_MAX_NAME = 255
 _MAX_SHOWN = 24
 _MAX_FILES = 10_000
 _MAX_DEPTH = 16
@@ -181,24 +180,22 @@ def absent(name: str, known: Collection[str]) -> NotFound:
 
 
 def check_name(name: str) -> None:
-    """Raise InvalidArgument if ``name`` is not a valid model name."""
-    for refusal in map(_refusal, name.split("/", 1)):
-        if refusal:
-            raise refusal
+    """Raise InvalidArgument if ``name`` is not a valid model name, perhaps with its repository's name before it."""
+    for part in name.split("/", 1):
+        manifest.check_name(part)
 
 
 def _refusal(name: str) -> PenstockError | None:
-    if _BAD_NAME.search(name) or not name.strip() or name.startswith(".") or len(name.encode()) > _MAX_NAME:
-        return InvalidArgument(
-            f"{quoted(name)} is not a valid model name",
-            f"use 1 to {_MAX_NAME} bytes without separators and control characters, and without a leading '.'",
-        )
+    try:
+        manifest.check_name(name)
+    except InvalidArgument as error:
+        return error
     return None
 
 
 def _shown(name: str) -> str:
     """``name`` without unprintable characters."""
-    return _BAD_NAME.sub("?", name)[:_MAX_NAME]
+    return manifest.BAD_NAME.sub("?", name)[: manifest.MAX_NAME]
 
 
 def versions_in(folder: Path) -> list[str]:

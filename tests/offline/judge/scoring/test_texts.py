@@ -33,6 +33,45 @@ def test_rates_by_hand() -> None:
     assert wer(np.array([[1, 2, -1], [5, 6, 7]]), np.array([[1, 2, 3], [5, 6, 7]])) == pytest.approx(1 / 6)
 
 
+def edits(a: str, b: str) -> int:
+    """The distance by its definition."""
+    row = list(range(len(b) + 1))
+    for i, one in enumerate(a, 1):
+        corner, row[0] = row[0], i
+        for j, other in enumerate(b, 1):
+            corner, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, corner + (one != other))
+    return row[-1]
+
+
+@given(st.text(alphabet="abc", max_size=100), st.text(alphabet="abc", max_size=100))
+def test_the_distance_is_that_of_its_definition(a: str, b: str) -> None:
+    assert distance(a, b) == edits(a, b)
+
+
+class Token:
+    """A token that counts comparisons."""
+
+    compared = 0
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __eq__(self, other: object) -> bool:
+        Token.compared += 1
+        return isinstance(other, Token) and self.text == other.text
+
+
+def test_the_distance_of_long_texts_takes_few_comparisons() -> None:
+    Token.compared = 0
+    assert distance([Token(one) for one in "abcd" * 100], [Token(one) for one in "abdc" * 100]) == edits(
+        "abcd" * 100, "abdc" * 100
+    )
+    assert Token.compared < 2_000
+
+
 @given(WORDS, WORDS, WORDS)
 def test_the_distance_is_a_metric(a: str, b: str, c: str) -> None:
     assert distance(a, b) == distance(b, a)

@@ -27,6 +27,7 @@ from onnx import numpy_helper
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, Unsupported
+from penstock.offline.compress.ptq.opset import at_opset
 from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.model_store import remembered
 from penstock.offline.optimize import graph
@@ -46,12 +47,6 @@ _WIDE_OPS = frozenset(
     | {"Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Pad"}
 )
 """Operators that can work on integers, so that a tensor on its way between two linear operators stays integer."""
-
-_OPSET = 13
-"""The first opset whose DequantizeLinear accepts one scale per channel."""
-
-_CONVERTED_OPSET = 14
-"""The opset to which older models are converted: the first whose Reshape can give an axis the length zero."""
 
 _SCORE_OPS = frozenset(
     {"Add", "Sub", "Mul", "Div", "Where", "Reshape", "Transpose", "Identity", "Squeeze", "Unsqueeze"}
@@ -84,7 +79,7 @@ class FloatModel:
         """Raises the errors of ``read_proto``. Also raises Unsupported if the model is already quantised, or has an old opset that
         cannot be converted.
         """
-        proto = _at_opset(read_proto(artifact))
+        proto = at_opset(read_proto(artifact))
         if any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in proto.graph.node):
             raise Unsupported("the model is already quantised", "give the float model")
         _constants_to_initializers(proto.graph)
@@ -291,30 +286,6 @@ def nothing_to_quantise() -> Unsupported:
         "the model has no operator to quantise",
         "INT8 needs Conv, Gemm or MatMul with constant FP32 weights; the wide placement also takes a MatMul of two tensors",
     )
-
-
-def _at_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
-    version = next((opset.version for opset in proto.opset_import if opset.domain in ("", "ai.onnx")), _OPSET)
-    if version >= _OPSET:
-        return proto
-    try:
-        converted = onnx.version_converter.convert_version(proto, _CONVERTED_OPSET)
-    except Exception as error:  # the converter raises RuntimeError, and other exceptions for some operators
-        raise Unsupported(
-            f"the model has opset {version}, which is too old for INT8, and cannot be converted",
-            f"export it with opset {_OPSET} or later",
-        ) from error
-    _allow_empty(converted, proto)
-    return converted
-
-
-def _allow_empty(converted: onnx.ModelProto, proto: onnx.ModelProto) -> None:
-    """Let the Reshapes that the converter inserted around a Softmax restore the shapes of empty tensors."""
-    known = {name for node in proto.graph.node for name in node.output}
-    shapes = {node.output[0] for node in converted.graph.node if node.op_type == "Shape"} - known
-    for node in converted.graph.node:
-        if node.op_type == "Reshape" and node.input[1] in shapes:
-            node.attribute.append(onnx.helper.make_attribute("allowzero", 1))
 
 
 def _with_plain_gemms(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -47,14 +47,25 @@ def cer(output: Array, truth: Array) -> float:
     return _error_rate(output, truth, list)
 
 
-def distance(a: Sequence[object], b: Sequence[object]) -> int:
-    """The least number of insertions, deletions and replacements that turn ``a`` into ``b`` (V. Levenshtein, 1966)."""
-    row = list(range(len(b) + 1))
-    for i, one in enumerate(a, 1):
-        corner, row[0] = row[0], i
-        for j, other in enumerate(b, 1):
-            corner, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, corner + (one != other))
-    return row[-1]
+def distance(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
+    """The least number of insertions, deletions and replacements that turn ``a`` into ``b`` (V. Levenshtein, 1966).
+
+    A column of the table of distances is kept as two integers, whose bits say where it rises and where it falls (G. Myers, *Journal of
+    the ACM* 46, 1999). A step therefore costs a few operations on integers instead of ``len(a)`` comparisons.
+    """
+    places: dict[Hashable, int] = {}
+    for i, one in enumerate(a):
+        places[one] = places.get(one, 0) | 1 << i
+    every = (1 << len(a)) - 1
+    rises, falls, found = every, 0, len(a)
+    for other in b:
+        same = places.get(other, 0)
+        level = (((same & rises) + rises) ^ rises) | same
+        up, down = falls | (every & ~(level | rises)), rises & level
+        found += (up >> len(a) - 1 & 1) - (down >> len(a) - 1 & 1) if a else 1
+        up, down = up << 1 | 1, down << 1
+        rises, falls = (down | ~(same | falls | up)) & every, up & (same | falls) & every
+    return found
 
 
 def _error_rate(output: Array, truth: Array, split: object) -> float:
@@ -63,7 +74,7 @@ def _error_rate(output: Array, truth: Array, split: object) -> float:
     return sum(map(distance, got, want)) / max(1, length)
 
 
-def _sequences(array: Array, split: object) -> list[list[object]]:
+def _sequences(array: Array, split: object) -> list[list[Hashable]]:
     if is_ids(array):
         return [[int(token) for token in row if token >= 0] for row in array.reshape(len(array), -1)]
     assert callable(split)
