@@ -15,6 +15,7 @@ SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
     "": 2_094,
+<<<<<<< HEAD
     "bundle": 1_881,
     "cli": 2_205,
     "engines": 1_892,
@@ -24,6 +25,17 @@ ROOM_LINES = {
     "offline/optimize": 1_971,
     "offline/tune": 591,
     "online": 56,
+=======
+    "bundle": 1_866,
+    "cli": 2_206,
+    "engines": 1_893,
+    "offline": 816,
+    "offline/compress": 14_755,
+    "offline/judge": 2_131,
+    "offline/optimize": 1_971,
+    "offline/tune": 607,
+    "online": 57,
+>>>>>>> dyn
     "online/cache": 841,
     "online/instances": 3_170,
     "online/repository": 5_079,

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import models
+import networks
 import penstock
 from penstock.artifact import Artifact
 from penstock.bundle.manifest import encode
@@ -32,6 +34,7 @@ from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.versions import Version
 from penstock.offline.judge.contract import Contract
 from penstock.offline.model_store import SESSION, keep_models
+from penstock.offline.tune.search import Trial
 from penstock.tensor import Array
 from penstock.testing import assert_tensors_close
 
@@ -390,6 +393,27 @@ def test_what_the_chosen_figures_hide_is_noted(model: Path, tmp_path: Path) -> N
     assert len(compared) == (result.chosen.threads == 1)
     assert result.chosen.calls > 0
     assert result.evidence.optimized is not None
+
+
+def test_a_choice_that_ends_merging_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prefer(_: object, trials: Sequence[Trial], *__: object) -> Trial:
+        return next(trial for trial in trials if trial.candidate.calibration == wanted)
+
+    monkeypatch.setattr("penstock.offline.tune.tuner.choose", prefer)
+    monkeypatch.setattr("penstock.offline.tune.tuner.finalists", lambda trials, *_: trials)
+    data = {"x": RNG(3).standard_normal((40, 16)).astype(np.float32)}
+    recipe = msgspec.structs.replace(QUICK, methods=(RangeMethod.MSE,))
+    for wanted, is_merged in (("mse-linear-per-tensor", True), ("dynamic", False)):
+        result = build(networks.mlp(256), tmp_path / "out.bundle", data, data, recipe)
+        assert result.chosen.calibration == wanted
+        assert (result.manifest.serving.max_batch > 1) <= is_merged
+        assert any("does not merge requests" in note for note in result.evidence.notes) != is_merged
+    for changes in ({"dynamic": False}, {"objective": "throughput"}, {"objective": "size"}):
+        wanted = "mse-linear"
+        result = build(
+            networks.mlp(256), tmp_path / "out.bundle", data, data, msgspec.structs.replace(recipe, **changes)
+        )
+        assert "dynamic" not in {record.calibration for record in result.evidence.candidates}
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ def build(
         threads=parse_counts(threads) if threads else (),
         methods=_methods(method),
         careful=method is None or _BEST in method,
+        dynamic=method is None,
         objective=objective,
         budget_s=parse_seconds(budget),
         overwrite=force,

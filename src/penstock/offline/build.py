@@ -36,7 +36,7 @@ from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions,
 from penstock.offline.compress.planner.plan_store import check_plan
 from penstock.offline.compress.ptq.drift import about
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
-from penstock.offline.compress.versions import Version, integer_versions
+from penstock.offline.compress.versions import IntegerChoice, Version, integer_versions
 from penstock.offline.judge.contract import Contract, is_faster
 from penstock.offline.judge.judge import ORIGINAL, Judge
 from penstock.offline.judge.overlap import overlap_notes
@@ -95,6 +95,9 @@ class Recipe(msgspec.Struct, frozen=True):
     """INT8 calibration methods to try."""
     careful: bool = True
     """Also try INT8 with equalised channels, ranges chosen for each tensor, and corrected biases."""
+    dynamic: bool = True
+    """If matrix products hold most of the weights, also try INT8 with ranges computed at run time. Its outputs for a row depend on the
+    other rows of the call, so it is only tried for calls of one row, the objective ``latency``, beside calibrated INT8."""
     objective: Literal["latency", "throughput", "size"] = "latency"
     """The quantity to optimise: latency of calls with one row, throughput of calls with sixteen rows, or size of the bundle."""
     compression: Compression | None = None
@@ -175,9 +178,7 @@ def _build(
         _log.warning("%s", warning)
     with _blaming(calibrate):
         is_smallest = recipe.objective == "size"
-        int8, notes = integer_versions(
-            fp32, calibration, recipe.methods, recipe.careful, machine, on_progress, anywhere=is_smallest
-        )
+        int8, notes = integer_versions(fp32, calibration, _integer_choice(recipe), machine, on_progress)
     planned = _plan(fp32, original, calibration, options, recipe, on_progress)
     tried = candidates(_versions([Version(fp32), *int8, *planned.versions], recipe), engines, threads, machine)
     rows = _THROUGHPUT_ROWS if recipe.objective == "throughput" and signature.batchable else signature.smallest_batch
@@ -274,6 +275,15 @@ def _signature(original: Artifact) -> Signature:
     return signature
 
 
+def _integer_choice(recipe: Recipe) -> IntegerChoice:
+    return IntegerChoice(
+        recipe.methods,
+        recipe.careful,
+        dynamic=recipe.dynamic and recipe.objective == "latency",
+        anywhere=recipe.objective == "size",
+    )
+
+
 def _data(
     calibrate: Data | None, evaluate: Data | None, signature: Signature, seed: int
 ) -> tuple[Dataset | None, Dataset]:
@@ -308,6 +318,11 @@ def _caveats(recipe: Recipe, tuned: TuneResult) -> list[str]:
         found.append(
             f"{chosen.precision.upper()} was chosen for its size: on this machine it has {chosen.speedup.value:.2f}x the original's "
             f"speed (95 %: {chosen.speedup.low:.2f} … {chosen.speedup.high:.2f})"
+        )
+    if tuned.chosen.mixes_rows:
+        found.append(
+            "dynamic INT8 was chosen: the outputs for a row depend on the other rows of its request, and the server does not merge "
+            "requests; --method best does not try it"
         )
     if recipe.contract.trust_labels:
         found.append(

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 import models
 import networks
@@ -10,8 +12,10 @@ from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidData, Unsupported
 from penstock.offline.compress import versions
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
-from penstock.offline.compress.versions import integer_versions
+from penstock.offline.compress.versions import IntegerChoice, integer_versions
+from penstock.offline.sessions import signature_of
 from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts
+from penstock.rows.proof import unproven
 from penstock.tensor import DataType
 
 VNNI = MachineFacts("a CPU", "x86_64", ("avx2", "avx512_vnni"), 2, 1 << 34, 1, "Linux", "3")
@@ -31,7 +35,7 @@ def data() -> Dataset:
 def test_a_version_for_each_method_and_placement_that_differs(cnn: Artifact, data: Dataset) -> None:
     stages: list[str] = []
     methods = (RangeMethod.MIN_MAX, RangeMethod.MSE)
-    found, notes = integer_versions(cnn, data, methods, True, VNNI, lambda stage, *_: stages.append(stage))
+    found, notes = integer_versions(cnn, data, IntegerChoice(methods), VNNI, lambda stage, *_: stages.append(stage))
     names = [version.calibration for version in found]
     assert names == [f"{way}-{place}" for place in ("linear", "wide") for way in ("min-max", "mse", "best")]
     assert len({version.artifact.digest for version in found}) == len(found)
@@ -42,13 +46,43 @@ def test_a_version_for_each_method_and_placement_that_differs(cnn: Artifact, dat
 
 def test_a_plain_chain_has_one_placement() -> None:
     x = np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)
-    found, _ = integer_versions(networks.mlp(), make_dataset({"x": x}, None), (RangeMethod.MIN_MAX,), True, VNNI)
-    assert [version.calibration for version in found] == ["min-max-linear", "best-linear"]
+    found, _ = integer_versions(
+        networks.mlp(), make_dataset({"x": x}, None), IntegerChoice((RangeMethod.MIN_MAX,)), VNNI
+    )
+    names = [version.calibration for version in found]
+    assert names == ["min-max-linear", "best-linear", "best-linear-per-tensor"]
+
+
+def test_models_of_matrix_products_have_versions_for_their_kernels(data: Dataset) -> None:
+    x = make_dataset({"x": np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)}, None)
+    choice = IntegerChoice((RangeMethod.MSE,), careful=False, dynamic=True)
+    found = {version.calibration: version for version in integer_versions(networks.mlp(256), x, choice, PLAIN)[0]}
+    assert list(found) == ["mse-linear", "mse-linear-per-tensor", "dynamic"]
+    assert [version.engines for version in found.values()] == [(), ("onnxruntime",), ("onnxruntime",)]
+    for version in found.values():
+        mixes = bool(unproven(version.artifact, signature_of(version.artifact)))
+        assert version.mixes_rows == mixes == (version.calibration == "dynamic")
+        assert not version.requires
+    scales = [_weight_scales(found[name].artifact) for name in ("mse-linear", "mse-linear-per-tensor")]
+    assert scales == [{256, 4}, {1}]
+
+
+def test_convolutions_have_no_versions_for_products(cnn: Artifact, data: Dataset) -> None:
+    found, _ = integer_versions(cnn, data, IntegerChoice((RangeMethod.MSE,), careful=False, dynamic=True), VNNI)
+    assert [version.calibration for version in found] == ["mse-linear", "mse-wide"]
+
+
+def _weight_scales(model: Artifact) -> set[int]:
+    """The numbers of scales of the 8-bit constants."""
+    graph = onnx.load_model_from_string(model.data).graph
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    nodes = [node for node in graph.node if node.op_type == "DequantizeLinear" and node.input[0] in arrays]
+    return {arrays[node.input[1]].size for node in nodes if arrays[node.input[0]].dtype == np.int8}
 
 
 def test_what_runs_anywhere_needs_nothing(cnn: Artifact, data: Dataset) -> None:
     for machine in (VNNI, PLAIN):
-        found, _ = integer_versions(cnn, data, (RangeMethod.MIN_MAX,), False, machine, anywhere=True)
+        found, _ = integer_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,), False, anywhere=True), machine)
         assert {version.requires for version in found} == {()}
 
 
@@ -60,7 +94,7 @@ def test_a_version_that_fails_does_not_end_the_others(
         raise failure
 
     monkeypatch.setattr(versions, "quantize_with", fail)
-    found, notes = integer_versions(cnn, data, (RangeMethod.MIN_MAX,), True, VNNI)
+    found, notes = integer_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,)), VNNI)
     assert [version.calibration for version in found] == ["min-max-linear", "min-max-wide"]
     lost = [note for note in notes if "was not tried" in note]
     assert [note.split()[2] for note in lost] == ["best-linear", "best-wide"]
@@ -73,10 +107,10 @@ def test_why_there_are_none(cnn: Artifact, data: Dataset) -> None:
         assert found == []
         return only
 
-    assert "no calibration data" in note(cnn, None, tuple(RangeMethod), True, VNNI)
-    assert "no calibration method" in note(cnn, data, (), False, VNNI)
+    assert "no calibration data" in note(cnn, None, IntegerChoice(), VNNI)
+    assert "no calibration method" in note(cnn, data, IntegerChoice((), careful=False), VNNI)
     nothing = make_dataset({"x": np.zeros((4, 3), np.float32)}, None)
-    assert "INT8 was not tried: " in note(models.identity(DataType.FP32), nothing, tuple(RangeMethod), True, VNNI)
+    assert "INT8 was not tried: " in note(models.identity(DataType.FP32), nothing, IntegerChoice(), VNNI)
 
 
 def test_activations_that_are_constant_or_not_numbers() -> None:
@@ -85,10 +119,10 @@ def test_activations_that_are_constant_or_not_numbers() -> None:
     n.gemm(constant, 8, 4, name="y")
     model = n.artifact({"x": ["N", 16]}, {"y": ["N", 4]})
     x = np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)
-    found, _ = integer_versions(model, make_dataset({"x": x}, None), (RangeMethod.MIN_MAX,), True, VNNI)
+    found, _ = integer_versions(model, make_dataset({"x": x}, None), IntegerChoice((RangeMethod.MIN_MAX,)), VNNI)
     assert found
     n = networks.Network()
     n.gemm(n.op("Log", n.gemm("x", 16, 8), name="logs"), 8, 4, name="y")
     model = n.artifact({"x": ["N", 16]}, {"y": ["N", 4]})
     with pytest.raises(InvalidData, match=r"'logs' becomes NaN or infinite in sample"):
-        integer_versions(model, make_dataset({"x": x}, None), (RangeMethod.MIN_MAX,), True, VNNI)
+        integer_versions(model, make_dataset({"x": x}, None), IntegerChoice((RangeMethod.MIN_MAX,)), VNNI)

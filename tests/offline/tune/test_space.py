@@ -45,6 +45,13 @@ def test_the_space_is_the_product() -> None:
     assert all(candidate.artifact is (FP32 if candidate.exact else INT8).artifact for candidate in found)
 
 
+def test_a_version_is_tried_only_on_the_engines_where_it_can_pay_off() -> None:
+    narrow = msgspec.structs.replace(ENTROPY, engines=("onnxruntime",))
+    found = candidates([FP32, INT8, narrow], ["onnxruntime", "openvino"], [1], MACHINE)
+    assert [one.engine for one in found if one.calibration == "entropy"] == ["onnxruntime"]
+    assert len(found) == 2 * 2 + 1
+
+
 def test_without_int8_models_there_is_only_fp32() -> None:
     assert names(candidates([FP32], ["onnxruntime"], [1], MACHINE)) == ["onnxruntime-fp32-t1"]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,19 +14,27 @@ from penstock.dataset import Dataset
 from penstock.errors import PenstockError, Unsupported, WrongResult
 from penstock.offline.compress.explained import check_explained
 from penstock.offline.compress.method import OnProgress
+from penstock.offline.compress.precision.dynamic import DynamicOptions, quantize_dynamic
+from penstock.offline.compress.precision.products import share_of_products
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions
+from penstock.offline.compress.ptq.ranges.histogram import TensorStatistics
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
-from penstock.offline.compress.ptq.scheme import integer_scheme, required_isa
+from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme, required_isa
+from penstock.offline.sessions import signature_of
 from penstock.resources import MachineFacts
 
 _log = logging.getLogger(__name__)
 
 _CHOICE_S = 4.0
 """Time limit in seconds for choosing range methods. The remaining tensors get the range of least squared error."""
+_MOSTLY = 0.5
+"""Versions that speed up only matrix products are made if these hold more than this fraction of the weights."""
+_FOR_PRODUCTS = ("onnxruntime",)
+"""The engines whose kernels speed up in these versions. OpenVINO gains nothing from them, and runs dynamic INT8 slower than FP32."""
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -40,73 +49,116 @@ class Version(msgspec.Struct, frozen=True):
     requires: tuple[str, ...] = ()
     stored_bytes: int = 0
     """Size as a coded model; 0 if the model is stored uncoded."""
+    engines: tuple[str, ...] = ()
+    """The engines on which the version can pay off; empty: all."""
+    mixes_rows: bool = False
+    """The outputs for a sample depend on the other samples of a call, so a server cannot merge requests."""
+
+
+class IntegerChoice(msgspec.Struct, frozen=True):
+    """Which INT8 versions to make."""
+
+    methods: tuple[RangeMethod, ...] = tuple(RangeMethod)
+    """The calibration methods."""
+    careful: bool = True
+    """Also with equalised channels, ranges chosen for each tensor, and corrected biases."""
+    dynamic: bool = False
+    """If matrix products hold most of the weights, also with ranges computed at run time."""
+    anywhere: bool = False
+    """Use 7-bit weights, which every CPU multiplies without overflow."""
+
+
+class _Way(NamedTuple):
+    """One way to quantise, and what is known about the result."""
+
+    name: str
+    make: Callable[[], Artifact]
+    engines: tuple[str, ...] = ()
+    mixes_rows: bool = False
 
 
 def integer_versions(
     fp32: Artifact,
     calibration: Dataset | None,
-    methods: Sequence[RangeMethod],
-    careful: bool,
+    choice: IntegerChoice,
     machine: MachineFacts,
     on_progress: OnProgress = lambda *_: None,
-    *,
-    anywhere: bool = False,
 ) -> tuple[list[Version], tuple[str, ...]]:
     """An INT8 version of ``fp32`` for each calibration method and placement, and notes. Drops duplicates and models with defects.
 
-    ``careful`` adds versions with equalised channels, ranges chosen for each tensor, and corrected biases. ``anywhere`` uses 7-bit
-    weights, which every CPU multiplies without overflow.
+    If matrix products hold most of the weights, each placement also has a version with one scale per product, by the last method.
     """
     if calibration is None:
         return [], ("INT8 was not tried: there was no calibration data",)
-    if not methods and not careful:
+    if not choice.methods and not choice.careful:
         return [], ("INT8 was not tried: no calibration method was requested",)
     scheme = integer_scheme(machine)
-    if anywhere:
+    if choice.anywhere:
         scheme = msgspec.structs.replace(scheme, reduce_range=True)
     try:
         statistics = collect(fp32, calibration, progress=lambda done, total: on_progress("calibrate", done, total))
     except Unsupported as error:
         return [], (f"INT8 was not tried: {error.message}",)
-    by_method = {method: ranges(statistics, method, scheme) for method in (RangeMethod.MIN_MAX, *methods)}
-
-    def make(placement: QdqPlacement, method: RangeMethod | None) -> Artifact:
-        if method is not None:
-            return quantize(fp32, by_method[method], scheme, placement)
-        recipe = PtqRecipe(placement=placement, choice=RangeChoiceOptions(time_s=_CHOICE_S))
-        return quantize_with(recipe, fp32, calibration, scheme)
-
     failures: dict[str, str] = {}
-    plain: dict[str, tuple[QdqPlacement, Artifact]] = {}
-    for placement in QdqPlacement:
-        # For a plain chain of layers, both placements give the same model.
-        model = _attempt(
-            f"min-max-{placement.value}", functools.partial(make, placement, RangeMethod.MIN_MAX), failures
-        )
-        if model is not None:
-            plain.setdefault(model.digest, (placement, model))
-    ways = [(*known, method) for known in plain.values() for method in (*methods, *([None] if careful else []))]
-    found: dict[str, Artifact] = {}
-    for number, (placement, min_max, method) in enumerate(ways):
+    ways = _ways(fp32, calibration, choice, scheme, statistics, failures)
+    requires = required_isa(scheme, machine)
+    found: dict[str, Version] = {}
+    for number, way in enumerate(ways):
         on_progress("quantize", number, len(ways))
-        name = f"{method.value if method else 'best'}-{placement.value}"
-        is_made = method is RangeMethod.MIN_MAX
-        model = min_max if is_made else _attempt(name, functools.partial(make, placement, method), failures)
-        if model is not None and all(model.digest != other.digest for other in found.values()):
-            found[name] = model
+        model = _attempt(way.name, way.make, failures)
+        if model is not None and model.digest not in found:
+            version = Version(model, "int8", calibration=way.name, requires=requires)
+            found[model.digest] = msgspec.structs.replace(version, engines=way.engines, mixes_rows=way.mixes_rows)
     on_progress("quantize", len(ways), len(ways))
     if not found:
         return [], (f"INT8 was not tried: {next(iter(failures.values()))}",)
-    wrong = {name: reason for name, model in found.items() if (reason := _objection(fp32, model, calibration))}
-    requires = required_isa(scheme, machine)
-    versions = [
-        Version(model, "int8", calibration=name, requires=requires)
-        for name, model in found.items()
-        if name not in wrong
-    ]
-    dropped = (f"INT8 by {name} was dropped: {reason}" for name, reason in wrong.items())
+    wrong = {digest: reason for digest, one in found.items() if (reason := _objection(fp32, one.artifact, calibration))}
+    versions = [version for digest, version in found.items() if digest not in wrong]
+    dropped = (f"INT8 by {found[digest].calibration} was dropped: {reason}" for digest, reason in wrong.items())
     lacking = (f"INT8 by {name} was not tried: {reason}" for name, reason in failures.items())
     return versions, (f"INT8 on this CPU: {scheme.reason}", *lacking, *dropped)
+
+
+def _ways(
+    fp32: Artifact,
+    calibration: Dataset,
+    choice: IntegerChoice,
+    scheme: IntegerScheme,
+    statistics: Mapping[str, TensorStatistics],
+    failures: dict[str, str],
+) -> list[_Way]:
+    """The ways to quantise ``fp32``; none if no placement quantises anything, with the reasons in ``failures``."""
+    by_method = {method: ranges(statistics, method, scheme) for method in (RangeMethod.MIN_MAX, *choice.methods)}
+
+    def make(placement: QdqPlacement, method: RangeMethod | None, per_tensor: bool = False) -> Artifact:
+        if method is not None:
+            return quantize(fp32, by_method[method], msgspec.structs.replace(scheme, per_tensor=per_tensor), placement)
+        options = RangeChoiceOptions(time_s=_CHOICE_S)
+        recipe = PtqRecipe(placement=placement, choice=options, per_tensor=per_tensor)
+        return quantize_with(recipe, fp32, calibration, scheme)
+
+    plain: dict[str, QdqPlacement] = {}
+    for placement in QdqPlacement:
+        # For a plain chain of layers, both placements give the same model.
+        model = _attempt(f"min-max-{placement.value}", partial(make, placement, RangeMethod.MIN_MAX), failures)
+        if model is not None:
+            plain.setdefault(model.digest, placement)
+    tried = (*choice.methods, *([None] if choice.careful else []))
+    found = [_Way(_name(method, place), partial(make, place, method)) for place in plain.values() for method in tried]
+    if not plain or share_of_products(fp32) <= _MOSTLY:
+        return found
+    for place in plain.values():
+        name = f"{_name(tried[-1], place)}-per-tensor"
+        found.append(_Way(name, partial(make, place, tried[-1], per_tensor=True), _FOR_PRODUCTS))
+    if choice.dynamic:
+        options = DynamicOptions(reduce_range=scheme.reduce_range)
+        ranged = partial(quantize_dynamic, fp32, calibration, options)
+        found.append(_Way("dynamic", ranged, _FOR_PRODUCTS, signature_of(fp32).batchable))
+    return found
+
+
+def _name(method: RangeMethod | None, placement: QdqPlacement) -> str:
+    return f"{method.value if method else 'best'}-{placement.value}"
 
 
 def _attempt(name: str, make: Callable[[], Artifact], failures: dict[str, str]) -> Artifact | None:

@@ -18,8 +18,12 @@ FINALISTS = 4
 """Number of candidates that are measured a second time, for longer. The best exact candidates are measured in addition."""
 
 CLOSE_CALL = 1.05
-"""Candidates within this ratio of the lowest cost are a close call. The one with the fewest threads wins, then the one with the least
-loss, then the one with the least error."""
+"""Candidates within this ratio of the lowest cost are a close call. Those with the fewest threads win, then those whose rows are
+independent, so that requests can be merged."""
+
+SAME_SPEED = 1.02
+"""Among the candidates that win a close call, those within this ratio of the lowest cost count as equally fast. The one with the least
+loss wins, then the one with the least error."""
 
 CLOSE_SIZE = 1.01
 """Among candidates within this ratio of the smallest size, the fastest wins."""
@@ -89,7 +93,8 @@ def choose(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract, 
 
     1. An exact candidate must beat the original with the same number of threads.
     2. An inexact candidate must beat the original and the fastest exact candidate with the same number of threads.
-    3. Among these and the originals that were not beaten, the lowest cost wins. In a close call, fewer threads win, then accuracy.
+    3. Among these and the originals that were not beaten, the lowest cost wins. In a close call, few threads decide, then
+       independent rows, then accuracy.
     4. If no candidate of rule 3 meets the required latency, the fastest exact candidate that meets it wins.
     """
     alive = running(trials)
@@ -100,7 +105,9 @@ def choose(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract, 
     if field:
         least = min(trial.cost for trial in field)
         close = [trial for trial in field if trial.cost <= CLOSE_CALL * least]  # 3
-        return min(close, key=lambda trial: (trial.candidate.threads, *_harm(trial), -trial.pace))
+        frugal = _least(close, lambda trial: (trial.candidate.threads, trial.candidate.mixes_rows))
+        least = min(trial.cost for trial in frugal)
+        return min((trial for trial in frugal if trial.cost <= SAME_SPEED * least), key=_harm)
     return max((trial for trial in alive if trial.candidate.exact), key=lambda trial: trial.pace, default=None)  # 4
 
 
@@ -190,9 +197,16 @@ def _quickest_exact(trials: Sequence[Trial], threads: int) -> Trial | None:
     return max(same, key=lambda trial: trial.pace, default=None)
 
 
-def _harm(trial: Trial) -> tuple[float, float]:
-    """The loss, then the error of the outputs."""
-    return (max(0.0, trial.accuracy.loss.value), trial.accuracy.relative_error) if trial.accuracy else (0.0, 0.0)
+def _least(trials: Sequence[Trial], key: Callable[[Trial], tuple[int, ...]]) -> list[Trial]:
+    """The trials with the lowest ``key``."""
+    lowest = min(map(key, trials))
+    return [trial for trial in trials if key(trial) == lowest]
+
+
+def _harm(trial: Trial) -> tuple[float, float, float]:
+    """The loss, then the error of the outputs, then the cost."""
+    known = trial.accuracy
+    return (max(0.0, known.loss.value), known.relative_error, trial.cost) if known else (0.0, 0.0, trial.cost)
 
 
 def _disk_bytes(trial: Trial) -> int:

@@ -52,7 +52,7 @@ def originals(model: Artifact, threads: Sequence[int]) -> list[Candidate]:
 def candidates(
     versions: Sequence[Version], engines: Sequence[str], threads: Sequence[int], machine: MachineFacts
 ) -> list[Candidate]:
-    """Every candidate worth measuring on ``machine``.
+    """Every candidate worth measuring on ``machine``. A version that can pay off only on some engines is tried only there.
 
     FP32 versions are also tried in BF16 on engines that support BF16, if the CPU does too. Emulated BF16 is slower and less accurate
     than FP32.
@@ -62,6 +62,8 @@ def candidates(
     for engine in engines:
         for count in threads:
             for version in versions:
+                if version.engines and engine not in version.engines:
+                    continue
                 found.append(_candidate(engine, count, version))
                 if "bf16" in traits(engine).precisions and bf16 and version.precision == "fp32":
                     requires = (*version.requires, bf16)

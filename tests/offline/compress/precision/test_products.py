@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 import networks
 from penstock.artifact import Artifact
 from penstock.errors import Unsupported
-from penstock.offline.compress.precision.products import ProductModel, node
+from penstock.offline.compress.precision.products import ProductModel, node, share_of_products
 
 X = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
 W = np.random.default_rng(1).standard_normal((4, 3)).astype(np.float32)
@@ -87,3 +87,15 @@ def test_a_new_tensor_of_one_name_is_written_once() -> None:
     assert len(proto.graph.initializer) == 1
     assert {opset.domain for opset in proto.opset_import} == {"", "com.microsoft"}
     assert written() == written() != artifact.data
+
+
+def test_the_share_of_the_weights_that_products_hold() -> None:
+    assert share_of_products(networks.mlp()) == 1
+    assert share_of_products(networks.cnn(8)) < 0.5
+    n = networks.Network()
+    n.op("Relu", "x", name="y")
+    assert share_of_products(n.artifact({"x": ["N", 4]}, {"y": ["N", 4]})) == 0
+    n = networks.Network()
+    x = n.op("Reshape", n.op("Conv", "x", n.normal(2, 3, 1, 1)), n.weight(np.array([-1, 8])))
+    n.op("MatMul", x, n.normal(8, 5), name="y")
+    assert share_of_products(n.artifact({"x": ["N", 3, 2, 2]}, {"y": ["N", 5]})) == 40 / 46

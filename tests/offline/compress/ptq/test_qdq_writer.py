@@ -226,6 +226,10 @@ def test_the_scale_of_a_channel_holds_its_weights_and_its_bias(seed: int, step: 
     assert (np.round(largest / scales) <= 127).all()
     products = scales.astype(np.float64) * step
     assert (np.abs(bias) / products <= 2**30 * (1 + 1e-6)).all()
+    whole = weight_scales(weight, None, 127, bias, step)
+    assert whole.shape == ()
+    assert np.round(largest.max() / whole) <= 127
+    assert (np.abs(bias) / (whole * np.float64(step)) <= 2**30 * (1 + 1e-6)).all()
     # Where all weights are zero, the bias is as exact as FP32.
     zero = largest == 0
     np.testing.assert_allclose(np.round(bias / products)[zero] * products[zero], bias[zero], rtol=1e-6)

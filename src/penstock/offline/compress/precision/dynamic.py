@@ -90,9 +90,8 @@ def _integer_product(model: ProductModel, product: Product, rounding: ir.Node, l
     integers = np.clip(np.round(product.weight / scale), -levels, levels).astype(np.int8)
     name = f"{product.weight_name}_int8"
     weight, scales = model.constant(integers, name), model.constant(scale, f"{name}_scale")
-    zeros = model.constant(np.zeros_like(scale, np.int8), f"{name}_zero")
     value, value_scale, value_zero = rounding.outputs
-    sums = node("MatMulInteger", value, weight, value_zero, zeros)
+    sums = node("MatMulInteger", value, weight, value_zero)
     floats = node("Cast", sums.outputs[0], to=DataType.FP32.onnx)
     both = node("Mul", value_scale, scales)
     return [sums, floats, both, node("Mul", floats.outputs[0], both.outputs[0])]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +12,7 @@ import onnx_ir as ir
 
 from penstock.artifact import Artifact
 from penstock.errors import Unsupported
-from penstock.offline.compress.ptq.qdq_placement import FloatModel
+from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel, float_model
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.linear import form_of
 from penstock.offline.optimize.model import to_bytes
@@ -75,6 +77,16 @@ class ProductModel:
         for domain in domains:
             self._model.opset_imports.setdefault(domain, 1)
         return to_bytes(self._model)
+
+
+def share_of_products(artifact: Artifact) -> float:
+    """The fraction of the weights of Conv, Gemm and MatMul that belong to Gemm and MatMul; 0 if there are no weights."""
+    model = float_model(artifact)
+    sizes = Counter[str]()
+    for each in model.nodes:
+        if each.op_type in LINEAR_OPS and each.input[1] in model.weights:
+            sizes[each.op_type] += prod(model.weights[each.input[1]].dims)
+    return 1 - sizes["Conv"] / sizes.total() if sizes.total() else 0.0
 
 
 def node(op_type: str, *inputs: ir.Value, outputs: int = 1, **attributes: int) -> ir.Node:

@@ -150,18 +150,19 @@ class _Writer:
 
     def _replace_weights(self, node: onnx.NodeProto, names: Sequence[str]) -> None:
         """Quantise the weight, with one scale per output channel, and the bias, with the scale of the product."""
-        weight, axis = self._array(names[1]), output_axis(node)
+        weight, limit = self._array(names[1]), self._scheme.weight_limit
+        axis = None if self._scheme.per_tensor and node.op_type != "Conv" else output_axis(node)
         bias = self._array(names[2]) if len(names) > 2 and names[2] else None
         step = self._activation(self._rounding.sources[names[0]]).scale
-        scales = weight_scales(weight, axis, self._scheme.weight_limit, bias, float(step))
+        scales = weight_scales(weight, axis, limit, bias, float(step))
         along = scales.reshape([-1 if at == axis else 1 for at in range(weight.ndim)])
-        limit = self._scheme.weight_limit
         integers = np.clip(np.round(weight / along), -limit, limit).astype(self._scheme.weight.dtype)
         node.input[1] = self._dequantise(names[1], integers, scales, axis)
         if bias is not None:
             products = step * scales
             values = np.clip(np.round(bias / products.astype(np.float64)), -_BIAS_LIMIT, _BIAS_LIMIT)
-            node.input[2] = self._dequantise(names[2], values.astype(np.int32), products, 0)
+            along_bias = None if axis is None else 0
+            node.input[2] = self._dequantise(names[2], values.astype(np.int32), products, along_bias)
 
     def _constant(self, name: str) -> str:
         """A constant operand of an operator that is not linear, quantised like an activation."""
@@ -198,12 +199,16 @@ def _axis_attribute(axis: int | None) -> dict[str, int]:
     return {} if axis is None else {"axis": axis}
 
 
-def weight_scales(weight: Array, axis: int, limit: int, bias: Array | None, step: float) -> Array:
-    """The FP32 scale of each output channel of ``weight``: its largest magnitude over ``limit``.
+def weight_scales(weight: Array, axis: int | None, limit: int, bias: Array | None, step: float) -> Array:
+    """The FP32 scale of each output channel of ``weight``, or of the whole weight if ``axis`` is None: its largest magnitude over
+    ``limit``.
 
     The scale of a bias is the product of the channel's scale and ``step``, the scale of the input. So the channel's scale is enlarged
     if the bias would exceed its limit. If all weights of a channel are zero, any scale is exact, and the bias determines the scale.
     """
+    if axis is None:
+        largest = None if bias is None else np.abs(bias).max(keepdims=True, initial=0.0)
+        return weight_scales(weight.reshape(1, -1), 0, limit, largest, step).reshape(())
     channels = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1).astype(np.float64)
     scales = np.abs(channels).max(axis=1, initial=0.0) / limit
     magnitudes = np.zeros(len(scales)) if bias is None else np.abs(bias.astype(np.float64)) / step

@@ -1,8 +1,8 @@
 """Post-training quantisation: write the INT8 version of an FP32 model, given the ranges of its tensors.
 
-Activations have one scale and zero point per tensor. Weights have one scale per output channel, from its largest magnitude. Biases are
-INT32. ``qdq_writer.py`` writes the model in QDQ form (QuantizeLinear and DequantizeLinear around float operators), which ONNX Runtime
-and OpenVINO turn into integer kernels.
+Activations have one scale and zero point per tensor. Weights have one scale per output channel, from its largest magnitude, unless the
+scheme asks for one per matrix product. Biases are INT32. ``qdq_writer.py`` writes the model in QDQ form (QuantizeLinear and
+DequantizeLinear around float operators), which ONNX Runtime and OpenVINO turn into integer kernels.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def quantize(
         "activation": scheme.activation.value,
         "weight": scheme.weight.value,
         "reduce_range": scheme.reduce_range,
+        "per_tensor": scheme.per_tensor,
         "placement": placement.value,
         "keep_float": sorted(set(keep_float)),
         "ranges": sha256(msgspec.json.encode(dict(ranges), order="sorted")),

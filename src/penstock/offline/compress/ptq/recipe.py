@@ -53,6 +53,8 @@ class PtqRecipe(msgspec.Struct, frozen=True):
     """Correct the shift of means that rounding causes in the layers' results."""
     choice: RangeChoiceOptions = RangeChoiceOptions()
     """Limits on the cost of choosing a range method for each tensor."""
+    per_tensor: bool = False
+    """Matrix products have one scale for all their weights; see ``IntegerScheme``. Ranges are chosen without regard to this."""
 
 
 def quantize_with(
@@ -73,7 +75,8 @@ def quantize_with(
     else:
         found = ranges(statistics, recipe.method, scheme)
     progress(3, stages)
-    quantised = quantize(prepared, found, scheme, recipe.placement)
+    written = msgspec.structs.replace(scheme, per_tensor=recipe.per_tensor)
+    quantised = quantize(prepared, found, written, recipe.placement)
     progress(4, stages)
     if recipe.correct_biases and data.count > 1:
         with contextlib.suppress(Unsupported):  # products of two activations have no biases

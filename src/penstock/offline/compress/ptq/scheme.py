@@ -13,7 +13,8 @@ _ARM = {"aarch64", "arm64"}
 
 
 class IntegerScheme(msgspec.Struct, frozen=True):
-    """Integer types of activations (one scale and zero point per tensor) and weights (symmetric, one scale per output channel).
+    """Integer types of activations (one scale and zero point per tensor) and weights (symmetric, by default one scale per output
+    channel).
 
     Activations have a zero point, so that the values of a ReLU use every integer. Clipping at the smallest integer then replaces the
     ReLU, and engines compute the ReLU in integers only in this case.
@@ -24,6 +25,9 @@ class IntegerScheme(msgspec.Struct, frozen=True):
     reduce_range: bool
     """Weights use 7 of their 8 bits, so that two products added in 16 bits do not saturate."""
     reason: str
+    per_tensor: bool = False
+    """Matrix products have one scale for all their weights. This is less accurate, but ONNX Runtime multiplies few rows faster: with
+    scales per channel, it also handles a zero point per channel. Convolutions always have scales per channel."""
 
     @property
     def activation_limits(self) -> tuple[int, int]:
