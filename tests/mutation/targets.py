@@ -20,7 +20,6 @@ DECIDING: dict[str, tuple[str, ...]] = {
     "offline/judge/overlap.py": (),
     "offline/tune/search.py": (),
     "offline/compress/explained.py": (),
-    "offline/compress/perturb.py": (),
     "offline/compress/ptq/calibrate.py": (),
     "offline/compress/ptq/scheme.py": (),
     "offline/compress/ptq/rounding.py": (),
