@@ -42,8 +42,8 @@ _SAME = 1e-3
 _FACTOR, _FLOOR = 4.0, 5e-3
 """Largest relative difference between a model as it is written and as ONNX Runtime runs it: a multiple of the error of rounding, if
 activations are rounded, and the least bound."""
-_CORRECTED = 1.5
-"""Largest error with corrected biases, divided by the error without. The corrections lower the error on other rows."""
+_CORRECTED, _OTHER_ROWS = 1.5, 2.0
+"""Largest error with corrected biases, divided by the error without, and by the one that the correction promises on other rows."""
 _ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear", "MatMulNBits"}
 """Operators that round activations."""
 _SIZE_FACTOR, _SIZE_FLOOR = 10.0, 0.5
@@ -116,7 +116,7 @@ class _Check:
         self._sized: dict[str, float] = {}
         """For each output, the bound at other sizes."""
         self._magnitudes: dict[tuple[str, str], float] = {}
-        chain = [step for step in steps(original, made) if step[1].data != step[2].data]
+        chain = list(steps(original, made))
         names = {step.name for step in made.provenance[len(original.provenance) :]}
         is_known = made.digest == original.digest or any(source.digest == original.digest for *_, source in chain)
         self._is_sized = not is_known or not names <= RESTORED | _TRAINED | _EXACT
@@ -127,10 +127,11 @@ class _Check:
         try:
             self._made = _Runner(made, stack)
             self._written = _Runner(with_float_products(made), stack, as_written=True)
-            pairs = [pair for name, *step in chain if name in RESTORED and (pair := restored(name, *step))]
+            pairs = [restored(*step) for step in chain if step[0] in RESTORED]
             self._pairs = [(self._runner(found), self._runner(wanted)) for found, wanted in pairs]
             is_corrected = bool(chain) and chain[0][0] == "correct-biases"
             self._uncorrected = self._runner(chain[0][2]) if is_corrected else None
+            self._correction = _correction(chain[0][1]) if is_corrected else 1.0
         except InvalidModel as error:
             raise WrongResult(f"the compressed model does not load: {error.message}", FIX) from error
 
@@ -158,7 +159,7 @@ class _Check:
         if self._uncorrected is not None and not sample.is_odd:
             before = self._errors("", want, _outputs(self._uncorrected, sample, want))
             for name, error in errors.items():
-                bound = _CORRECTED * before[name] + _FLOOR
+                bound = self._correction * before[name] + _SAME
                 self._note(
                     Difference(name, error, bound, sizes_of(sample), "the error without corrected biases explains")
                 )
@@ -189,6 +190,12 @@ class _Check:
         known = self._found.get((found.output, found.reason))
         if known is None or found.error > known.error:
             self._found[found.output, found.reason] = found
+
+
+def _correction(made: Artifact) -> float:
+    """The largest error of ``made``, whose biases were corrected, divided by the error without."""
+    first, best = made.provenance[-1].facts["error"]
+    return min(_CORRECTED, _OTHER_ROWS * best / first) if first else _CORRECTED
 
 
 def _size_bound(error: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import onnx
 
@@ -14,17 +14,14 @@ from penstock.offline.compress.restored.reweighted import unpruned, unshared
 from penstock.offline.compress.restored.unrounded import unrounded
 from penstock.offline.optimize.model import read_proto
 
-_UNDONE: dict[str, Callable[[onnx.ModelProto, Artifact], onnx.ModelProto]] = {
-    "quantize": unrounded,
-    "quantize_weights": unrounded,
-    "quantize_dynamic": unrounded,
-    "halve_weights": unrounded,
+_UNROUNDED = frozenset({"quantize", "quantize_weights", "quantize_dynamic", "halve_weights"})
+_LAYERED: dict[str, Callable[[onnx.ModelProto, Artifact, dict[str, dict[str, Any]]], onnx.ModelProto]] = {
     "prune": unpruned,
     "prune_n_m": partial(unpruned, by_magnitude=False),
     "share": unshared,
 }
-"""By provenance step: the changed model with the weights of the model that the step was given."""
-RESTORED = frozenset({*_UNDONE, "factorize"})
+"""By provenance step that has facts about each layer: the model with the weights of the model that the step was given."""
+RESTORED = _UNROUNDED | _LAYERED.keys() | {"factorize"}
 """The steps whose result is checked in this way."""
 
 
@@ -36,24 +33,24 @@ class Pair(NamedTuple):
 
 
 def steps(original: Artifact, made: Artifact) -> Iterator[tuple[str, Artifact, Artifact]]:
-    """The steps from ``made`` back to ``original``, latest first: the name, the result and the source of each. It ends where a source is
-    not in memory.
+    """The steps from ``made`` back to ``original`` that changed the model, latest first: the name, the result and the source of each.
+    It ends where a source is not in memory.
     """
     while made.source is not None and made.digest != original.digest:
-        yield made.provenance[-1].name, made, made.source
+        if made.digest != made.source.digest:
+            yield made.provenance[-1].name, made, made.source
         made = made.source
 
 
-def restored(step: str, made: Artifact, source: Artifact) -> Pair | None:
-    """The models to compare after ``step``, one of ``RESTORED``. None if ``made`` is ``source``. Raises WrongResult for weights that the
-    step cannot give.
-    """
-    if made.data == source.data:
-        return None
+def restored(step: str, made: Artifact, source: Artifact) -> Pair:
+    """The models to compare after ``step``, one of ``RESTORED``. Raises WrongResult for weights that the step cannot give."""
+    proto = read_proto(made)
+    if step in _UNROUNDED:
+        return Pair(_artifact(unrounded(proto, source)), source)
+    layers = {name: facts for name, facts in made.provenance[-1].facts["layers"].items() if facts}
     if step == "factorize":
-        layers = {name: way for name, way in made.provenance[-1].facts["layers"].items() if way}
-        return Pair(made, _artifact(recomposed(read_proto(made), source, layers)))
-    return Pair(_artifact(_UNDONE[step](read_proto(made), source)), source)
+        return Pair(made, _artifact(recomposed(proto, source, layers)))
+    return Pair(_artifact(_LAYERED[step](proto, source, layers)), source)
 
 
 def _artifact(proto: onnx.ModelProto) -> Artifact:

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
 import numpy as np
 import onnx
-import onnx_ir as ir
 from onnx import numpy_helper
 
 from penstock.artifact import Artifact
 from penstock.errors import WrongResult
 from penstock.offline.compress.restored.unrounded import FIX
 from penstock.offline.compress.sharing.layers import SharedTensor, find_layers
-from penstock.offline.optimize import graph
-from penstock.offline.optimize.model import load_model
+from penstock.offline.optimize.model import load_model, read_proto
 from penstock.tensor import Array
 
 _CLOSE = 1e-5
-"""Relative error of centroids in their own type."""
+"""Relative error of values in their own type."""
+_MEASURED = 1e-2
+"""Relative error of an error that was measured before values were rounded to their own type."""
+
+Facts = Mapping[str, Mapping[str, Any]]
+"""The facts of the provenance step, by weight."""
 
 
-def unpruned(made: onnx.ModelProto, source: Artifact, *, by_magnitude: bool = True) -> onnx.ModelProto:
-    """``made``, a pruned version of ``source``, with the weights of ``source``. Raises WrongResult if a changed element is not zero or,
-    with ``by_magnitude``, larger than one that is left.
+def unpruned(made: onnx.ModelProto, source: Artifact, pruned: Facts, *, by_magnitude: bool = True) -> onnx.ModelProto:
+    """``made``, a pruned version of ``source``, with the weights of ``source``. ``pruned`` has the number of nonzero elements by weight.
+
+    Raises WrongResult if another number is left, if a changed element is not zero or, with ``by_magnitude``, if a smaller one is left.
     """
-    for tensor, before, value in _changed(made, source):
-        after = numpy_helper.to_array(tensor)
-        old = np.asarray(graph.constant(value))
-        if not ((after == old) | (after == 0)).all():
-            raise WrongResult(f"pruning changed elements of weight '{tensor.name}' to values other than zero", FIX)
+    for tensor, before in _changed(made, source, pruned):
+        after, old = numpy_helper.to_array(tensor), numpy_helper.to_array(before)
+        is_counted = np.count_nonzero(after) == pruned[tensor.name]["nonzero"]
+        if not is_counted or not ((after == old) | (after == 0)).all():
+            raise WrongResult(f"weight '{tensor.name}' is not the original's with some elements set to zero", FIX)
         magnitudes = np.abs(old.astype(np.float64))
         if by_magnitude and magnitudes[after != old].max(initial=0.0) > magnitudes[after != 0].min(initial=np.inf):
             raise WrongResult(f"pruning removed large elements of weight '{tensor.name}', and kept smaller ones", FIX)
@@ -35,14 +42,18 @@ def unpruned(made: onnx.ModelProto, source: Artifact, *, by_magnitude: bool = Tr
     return made
 
 
-def unshared(made: onnx.ModelProto, source: Artifact) -> onnx.ModelProto:
-    """``made``, a version of ``source`` with shared weights, with the weights of ``source``. Raises WrongResult if an element has not
-    the nearest of its tensor's values.
+def unshared(made: onnx.ModelProto, source: Artifact, shared: Facts) -> onnx.ModelProto:
+    """``made``, a version of ``source`` with shared weights, with the weights of ``source``. ``shared`` has the relative error by weight.
+
+    Raises WrongResult if an element has not the nearest of its tensor's values, or if the error is larger.
     """
-    changed = list(_changed(made, source))
-    layers = find_layers(load_model(source), frozenset(tensor.name for tensor, *_ in changed)) if changed else {}
-    for tensor, before, _ in changed:
-        if not _has_nearest(layers[tensor.name], numpy_helper.to_array(tensor)):
+    layers = find_layers(load_model(source), frozenset(shared))
+    for tensor, before in _changed(made, source, shared):
+        layer, after = layers[tensor.name], numpy_helper.to_array(tensor)
+        off = np.linalg.norm(after.astype(np.float64) - layer.array)
+        size = np.linalg.norm(layer.array.astype(np.float64) - layer.zero)
+        is_close = off <= (shared[tensor.name]["relative_error"] * (1 + _MEASURED) + _CLOSE) * size
+        if not is_close or not _has_nearest(layer, after):
             raise WrongResult(f"sharing gave elements of weight '{tensor.name}' other values than the nearest", FIX)
         tensor.CopyFrom(before)
     return made
@@ -59,20 +70,12 @@ def _has_nearest(layer: SharedTensor, after: Array) -> bool:
     return bool((np.abs(new - old) <= nearest + _CLOSE * (np.abs(old) + np.abs(new))).all())
 
 
-def _changed(made: onnx.ModelProto, source: Artifact) -> list[tuple[onnx.TensorProto, onnx.TensorProto, ir.Value]]:
-    """The initialisers of ``made`` that differ from those of ``source`` of the same name, type and shape."""
-    known = load_model(source).graph.initializers
-    found = []
+def _changed(
+    made: onnx.ModelProto, source: Artifact, names: Collection[str]
+) -> Iterator[tuple[onnx.TensorProto, onnx.TensorProto]]:
+    """The initialisers of ``made`` among ``names`` that differ from those of ``source``, in values only, with those of ``source``."""
+    known = {tensor.name: tensor for tensor in read_proto(source).graph.initializer}
     for tensor in made.graph.initializer:
-        value = known.get(tensor.name)
-        if value is None or value.const_value is None:
-            continue
-        before = ir.to_proto(value.const_value)
-        if (before.data_type, before.dims) == (tensor.data_type, tensor.dims) and _bytes(before) != _bytes(tensor):
-            before.name = tensor.name
-            found.append((tensor, before, value))
-    return found
-
-
-def _bytes(tensor: onnx.TensorProto) -> bytes:
-    return bytes(numpy_helper.to_array(tensor).tobytes())
+        before = known.get(tensor.name) if tensor.name in names else None
+        if before is not None and (before.data_type, before.dims) == (tensor.data_type, tensor.dims):
+            yield tensor, before
