@@ -11,10 +11,11 @@ import onnx
 from onnx import numpy_helper
 
 from penstock.artifact import Artifact, sha256
+from penstock.offline.optimize.linear import WEIGHT_INPUTS
 from penstock.tensor import Array
 
 Edit = Callable[[onnx.ModelProto], object]
-_PRODUCTS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (1,), "MatMul": (0, 1), "MatMulInteger": (1,), "MatMulNBits": (1,)}  # fmt: skip
+_PRODUCTS = WEIGHT_INPUTS | {"MatMulInteger": (1,), "MatMulNBits": (1,)}
 
 
 def edited(artifact: Artifact, edit: Edit) -> Artifact:
@@ -105,7 +106,7 @@ def _scale_faults(node: onnx.NodeProto, number: int, tensors: dict[str, Array]) 
             if name.endswith("_scale") and name in tensors and tensors[name].ndim == 1:
                 yield f"1.5 times a channel of {name}", partial(_set, name=name, array=_larger(tensors[name]))
                 yield f"rolled scales {name}", partial(_set, name=name, array=np.roll(tensors[name], 1))
-    if node.op_type != "DequantizeLinear":
+    if node.op_type != "DequantizeLinear" or node.input[1] not in tensors:
         return
     scale = tensors[node.input[1]]
     if node.input[0] in tensors:
@@ -119,7 +120,8 @@ def _scale_faults(node: onnx.NodeProto, number: int, tensors: dict[str, Array]) 
     zero = tensors[node.input[2]]
     off = zero + 8 if zero < 128 and zero.dtype == np.uint8 else zero - 8
     yield f"zero point of {node.output[0]} off by 8", partial(_replace, number=number, place=2, array=off)
-    yield f"1.5 times the scale of {node.output[0]}", partial(_replace, number=number, place=1, array=scale * np.float32(1.5))  # fmt: skip
+    larger = scale * np.float32(1.5)
+    yield f"1.5 times the scale of {node.output[0]}", partial(_replace, number=number, place=1, array=larger)
 
 
 def _larger(scales: Array) -> Array:

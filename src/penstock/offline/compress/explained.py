@@ -7,10 +7,10 @@ sizes of each free dimension:
    given, up to the order of summation (``restored/``). The change itself must be the one that the method describes, for each weight:
    rounded by half a step, set to zero, moved to the nearest shared value, or projected.
 2. Corrected biases must not make the error of the outputs larger.
-3. All models: what ONNX Runtime makes of the model must give the outputs of the model as it is written. If activations are rounded,
-   another order of summation can move a value by a step, so the bound is in proportion to the error of rounding.
-4. Models without channels that the original has: the error is at most ``_SIZE_FACTOR`` times the error at the sizes of the data, or 0.5.
-   This detects methods that are correct at one size only.
+3. All models: what ONNX Runtime makes of the model must give the outputs of the model as it is written. If activations are
+   rounded, another order of summation can move a value by a step, so the bound is in proportion to the error of rounding.
+4. Models with fewer channels: the error is at most ``_SIZE_FACTOR`` times the error at the sizes of the data, or 0.5. This detects
+   methods that are correct at one size only.
 
 The weights of trained models have no bound, since training may choose any weights. A compressed model must accept every input that the
 original accepts. Its outputs must have the same types and shapes, with NaN and infinities in the same places. The contract judges the
@@ -50,6 +50,8 @@ _SIZE_FACTOR, _SIZE_FLOOR = 10.0, 0.5
 _NEGLIGIBLE = 1e-2
 """The magnitude of an output counts as at least this fraction of its usual magnitude."""
 _ROWS = 16
+_OWN = "data"
+"""Label of the inputs that are rows of the method's data."""
 _TRAINED = frozenset(
     {"qat", "distill", "recover", "retrain", "tune-centroids", "prune_iteratively", "shrink", "refresh_norms"}
 )
@@ -74,7 +76,8 @@ class Difference(msgspec.Struct, frozen=True):
 def check_explained(original: Artifact, made: Artifact, data: Dataset | None = None) -> list[Difference]:
     """The largest difference of each output for each reason. Raises WrongResult for an error beyond its bound.
 
-    The steps of ``made`` can only be undone if their sources are in memory (``Artifact.source``). ``data`` has the rows on which the method was fitted. Without it, inputs are generated.
+    The steps of ``made`` can only be undone if their sources are in memory (``Artifact.source``). ``data`` has the rows on which the
+    method was fitted. Without it, inputs are generated.
     """
     with ExitStack() as stack:
         before, check = _Runner(original, stack, as_written=True), None
@@ -119,12 +122,9 @@ class _Check:
         chain = list(steps(original, made))
         names = {step.name for step in made.provenance[len(original.provenance) :]}
         is_known = made.digest == original.digest or any(source.digest == original.digest for *_, source in chain)
-        self._is_sized = not is_known or not names <= RESTORED | _TRAINED | _EXACT
-        self._is_trained = not names.isdisjoint(_TRAINED)
-        proto = read_proto(made)
-        self._rounds = not _ROUNDING.isdisjoint(node.op_type for node in proto.graph.node)
-        self._least = max(_FLOOR, default_tolerance(proto))
+        self._is_sized = names.isdisjoint(_TRAINED) and not (is_known and names <= RESTORED | _EXACT)
         try:
+            proto = read_proto(made)
             self._made = _Runner(made, stack)
             self._written = _Runner(with_float_products(made), stack, as_written=True)
             pairs = [restored(*step) for step in chain if step[0] in RESTORED]
@@ -134,6 +134,8 @@ class _Check:
             self._correction = _correction(chain[0][1]) if is_corrected else 1.0
         except InvalidModel as error:
             raise WrongResult(f"the compressed model does not load: {error.message}", FIX) from error
+        self._rounds = not _ROUNDING.isdisjoint(node.op_type for node in proto.graph.node)
+        self._least = max(_FLOOR, default_tolerance(proto))
 
     @property
     def found(self) -> list[Difference]:
@@ -144,32 +146,26 @@ class _Check:
         got, written = (_outputs(runner, sample, want) for runner in (self._made, self._written))
         errors = self._errors("", want, got)
         for name, error in errors.items():
-            bound = float("inf") if np.isfinite(error) else 0.0
-            if self._is_sized and not self._is_trained:
-                bound = min(bound, self._sized.setdefault(name, bound))
-                self._sized[name] = min(bound, _size_bound(error))
-            self._note(Difference(name, error, bound, sizes_of(sample)))
+            # The error at the sizes of the data is not bounded.
+            bound = self._sized.get(name, float("inf"))
+            self._note(Difference(name, error, bound if np.isfinite(error) else 0.0, sizes_of(sample)))
+            if self._is_sized:
+                self._sized.setdefault(name, _size_bound(error))
         rounded = self._errors("", want, written) if self._rounds else {}
-        for name, error in self._errors("written", {name: written[name] for name in want}, got).items():
-            change = rounded.get(name, 0.0)
-            bound = _FACTOR * (change if np.isfinite(change) else 0.0) + self._least
-            self._note(
-                Difference(name, error, bound, sizes_of(sample), "between both ways to run it, rounding explains")
-            )
-        if self._uncorrected is not None and not sample.is_odd:
+        ties = self._errors("written", {name: written[name] for name in want}, got)
+        bounds = {name: _FACTOR * min(rounded.get(name, 0.0), 1.0) + self._least for name in ties}
+        self._note_all(sample, ties, bounds, "between both ways to run it, rounding explains")
+        if self._uncorrected is not None and sample.label == _OWN:
             before = self._errors("", want, _outputs(self._uncorrected, sample, want))
-            for name, error in errors.items():
-                bound = self._correction * before[name] + _SAME
-                self._note(
-                    Difference(name, error, bound, sizes_of(sample), "the error without corrected biases explains")
-                )
-        for number, (after, source) in enumerate(self._pairs):
-            expected = want if source is self._before else _run(source, sample)
+            bounds = {name: self._correction * error + _SAME for name, error in before.items()}
+            self._note_all(sample, errors, bounds, "the error without corrected biases explains")
+        for number, (found, wanted) in enumerate(self._pairs):
+            expected = want if wanted is self._before else _run(wanted, sample)
             if expected is not None:
-                for name, error in self._errors(f"{number}", expected, _outputs(after, sample, expected)).items():
-                    self._note(
-                        Difference(name, error, _SAME, sizes_of(sample), "after undoing its change, summation explains")
-                    )
+                errors = self._errors(f"{number}", expected, _outputs(found, sample, expected))
+                self._note_all(
+                    sample, errors, dict.fromkeys(errors, _SAME), "without its own change, summation explains"
+                )
 
     def _runner(self, model: Artifact) -> _Runner:
         if model.digest not in self._runners:
@@ -183,6 +179,12 @@ class _Check:
             name: distance(array, got[name], _NEGLIGIBLE**2 * self._magnitudes[kind, name])
             for name, array in want.items()
         }
+
+    def _note_all(
+        self, sample: LabelledInputs, errors: Mapping[str, float], bounds: Mapping[str, float], reason: str
+    ) -> None:
+        for name, error in errors.items():
+            self._note(Difference(name, error, bounds[name], sizes_of(sample), reason))
 
     def _note(self, found: Difference) -> None:
         if not found.error <= found.bound:
@@ -235,11 +237,11 @@ def _samples(
         return
     is_fixed = any(spec.shape[:1] != (-1,) for spec in signature.inputs)
     own = data.pick_evenly(signature.smallest_batch if is_fixed else _ROWS)
-    wanted = [LabelledInputs("data", dict(own.inputs))]
+    wanted = [LabelledInputs(_OWN, dict(own.inputs))]
     for batch, free in ((1, None), (3, None), (2, 1), (2, 5), (2, 17), (1, 0), (0, None)):
         resized = {spec.name: _resized(own.inputs[spec.name], spec.shape, batch, free) for spec in signature.inputs}
         if all(sizes_of(resized) != sizes_of(one) for one in wanted):
-            wanted.append(LabelledInputs("data", resized, is_odd=True))
+            wanted.append(LabelledInputs("resized", resized, is_odd=True))
     yield from wanted
 
 

@@ -26,7 +26,7 @@ Facts = Mapping[str, Mapping[str, Any]]
 
 
 def unpruned(made: onnx.ModelProto, source: Artifact, pruned: Facts, *, by_magnitude: bool = True) -> onnx.ModelProto:
-    """``made``, a pruned version of ``source``, with the weights of ``source``. ``pruned`` has the number of nonzero elements by weight.
+    """``made``, a pruned version of ``source``, with the weights of ``source``. ``pruned`` has facts by weight.
 
     Raises WrongResult if another number is left, if a changed element is not zero or, with ``by_magnitude``, if a smaller one is left.
     """
@@ -43,7 +43,7 @@ def unpruned(made: onnx.ModelProto, source: Artifact, pruned: Facts, *, by_magni
 
 
 def unshared(made: onnx.ModelProto, source: Artifact, shared: Facts) -> onnx.ModelProto:
-    """``made``, a version of ``source`` with shared weights, with the weights of ``source``. ``shared`` has the relative error by weight.
+    """``made``, a version of ``source`` with shared weights, with the weights of ``source``. ``shared`` has facts by weight.
 
     Raises WrongResult if an element has not the nearest of its tensor's values, or if the error is larger.
     """
