@@ -106,7 +106,7 @@ def _scale_faults(node: onnx.NodeProto, number: int, tensors: dict[str, Array]) 
             if name.endswith("_scale") and name in tensors and tensors[name].ndim == 1:
                 yield f"1.5 times a channel of {name}", partial(_set, name=name, array=_larger(tensors[name]))
                 yield f"rolled scales {name}", partial(_set, name=name, array=np.roll(tensors[name], 1))
-    if node.op_type != "DequantizeLinear" or node.input[1] not in tensors:
+    if node.op_type != "DequantizeLinear" or not {*node.input[1:]} <= tensors.keys():
         return
     scale = tensors[node.input[1]]
     if node.input[0] in tensors:
@@ -116,6 +116,7 @@ def _scale_faults(node: onnx.NodeProto, number: int, tensors: dict[str, Array]) 
         shape = tensors[node.input[0]].shape
         if scale.size > 1 and len(shape) == 2 and shape[0] == shape[1]:
             yield f"other axis of {node.input[0]}", partial(_turn, number=number)
+    if node.input[0] in tensors or len(node.input) < 3:
         return
     zero = tensors[node.input[2]]
     off = zero + 8 if zero < 128 and zero.dtype == np.uint8 else zero - 8

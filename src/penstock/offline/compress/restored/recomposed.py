@@ -25,6 +25,8 @@ from penstock.tensor import Array
 
 _CLOSE = 1e-3
 """Largest relative error of a projection, which is computed in FP64 and stored in FP32."""
+_NEGLIGIBLE = 1e-7
+"""Singular values below this fraction of the largest count as zero."""
 _OBLIQUE = 1e-2
 """The same for a split into three factors. The weighting of the inputs may be badly conditioned."""
 
@@ -70,24 +72,28 @@ def _approximates(layer: SplittableLayer, form: SplitForm, factors: list[Array],
         last = np.moveaxis(last, 3, 1)
         last = last.reshape(-1, last.shape[2])
     left, sizes, _ = np.linalg.svd(last.reshape(len(old), -1), full_matrices=False)
-    span = left[:, sizes > 1e-7 * sizes.max(initial=0.0)]
+    span = left[:, sizes > _NEGLIGIBLE * sizes.max(initial=0.0)]
     shift = bias - (0.0 if layer.bias is None else layer.bias)
     expected = shift - span @ (span.T @ shift) if form is SplitForm.CHANNEL else np.zeros_like(shift)
     if np.linalg.norm(shift - expected) > _CLOSE * (np.linalg.norm(shift) + _CLOSE * np.linalg.norm(bias)):
         return False
     flat = old.reshape(len(old), -1)
     projected = (span @ (span.T @ flat)).reshape(old.shape)
+    if span.shape[1] < left.shape[1] and np.linalg.norm(projected - old) > _CLOSE * np.linalg.norm(old):
+        return False  # a factor of lower rank is right only if the weight has that rank
     if form is not SplitForm.TUCKER:
         return bool(np.linalg.norm(projected - new) <= _CLOSE * np.linalg.norm(old))
-    # new = projected · X · first for some X with first · X = 1
-    first = factors[0].reshape(len(factors[0]), -1).astype(np.float64)
+    return _is_oblique(projected, [one.astype(np.float64) for one in factors], np.linalg.norm(old))
+
+
+def _is_oblique(projected: Array, factors: list[Array], norm: float) -> bool:
+    """True if the product of ``factors`` is ``projected`` · X · first for some X with first · X = 1."""
+    first = factors[0].reshape(len(factors[0]), -1)
     inner = np.moveaxis(_product(factors[1:]), 1, -1).reshape(-1, len(first))
     outer = np.moveaxis(projected, 1, -1).reshape(len(inner), -1)
-    weight_of_one = np.linalg.norm(outer) / max(np.linalg.norm(first), 1e-300)
-    system = np.concatenate([outer, weight_of_one * first])
-    wanted = np.concatenate([inner, weight_of_one * np.eye(len(first))])
+    weight = norm / max(np.linalg.norm(first), 1e-300)  # makes both parts of the system count
+    one = np.eye(len(first))
+    system, wanted = np.concatenate([outer, weight * first]), np.concatenate([inner, weight * one])
     found = np.linalg.lstsq(system, wanted, rcond=None)[0]
-    return bool(
-        np.linalg.norm(outer @ found @ first - np.moveaxis(new, 1, -1).reshape(len(inner), -1))
-        <= _OBLIQUE * np.linalg.norm(old)
-    )
+    is_inverse = np.abs(first @ found - one).max() <= _OBLIQUE
+    return bool(is_inverse and np.linalg.norm((outer @ found - inner) @ first) <= _OBLIQUE * norm)

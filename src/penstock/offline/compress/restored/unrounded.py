@@ -24,7 +24,7 @@ from penstock.offline.optimize.names import reads
 from penstock.tensor import Array
 
 FIX = "use the original or another method, and report the model: this is a defect of the method"
-_HALF = 0.51
+_HALF = 0.501
 """Half a step, and the error of computing in FP32."""
 _PROBED = 512
 """Number of elements that are compared first."""
