@@ -83,7 +83,7 @@ def _approximates(layer: SplittableLayer, form: SplitForm, factors: list[Array],
         return False  # a factor of lower rank is right only if the weight has that rank
     if form is not SplitForm.TUCKER:
         return bool(np.linalg.norm(projected - new) <= _CLOSE * np.linalg.norm(old))
-    return _is_oblique(projected, [one.astype(np.float64) for one in factors], np.linalg.norm(old))
+    return _is_oblique(projected, [one.astype(np.float64) for one in factors], float(np.linalg.norm(old)))
 
 
 def _is_oblique(projected: Array, factors: list[Array], norm: float) -> bool:
@@ -91,7 +91,7 @@ def _is_oblique(projected: Array, factors: list[Array], norm: float) -> bool:
     first = factors[0].reshape(len(factors[0]), -1)
     inner = np.moveaxis(_product(factors[1:]), 1, -1).reshape(-1, len(first))
     outer = np.moveaxis(projected, 1, -1).reshape(len(inner), -1)
-    weight = norm / max(np.linalg.norm(first), 1e-300)  # makes both parts of the system count
+    weight = norm / max(float(np.linalg.norm(first)), 1e-300)  # makes both parts of the system count
     one = np.eye(len(first))
     system, wanted = np.concatenate([outer, weight * first]), np.concatenate([inner, weight * one])
     found = np.linalg.lstsq(system, wanted, rcond=None)[0]

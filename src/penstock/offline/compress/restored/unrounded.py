@@ -75,13 +75,14 @@ class _Integers(NamedTuple):
     def steps_from(self, weight: Array) -> Array:
         """The distance of each element from ``weight``, in steps."""
         exact = np.divide(weight, self.scale, dtype=_wide(self.integers)) + self.zero
-        return np.abs(exact.clip(*self.limits) - self.integers)
+        return np.asarray(np.abs(exact.clip(*self.limits) - self.integers))
 
     def part(self) -> _Integers:
         """The first elements along every axis."""
         side = max(1, int(_PROBED ** (1 / max(1, self.integers.ndim))))
-        arrays = (np.broadcast_to(one, self.integers.shape)[_corner(self.integers, side)] for one in self[:3])
-        return _Integers(*arrays, self.limits)
+        scale, zero = (np.broadcast_to(one, self.integers.shape) for one in (self.scale, self.zero))
+        corner = _corner(self.integers, side)
+        return _Integers(self.integers[corner], scale[corner], zero[corner], self.limits)
 
     def fits(self, weight: Array) -> bool:
         return bool((self.steps_from(weight) <= _HALF).all())
@@ -142,8 +143,8 @@ class _Unrounding:
         along = [-1 if at == axis % integers.ndim else 1 for at in range(integers.ndim)] if scale.size > 1 else []
         if along and scale.size != integers.shape[axis]:
             raise _wrong(node.input[0])
-        parts = (one.reshape(along) if along else one.reshape(()) for one in (scale, zero))
-        self._put(node.output[0], _Integers(integers, *parts, _limits(integers)), node.input[0])
+        scale, zero = (one.reshape(along if one.size > 1 else ()) for one in (scale, zero))
+        self._put(node.output[0], _Integers(integers, scale, zero, _limits(integers)), node.input[0])
         return []
 
     def _activation(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
