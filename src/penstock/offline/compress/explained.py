@@ -56,8 +56,8 @@ _TRAINED = frozenset(
     {"qat", "distill", "recover", "retrain", "tune-centroids", "prune_iteratively", "shrink", "refresh_norms"}
 )
 """Provenance steps that train the model."""
-_EXACT = frozenset({"embed", "optimize", "equalize", "smooth-quant", "mixed_precision", "correct-biases"})
-"""Provenance steps that compare the outputs themselves, or that are checked here in another way."""
+_EXACT = frozenset({"embed", "optimize", "equalize", "smooth-quant", "mixed_precision"})
+"""Provenance steps that compare the outputs themselves."""
 
 
 class Difference(msgspec.Struct, frozen=True):

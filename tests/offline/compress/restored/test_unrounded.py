@@ -170,6 +170,20 @@ def test_halves_of_the_original_stay(dtype):
     assert [node.op_type for node in found.graph.node] == ["Cast", "MatMul", "MatMul"]
 
 
+def test_of_constants_that_were_clipped_the_nearest_is_put_back():
+    """A constant that is quantised like an activation fills its range, so any larger one would be clipped to its integers."""
+    n = Network()
+    x = n.op("MatMul", "x", n.normal(8, 8))
+    x = n.op("Mul", n.op("Add", x, n.weight(np.float32(30))), n.weight(np.float32(3)))
+    n.op("MatMul", x, n.normal(8, 8), name="y")
+    original = n.artifact({"x": ["N", 8]}, {"y": ["N", 8]})
+    data = make_dataset({"x": np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)}, None)
+    found = ranges(collect(original, data), RangeMethod.MIN_MAX, SCHEMES[0])
+    made = unrounded(proto(quantize(original, found, SCHEMES[0], QdqPlacement.WIDE)), original)
+    scalars = [numpy_helper.to_array(one) for one in made.graph.initializer if not len(one.dims)]
+    assert scalars == [30, 3]
+
+
 def test_products_with_blocks_are_made_float_to_be_compared():
     made = WEIGHTS["int8"](NETWORKS["mlp"][0])
     nodes = [node for node in proto(with_float_products(made)).graph.node if node.op_type == "MatMulNBits"]

@@ -11,17 +11,25 @@ import onnx
 from penstock.artifact import Artifact
 from penstock.offline.compress.restored.recomposed import recomposed
 from penstock.offline.compress.restored.reweighted import unpruned, unshared
+from penstock.offline.compress.restored.uncorrected import uncorrected
 from penstock.offline.compress.restored.unrounded import unrounded
 from penstock.offline.optimize.model import read_proto
 
-_UNROUNDED = frozenset({"quantize", "quantize_weights", "quantize_dynamic", "halve_weights"})
+_PLAIN: dict[str, Callable[[onnx.ModelProto, Artifact], onnx.ModelProto]] = {
+    "quantize": unrounded,
+    "quantize_weights": unrounded,
+    "quantize_dynamic": unrounded,
+    "halve_weights": unrounded,
+    "correct-biases": uncorrected,
+}
+"""By provenance step: the changed model with the numbers of the model that the step was given."""
 _LAYERED: dict[str, Callable[[onnx.ModelProto, Artifact, dict[str, dict[str, Any]]], onnx.ModelProto]] = {
     "prune": unpruned,
     "prune_n_m": partial(unpruned, by_magnitude=False),
     "share": unshared,
 }
-"""By provenance step that has facts about each layer: the model with the weights of the model that the step was given."""
-RESTORED = _UNROUNDED | _LAYERED.keys() | {"factorize"}
+"""The same for steps that have facts about each layer."""
+RESTORED = frozenset({*_PLAIN, *_LAYERED, "factorize"})
 """The steps whose result is checked in this way."""
 
 
@@ -45,8 +53,8 @@ def steps(original: Artifact, made: Artifact) -> Iterator[tuple[str, Artifact, A
 def restored(step: str, made: Artifact, source: Artifact) -> Pair:
     """The models to compare after ``step``, one of ``RESTORED``. Raises WrongResult for weights that the step cannot give."""
     proto = read_proto(made)
-    if step in _UNROUNDED:
-        return Pair(_artifact(unrounded(proto, source)), source)
+    if step in _PLAIN:
+        return Pair(_artifact(_PLAIN[step](proto, source)), source)
     layers = {name: facts for name, facts in made.provenance[-1].facts["layers"].items() if facts}
     if step == "factorize":
         return Pair(made, _artifact(recomposed(proto, source, layers)))

@@ -247,7 +247,10 @@ class _Unrounding:
         ]
         if not found:
             raise _wrong(what)
-        nearest = min(found, key=lambda weight: float(rounded.steps_from(weight).sum())) if len(found) > 1 else found[0]
+        exact = rounded._replace(
+            limits=(-(2**62), 2**62)
+        )  # of the weights beyond a limit, the one that is not far beyond it
+        nearest = min(found, key=lambda weight: float(exact.steps_from(weight).sum())) if len(found) > 1 else found[0]
         self._tensors[name] = numpy_helper.from_array(np.ascontiguousarray(nearest, np.float32).reshape(shape), name)
 
     def _array(self, name: str) -> Array:
