@@ -14,14 +14,14 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
-    "": 2_094,
+    "": 2_107,
     "bundle": 1_866,
     "cli": 2_205,
     "engines": 1_893,
     "offline": 801,
-    "offline/compress": 14_679,
+    "offline/compress": 15_172,
     "offline/judge": 2_131,
-    "offline/optimize": 1_971,
+    "offline/optimize": 1_972,
     "offline/tune": 591,
     "online": 57,
     "online/cache": 841,
