@@ -47,13 +47,15 @@ class _Biases:
 
     def copy(self, name: str) -> str:
         """The name of a copy of the constant ``name``."""
+        copied = f"{name}_before_correction"
         if name in self._tensors:
             tensor = self.constants.setdefault(name, onnx.TensorProto())
             tensor.CopyFrom(self._tensors[name])
-            tensor.name = f"{name}_before_correction"
-            return tensor.name
-        node = self.dequantised.setdefault(name, onnx.NodeProto())
-        node.CopyFrom(self.nodes[name])
-        node.input[:] = [self.copy(one) for one in node.input]
-        node.output[0] = f"{name}_before_correction"
-        return node.output[0]
+            tensor.name = copied
+        else:
+            node = self.dequantised.setdefault(name, onnx.NodeProto())
+            node.CopyFrom(self.nodes[name])
+            node.name = ""  # the model may still have the node
+            node.input[:] = [self.copy(one) for one in node.input]
+            node.output[0] = copied
+        return copied
