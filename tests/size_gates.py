@@ -19,7 +19,7 @@ ROOM_LINES = {
     "cli": 2_205,
     "engines": 1_893,
     "offline": 801,
-    "offline/compress": 15_174,
+    "offline/compress": 15_177,
     "offline/judge": 2_131,
     "offline/optimize": 1_972,
     "offline/tune": 591,

@@ -128,7 +128,8 @@ class _Check:
             self._made = _Runner(made, stack)
             self._written = _Runner(with_float_products(made), stack, as_written=True)
             pairs = [restored(*step) for step in chain if step[0] in RESTORED]
-            self._pairs = [(self._runner(found), self._runner(wanted)) for found, wanted in pairs]
+            differing = [pair for pair in pairs if pair.found.digest != pair.wanted.digest]
+            self._pairs = [(self._runner(found), self._runner(wanted)) for found, wanted in differing]
             is_corrected = bool(chain) and chain[0][0] == "correct-biases"
             self._uncorrected = self._runner(chain[0][2]) if is_corrected else None
             self._correction = _correction(chain[0][1]) if is_corrected else 1.0

@@ -13,7 +13,7 @@ from penstock.offline.compress.restored.recomposed import recomposed
 from penstock.offline.compress.restored.reweighted import unpruned, unshared
 from penstock.offline.compress.restored.uncorrected import uncorrected
 from penstock.offline.compress.restored.unrounded import unrounded
-from penstock.offline.optimize.model import read_proto
+from penstock.offline.optimize.model import load_model, read_proto, to_proto
 
 _PLAIN: dict[str, Callable[[onnx.ModelProto, Artifact], onnx.ModelProto]] = {
     "quantize": unrounded,
@@ -58,7 +58,9 @@ def restored(step: str, made: Artifact, source: Artifact) -> Pair:
     layers = {name: facts for name, facts in made.provenance[-1].facts["layers"].items() if facts}
     if step == "factorize":
         return Pair(made, _artifact(recomposed(proto, source, layers)))
-    return Pair(_artifact(_LAYERED[step](proto, source, layers)), source)
+    found = _LAYERED[step](proto, source, layers)
+    # These steps write the model that they read, with other weights.
+    return Pair(source if found == to_proto(load_model(source)) else _artifact(found), source)
 
 
 def _artifact(proto: onnx.ModelProto) -> Artifact:
