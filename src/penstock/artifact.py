@@ -92,6 +92,19 @@ class Artifact(msgspec.Struct, frozen=True):
     """The other files, by their path from the main file's folder."""
     contents: Mapping[str, bytes] = {}
     """Content of the files ``beside``, by path; empty if ``path`` is given."""
+    source: Artifact | None = None
+    """The artifact from which ``derive`` made this one. It is not part of the value: copies in other processes do not have it."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Artifact) and self._value() == other._value()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[type[Artifact], tuple[object, ...]]:
+        return Artifact, self._value()
+
+    def _value(self) -> tuple[object, ...]:
+        return self.data, self.format, self.digest, self.path, self.provenance, self.name, self.beside, self.contents
 
     @classmethod
     def from_bytes(
@@ -130,7 +143,7 @@ class Artifact(msgspec.Struct, frozen=True):
     def derive(self, data: bytes, step: str, options: dict[str, Any], facts: dict[str, Any]) -> Artifact:
         """Create the artifact that ``step`` produces from this one."""
         record = ProvenanceStep(step, self.digest, options, facts)
-        return Artifact(data, self.format, sha256(data), provenance=(*self.provenance, record))
+        return Artifact(data, self.format, sha256(data), provenance=(*self.provenance, record), source=self)
 
     def files(self) -> dict[str, bytes]:
         """All files by path, relative to the main file's folder. The main file comes first. Raises InvalidModel if a file has

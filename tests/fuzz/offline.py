@@ -82,25 +82,6 @@ def check_compressed(original: Artifact, made: Artifact, data: Dataset) -> None:
             raise
 
 
-def mixes_rows(artifact: Artifact, data: Dataset) -> bool:
-    """Whether outputs of a row depend on the other rows or on their number; also if an output's first axis is not that of rows."""
-    together = answers(artifact, dict(data.inputs))
-    for count in (1, 2, 3, 16):
-        alone = answers(artifact, {name: array[:count] for name, array in data.inputs.items()})
-        if any(compare(together[name][:count], alone[name], 1.0)[0] > LOOSE for name in together):
-            return True
-    return False
-
-
-def with_rows(artifact: Artifact, count: int) -> Artifact:
-    """``artifact`` for ``count`` rows only."""
-    model = onnx.load_model_from_string(artifact.data)
-    for value in model.graph.input:
-        if value.type.tensor_type.shape.dim and value.type.tensor_type.shape.dim[0].dim_param == "N":
-            value.type.tensor_type.shape.dim[0].dim_value = count
-    return Artifact.from_bytes(model.SerializeToString())
-
-
 def optimized(artifact: Artifact) -> Artifact:
     return optimize(artifact)[0]
 

@@ -545,7 +545,7 @@ def test_within_a_build_models_are_read_and_loaded_once(tmp_path: Path) -> None:
     recipe = Recipe(engines=("onnxruntime",), budget_s=0.2)
     with keep_models(8 << 30) as store:
         build(digits / "model.onnx", tmp_path / "b.bundle", digits / "calibrate.npz", digits / "evaluate.npz", recipe)
-    # The check of each of the ten INT8 models parses it, and loads it as written and perturbed three times.
+    # The check of each of the ten INT8 models parses it, and loads it as written, without corrections and without rounding.
     assert store.made["parse"] <= 13 + 10
     # Timing loads models in processes of its own.
     assert store.made[SESSION] <= 39 + 4 * 10

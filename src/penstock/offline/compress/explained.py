@@ -1,56 +1,63 @@
-"""Check that the outputs of a compressed model differ from the original's by no more than the compression can explain.
+"""Check that a compressed model differs from the original only by what its method should change.
 
-The check needs no evaluation data. It runs both models on rows of the method's data, or on generated values if there are none, with
-several sizes of each free dimension. Each output has a bound on its error:
+The check needs no evaluation data. It runs models on rows of the method's data, or on generated values if there are none, with several
+sizes of each free dimension:
 
-1. Quantised models: ``_FACTOR`` times the change of the output when the model's rounded numbers are perturbed by the size of a
-   rounding error (``perturb.py``). To first order, this change has the same distribution as the error. A larger error means that the
-   model computes another function. At sizes that the data do not have, ranges are perturbed more strongly.
-2. Other models: ``_SIZE_FACTOR`` times the error at the sizes of the data, but at least 0.5. This detects methods that are correct at
-   one size only.
-3. Models whose weights were trained, pruned or shared: no bound, since these methods may choose any weights.
+1. Quantised, pruned, shared and split models: the method's change is undone, and the result must equal the model that the method was
+   given, up to the order of summation (``restored/``). The change itself must be the one that the method describes, for each weight:
+   rounded by half a step, set to zero, moved to the nearest shared value, or projected.
+2. Corrected biases must not make the error of the outputs larger.
+3. All models: what ONNX Runtime makes of the model must give the outputs of the model as it is written. If activations are
+   rounded, another order of summation can move a value by a step, so the bound is in proportion to the error of rounding.
+4. Models with fewer channels: the error is at most ``_SIZE_FACTOR`` times the error at the sizes of the data, or 0.5. This detects
+   methods that are correct at one size only.
 
-A compressed model must accept every input that the original accepts. Its outputs must have the same types and shapes, with NaN and
-infinities in the same places. The contract judges the accuracy on real data; this check does not.
+The weights of trained models have no bound, since training may choose any weights. A compressed model must accept every input that the
+original accepts. Its outputs must have the same types and shapes, with NaN and infinities in the same places. The contract judges the
+accuracy on real data; this check does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 import msgspec
 import numpy as np
-import onnx
 
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.errors import InvalidModel, PenstockError, WrongResult
 from penstock.offline.apart import ENDED, apart, is_light
-from penstock.offline.compress.perturb import perturbed
+from penstock.offline.compress.restored.restore import RESTORED, restored, steps
+from penstock.offline.compress.restored.unrounded import FIX, with_float_products
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.samples import LabelledInputs, free_sizes, generate, generate_sizes, sizes_of
-from penstock.offline.optimize.verify import dimension_names
+from penstock.offline.optimize.verify import default_tolerance, dimension_names
 from penstock.offline.sessions import loaded
 from penstock.tensor import Array, DataType, Signature
 
-_FACTOR = 4.0
-"""Bound divided by change. For 317 INT8 models, error divided by change had a median of 0.6 and a 95th percentile of 2.1."""
+_SAME = 1e-3
+"""Largest relative error of models that differ in the order of summation."""
+_FACTOR, _FLOOR = 4.0, 5e-3
+"""Largest relative difference between a model as it is written and as ONNX Runtime runs it: a multiple of the error of rounding, if
+activations are rounded, and the least bound."""
+_CORRECTED, _OTHER_ROWS = 1.5, 2.0
+"""Largest error with corrected biases, divided by the error without, and by the one that the correction promises on other rows."""
+_ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear", "MatMulNBits"}
+"""Operators that round activations."""
 _SIZE_FACTOR, _SIZE_FLOOR = 10.0, 0.5
-_FLOOR = 2e-3
-"""Minimum bound of a relative error. It allows for another order of summation, and for numbers that are not perturbed."""
-_DRAWS, _MOST_DRAWS = 2, 10
-"""Number of perturbations. If an error exceeds the bound, the larger number is used, since few perturbations may give too small a
-bound."""
 _NEGLIGIBLE = 1e-2
-"""The magnitude of an output counts as at least this fraction of its usual magnitude or, without perturbation, as at least the usual
-magnitude."""
+"""The magnitude of an output counts as at least this fraction of its usual magnitude."""
 _ROWS = 16
-_UNBOUNDED = frozenset(
+_OWN = "data"
+"""Label of the inputs that are rows of the method's data."""
+_TRAINED = frozenset(
     {"qat", "distill", "recover", "retrain", "tune-centroids", "prune_iteratively", "shrink", "refresh_norms"}
-    | {"prune", "prune_n_m", "share"}
 )
-"""Provenance steps that train the model or change only its weights."""
+"""Provenance steps that train the model."""
+_EXACT = frozenset({"embed", "optimize", "equalize", "smooth-quant", "mixed_precision"})
+"""Provenance steps that compare the outputs themselves."""
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -62,12 +69,15 @@ class Difference(msgspec.Struct, frozen=True):
     bound: float
     sizes: str
     """The names and shapes of the inputs."""
+    reason: str = "its error at other sizes explains"
+    """What explains an error up to the bound."""
 
 
 def check_explained(original: Artifact, made: Artifact, data: Dataset | None = None) -> list[Difference]:
-    """The largest difference of each output. Raises WrongResult for an error beyond its bound.
+    """The largest difference of each output for each reason. Raises WrongResult for an error beyond its bound.
 
-    ``data`` has the rows on which the method was fitted. Without it, inputs are generated.
+    The steps of ``made`` can only be undone if their sources are in memory (``Artifact.source``). ``data`` has the rows on which the
+    method was fitted. Without it, inputs are generated.
     """
     with ExitStack() as stack:
         before, check = _Runner(original, stack, as_written=True), None
@@ -78,9 +88,9 @@ def check_explained(original: Artifact, made: Artifact, data: Dataset | None = N
             if check is None:
                 if is_light(original):
                     _check_survives(made, sample)
-                check = _Check(original, made, stack)
+                check = _Check(original, made, before, stack)
             check.compare(sample, want)
-        return list(check.found.values()) if check else []
+        return check.found if check else []
 
 
 def _check_survives(made: Artifact, sample: LabelledInputs) -> None:
@@ -89,7 +99,7 @@ def _check_survives(made: Artifact, sample: LabelledInputs) -> None:
         apart.forward(made, sample, as_written=False)
     except PenstockError as error:
         if ENDED in error.message:
-            raise WrongResult(f"the compressed model cannot be used: {_culprit(made, sample)} it", _FIX) from error
+            raise WrongResult(f"the compressed model cannot be used: {_culprit(made, sample)} it", FIX) from error
 
 
 def _culprit(made: Artifact, sample: LabelledInputs) -> str:
@@ -102,69 +112,93 @@ def _culprit(made: Artifact, sample: LabelledInputs) -> str:
 
 
 class _Check:
-    def __init__(self, original: Artifact, made: Artifact, stack: ExitStack) -> None:
-        self.found: dict[str, Difference] = {}
-        self._original, self._compressed, self._stack = original, made, stack
-        self._is_unbounded = any(step.name in _UNBOUNDED for step in made.provenance[len(original.provenance) :])
+    def __init__(self, original: Artifact, made: Artifact, before: _Runner, stack: ExitStack) -> None:
+        self._found: dict[tuple[str, str], Difference] = {}
+        self._runners = {original.digest: before}
+        self._before, self._stack = before, stack
+        self._sized: dict[str, float] = {}
+        """For each output, the bound at other sizes."""
+        self._magnitudes: dict[tuple[str, str], float] = {}
+        chain = list(steps(original, made))
+        names = {step.name for step in made.provenance[len(original.provenance) :]}
+        is_known = made.digest == original.digest or any(source.digest == original.digest for *_, source in chain)
+        self._is_sized = names.isdisjoint(_TRAINED) and not (is_known and names <= RESTORED | _EXACT)
         try:
+            proto = read_proto(made)
             self._made = _Runner(made, stack)
-            # Integer kernels ignore a bias's own scale, so only the model without graph optimisations can be perturbed.
-            self._written = _Runner(made, stack, as_written=True)
-            self._widened = self._perturbed([_DRAWS], widened=True)
-            self._others = self._perturbed(range(_DRAWS))
+            self._written = _Runner(with_float_products(made), stack, as_written=True)
+            pairs = [restored(*step) for step in chain if step[0] in RESTORED]
+            differing = [pair for pair in pairs if pair.found.digest != pair.wanted.digest]
+            self._pairs = [(self._runner(found), self._runner(wanted)) for found, wanted in differing]
+            is_corrected = bool(chain) and chain[0][0] == "correct-biases"
+            self._uncorrected = self._runner(chain[0][2]) if is_corrected else None
+            self._correction = _correction(chain[0][1]) if is_corrected else 1.0
         except InvalidModel as error:
-            raise WrongResult(f"the compressed model does not load: {error.message}", _FIX) from error
-        self._bounds: dict[str, float] = {}
-        """The bound of each output so far. Further samples can raise it."""
-        self._magnitudes: dict[str, float] = {}
+            raise WrongResult(f"the compressed model does not load: {error.message}", FIX) from error
+        self._rounds = not _ROUNDING.isdisjoint(node.op_type for node in proto.graph.node)
+        self._least = max(_FLOOR, default_tolerance(proto))
+
+    @property
+    def found(self) -> list[Difference]:
+        return list(self._found.values())
 
     def compare(self, sample: LabelledInputs, want: Mapping[str, Array]) -> None:
         """Compare the outputs with ``want``, the outputs of the original."""
-        got = _outputs(self._made, sample, want)
+        got, written = (_outputs(runner, sample, want) for runner in (self._made, self._written))
+        errors = self._errors("", want, got)
+        for name, error in errors.items():
+            # The error at the sizes of the data is not bounded.
+            bound = self._sized.get(name, float("inf"))
+            self._note(Difference(name, error, bound if np.isfinite(error) else 0.0, sizes_of(sample)))
+            if self._is_sized:
+                self._sized.setdefault(name, _size_bound(error))
+        rounded = self._errors("", want, written) if self._rounds else {}
+        ties = self._errors("written", {name: written[name] for name in want}, got)
+        bounds = {name: _FACTOR * min(rounded.get(name, 0.0), 1.0) + self._least for name in ties}
+        self._note_all(sample, ties, bounds, "between both ways to run it, rounding explains")
+        if self._uncorrected is not None and sample.label == _OWN:
+            before = self._errors("", want, _outputs(self._uncorrected, sample, want))
+            bounds = {name: self._correction * error + _SAME for name, error in before.items()}
+            self._note_all(sample, errors, bounds, "the error without corrected biases explains")
+        for number, (found, wanted) in enumerate(self._pairs):
+            expected = want if wanted is self._before else _run(wanted, sample)
+            if expected is not None:
+                errors = self._errors(f"{number}", expected, _outputs(found, sample, expected))
+                self._note_all(
+                    sample, errors, dict.fromkeys(errors, _SAME), "without its own change, summation explains"
+                )
+
+    def _runner(self, model: Artifact) -> _Runner:
+        if model.digest not in self._runners:
+            self._runners[model.digest] = _Runner(model, self._stack, as_written=True)
+        return self._runners[model.digest]
+
+    def _errors(self, kind: str, want: Mapping[str, Array], got: Mapping[str, Array]) -> dict[str, float]:
         for name, array in want.items():
-            self._magnitudes[name] = max(self._magnitudes.get(name, 0.0), _mean_square(array))
-        least = _NEGLIGIBLE if self._others else 1.0
-        errors = {name: distance(array, got[name], least**2 * self._magnitudes[name]) for name, array in want.items()}
-        if not self._covers(errors):
-            self._extend_bounds(sample, errors)
-        if not self._covers(errors) and len(self._others) == _DRAWS:
-            self._others += self._perturbed(range(_DRAWS, _MOST_DRAWS))
-            self._extend_bounds(sample, errors)
+            self._magnitudes[kind, name] = max(self._magnitudes.get((kind, name), 0.0), _mean_square(array))
+        return {
+            name: distance(array, got[name], _NEGLIGIBLE**2 * self._magnitudes[kind, name])
+            for name, array in want.items()
+        }
+
+    def _note_all(
+        self, sample: LabelledInputs, errors: Mapping[str, float], bounds: Mapping[str, float], reason: str
+    ) -> None:
         for name, error in errors.items():
-            found = Difference(name, error, self._bounds[name], sizes_of(sample))
-            if not error <= found.bound:
-                raise _wrong(found, is_rounded=bool(self._others))
-            if name not in self.found or error > self.found[name].error:
-                self.found[name] = found
+            self._note(Difference(name, error, bounds[name], sizes_of(sample), reason))
 
-    def _perturbed(self, draws: Iterable[int], *, widened: bool = False) -> list[_Runner]:
-        """Perturbed versions of the compressed model; none if it has no rounded numbers, or no bound."""
-        if self._is_unbounded:
-            return []
-        before, after = read_proto(self._original), read_proto(self._compressed)
-        found = (perturbed(after, before, draw, widened=widened) for draw in draws)
-        models = [Artifact.from_bytes(_bytes(proto)) for proto in found if proto is not None]
-        return [_Runner(model, self._stack, as_written=True) for model in models]
+    def _note(self, found: Difference) -> None:
+        if not found.error <= found.bound:
+            raise _wrong(found)
+        known = self._found.get((found.output, found.reason))
+        if known is None or found.error > known.error:
+            self._found[found.output, found.reason] = found
 
-    def _covers(self, errors: Mapping[str, float]) -> bool:
-        return all(error <= self._bounds.get(name, -1.0) for name, error in errors.items())
 
-    def _extend_bounds(self, sample: LabelledInputs, errors: Mapping[str, float]) -> None:
-        """Raise each bound to the bound for ``sample``, if that is larger."""
-        got = _outputs(self._written, sample, errors) if self._others else {}
-        # At other sizes, values can exceed the calibrated ranges.
-        runners = [*self._others, *(self._widened if sample.is_odd else [])]
-        others = [other for other in (_run(runner, sample) for runner in runners) if other is not None]
-        for name, error in errors.items():
-            least = _NEGLIGIBLE**2 * self._magnitudes[name]
-            changes = [distance(got[name], other[name], least) for other in others]
-            if self._is_unbounded:
-                bound = float("inf") if np.isfinite(error) else 0.0
-            elif self._others:
-                bound = _FACTOR * max((one for one in changes if np.isfinite(one)), default=0.0) + _FLOOR
-            else:
-                bound = self._bounds.get(name, _size_bound(error))
-            self._bounds[name] = max(self._bounds.get(name, 0.0), bound)
+def _correction(made: Artifact) -> float:
+    """The largest error of ``made``, whose biases were corrected, divided by the error without."""
+    first, best = made.provenance[-1].facts["error"]
+    return min(_CORRECTED, _OTHER_ROWS * best / first) if first else _CORRECTED
 
 
 def _size_bound(error: float) -> float:
@@ -193,10 +227,6 @@ def distance(want: Array, got: Array, least: float = 0.0) -> float:
     return (difference / norm) ** 0.5 if difference else 0.0
 
 
-def _bytes(proto: onnx.ModelProto) -> bytes:
-    return bytes(proto.SerializeToString(deterministic=True))
-
-
 def _samples(
     signature: Signature, data: Dataset | None, names: Mapping[str, Sequence[str]]
 ) -> Iterator[LabelledInputs]:
@@ -208,11 +238,11 @@ def _samples(
         return
     is_fixed = any(spec.shape[:1] != (-1,) for spec in signature.inputs)
     own = data.pick_evenly(signature.smallest_batch if is_fixed else _ROWS)
-    wanted = [LabelledInputs("data", dict(own.inputs))]
+    wanted = [LabelledInputs(_OWN, dict(own.inputs))]
     for batch, free in ((1, None), (3, None), (2, 1), (2, 5), (2, 17), (1, 0), (0, None)):
         resized = {spec.name: _resized(own.inputs[spec.name], spec.shape, batch, free) for spec in signature.inputs}
         if all(sizes_of(resized) != sizes_of(one) for one in wanted):
-            wanted.append(LabelledInputs("data", resized, is_odd=True))
+            wanted.append(LabelledInputs("resized", resized, is_odd=True))
     yield from wanted
 
 
@@ -249,22 +279,18 @@ def _outputs(runner: _Runner, sample: LabelledInputs, want: Mapping[str, object]
     except PenstockError as error:
         raise WrongResult(
             f"the compressed model does not run on inputs {sizes_of(sample)}, but the original does: {error.message}",
-            _FIX,
+            FIX,
         ) from error
     if missing := want.keys() - got.keys():
-        raise WrongResult(f"the compressed model has no output '{min(missing)}'", _FIX)
+        raise WrongResult(f"the compressed model has no output '{min(missing)}'", FIX)
     return got
 
 
-_FIX = "use the original or another method, and report the model: this is a defect of the method"
-
-
-def _wrong(found: Difference, *, is_rounded: bool) -> WrongResult:
+def _wrong(found: Difference) -> WrongResult:
     where = f"output '{found.output}' of the compressed model, on inputs {found.sizes},"
     if np.isinf(found.error):
-        return WrongResult(f"{where} has another type or shape, or NaN or infinities in other places", _FIX)
-    reason = "rounding explains" if is_rounded else "its error at other sizes explains"
-    return WrongResult(f"{where} is off by {found.error:.2%}; {reason} at most {found.bound:.2%}", _FIX)
+        return WrongResult(f"{where} has another type or shape, or NaN or infinities in other places", FIX)
+    return WrongResult(f"{where} is off by {found.error:.2%}; {found.reason} at most {found.bound:.2%}", FIX)
 
 
 def _mean_square(array: Array) -> float:

@@ -63,7 +63,7 @@ class Verifier:
         self, original: Artifact, samples: Sequence[Mapping[str, Array]] = (), tolerance: float | None = None
     ) -> None:
         self.obstacle = ""
-        self.tolerance = _tolerance(read_proto(original)) if tolerance is None else tolerance
+        self.tolerance = default_tolerance(read_proto(original)) if tolerance is None else tolerance
         self._original = original
         self._answers: list[tuple[LabelledInputs, dict[str, Array]]] = []
         self._is_apart = is_light(original) and _may_be_empty(read_proto(original).graph)
@@ -210,7 +210,8 @@ def _largest(array: Array) -> float:
     return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
 
 
-def _tolerance(model: onnx.ModelProto) -> float:
+def default_tolerance(model: onnx.ModelProto) -> float:
+    """The tolerance for ``model``: that of the narrowest float type among its tensors."""
     values = [*model.graph.input, *model.graph.output]
     types = {tensor.data_type for tensor in model.graph.initializer} | {v.type.tensor_type.elem_type for v in values}
     return max((_TOLERANCES[one] for one in types if one in _TOLERANCES), default=_TOLERANCES[ir.DataType.FLOAT])

@@ -1,4 +1,4 @@
-"""Fuzzes low-rank factors: layers whose weights have rank 1 keep their outputs at rank 1."""
+"""Fuzzes low-rank factors: they are what the method says, and layers whose weights have rank 1 keep their outputs at rank 1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnx import numpy_helper
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.offline.compress.low_rank.factorize import FactorizeOptions, factorize
-from tests.fuzz.offline import ModelTarget, agree, data_of, optimized
+from tests.fuzz.offline import ModelTarget, agree, check_compressed, data_of, optimized
 from tests.random_models import RandomModel
 
 
@@ -17,8 +17,13 @@ class LowRankTarget(ModelTarget):
     """See ``Target``."""
 
     def check(self, artifact: Artifact, model: RandomModel) -> None:
-        start = _with_rank_one(optimized(artifact))
-        made = factorize(start, data_of(model, artifact), FactorizeOptions(rank=1, min_ms=0, aware=False))
+        start, data = optimized(artifact), data_of(model, artifact)
+        for aware in (False, True):
+            made = factorize(start, data, FactorizeOptions(rank=1, min_ms=0, aware=aware))
+            check_compressed(start, made, data)
+        start = _with_rank_one(start)
+        made = factorize(start, data, FactorizeOptions(rank=1, min_ms=0, aware=False))
+        check_compressed(start, made, data)
         agree(start, made, model)
 
     def refuses(self, error: PenstockError) -> bool:

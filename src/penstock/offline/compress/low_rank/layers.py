@@ -83,8 +83,8 @@ def _read_layer(node: ir.Node) -> SplittableLayer | None:
     return SplittableLayer(node, weight, linear.bias) if node.op_type == "Conv" and not narrow else None
 
 
-def replace(layer: SplittableLayer, form: SplitForm, split: Split) -> None:
-    """Replace ``layer`` in its graph by its factors."""
+def replace(layer: SplittableLayer, form: SplitForm | None, split: Split) -> None:
+    """Replace ``layer`` in its graph by its factors; with ``form`` None, by a layer with another weight."""
     owner = layer.node.graph
     assert isinstance(owner, ir.Graph)
     source, *constants = layer.node.inputs

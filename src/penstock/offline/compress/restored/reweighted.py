@@ -1,0 +1,81 @@
+"""Undo pruning and weight sharing: put the original weights back. The result must equal the model that the method was given."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from penstock.artifact import Artifact
+from penstock.errors import WrongResult
+from penstock.offline.compress.restored.unrounded import FIX
+from penstock.offline.compress.sharing.layers import SharedTensor, find_layers
+from penstock.offline.optimize.model import load_model, read_proto
+from penstock.tensor import Array
+
+_CLOSE = 1e-5
+"""Relative error of values in their own type."""
+_MEASURED = 1e-2
+"""Relative error of an error that was measured before values were rounded to their own type."""
+
+Facts = Mapping[str, Mapping[str, Any]]
+"""The facts of the provenance step, by weight."""
+
+
+def unpruned(made: onnx.ModelProto, source: Artifact, pruned: Facts, *, by_magnitude: bool = True) -> onnx.ModelProto:
+    """``made``, a pruned version of ``source``, with the weights of ``source``. ``pruned`` has facts by weight.
+
+    Raises WrongResult if another number is left, if a changed element is not zero or, with ``by_magnitude``, if a smaller one is left.
+    """
+    for tensor, before in _changed(made, source, pruned):
+        after, old = numpy_helper.to_array(tensor), numpy_helper.to_array(before)
+        is_counted = np.count_nonzero(after) == pruned[tensor.name]["nonzero"]
+        if not is_counted or not ((after == old) | (after == 0)).all():
+            raise WrongResult(f"weight '{tensor.name}' is not the original's with some elements set to zero", FIX)
+        magnitudes = np.abs(old.astype(np.float64))
+        if by_magnitude and magnitudes[after != old].max(initial=0.0) > magnitudes[after != 0].min(initial=np.inf):
+            raise WrongResult(f"pruning removed large elements of weight '{tensor.name}', and kept smaller ones", FIX)
+        tensor.CopyFrom(before)
+    return made
+
+
+def unshared(made: onnx.ModelProto, source: Artifact, shared: Facts) -> onnx.ModelProto:
+    """``made``, a version of ``source`` with shared weights, with the weights of ``source``. ``shared`` has facts by weight.
+
+    Raises WrongResult if an element has not the nearest of its tensor's values, or if the error is larger.
+    """
+    layers = find_layers(load_model(source), frozenset(shared))
+    for tensor, before in _changed(made, source, shared):
+        layer, after = layers[tensor.name], numpy_helper.to_array(tensor)
+        off = np.linalg.norm(after.astype(np.float64) - layer.array)
+        size = np.linalg.norm(layer.array.astype(np.float64) - layer.zero)
+        is_close = off <= (shared[tensor.name]["relative_error"] * (1 + _MEASURED) + _CLOSE) * size
+        if not is_close or not _has_nearest(layer, after):
+            raise WrongResult(f"sharing gave elements of weight '{tensor.name}' other values than the nearest", FIX)
+        tensor.CopyFrom(before)
+    return made
+
+
+def _has_nearest(layer: SharedTensor, after: Array) -> bool:
+    is_zero = layer.array == layer.zero
+    if not (after[is_zero] == layer.zero).all():
+        return False
+    old, new = (array[~is_zero].astype(np.float64) for array in (layer.array, after))
+    values = np.unique(new)
+    at = np.searchsorted(values, old).clip(1, max(1, len(values) - 1))
+    nearest = np.minimum(*(np.abs(values[np.minimum(place, len(values) - 1)] - old) for place in (at - 1, at)))
+    return bool((np.abs(new - old) <= nearest + _CLOSE * (np.abs(old) + np.abs(new))).all())
+
+
+def _changed(
+    made: onnx.ModelProto, source: Artifact, names: Collection[str]
+) -> Iterator[tuple[onnx.TensorProto, onnx.TensorProto]]:
+    """The initialisers of ``made`` among ``names`` that differ from those of ``source``, in values only, with those of ``source``."""
+    known = {tensor.name: tensor for tensor in read_proto(source).graph.initializer}
+    for tensor in made.graph.initializer:
+        before = known.get(tensor.name) if tensor.name in names else None
+        if before is not None and (before.data_type, before.dims) == (tensor.data_type, tensor.dims):
+            yield tensor, before

@@ -1,0 +1,274 @@
+"""Undo a quantisation: put the original weights back, and remove the rounding of activations.
+
+The result contains everything else of the quantised model, so a lost bias, a wrong attribute or a wrong connection remains in it. Its
+outputs must equal the float model's up to the order of summation. A weight is put back only if it rounds to the integers that the
+quantised model has in its place. Hence each element of a quantised weight is known to be off by half a step at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from penstock.artifact import Artifact
+from penstock.errors import Unsupported, WrongResult
+from penstock.offline.compress.precision.products import MICROSOFT
+from penstock.offline.compress.ptq.qdq_placement import ACTIVATIONS, FloatModel, attributes_of, float_model
+from penstock.offline.optimize.model import read_proto
+from penstock.offline.optimize.names import reads
+from penstock.tensor import Array
+
+FIX = "use the original or another method, and report the model: this is a defect of the method"
+_HALF = 0.501
+"""Half a step, and the error of computing in FP32."""
+_PROBED = 512
+"""Number of elements that are compared first."""
+_ROUNDINGS = ("QuantizeLinear", "DequantizeLinear")
+_HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+
+
+def unrounded(made: onnx.ModelProto, source: Artifact) -> onnx.ModelProto:
+    """``made``, a quantised version of ``source``, without rounding. Raises WrongResult if a number of ``made`` is no rounded number
+    of ``source``, or if a tensor is rounded and restored with different parameters.
+    """
+    undo = _Unrounding(made, source)
+    return undo.run()
+
+
+def with_float_products(made: Artifact) -> Artifact:
+    """``made`` with activations in FP32 in all products with blocks of integers, which are rounded inside the kernel otherwise."""
+    proto = read_proto(made)
+    levels = [
+        one
+        for node in proto.graph.node
+        if node.op_type == "MatMulNBits"
+        for one in node.attribute
+        if one.name == "accuracy_level"
+    ]
+    for one in levels:
+        one.i = 1
+    return Artifact.from_bytes(bytes(proto.SerializeToString(deterministic=True))) if levels else made
+
+
+def constants(graph: onnx.GraphProto) -> Iterator[Array]:
+    """The initialisers of ``graph``, and the values of its Constant nodes."""
+    for tensor in graph.initializer:
+        yield numpy_helper.to_array(tensor)
+    for node in graph.node:
+        if node.op_type == "Constant":
+            yield from (numpy_helper.to_array(one.t) for one in node.attribute if one.name == "value")
+
+
+class _Integers(NamedTuple):
+    """A rounded constant: ``(integers - zero) * scale``. Values beyond ``limits`` were clipped."""
+
+    integers: Array
+    scale: Array
+    zero: Array
+    limits: tuple[int, int]
+
+    def steps_from(self, weight: Array) -> Array:
+        """The distance of each element from ``weight``, in steps."""
+        exact = np.divide(weight, self.scale, dtype=_wide(self.integers)) + self.zero
+        return np.asarray(np.abs(exact.clip(*self.limits) - self.integers))
+
+    def part(self) -> _Integers:
+        """The first elements along every axis."""
+        side = max(1, int(_PROBED ** (1 / max(1, self.integers.ndim))))
+        scale, zero = (np.broadcast_to(one, self.integers.shape) for one in (self.scale, self.zero))
+        corner = _corner(self.integers, side)
+        return _Integers(self.integers[corner], scale[corner], zero[corner], self.limits)
+
+    def fits(self, weight: Array) -> bool:
+        return bool((self.steps_from(weight) <= _HALF).all())
+
+
+class _Unrounding:
+    def __init__(self, made: onnx.ModelProto, source: Artifact) -> None:
+        self._proto = onnx.ModelProto()
+        self._proto.CopyFrom(made)
+        self._graph = self._proto.graph
+        self._tensors = {tensor.name: tensor for tensor in self._graph.initializer}
+        self._by_output = {name: node for node in self._graph.node for name in node.output}
+        self._names = {node.name for node in self._graph.node}
+        before = read_proto(source).graph
+        self._floats: FloatModel | None = None
+        known = [*constants(before)]
+        if not any(node.op_type in _ROUNDINGS for node in before.node):
+            with contextlib.suppress(Unsupported):  # another opset is needed for INT8 only
+                self._floats = float_model(source)
+                known += map(numpy_helper.to_array, self._floats.weights.values())
+        self._known: dict[tuple[int, ...], list[Array]] = {}
+        for array in known:
+            if array.dtype in (np.float32, np.float64):
+                self._known.setdefault(array.shape, []).append(array)
+        self._stored = {(array.shape, array.tobytes()) for array in known if array.dtype.itemsize == 2}
+
+    def run(self) -> onnx.ModelProto:
+        nodes: list[onnx.NodeProto] = []
+        for node in self._graph.node:
+            nodes += self._undone(node)
+        used = {value.name for value in self._graph.output}.union(*map(reads, nodes))
+        kept = [node for node in nodes if node.op_type != "QuantizeLinear" or not used.isdisjoint(node.output)]
+        del self._graph.node[:]
+        self._graph.node.extend(kept)
+        used = {value.name for value in self._graph.output}.union(*map(reads, kept))
+        tensors = [tensor for tensor in self._tensors.values() if tensor.name in used]
+        del self._graph.initializer[:]
+        self._graph.initializer.extend(tensors)
+        return self._proto
+
+    def _undone(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """``node`` without rounding."""
+        match node.domain, node.op_type:
+            case "" | "ai.onnx", "DequantizeLinear" if self._floats is not None:
+                return self._constant(node) if node.input[0] in self._tensors else self._activation(node)
+            case "" | "ai.onnx", "MatMulInteger":
+                return self._integer_product(node)
+            case "" | "ai.onnx", "Cast" if node.input[0] in self._tensors:
+                return self._half(node)
+            case domain, "MatMulNBits" if domain == MICROSOFT:
+                return self._block_product(node)
+        return [node]
+
+    def _constant(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        integers, scale = (self._array(name) for name in node.input[:2])
+        zero = self._array(node.input[2]) if len(node.input) > 2 else np.zeros(1, integers.dtype)
+        axis = attributes_of(node).get("axis", 1)
+        along = [-1 if at == axis % integers.ndim else 1 for at in range(integers.ndim)] if scale.size > 1 else []
+        if along and scale.size != integers.shape[axis]:
+            raise _wrong(node.input[0])
+        scale, zero = (one.reshape(along if one.size > 1 else ()) for one in (scale, zero))
+        self._put(node.output[0], _Integers(integers, scale, zero, _limits(integers)), node.input[0])
+        return []
+
+    def _activation(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        first = self._by_output.get(node.input[0])
+        if first is None or first.op_type != "QuantizeLinear":
+            return [node]
+        pairs = list(zip(first.input[1:], node.input[1:], strict=False))
+        if len(first.input) != len(node.input) or any(
+            one != other and self._array(one).tobytes() != self._array(other).tobytes() for one, other in pairs
+        ):
+            raise WrongResult(f"tensor '{node.output[0]}' is not restored with the parameters that rounded it", FIX)
+        absorbed = self._absorbed(node, first)
+        if absorbed is None:
+            return [helper.make_node("Identity", first.input[:1], node.output)]
+        return [absorbed]
+
+    def _absorbed(self, node: onnx.NodeProto, first: onnx.NodeProto) -> onnx.NodeProto | None:
+        """The activation function that the range of a tensor replaces."""
+        assert self._floats is not None
+        known = self._floats.producers.get(node.output[0])
+        if known is None or known.op_type not in ACTIVATIONS or known.name in self._names:
+            return None
+        made = onnx.NodeProto()
+        made.CopyFrom(known)
+        made.input[0] = first.input[0]
+        bounds = [-np.inf, np.inf]
+        if known.op_type == "Relu":
+            bounds[0] = 0.0
+        else:
+            given = attributes_of(known)
+            bounds = [given.get("min", bounds[0]), given.get("max", bounds[1])]
+        for place, name in enumerate(known.input[1:]):
+            if name:
+                self._tensors.setdefault(name, self._floats.weights[name])
+                bounds[place] = float(self._array(name).reshape(()))
+        scale, zero = (self._array(name).astype(np.float64) for name in first.input[1:3])
+        low, high = ((limit - zero) * scale for limit in _limits(self._array(first.input[2])))
+        if low < bounds[0] - _HALF * scale or high > bounds[1] + _HALF * scale:
+            raise WrongResult(f"the range of tensor '{node.output[0]}' does not clip it as {known.op_type} does", FIX)
+        return made
+
+    def _half(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        tensor = self._tensors[node.input[0]]
+        array = numpy_helper.to_array(tensor)
+        if tensor.data_type not in _HALVES or (array.shape, array.tobytes()) in self._stored:
+            return [node]
+        for weight in self._known.get(array.shape, ()):
+            with np.errstate(over="ignore"):
+                if np.array_equal(weight.astype(array.dtype), array):
+                    self._tensors[node.output[0]] = numpy_helper.from_array(weight, node.output[0])
+                    return []
+        raise _wrong(tensor.name)
+
+    def _block_product(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        given: dict[str, Any] = attributes_of(node)
+        packed, scales = self._array(node.input[1]), self._array(node.input[2])
+        rows, columns, bits, size = (given[name] for name in ("K", "N", "bits", "block_size"))
+        if bits == 4:
+            packed = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+        integers = packed.reshape(columns, -1)[:, :rows].T
+        along = np.repeat(scales.reshape(columns, -1), size, axis=1)[:, :rows].T
+        along = np.where(along == 0, np.float32(1), along)
+        found = _Integers(integers, along, np.array(1 << (bits - 1)), (0, (1 << bits) - 1))
+        name = f"{node.output[0]}_weight"
+        self._put(name, found, node.input[1])
+        return [helper.make_node("MatMul", [node.input[0], name], node.output)]
+
+    def _integer_product(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """DynamicQuantizeLinear ── MatMulInteger ── Cast ── Mul, with the scale of the weight in another Mul."""
+        rounding = self._by_output.get(node.input[0])
+        last = node
+        for op_type in ("Cast", "Mul"):
+            readers = [one for one in self._graph.node if last.output[0] in one.input]
+            last = readers[0] if len(readers) == 1 and readers[0].op_type == op_type else last
+        both = self._by_output.get(last.input[-1])
+        known = [name for name in both.input if name in self._tensors] if both is not None else []
+        if rounding is None or rounding.op_type != "DynamicQuantizeLinear" or both is None or len(known) != 1:
+            return [node]
+        if {*both.input} - {*known} != {rounding.output[1]} or node.input[2] != rounding.output[2]:
+            raise WrongResult(f"tensor '{node.input[0]}' is not restored with the parameters that rounded it", FIX)
+        scale, zero = self._array(known[0]), self._array(node.input[3])
+        integers = self._array(node.input[1])
+        name, exact = f"{node.output[0]}_weight", f"{node.output[0]}_exact"
+        self._put(name, _Integers(integers, scale, zero, _limits(integers)), node.input[1])
+        weight = self._array(name) / scale
+        self._tensors[name] = numpy_helper.from_array(weight, name)
+        return [
+            helper.make_node("Div", [rounding.input[0], rounding.output[1]], [exact]),
+            helper.make_node("MatMul", [exact, name], node.output),
+        ]
+
+    def _put(self, name: str, rounded: _Integers, what: str) -> None:
+        """Add the weight of the float model that rounds to ``rounded``, as the constant ``name``."""
+        shape, part = rounded.integers.shape, rounded.part()
+        turned = (array.T for array in self._known.get(shape[::-1], ())) if len(shape) == 2 else ()
+        found = [
+            weight
+            for weight in (*self._known.get(shape, ()), *turned)
+            if part.fits(weight[_corner(weight, max(part.integers.shape, default=1))]) and rounded.fits(weight)
+        ]
+        if not found:
+            raise _wrong(what)
+        exact = rounded._replace(
+            limits=(-(2**62), 2**62)
+        )  # of the weights beyond a limit, the one that is not far beyond it
+        nearest = min(found, key=lambda weight: float(exact.steps_from(weight).sum())) if len(found) > 1 else found[0]
+        self._tensors[name] = numpy_helper.from_array(np.ascontiguousarray(nearest, np.float32).reshape(shape), name)
+
+    def _array(self, name: str) -> Array:
+        return np.asarray(numpy_helper.to_array(self._tensors[name]))
+
+
+def _wrong(name: str) -> WrongResult:
+    return WrongResult(f"weight '{name}' of the compressed model is no rounded weight of the original", FIX)
+
+
+def _corner(array: Array, side: int) -> tuple[slice, ...]:
+    return (slice(side),) * array.ndim
+
+
+def _limits(integers: Array) -> tuple[int, int]:
+    limits = np.iinfo(integers.dtype)
+    return int(limits.min), int(limits.max)
+
+
+def _wide(integers: Array) -> np.dtype[Any]:
+    return np.dtype(np.float32 if integers.dtype.itemsize == 1 else np.float64)

@@ -1,0 +1,99 @@
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from networks import Network
+from penstock.artifact import Artifact
+from penstock.dataset import make_dataset
+from penstock.errors import WrongResult
+from penstock.offline.compress.low_rank.convolution import SplitForm
+from penstock.offline.compress.low_rank.factorize import Splitter
+from penstock.offline.compress.low_rank.layers import layers, replace
+from penstock.offline.compress.restored.recomposed import recomposed
+from penstock.offline.compress.taps import Taps, no_progress
+from penstock.offline.optimize.model import load_model, to_bytes
+from penstock.offline.sessions import loaded
+
+RANKS = {SplitForm.CHANNEL: (3,), SplitForm.SPATIAL: (5,), SplitForm.TUCKER: (4, 6)}
+
+
+def network(kind: str) -> Artifact:
+    n = Network()
+    if kind == "conv":
+        weight, bias = n.normal(8, 6, 3, 3, fan_in=27), n.normal(8)
+        n.op("Conv", "x", weight, bias, name="y", strides=[2, 1], pads=[1, 0, 1, 2], dilations=[1, 2])
+        return n.artifact({"x": ["N", 6, 9, 9]}, {"y": ["N", 8, 5, 7]})
+    inputs, outputs = (12, 8) if kind == "narrow" else (8, 12)
+    n.op("Gemm", "x", n.normal(outputs, inputs), n.normal(outputs), name="y", transB=1, alpha=0.5)
+    return n.artifact({"x": ["N", inputs]}, {"y": ["N", outputs]})
+
+
+def split(kind: str, form: SplitForm, aware: bool) -> tuple[Artifact, onnx.ModelProto, dict, np.ndarray]:
+    original = network(kind)
+    model = load_model(original)
+    known = {layer.name: layer for layer in layers(model)}
+    splitter = Splitter(known)
+    with loaded(original) as running:
+        shape = [64 if size == -1 else size for size in running.signature.inputs[0].shape]
+    sizes = np.linspace(0.1, 2, shape[1], dtype=np.float32).reshape(-1, *(1 for _ in shape[2:]))
+    data = 1 + np.random.default_rng(0).standard_normal(shape).astype(np.float32) * sizes
+    if aware:
+        splitter.observe(Taps(original, make_dataset({"x": data}, None)), no_progress)
+    replace(known["y"], form, splitter.split("y", form, RANKS[form]))
+    made = onnx.load_model_from_string(to_bytes(model))
+    return original, made, {"y": {"form": form.value, "ranks": list(RANKS[form])}}, data
+
+
+WAYS = [("conv", form) for form in SplitForm] + [("narrow", SplitForm.CHANNEL), ("wide", SplitForm.CHANNEL)]
+
+
+def run(model: onnx.ModelProto, data: np.ndarray) -> np.ndarray:
+    with loaded(Artifact.from_bytes(model.SerializeToString()), as_written=True) as running:
+        return running.forward({"x": data})["y"]
+
+
+@pytest.mark.parametrize(("kind", "form"), WAYS)
+@pytest.mark.parametrize("aware", [False, True])
+def test_the_product_of_the_factors_gives_the_same_answers(kind, form, aware):
+    original, made, ways, data = split(kind, form, aware)
+    found = recomposed(made, original, ways)
+    assert len(found.graph.node) < len(made.graph.node)
+    want = run(made, data)
+    np.testing.assert_allclose(run(found, data), want, rtol=0, atol=1e-5 * np.abs(want).max())
+    assert np.abs(run(onnx.load_model_from_string(original.data), data) - want).max() > 1e-2
+
+
+@pytest.mark.parametrize(("kind", "form"), WAYS)
+@pytest.mark.parametrize("aware", [False, True])
+def test_other_factors_and_biases_are_found(kind, form, aware):
+    original, made, ways, _ = split(kind, form, aware)
+    for tensor in made.graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        wrong = [np.roll(array, 1, 0), 1.1 * array, 0 * array]
+        if array.ndim > 1:
+            wrong.append(np.concatenate([-array[:1], array[1:]]))
+        for one in wrong:
+            model = onnx.ModelProto()
+            model.CopyFrom(made)
+            place = next(other for other in model.graph.initializer if other.name == tensor.name)
+            place.CopyFrom(numpy_helper.from_array(one.astype(np.float32), tensor.name))
+            with pytest.raises(WrongResult, match="do not approximate its weight and bias"):
+                recomposed(model, original, ways)
+
+
+def test_a_lost_factor_is_found():
+    original, made, ways, _ = split("wide", SplitForm.CHANNEL, aware=False)
+    made.graph.node[0].name = "other"
+    with pytest.raises(WrongResult, match="lacks a factor of layer 'y'"):
+        recomposed(made, original, ways)
+
+
+def test_what_the_factors_do_to_places_remains_a_difference():
+    original, made, ways, data = split("conv", SplitForm.SPATIAL, aware=False)
+    strides = next(one for one in made.graph.node[0].attribute if one.name == "dilations")
+    strides.ints[:] = [2, 1]
+    pads = next(one for one in made.graph.node[0].attribute if one.name == "pads")
+    pads.ints[:] = [2, 0, 2, 0]
+    want = run(made, data)
+    assert np.abs(run(recomposed(made, original, ways), data) - want).max() > 1e-2
