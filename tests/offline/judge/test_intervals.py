@@ -165,6 +165,13 @@ def test_the_test_of_a_loss_is_the_one_by_all_tables_and_rates(samples: int, lim
     assert compared
 
 
+@pytest.mark.parametrize(("limit", "lost", "won"), [(0.02, 0, 3), (0.05, 0, 1), (0.05, 1, 6)])
+def test_the_probability_is_the_largest_and_not_that_of_a_rate_nearby(limit: float, lost: int, won: int) -> None:
+    p = p_value(60, lost, won, limit)
+    assert proves_loss(60, lost, won, limit, 1.005 * p)
+    assert not proves_loss(60, lost, won, limit, 0.999 * p)
+
+
 def test_a_loss_of_everything_is_excluded_by_one_sample() -> None:
     assert proves_loss(5, 4, 0, 1.0, 0.05)
     assert not proves_loss(5, 5, 0, 1.0, 0.05)
