@@ -124,7 +124,9 @@ def test_advice_is_given_where_it_can_be_followed() -> None:
 
 def test_advice_counts_changes_in_both_directions() -> None:
     found = accuracy(0.99, 0.0, samples=100, lost=1, won=1)
-    assert proof_advice(found, 0.01) == f"; about {samples_needed(0.01)} samples would prove it if the estimate is correct"
+    assert (
+        proof_advice(found, 0.01) == f"; about {samples_needed(0.01)} samples would prove it if the estimate is correct"
+    )
 
 
 def test_ways_to_count_change_with_the_looks() -> None:
