@@ -133,6 +133,31 @@ STEP = st.one_of(
 POLICIES = [DELAY, REJECT, DELAY], [REJECT, REJECT], [DELAY], [REJECT]
 
 
+def order(pending: Pending) -> tuple[int, int, int]:
+    late = pending.lane & 1
+    return pending.lane >> 1, late, pending.timeout_ns if late else pending.number
+
+
+def check(queue: Queue, model: list[Pending], all_: list[Pending]) -> None:
+    """The queue holds what the model holds."""
+    lines = queue.lines()
+    for line in lines:
+        want = sorted((one for one in model if one.key == next(iter(line)).key), key=order)
+        assert list(line) == want
+        assert len(line) == len(want)
+        assert [one in line for one in all_] == [one in want for one in all_]
+        assert None not in line
+    firsts = [next(iter(line)) for line in lines]
+    assert [(one.lane, one.number) for one in firsts] == sorted((one.lane, one.number) for one in firsts)
+    assert len(queue) == len(model)
+    assert bool(queue) is bool(model)
+    assert queue.next_ns <= min((one.expires_ns for one in model), default=NEVER)
+    for level, counts in enumerate(queue.levels):
+        waiting = [one for one in model if one.lane >> 1 == level]
+        assert counts.rows == sum(one.rows for one in waiting)
+        assert counts.waiting == len(waiting)
+
+
 @pytest.mark.parametrize("policies", POLICIES, ids=lambda found: "-".join(one.timeout_action.name for one in found))
 @settings(max_examples=120)
 @given(steps=st.lists(STEP, max_size=60))
@@ -141,10 +166,6 @@ def test_a_queue_is_a_sorted_list(policies: list[QueuePolicy], steps: list[tuple
     model: list[Pending] = []
     all_: list[Pending] = []
     now = 0
-
-    def order(pending: Pending) -> tuple[int, int, int]:
-        late = pending.lane & 1
-        return pending.lane >> 1, late, pending.timeout_ns if late else pending.number
 
     for step, a, b in steps:
         if step in ("add", "add ended"):
@@ -175,19 +196,4 @@ def test_a_queue_is_a_sorted_list(policies: list[QueuePolicy], steps: list[tuple
             rejected = queue.expire(now * 1000)
             assert {p.number for p in rejected} == {p.number for p in due if policies[p.lane >> 1] is REJECT}
             model = [one for one in model if one not in rejected]
-        lines = queue.lines()
-        for line in lines:
-            want = sorted((one for one in model if one.key == next(iter(line)).key), key=order)
-            assert list(line) == want
-            assert len(line) == len(want)
-            assert [one in line for one in all_] == [one in want for one in all_]
-            assert None not in line
-        firsts = [next(iter(line)) for line in lines]
-        assert [(one.lane, one.number) for one in firsts] == sorted((one.lane, one.number) for one in firsts)
-        assert len(queue) == len(model)
-        assert bool(queue) is bool(model)
-        assert queue.next_ns <= min((one.expires_ns for one in model), default=NEVER)
-        for level, counts in enumerate(queue.levels):
-            waiting = [one for one in model if one.lane >> 1 == level]
-            assert counts.rows == sum(one.rows for one in waiting)
-            assert counts.waiting == len(waiting)
+        check(queue, model, all_)
