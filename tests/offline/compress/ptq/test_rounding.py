@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 import networks
 from penstock.artifact import Artifact
@@ -103,3 +105,50 @@ def test_padding_with_a_computed_value_has_a_range_of_its_own() -> None:
     y = n.conv(padded, 4, 4)
     found = rounding(n.artifact({"x": ["N", 3, 8, 8]}, {y: ["N", 4, 10, 10]}), QdqPlacement.WIDE)
     assert found.sources[padded] == padded
+
+
+def branch(reader: str) -> onnx.GraphProto:
+    """A graph that reads ``reader``, or returns it."""
+    nodes = [] if names_it else [helper.make_node("Neg", [reader], ["result"])]
+    name = reader if names_it else "result"
+    return helper.make_graph(nodes, "branch", [], [helper.make_tensor_value_info(name, TensorProto.FLOAT, None)])
+
+
+@pytest.mark.parametrize(
+    "operators", [("Transpose",), ("Transpose", "Flatten"), ("Identity", "Transpose"), ("Neg",), ()]
+)
+def test_what_is_moved_into_a_subgraph_is_what_is_only_passed_on_to_it(operators: tuple[str, ...]) -> None:
+    n = networks.Network()
+    first = n.conv("x", 3, 4)
+    tensors = [first]
+    for operator in operators:
+        tensors.append(n.op(operator, tensors[-1]))
+    n.op("Flatten", first, name="elsewhere")
+    n.op("If", n.weight(np.array(True)), name="y", then_branch=branch(tensors[-1]), else_branch=branch(tensors[-1]))
+    outputs: dict[str, list[int | str]] = {"y": ["N", 4, 8, 8], "elsewhere": ["N", 256]}
+    model = FloatModel(n.artifact({"x": ["N", 3, 8, 8]}, outputs))
+    found = Rounding(model, model.integer_nodes(QdqPlacement.WIDE), QdqPlacement.WIDE).moved_into_subgraphs()
+    assert found == (set() if operators == ("Neg",) else set(tensors[:-1]))
+
+
+def test_the_result_of_a_product_is_rounded_only_for_an_integer_reader() -> None:
+    n = networks.Network()
+    read = n.op("MatMul", "x", n.normal(16, 16), name="read")
+    n.op("Add", read, n.op("MatMul", read, n.normal(16, 16), name="inner"), name="sum")
+    n.op("MatMul", "sum", n.normal(16, 4), name="y")
+    found = rounding(n.artifact({"x": ["N", 16]}, {"y": ["N", 4]}), QdqPlacement.WIDE)
+    assert {"x", "read", "inner", "sum"} <= found.sources.keys()
+    assert "y" not in found.sources
+
+
+def test_a_relu_of_a_shared_scale_keeps_its_own_range() -> None:
+    """Its input has the range of another tensor, which the activation must not clip."""
+    n = networks.Network()
+    first = n.conv("x", 3, 4)
+    pooled = n.op("MaxPool", first, kernel_shape=[2, 2])
+    active = n.op("Relu", pooled)
+    y = n.conv(active, 4, 4)
+    found = rounding(n.artifact({"x": ["N", 3, 8, 8]}, {y: ["N", 4, 7, 7]}), QdqPlacement.WIDE)
+    assert found.absorbed == {}
+    assert found.sources[pooled] == first
+    assert found.sources[active] == active
