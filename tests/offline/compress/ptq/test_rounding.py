@@ -108,10 +108,9 @@ def test_padding_with_a_computed_value_has_a_range_of_its_own() -> None:
 
 
 def branch(reader: str) -> onnx.GraphProto:
-    """A graph that reads ``reader``, or returns it."""
-    nodes = [] if names_it else [helper.make_node("Neg", [reader], ["result"])]
-    name = reader if names_it else "result"
-    return helper.make_graph(nodes, "branch", [], [helper.make_tensor_value_info(name, TensorProto.FLOAT, None)])
+    """A graph that negates ``reader``."""
+    result = helper.make_tensor_value_info("result", TensorProto.FLOAT, None)
+    return helper.make_graph([helper.make_node("Neg", [reader], ["result"])], "branch", [], [result])
 
 
 @pytest.mark.parametrize(
