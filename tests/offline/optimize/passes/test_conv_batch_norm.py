@@ -133,9 +133,9 @@ def test_leaves_negative_variance_alone(parse, apply, weights, norm):
 
 
 def test_leaves_a_scale_without_limit_alone(parse, apply, weights, norm):
-    epsilon = np.float32(1e-5)
-    parameters = norm(4) | {"var": np.array([1, -epsilon, 1, 1], np.float32)}
-    assert apply(ConvBatchNorm(), parse(CONV, w=weights(4, 3, 3, 3), b=weights(4), **parameters)).status == "unchanged"
+    text = CONV.replace("BatchNormalization(", "BatchNormalization<epsilon = 0.5>(")
+    parameters = norm(4) | {"var": np.array([1, -0.5, 1, 1], np.float32)}
+    assert apply(ConvBatchNorm(), parse(text, w=weights(4, 3, 3, 3), b=weights(4), **parameters)).status == "unchanged"
 
 
 def test_leaves_a_conv_alone_whose_result_a_subgraph_captures(parse, apply, weights, norm):
