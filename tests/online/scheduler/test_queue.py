@@ -197,3 +197,13 @@ def test_a_queue_is_a_sorted_list(policies: list[QueuePolicy], steps: list[tuple
             assert {p.number for p in rejected} == {p.number for p in due if policies[p.lane >> 1] is REJECT}
             model = [one for one in model if one not in rejected]
         check(queue, model, all_)
+
+
+def test_moments_of_a_burst_that_left_are_forgotten() -> None:
+    queue = Queue([REJECT])
+    burst = [make_pending(number, deadline_ns=10**15) for number in range(4000)]
+    queue.extend(burst)
+    queue.take(burst[:-1], len(burst) - 1)
+    assert queue.expire(0) == []
+    assert len(queue._moments) <= 2 + 64
+    assert queue.expire(10**15) == burst[-1:]

@@ -188,3 +188,15 @@ def test_mse_shrinks_each_end_by_itself(scheme: IntegerScheme, sign: int) -> Non
     ends = (found.low, found.high) if sign > 0 else (-found.high, -found.low)
     assert ends[0] == pytest.approx(-1, abs=0.05)
     assert ends[1] < 9.5
+
+
+def test_percentiles_of_few_values_are_inside_their_bins() -> None:
+    """A quarter of the way beyond the middle, on both sides of a step of zeros and far from it."""
+    histogram = Histogram()
+    width = 1 / 2048
+    histogram.update(np.array([-0.75 - width / 2, -width / 2, 0.0, 0.0, width / 2, 0.75 + width / 2]))
+    assert histogram.bin_width == width
+    for values, centre in ((0, 0.75 + width / 2), (1, width / 2)):
+        found = percentile_range(histogram, 100 * (1 - 2 * (values + 0.75) / 6))
+        assert (found.low, found.high) == (pytest.approx(-centre + width / 4), pytest.approx(centre - width / 4))
+    assert percentile_range(histogram, 10) == Range(0.0, 0.0)
