@@ -20,7 +20,7 @@ ROOM_LINES = {
     "engines": 1_893,
     "offline": 801,
     "offline/compress": 14_679,
-    "offline/judge": 2_131,
+    "offline/judge": 2_143,
     "offline/optimize": 1_971,
     "offline/tune": 591,
     "online": 57,

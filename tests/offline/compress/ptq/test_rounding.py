@@ -151,3 +151,39 @@ def test_a_relu_of_a_shared_scale_keeps_its_own_range() -> None:
     assert found.absorbed == {}
     assert found.sources[pooled] == first
     assert found.sources[active] == active
+
+
+def test_a_slice_shares_the_scale_of_its_input() -> None:
+    n = networks.Network()
+    first = n.conv("x", 3, 4)
+    bounds = [n.weight(np.array([place])) for place in (0, 2, 1)]
+    part = n.op("Slice", first, *bounds)
+    y = n.conv(part, 2, 4)
+    found = rounding(n.artifact({"x": ["N", 3, 8, 8]}, {y: ["N", 4, 8, 8]}), QdqPlacement.WIDE)
+    assert found.sources[part] == first
+
+
+def test_the_result_of_a_convolution_is_rounded_even_if_only_the_caller_reads_it() -> None:
+    n = networks.Network()
+    y = n.conv("x", 3, 4)
+    found = rounding(n.artifact({"x": ["N", 3, 8, 8]}, {y: ["N", 4, 8, 8]}), QdqPlacement.WIDE)
+    assert found.sources == {"x": "x", y: y}
+
+
+def test_a_product_that_an_integer_activation_reads_is_absorbed_by_it() -> None:
+    n = networks.Network()
+    product = n.op("MatMul", "x", n.normal(16, 16))
+    active = n.op("Relu", product)
+    model = FloatModel(n.artifact({"x": ["N", 16]}, {active: ["N", 16]}))
+    found = Rounding(model, model.nodes, QdqPlacement.WIDE)
+    assert found.absorbed == {product: active}
+    assert found.sources == {"x": "x", active: active}
+
+
+def test_parts_of_the_models_input_have_its_range() -> None:
+    n = networks.Network()
+    n.nodes.append(onnx.helper.make_node("Split", ["x"], ["left", "right"], axis=1))
+    n.op("Add", "left", "right", name="y")
+    model = FloatModel(n.artifact({"x": ["N", 4, 8, 8]}, {"y": ["N", 2, 8, 8]}))
+    found = Rounding(model, model.nodes, QdqPlacement.WIDE)
+    assert found.sources == {"x": "x", "left": "x", "right": "x", "y": "y"}
