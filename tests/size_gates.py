@@ -30,6 +30,7 @@ ROOM_LINES = {
     "cli": 2_205,
     "engines": 1_893,
     "offline": 801,
+<<<<<<< HEAD
     "offline/compress": 15_177,
     "offline/judge": 2_131,
     "offline/optimize": 1_972,
@@ -43,6 +44,10 @@ ROOM_LINES = {
     "offline": 816,
     "offline/compress": 14_755,
     "offline/judge": 2_131,
+=======
+    "offline/compress": 14_679,
+    "offline/judge": 2_143,
+>>>>>>> mut2
     "offline/optimize": 1_971,
     "offline/tune": 607,
     "online": 57,

@@ -194,6 +194,7 @@ def test_a_metric_that_fails_is_a_clear_error() -> None:
         judge.compare({"y": SCORES[:, :1]})
     for name, cause in {
         "nan": "is NaN or infinite",
+        "partly_nan": "is NaN or infinite",
         "wrong": r"returned shape \[3\] for 4 samples",
         "ends": "SystemExit",
         "odd": "GeneratorExit",
@@ -230,6 +231,14 @@ def fails(output: np.ndarray, labels: object) -> float:
 
 def nan(output: np.ndarray, labels: object) -> float:
     return float("nan")
+
+
+def partly_nan(output: np.ndarray, labels: object) -> np.ndarray:
+    return np.where(np.arange(len(output)) == 2, np.nan, 1.0)
+
+
+def is_positive(output: np.ndarray, labels: object) -> np.ndarray:
+    return (output[:, 0] > 0).astype(float)
 
 
 def wrong(output: np.ndarray, labels: object) -> np.ndarray:
@@ -537,3 +546,57 @@ def test_classes_within_the_first_five_are_still_other_classes() -> None:
     found = make_reference({"scores": RANDOM}, CLASSES, "top-5").compare({"scores": RANDOM[:, ::-1]})
     assert found.loss.value == 0
     assert found.unjudged_error == (RANDOM.argmax(axis=1) != RANDOM[:, ::-1].argmax(axis=1)).mean() > 0
+
+
+def test_a_broken_candidate_keeps_the_unit_of_its_metric() -> None:
+    assert make_reference({"scores": SCORES}, RIGHT).compare({"scores": SCORES * np.nan}).is_share
+    y = RANDOM[:, 0]
+    assert not make_reference({"y": y}, y + 1, "mae").compare({"y": y * np.nan}).is_share
+
+
+def test_cosines_of_0_and_1_are_no_counts_of_hits() -> None:
+    want = np.eye(4, dtype=np.float32)[np.arange(40) % 4]
+    got = want.copy()
+    got[:10] = np.roll(got[:10], 1, axis=1)
+    found = make_reference({"e": want}, None, "cosine").compare({"e": got})
+    assert found.loss == bounded_interval(np.where(np.arange(40) < 10, 1.0, 0.0), 1, 0.0, 2.0)
+    assert (found.lost, found.won) == (0, 0)
+
+
+def test_samples_that_were_partly_right_are_not_counted_as_won() -> None:
+    ids = np.tile(np.arange(4), (50, 1))
+    before = ids.copy()
+    before[:10, 0] = 9
+    found = make_reference({"label": before}, ids).compare({"label": ids})
+    assert (found.value, found.lost, found.won) == (1, 0, 0)
+    assert found.bound == mean_bound(np.where(np.arange(50) < 10, -0.25, 0.0), tail(), 1.0)
+
+
+def test_a_function_without_labels_does_not_hide_a_deviation() -> None:
+    y = np.arange(1, 41, dtype=np.float32)[:, None]
+    found = make_reference({"y": y}, None, f"{__name__}:is_positive").compare({"y": 9 * y})
+    assert found.loss.value == 0
+    assert (found.unjudged_output, found.unjudged_error > 1) == ("y", True)
+
+
+def test_an_output_beside_boxes_is_held_to_the_original_by_its_own_kind() -> None:
+    boxes = np.float32([[[0, 0, 10, 10, 0.9, 0]]]).repeat(30, axis=0)
+    y = RNG(0).normal(size=(30, 3)).astype(np.float32)
+    reference = make_reference({"y": boxes, "z": y}, boxes[..., [0, 1, 2, 3, 5]], "map")
+    found = reference.compare({"y": boxes, "z": y + 1})
+    assert found.unjudged_output == "z"
+    assert found.unjudged_error == pytest.approx(float(np.sqrt((deviations(y, y + 1) ** 2).mean())))
+
+
+def test_other_class_scores_are_held_to_the_original_by_their_classes() -> None:
+    other = RANDOM[: len(SCORES)]
+    reference = make_reference({"scores": SCORES, "logits": other}, RIGHT, output="scores")
+    assert reference.compare({"scores": SCORES, "logits": 9 * other}).unjudged_error == 0
+    changed = other.copy()
+    changed[0] = -changed[0]
+    assert reference.compare({"scores": SCORES, "logits": changed}).unjudged_error == 0.25
+
+
+def test_class_numbers_have_no_divergence_of_scores() -> None:
+    ids = np.tile(np.arange(4), (50, 1))
+    assert make_reference({"label": ids}, ids).proxy == "relative error"

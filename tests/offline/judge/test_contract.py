@@ -12,7 +12,7 @@ from penstock.bundle.evidence import CandidateRecord
 from penstock.cli.quantities import parse_milliseconds, parse_share
 from penstock.errors import ContractUnmet, InvalidConfig
 from penstock.measurement import Interval
-from penstock.offline.judge.contract import Contract, is_faster, unmet
+from penstock.offline.judge.contract import Contract, is_faster, unmet, unproven_speed, while_busy
 
 
 @pytest.mark.parametrize("loss", [-0.01, 1.01, float("nan")])
@@ -241,3 +241,10 @@ def test_without_a_contract_one_point_may_be_lost_on_labels_that_are_not_trusted
     assert contract.accuracy_objection(accuracy(0.98, loss=0.01)) == ""
     assert contract.accuracy_objection(accuracy(0.98, loss=0.0101)).startswith("loses 1.01%")
     assert (contract.trust_labels, contract.prove_accuracy) == (False, False)
+
+
+def test_a_busy_machine_is_named_only_if_it_was_busy() -> None:
+    assert unproven_speed("the original", "") == "not provably faster than the original"
+    assert unproven_speed("the original", "a build") == "not measurable here, the machine was busy (a build)"
+    assert while_busy("") == ""
+    assert while_busy("a build") == ", measured while the machine was busy (a build)"

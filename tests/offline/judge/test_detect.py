@@ -33,6 +33,9 @@ UNIT = LOGITS / np.linalg.norm(LOGITS, axis=1, keepdims=True)
         ({"boxes": WIDE[:, :, None], "scores": LOGITS}, "fidelity", ("boxes", "scores")),
         ({"embedding": UNIT}, "cosine", ("embedding",)),
         ({"last": WIDE}, "cosine", ("last",)),
+        ({"e": UNIT[:, :2] / np.linalg.norm(UNIT[:, :2], axis=1, keepdims=True)}, "cosine", ("e",)),
+        ({"sign": np.sign(LOGITS[:, :1])}, "fidelity", ("sign",)),
+        ({"tokens": np.sign(WIDE).astype(np.int64), "y": LOGITS}, "fidelity", ("tokens", "y")),
     ],
 )
 def test_without_labels_only_certain_classes_are_judged_by_the_highest_score(
@@ -175,3 +178,25 @@ def test_integers_of_one_number_per_sample_are_classes() -> None:
 def test_a_metric_without_labels_ignores_them() -> None:
     assert choose_metric({"y": LOGITS}, LOGITS[:, :3], "agreement").metric.name == "agreement"
     assert choose_metric({"y": LOGITS}, None, "top-5").outputs == ("y",)
+
+
+def test_integers_are_no_scores_whatever_their_name() -> None:
+    assert has_class_scores("logits", LOGITS, {})
+    assert not has_class_scores("logits", LOGITS.astype(np.int64), {})
+
+
+def test_a_function_without_labels_is_not_asked_for_them() -> None:
+    assert choose_metric({"y": LOGITS}, None, "math:fsum").outputs == ("y",)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_bits_are_no_numbers_to_regress(classes: int) -> None:
+    """Numbers of two classes are labels of a classifier, for which no output is fit here."""
+    output = {"y": WIDE[:, None, :3]}
+    labels = np.arange(120).reshape(40, 1, 3) % classes
+    assert choose_metric(output, labels / 4).metric.name == "r2"
+    if classes == 3:
+        assert choose_metric(output, labels).metric.name == "r2"
+    else:
+        with pytest.raises(InvalidData, match="no output suits the labels"):
+            choose_metric(output, labels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from scipy import special, stats
 
 from penstock.bundle.evidence import Accuracy
 from penstock.measurement import Interval
+from penstock.offline.judge import intervals
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.intervals import (
     bounded_interval,
@@ -163,6 +165,13 @@ def test_the_test_of_a_loss_is_the_one_by_all_tables_and_rates(samples: int, lim
     assert compared
 
 
+@pytest.mark.parametrize(("limit", "lost", "won"), [(0.02, 0, 3), (0.05, 0, 1), (0.05, 1, 6)])
+def test_the_probability_is_the_largest_and_not_that_of_a_rate_nearby(limit: float, lost: int, won: int) -> None:
+    p = p_value(60, lost, won, limit)
+    assert proves_loss(60, lost, won, limit, 1.005 * p)
+    assert not proves_loss(60, lost, won, limit, 0.999 * p)
+
+
 def test_a_loss_of_everything_is_excluded_by_one_sample() -> None:
     assert proves_loss(5, 4, 0, 1.0, 0.05)
     assert not proves_loss(5, 5, 0, 1.0, 0.05)
@@ -174,6 +183,7 @@ def test_a_loss_of_everything_is_excluded_by_one_sample() -> None:
 def test_bounds_are_as_fine_as_they_say() -> None:
     for bound, is_below in (
         (loss_bound(100, 3, 1, 0.05), lambda loss: not proves_loss(100, 3, 1, loss, 0.05)),
+        (loss_bound(100, 1, 30, 0.05), lambda loss: not proves_loss(100, 1, 30, loss, 0.05)),
         (rate_bound(3, 100, 0.05), lambda rate: stats.binom.cdf(3, 100, rate) > 0.05),
     ):
         assert not is_below(bound + 1e-9)
@@ -202,12 +212,40 @@ def test_the_jackknife_of_a_mean_is_its_standard_error(samples: int, groups: int
 
 def test_the_jackknife_allows_for_a_kind_of_row_that_was_not_seen() -> None:
     """With probability 2.5 %, no sample is of a kind that has this share."""
-    for samples in (1, 2, 20, 500):
-        share = 1 - 0.025 ** (1 / samples)
-        found = jackknife_interval(lambda rows: 3.0, samples, scale=2.0)
-        assert (found.low, found.high) == (pytest.approx(3 - 2 * share), pytest.approx(3 + 2 * share))
+    for samples, scale in itertools.product((1, 2, 20, 500), (0.5, 2.0)):
+        reach = scale * (1 - 0.025 ** (1 / samples))
+        found = jackknife_interval(lambda rows: 3.0, samples, scale=scale)
+        assert (found.low, found.high) == (pytest.approx(3 - reach), pytest.approx(3 + reach))
     share = 1 - 0.0025 ** (1 / 20)
     assert jackknife_interval(lambda rows: 0.0, 20, looks=10).high == pytest.approx(share)
+
+
+def test_no_statistic_is_computed_of_no_rows() -> None:
+    values = np.array([0.25])
+    found = jackknife_interval(lambda rows: float(values[rows].mean()), 1)
+    assert found.value == 0.25
+    assert math.isfinite(found.high)
+
+
+def test_values_at_the_limit_are_values() -> None:
+    """A bet on them loses all."""
+    assert 0.1 < mean_bound(np.array([1.0, *[0.0] * 9]), 0.05) < 1
+    assert mean_bound(np.ones(5), 0.05) == 1
+
+
+def test_without_options_one_candidate_is_judged_on_scores_from_0_to_1() -> None:
+    values = RNG(0).uniform(-0.5, 0.7, 100)
+    assert bounded_interval(values) == bounded_interval(values, 1, -1.0, 1.0)
+    assert mean_bound(values, 0.05) == mean_bound(values, 0.05, 1.0)
+    assert loss_interval(100, 5, 2) == loss_interval(100, 5, 2, 1)
+    assert jackknife_interval(lambda rows: 0.0, 9) == jackknife_interval(lambda rows: 0.0, 9, 1, 1.0)
+    assert tail() == tail(1)
+
+
+@pytest.mark.parametrize("samples", [10, 100, 1000, 100_000])
+def test_the_tables_left_out_are_never_seen(samples: int) -> None:
+    for rate in np.geomspace(0.1 / samples, 1, 30).tolist():
+        assert stats.binom.sf(intervals._last(samples, rate), samples, rate) < 1e-8
 
 
 def test_the_bound_of_a_mean_by_its_definition() -> None:

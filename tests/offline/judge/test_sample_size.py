@@ -49,7 +49,12 @@ def test_too_few_is_when_not_even_no_change_is_proof(count: int, loss: float) ->
 def test_how_many_are_needed_is_told() -> None:
     (note,) = too_few(75, "agreement", 0.01, "held-out")
     assert "75 held-out samples cannot prove a loss within 1.00%, so losses are estimates: give at least 299" in note
-    assert "for 12 candidates" in too_few(75, "agreement", 0.01, "held-out", looks=12)[0]
+    for looks in (2, 12):
+        (note,) = too_few(75, "agreement", 0.01, "held-out", looks=looks)
+        few, likely = (samples_needed(0.01, changed=changed, looks=looks) for changed in (0.0, 0.02))
+        assert f" for {looks} candidates" in note
+        assert f"at least {few}, which" in note
+        assert f"or {likely}, which" in note
     assert too_few(1, "fidelity", 0.01, "held-out") == ()
     assert too_few(1, "top-1", 0.0, "held-out") == ()
 
@@ -82,6 +87,8 @@ def test_the_largest_fractions_are_fractions() -> None:
 
 def test_a_proof_takes_at_most_four_million_samples() -> None:
     assert samples_needed(5e-7, changed=0.0) is None
+    # The logarithm of 5 % is -2.9957. A search by doubling ends at exactly four million.
+    assert samples_needed(1e-6, changed=0.0) == pytest.approx(2_995_700, rel=2e-3)
     assert samples_needed(0.01, loss=0.02) is None
 
 
@@ -89,7 +96,7 @@ def test_only_a_doubt_is_noted() -> None:
     on_limit = accuracy(0.99, 0.01, 0.01, bound=0.02)
     assert unproved(on_limit, 0.01)
     assert unproved(accuracy(0.99, 0.004, 0.008, bound=0.01), 0.01) == ()
-    assert unproved(on_limit, 0.0) == ()
+    assert unproved(on_limit, 0.0) == unproved(accuracy(0.99, 0.0, 0.008), 0.0) == ()
     assert "at most 1.20%" in unproved(accuracy(0.99, 0.004, 0.008), 0.01)[0]
 
 
@@ -106,8 +113,20 @@ def test_advice_is_given_where_it_can_be_followed() -> None:
     needed = samples_needed(0.01, 0.005, 0.005)
     assert needed is not None
     assert 1000 < needed < 4000
-    for samples, is_given in ((200, True), (100, needed <= 2000)):
-        assert bool(advice(samples, 0.005, samples // 200, 0)) is is_given
+    reach = -(-needed // 20)
+    assert f" {needed} " in advice(reach, 0.005, 0, 0)
+    assert advice(reach - 1, 0.005, 0, 0) == ""
+    for limit, is_given in ((0.003, True), (0.00299, False)):
+        needed = samples_needed(limit, changed=0.0)
+        assert needed is not None
+        assert (needed <= 1000) is bool(proof_advice(accuracy(samples=1), limit)) is is_given
+
+
+def test_advice_counts_changes_in_both_directions() -> None:
+    found = accuracy(0.99, 0.0, samples=100, lost=1, won=1)
+    assert (
+        proof_advice(found, 0.01) == f"; about {samples_needed(0.01)} samples would prove it if the estimate is correct"
+    )
 
 
 def test_ways_to_count_change_with_the_looks() -> None:

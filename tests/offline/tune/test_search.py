@@ -392,3 +392,37 @@ def test_a_record_has_all_figures_of_a_trial() -> None:
     assert (found.calls, found.threads, found.batch, found.rows_per_second) == (8, 2, 1, None)
     assert (found.speedup, found.accuracy) == (measured.speedup, measured.accuracy)
     assert record(Trial(measured.candidate), Contract()).calls == 0
+
+
+def test_int8_must_beat_the_fastest_of_the_exact_ones_with_as_many_threads() -> None:
+    near, far, int8 = trial("near", 0.97), trial("far", 0.999), trial("int8", 0.955, "int8")
+    assert chosen(far, int8) == "int8"
+    assert chosen(near, far, int8) == chosen(far, near, int8) == "original-t1"
+    assert chosen(trial("many", 0.45, threads=4), trial("int8", 0.52, "int8")) == "int8"
+
+
+def test_without_a_speedup_nothing_is_proven() -> None:
+    one = trial("one", 0.5, speedup=None)
+    assert chosen(one) == "original-t1"
+    bases = originals()
+    explain(bases[0], bases, [one])
+    assert one.reason == "not provably faster than the original: not measured"
+
+
+def test_finalists_are_ranked_by_cost_unless_the_smallest_are_sought() -> None:
+    field = [sized("small", 10, 2.0), sized("fast", 200, 0.1)]
+    assert [one.candidate.name for one in finalists(field)] == ["fast", "small"]
+
+
+def test_a_reason_names_what_disturbed_the_measurement_once() -> None:
+    busy = Timings(np.full((8, 1), 1e-3), busy="two other builds")
+    assert trial("a", 1.0, timings=busy).busy == "two other builds"
+    assert trial("a", 1.0).busy == trial("a", 1.0, timings=None).busy == ""
+    slow, fast, winner = trial("slow", 1.2, timings=busy), trial("fast", 0.6, timings=busy), trial("winner", 0.5)
+    bases = originals()
+    explain(winner, bases, [winner, slow, fast])
+    for one in (slow, fast):
+        assert one.reason.count("two other builds") == 1
+    assert "busy" not in winner.reason
+    explain(bases[0], bases, [trial("quiet", 1.2), slow])
+    assert bases[0].reason == "the original: the machine was too busy to tell if anything is faster (two other builds)"

@@ -8,7 +8,15 @@ from penstock.online.scheduler.batching_config import BatchingConfig, QueuePolic
 
 @pytest.mark.parametrize(
     ("default_us", "override", "asked_us", "expected_us"),
-    [(0, True, 5, 0), (9, False, 5, 9), (9, True, 5, 5), (9, True, 20, 9), (9, True, 0, 9), (0, False, 0, 0)],
+    [
+        (0, True, 5, 0),
+        (9, False, 5, 9),
+        (9, True, 5, 5),
+        (9, True, 1, 1),
+        (9, True, 20, 9),
+        (9, True, 0, 9),
+        (0, False, 0, 0),
+    ],
 )
 def test_a_request_may_only_shorten_its_time_and_only_where_allowed(
     default_us: int, override: bool, asked_us: int, expected_us: int
@@ -97,4 +105,4 @@ def test_without_settings_requests_run_alone_and_at_once() -> None:
     assert (config.decoupled, config.stateful, config.preserve_ordering) == (False, False, False)
     assert (config.max_queue_delay_microseconds, config.priority_levels, config.default_priority_level) == (0, 0, 0)
     assert QueuePolicy().timeout_ns(5) == QueuePolicy().max_queue_size == 0
-    assert QueuePolicy(default_timeout_microseconds=9).timeout_ns(9) == 9000
+    assert [QueuePolicy(default_timeout_microseconds=9).timeout_ns(asked) for asked in (5, 9)] == [9000, 9000]

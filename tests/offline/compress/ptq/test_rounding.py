@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 import networks
 from penstock.artifact import Artifact
@@ -103,3 +105,85 @@ def test_padding_with_a_computed_value_has_a_range_of_its_own() -> None:
     y = n.conv(padded, 4, 4)
     found = rounding(n.artifact({"x": ["N", 3, 8, 8]}, {y: ["N", 4, 10, 10]}), QdqPlacement.WIDE)
     assert found.sources[padded] == padded
+
+
+def branch(reader: str) -> onnx.GraphProto:
+    """A graph that negates ``reader``."""
+    result = helper.make_tensor_value_info("result", TensorProto.FLOAT, None)
+    return helper.make_graph([helper.make_node("Neg", [reader], ["result"])], "branch", [], [result])
+
+
+@pytest.mark.parametrize(
+    "operators", [("Transpose",), ("Transpose", "Flatten"), ("Identity", "Transpose"), ("Neg",), ()]
+)
+def test_what_is_moved_into_a_subgraph_is_what_is_only_passed_on_to_it(operators: tuple[str, ...]) -> None:
+    n = networks.Network()
+    first = n.conv("x", 3, 4)
+    tensors = [first]
+    for operator in operators:
+        tensors.append(n.op(operator, tensors[-1]))
+    n.op("Flatten", first, name="elsewhere")
+    n.op("If", n.weight(np.array(True)), name="y", then_branch=branch(tensors[-1]), else_branch=branch(tensors[-1]))
+    outputs: dict[str, list[int | str]] = {"y": ["N", 4, 8, 8], "elsewhere": ["N", 256]}
+    model = FloatModel(n.artifact({"x": ["N", 3, 8, 8]}, outputs))
+    found = Rounding(model, model.integer_nodes(QdqPlacement.WIDE), QdqPlacement.WIDE).moved_into_subgraphs()
+    assert found == (set() if operators == ("Neg",) else set(tensors[:-1]))
+
+
+def test_the_result_of_a_product_is_rounded_only_for_an_integer_reader() -> None:
+    n = networks.Network()
+    read = n.op("MatMul", "x", n.normal(16, 16), name="read")
+    n.op("Add", read, n.op("MatMul", read, n.normal(16, 16), name="inner"), name="sum")
+    n.op("MatMul", "sum", n.normal(16, 4), name="y")
+    found = rounding(n.artifact({"x": ["N", 16]}, {"y": ["N", 4]}), QdqPlacement.WIDE)
+    assert {"x", "read", "inner", "sum"} <= found.sources.keys()
+    assert "y" not in found.sources
+
+
+def test_a_relu_of_a_shared_scale_keeps_its_own_range() -> None:
+    """Its input has the range of another tensor, which the activation must not clip."""
+    n = networks.Network()
+    first = n.conv("x", 3, 4)
+    pooled = n.op("MaxPool", first, kernel_shape=[2, 2])
+    active = n.op("Relu", pooled)
+    y = n.conv(active, 4, 4)
+    found = rounding(n.artifact({"x": ["N", 3, 8, 8]}, {y: ["N", 4, 7, 7]}), QdqPlacement.WIDE)
+    assert found.absorbed == {}
+    assert found.sources[pooled] == first
+    assert found.sources[active] == active
+
+
+def test_a_slice_shares_the_scale_of_its_input() -> None:
+    n = networks.Network()
+    first = n.conv("x", 3, 4)
+    bounds = [n.weight(np.array([place])) for place in (0, 2, 1)]
+    part = n.op("Slice", first, *bounds)
+    y = n.conv(part, 2, 4)
+    found = rounding(n.artifact({"x": ["N", 3, 8, 8]}, {y: ["N", 4, 8, 8]}), QdqPlacement.WIDE)
+    assert found.sources[part] == first
+
+
+def test_the_result_of_a_convolution_is_rounded_even_if_only_the_caller_reads_it() -> None:
+    n = networks.Network()
+    y = n.conv("x", 3, 4)
+    found = rounding(n.artifact({"x": ["N", 3, 8, 8]}, {y: ["N", 4, 8, 8]}), QdqPlacement.WIDE)
+    assert found.sources == {"x": "x", y: y}
+
+
+def test_a_product_that_an_integer_activation_reads_is_absorbed_by_it() -> None:
+    n = networks.Network()
+    product = n.op("MatMul", "x", n.normal(16, 16))
+    active = n.op("Relu", product)
+    model = FloatModel(n.artifact({"x": ["N", 16]}, {active: ["N", 16]}))
+    found = Rounding(model, model.nodes, QdqPlacement.WIDE)
+    assert found.absorbed == {product: active}
+    assert found.sources == {"x": "x", active: active}
+
+
+def test_parts_of_the_models_input_have_its_range() -> None:
+    n = networks.Network()
+    n.nodes.append(onnx.helper.make_node("Split", ["x"], ["left", "right"], axis=1))
+    n.op("Add", "left", "right", name="y")
+    model = FloatModel(n.artifact({"x": ["N", 4, 8, 8]}, {"y": ["N", 2, 8, 8]}))
+    found = Rounding(model, model.nodes, QdqPlacement.WIDE)
+    assert found.sources == {"x": "x", "left": "x", "right": "x", "y": "y"}

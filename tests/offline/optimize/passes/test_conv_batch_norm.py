@@ -132,6 +132,12 @@ def test_leaves_negative_variance_alone(parse, apply, weights, norm):
     assert apply(ConvBatchNorm(), parse(CONV, w=weights(4, 3, 3, 3), b=weights(4), **parameters)).status == "unchanged"
 
 
+def test_leaves_a_scale_without_limit_alone(parse, apply, weights, norm):
+    text = CONV.replace("BatchNormalization(", "BatchNormalization<epsilon = 0.5>(")
+    parameters = norm(4) | {"var": np.array([1, -0.5, 1, 1], np.float32)}
+    assert apply(ConvBatchNorm(), parse(text, w=weights(4, 3, 3, 3), b=weights(4), **parameters)).status == "unchanged"
+
+
 def test_leaves_a_conv_alone_whose_result_a_subgraph_captures(parse, apply, weights, norm):
     text = """agraph (float[N, 3, 6, 6] x, bool flag) => (float[N, 4, H, W] y, float[N, 4, H, W] z) {
         c = Conv(x, w)

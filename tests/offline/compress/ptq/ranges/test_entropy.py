@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnxruntime.quantization.calibrate import HistogramCollector
 
+from penstock.offline.compress.ptq.ranges import entropy
 from penstock.offline.compress.ptq.ranges.entropy import best_window, divergences, entropy_range
 from penstock.offline.compress.ptq.ranges.histogram import BINS, Histogram
 from penstock.tensor import Array
@@ -177,3 +178,50 @@ def test_the_threshold_of_one_side_is_the_best_of_all_windows(sign: int) -> None
     best = highs[np.argmin(divergences(counts, 0, highs, 256))]
     end = entropy_range(found).high if sign > 0 else -entropy_range(found).low
     assert end == pytest.approx((best + 0.5) * found.bin_width)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 0), (3, 4), (5, 68), (0, 63), (0, 640), (100, 1003)])
+def test_a_scan_finds_the_lowest_place_of_a_valley(start: int, stop: int) -> None:
+    for lowest in range(start, stop + 1):
+        found = entropy._scan(lambda places, lowest=lowest: np.abs(places - lowest), stop, start, stop)
+        assert found == lowest
+
+
+def test_a_window_needs_nine_tenths_of_the_mass_wherever_the_rest_is() -> None:
+    counts = np.full(600, 10)
+    counts[-1] = 1500  # a fifth
+    assert divergences(counts, 0, np.array([599]), 256) == math.inf
+    counts[-1] = 600
+    assert divergences(counts, 0, np.array([599]), 256) < math.inf
+
+
+def test_values_next_to_a_power_of_two_are_in_the_outermost_bins() -> None:
+    values = np.linspace(-0.9999, 0.9999, 100_000)
+    found = entropy_range(histogram(values))
+    assert found.low == pytest.approx(-0.9999, abs=0.01)
+    assert found.high == pytest.approx(0.9999, abs=0.01)
+
+
+@pytest.mark.parametrize("least", [-0.5, -20, -300])
+def test_a_side_may_have_few_bins(least: float) -> None:
+    width = 1 / BINS
+    values = np.random.default_rng(0).uniform(least * width, 0.9, 20_000)
+    found = entropy_range(histogram(values))
+    assert least * width <= found.low < 0
+    assert 0.85 < found.high <= 0.9
+
+
+def test_negative_tensors_with_zeros_mirror_positive_ones() -> None:
+    body = np.append(np.abs(np.random.default_rng(0).standard_cauchy(20_000)), np.zeros(500))
+    positive, negative = entropy_range(histogram(body)), entropy_range(histogram(-body))
+    assert (negative.low, negative.high) == (pytest.approx(-positive.high, rel=2e-3), 0.0)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_a_tensor_of_few_bins_keeps_its_extreme(share: float) -> None:
+    """Wherever in its bin that is."""
+    width = 1 / BINS
+    found = histogram(np.append(np.linspace(0.1, 99, 1000), 100 + share) * width)
+    found._cover(0.75)
+    assert found.bin_width == width
+    assert entropy_range(found).high == found.max

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidData
-from penstock.offline.compress.ptq.ranges.histogram import BINS, Histogram
+from penstock.offline.compress.ptq.ranges.histogram import BINS, Histogram, TensorStatistics
 
 values = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=True), max_size=60)
 
@@ -101,3 +101,19 @@ def test_the_smallest_numbers_are_counted_beside_zero(value: float) -> None:
     assert (histogram.zeros, histogram.count) == (1, 3)
     assert histogram.counts[:BINS].sum() == histogram.counts[BINS:].sum() == 1
     assert histogram.edges[-1] > value
+
+
+def test_float64_keeps_its_precision_and_float16_its_small_numbers() -> None:
+    found = Histogram()
+    found.update(np.array([0.1, 0.3]))
+    assert (found.min, found.max) == (0.1, 0.3)
+    small = np.linspace(-0.01, 0.01, 999).astype(np.float16)
+    half, single = Histogram(), Histogram()
+    half.update(small)
+    single.update(small.astype(np.float32))
+    np.testing.assert_array_equal(half.counts, single.counts)
+
+
+def test_a_tensor_may_be_clipped_unless_the_graph_forbids_it() -> None:
+    assert TensorStatistics(Histogram()).clippable
+    assert TensorStatistics(Histogram()).fixed is None

@@ -161,3 +161,42 @@ def test_the_usual_percentile_is_99_99() -> None:
     statistics = {"x": TensorStatistics(histogram)}
     usual, given = (ranges(statistics, RangeMethod.PERCENTILE, UNSIGNED, *rest)["x"] for rest in ((), (99.99,)))
     assert usual == given == percentile_range(histogram, 99.99)
+
+
+@pytest.mark.parametrize("zeros", [0, 1000, 20_000, 90_000])
+@pytest.mark.parametrize("centre", [-1.0, 0.0, 0.5])
+@pytest.mark.parametrize("percentile", [50, 80, 99])
+def test_percentiles_are_those_of_the_values_and_the_zeros(zeros: int, centre: float, percentile: float) -> None:
+    body = np.random.default_rng(0).normal(centre, 0.3, 100_000 - zeros).clip(-1.9, 1.9)
+    array = np.append(body, np.zeros(zeros)).astype(np.float32)
+    histogram = Histogram()
+    histogram.update(array)
+    found = percentile_range(histogram, percentile)
+    share = (1 - percentile / 100) / 2
+    low, high = np.quantile(array, [share, 1 - share])
+    assert found.low == pytest.approx(min(low, 0), abs=2 * histogram.bin_width)
+    assert found.high == pytest.approx(max(high, 0), abs=2 * histogram.bin_width)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_mse_shrinks_each_end_by_itself(scheme: IntegerScheme, sign: int) -> None:
+    """One side is dense up to its end, the other has outliers."""
+    rng = np.random.default_rng(0)
+    array = sign * np.concatenate([rng.uniform(-1, 0, 50_000), np.abs(rng.normal(0, 0.3, 50_000)), [9.0, 10.0]])
+    found = choose(array, RangeMethod.MSE, scheme)
+    ends = (found.low, found.high) if sign > 0 else (-found.high, -found.low)
+    assert ends[0] == pytest.approx(-1, abs=0.05)
+    assert ends[1] < 9.5
+
+
+def test_percentiles_of_few_values_are_inside_their_bins() -> None:
+    """A quarter of the way beyond the middle, on both sides of a step of zeros and far from it."""
+    histogram = Histogram()
+    width = 1 / 2048
+    histogram.update(np.array([-0.75 - width / 2, -width / 2, 0.0, 0.0, width / 2, 0.75 + width / 2]))
+    assert histogram.bin_width == width
+    for values, centre in ((0, 0.75 + width / 2), (1, width / 2)):
+        found = percentile_range(histogram, 100 * (1 - 2 * (values + 0.75) / 6))
+        assert (found.low, found.high) == (pytest.approx(-centre + width / 4), pytest.approx(centre - width / 4))
+    assert percentile_range(histogram, 10) == Range(0.0, 0.0)
