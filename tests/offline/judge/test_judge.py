@@ -14,7 +14,7 @@ from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.judge.contract import Contract
-from penstock.offline.judge.judge import Judge, hold_out
+from penstock.offline.judge.judge import Judge, checked_reference, hold_out, judging
 from penstock.resources import machine_facts
 
 LINEAR = models.linear(3, 4)
@@ -52,6 +52,31 @@ def test_labels_that_the_original_does_not_predict_are_refused_unless_trusted() 
     with pytest.raises(InvalidData, match="the original is no better than chance on the labels"):
         Judge(LINEAR, wrong)
     assert Judge(LINEAR, wrong, contract=Contract(trust_labels=True)).metric == "top-1"
+
+
+def test_of_several_outputs_the_judged_one_is_named_with_metric_and_reason() -> None:
+    outputs = {"y": _X3 @ models.linear_weight(3, 4), "z": _X3 @ models.linear_weight(3, 4, seed=1)}
+    for contract, told in (
+        (
+            Contract(),
+            "judging output 'y' by top-1: there are labels, [40] of type int64, and 'y' is the first output that",
+        ),
+        (Contract(metric="f1"), "judging output 'y' by f1: as asked for, and 'y' is the first output that suits"),
+        (Contract(metric="fidelity"), "judging output 'y', 'z' by fidelity: as asked for; choose with --metric-output"),
+    ):
+        (note,) = judging(checked_reference(outputs, LABELLED.labels, contract), contract)
+        assert note.startswith(told)
+        assert note.endswith("; choose with --metric-output")
+    for found, contract in ((outputs, Contract(output="y")), ({"y": outputs["y"]}, Contract())):
+        assert judging(checked_reference(found, LABELLED.labels, contract), contract) == ()
+
+
+def test_labels_of_another_output_are_refused_with_the_option_that_chooses_it() -> None:
+    outputs = {"z": np.random.default_rng(5).normal(size=(40, 4)), "y": _X3 @ models.linear_weight(3, 4)}
+    with pytest.raises(InvalidData, match="no better than chance on the labels: its top-1 of output 'z' is 0") as error:
+        checked_reference(outputs, LABELLED.labels, Contract())
+    assert "--metric-output or --metric" in (error.value.hint or "")
+    assert checked_reference(outputs, LABELLED.labels, Contract(output="y")).output == "y"
 
 
 def test_an_original_whose_answers_are_not_numbers_is_an_error() -> None:

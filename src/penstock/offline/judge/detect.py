@@ -6,7 +6,7 @@ Only outputs that are certainly class scores are judged by their highest element
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import numpy as np
@@ -33,6 +33,10 @@ class Choice(msgspec.Struct, frozen=True):
     metric: AccuracyMetric
     outputs: tuple[str, ...]
     reason: str
+
+    def __str__(self) -> str:
+        """The choice as text, for example ``output 'y' by top-1: as asked for``."""
+        return f"output {_quoted(self.outputs)} by {self.metric.name}: {self.reason}"
 
 
 def choose_metric(answers: Mapping[str, Array], labels: Array | None, name: str = "", output: str = "") -> Choice:
@@ -81,12 +85,15 @@ def _named(metric: AccuracyMetric, answers: Mapping[str, Array], labels: Array |
         raise InvalidData(
             f"the metric {metric.name} fits no output: {_shapes(answers, given)}", f"it takes {metric.shapes}"
         )
-    chosen = fitting if metric.name == "fidelity" else fitting[:1]
+    chosen, reason = (
+        (fitting, "as asked for") if metric.name == "fidelity" else (fitting[:1], _first(fitting[0], answers))
+    )
     if metric.name == "agreement":
         chosen = [
             name for name in fitting if not is_float(answers[name]) or has_class_scores(name, answers[name], answers)
         ] or chosen
-    return Choice(metric, tuple(chosen), "as asked for")
+        reason = "as asked for"
+    return Choice(metric, tuple(chosen), reason)
 
 
 def _from_labels(answers: Mapping[str, Array], labels: Array) -> Choice:
@@ -95,8 +102,13 @@ def _from_labels(answers: Mapping[str, Array], labels: Array) -> Choice:
             continue
         for name, array in answers.items():
             if metric.fits(array, labels):
-                return Choice(metric, (name,), f"there are labels, {list(labels.shape)} of type {labels.dtype}")
+                cause = f"there are labels, {list(labels.shape)} of type {labels.dtype}"
+                return Choice(metric, (name,), _first(name, answers, cause))
     raise _misfit(answers, labels)
+
+
+def _first(name: str, answers: Mapping[str, Array], cause: str = "as asked for") -> str:
+    return cause if len(answers) == 1 else f"{cause}, and '{name}' is the first output that suits the metric"
 
 
 def _from_answers(found: Mapping[str, Array], answers: Mapping[str, Array]) -> Choice:
@@ -137,5 +149,5 @@ def _shapes(answers: Mapping[str, Array], labels: Array | None) -> str:
     )
 
 
-def _quoted(names: list[str]) -> str:
+def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)

@@ -149,13 +149,20 @@ def checked_reference(found: Outputs, labels: Array | None, contract: Contract, 
         )
     if reference.labels is not None and not contract.trust_labels:
         check_labels(
-            reference.metric,
+            f"{reference.metric} of output '{reference.output}'",
             lambda shuffled: reference.value(found, shuffled),
             reference.labels,
             reference.choice.metric.higher,
         )
     reference.original()  # A metric that fails must fail before long work.
     return reference
+
+
+def judging(reference: Reference, contract: Contract) -> tuple[str, ...]:
+    """A note that names the judged output and the metric, if the model has several outputs and ``contract`` names none."""
+    if contract.output or len(reference.answers) == 1:
+        return ()
+    return (f"judging {reference.choice}; choose with --metric-output",)
 
 
 def hold_out(artifact: Artifact, data: Dataset, share: float = 0.2) -> tuple[Dataset, Dataset]:
