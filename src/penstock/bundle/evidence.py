@@ -141,6 +141,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """Maximum deviation of an output from the original's; None: unlimited."""
     prove_accuracy: bool = False
     """True if the maximum loss had to be proven at 95 % confidence."""
+    trust_labels: bool = False
+    """True if labels were accepted on which the original may be no better than chance."""
     seen_rows: int = 0
     """Number of evaluation rows that are also calibration or training rows."""
 

@@ -364,6 +364,7 @@ def _evidence(
         metric_reason=tuned.choice.reason,
         max_output_error=recipe.contract.max_output_error if isfinite(recipe.contract.max_output_error) else None,
         prove_accuracy=recipe.contract.prove_accuracy,
+        trust_labels=recipe.contract.trust_labels,
         seen_rows=seen_rows,
     )
 

@@ -137,10 +137,12 @@ class Judge:
         return Judgement(accuracy, reference.scores(outputs).astype(np.float32), reference.divergence(outputs))
 
 
-def checked_reference(found: Outputs, labels: Array | None, contract: Contract, looks: int = 1) -> Reference:
-    """The reference with the original's outputs ``found``. Raises the errors of ``Judge`` about data, labels and metric."""
+def checked_reference(
+    found: Outputs, labels: Array | None, contract: Contract, looks: int = 1, who: str = "the original"
+) -> Reference:
+    """The reference with the outputs ``found`` of ``who``. Raises the errors of ``Judge`` about data, labels and metric."""
     if broken := not_finite(found):
-        raise InvalidData(f"the original's {broken}", "remove these samples, or repair the model")
+        raise InvalidData(f"{who}'s {broken}", "remove these samples, or repair the model")
     reference = make_reference(found, labels, contract.metric, contract.output, looks)
     if contract.prove_accuracy and not reference.is_exact:
         raise InvalidConfig(
@@ -153,6 +155,7 @@ def checked_reference(found: Outputs, labels: Array | None, contract: Contract, 
             lambda shuffled: reference.value(found, shuffled),
             reference.labels,
             reference.choice.metric.higher,
+            who,
         )
     reference.original()  # A metric that fails must fail before long work.
     return reference
