@@ -10,9 +10,10 @@ import typer
 
 from penstock.bundle.evidence import CandidateRecord
 from penstock.cli import options
-from penstock.cli.inspect import make_console, show
+from penstock.cli.inspect import show
 from penstock.cli.progress import StageProgress
 from penstock.cli.quantities import parse_counts, parse_milliseconds, parse_seconds, parse_share
+from penstock.cli.tables import make_console
 from penstock.errors import InvalidArgument
 from penstock.offline.build import BuildResult, Recipe
 from penstock.offline.build import build as build_bundle

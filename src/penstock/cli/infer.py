@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 import typer
-from rich.console import Console
 
 from penstock.bundle.evidence import Evidence
 from penstock.cli import options
+from penstock.cli.tables import make_console
 from penstock.dataset import Dataset, load_dataset
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.offline.judge.contract import Contract
@@ -91,7 +91,7 @@ def infer(
     if json:
         print(msgspec.json.encode(facts).decode())
         return
-    console = Console()
+    console = make_console()
     console.print(
         f"{data.count} rows in {seconds * 1e3:.1f} ms ({facts['rows_per_second']:.0f} rows/s) on {variant or 'onnxruntime'}"
     )
