@@ -96,6 +96,19 @@ def test_the_contract_names_the_metric() -> None:
     assert Judge(mlp(), data, contract=Contract(metric="rank")).metric == "rank"
 
 
+@pytest.mark.parametrize("metric", ["", "fidelity"])
+def test_fidelity_cannot_be_proven(metric: str) -> None:
+    # A rare sample far from the others may make most of the spread, by which every difference is divided.
+    with pytest.raises(
+        InvalidConfig, match="a loss of fidelity cannot be proven: its scores depend on the spread"
+    ) as error:
+        Judge(mlp(), make_dataset(X, None), contract=Contract(metric=metric, prove_accuracy=True))
+    assert "--metric with one of top-1, agreement, top-5, cosine" in (error.value.hint or "")
+    assert (
+        Judge(mlp(), make_dataset(X, None), contract=Contract(metric="cosine", prove_accuracy=True)).metric == "cosine"
+    )
+
+
 def test_no_samples_are_refused() -> None:
     with pytest.raises(InvalidData, match="no samples to judge on"):
         Judge(mlp(), make_dataset({"x": X["x"][:0]}, None))

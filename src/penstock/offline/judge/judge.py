@@ -20,6 +20,7 @@ from penstock.measurement import Interval
 from penstock.offline.judge.accuracy import Reference, answers, make_reference, not_finite
 from penstock.offline.judge.chance import check_labels
 from penstock.offline.judge.contract import Contract
+from penstock.offline.judge.metric_table import METRICS
 from penstock.offline.judge.metrics import Outputs
 from penstock.offline.judge.race import race
 from penstock.offline.sessions import call_rows, loaded, signature_of
@@ -144,10 +145,11 @@ def checked_reference(
     if broken := not_finite(found):
         raise InvalidData(f"{who}'s {broken}", "remove these samples, or repair the model")
     reference = make_reference(found, labels, contract.metric, contract.output, looks)
-    if contract.prove_accuracy and not reference.is_exact:
+    if contract.prove_accuracy and (cause := reference.choice.metric.unprovable):
+        exact = ", ".join(name for name, metric in METRICS.items() if not metric.unprovable)
         raise InvalidConfig(
-            f"a loss of {reference.metric} cannot be proven: its intervals are approximate",
-            "use a metric that is a mean over rows: top-1, top-5, agreement, fidelity or cosine; or do not require a proof",
+            f"a loss of {reference.metric} cannot be proven: {cause}",
+            f"use --metric with one of {exact}, and labels if it needs them; or do not require a proof",
         )
     if reference.labels is not None and not contract.trust_labels:
         check_labels(
