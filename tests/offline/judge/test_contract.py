@@ -80,6 +80,7 @@ def test_accuracy_and_latency_bind_together() -> None:
 def test_nothing_is_good_at_anything() -> None:
     error = unmet(Contract(0.01, p99_ms=0.1), [record("a", 1.0, 0.5)])
     assert "every candidate is both too inaccurate and too slow" in error.message
+    assert error.hint == "--p99 1.7ms --max-accuracy-loss 54% would suffice (a)"
 
 
 def test_what_meets_it_by_chance_is_named() -> None:
@@ -112,8 +113,9 @@ def test_following_either_hint_meets_the_contract(records: list[CandidateRecord]
 
     assume(not meets(contract))
     hint = unmet(contract, records).hint
-    for share in re.findall(r"--max-accuracy-loss (\S+) would", hint):
-        assert meets(Contract(parse_share(share), p99))
+    assert hint
+    for time, share in re.findall(r"(?:--p99 (\S+) )?--max-accuracy-loss (\S+) would", hint):
+        assert meets(Contract(parse_share(share), parse_milliseconds(time) if time else p99))
     for time in re.findall(r"--p99 (\S+) would", hint):
         assert meets(Contract(loss, parse_milliseconds(time)))
 

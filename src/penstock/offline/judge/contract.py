@@ -125,7 +125,8 @@ def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnm
     if accurate:
         nearest = min(accurate, key=_p99)
         ways.append(f"--p99 {_round_up(_p99(nearest)):g}ms would suffice ({nearest.name})")
-    if kindest := min(quick, key=lambda record: _least(contract, record), default=None):
+    others = quick or ([] if accurate or unproven else measured)
+    if kindest := min(others, key=lambda record: _least(contract, record), default=None):
         ways += _concessions(contract, kindest)
     if unproven:
         binding = (
@@ -165,7 +166,7 @@ def _concessions(contract: Contract, record: CandidateRecord) -> list[str]:
     accuracy = _accuracy(record)
     if accuracy.broken:
         return []
-    needed = []
+    needed = [f"--p99 {_round_up(_p99(record)):g}ms"] if contract.latency_objection(_p99(record)) else []
     if (bound := contract.bound(accuracy)) > contract.limit(accuracy.metric):
         option = "--max-output-error" if accuracy.metric == "fidelity" else "--max-accuracy-loss"
         needed.append(f"{option} {_percent(bound)}")

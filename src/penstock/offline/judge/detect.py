@@ -82,8 +82,10 @@ def _named(metric: AccuracyMetric, answers: Mapping[str, Array], labels: Array |
     given = labels if metric.labels else None
     fitting = [name for name, array in answers.items() if metric.fits(array, given)]
     if not fitting:
+        cause, fix = _bad_label(answers, given, axis=-1 if metric.name == "perplexity" else 1)
         raise InvalidData(
-            f"the metric {metric.name} fits no output: {_shapes(answers, given)}", f"it takes {metric.shapes}"
+            f"the metric {metric.name} fits no output: {_shapes(answers, given)}{cause}",
+            f"{fix}it takes {metric.shapes}",
         )
     chosen, reason = (
         (fitting, "as asked for") if metric.name == "fidelity" else (fitting[:1], _first(fitting[0], answers))
@@ -128,10 +130,40 @@ def _from_answers(found: Mapping[str, Array], answers: Mapping[str, Array]) -> C
 
 def _misfit(answers: Mapping[str, Array], labels: Array) -> InvalidData:
     limit = f"labels go up to {labels.max()}, but " if is_ids(labels) else ""
+    cause, fix = _bad_label(answers, labels)
     return InvalidData(
-        f"{limit}no output suits the labels: {_shapes(answers, labels)}",
-        "check that class numbers start at 0; or name a metric; or remove the labels",
+        f"{limit}no output suits the labels: {_shapes(answers, labels)}{cause}",
+        f"{fix or 'check that class numbers start at 0; or '}name a metric; or remove the labels",
     )
+
+
+def _bad_label(answers: Mapping[str, Array], labels: Array | None, axis: int = 1) -> tuple[str, str]:
+    """The first label that is no class number, with the rule, and what to do, as parts of a message; empty if there is none.
+
+    ``axis`` is the outputs' axis of classes.
+    """
+    if labels is None or not is_ids(labels) or not labels.size:
+        return "", ""
+    if labels.min() < 0:
+        rule = "class numbers start at 0, and only the metrics iou and perplexity skip negative labels"
+        return f"; {_place(labels, labels < 0)} is negative: {rule}", "remove the samples with padding; or "
+    for name, array in answers.items():
+        classes = array.shape[axis] if array.ndim > 1 and array.shape[axis] > 1 else 2
+        if (
+            is_float(array)
+            and labels.size * (classes if array.ndim > 1 else 1) == array.size
+            and labels.max() >= classes
+        ):
+            fix = "subtract 1 from every label; or " if labels.min() > 0 and labels.max() == classes else ""
+            rule = f"output '{name}' has {classes} classes, numbered from 0 to {classes - 1}"
+            return f"; {_place(labels, labels >= classes)} is too high: {rule}", fix
+    return "", ""
+
+
+def _place(labels: Array, where: Array) -> str:
+    """The first label ``where`` is True, and its index."""
+    first = np.argwhere(where)[0]
+    return f"label {labels[tuple(first)]} at index {first[0] if len(first) == 1 else first.tolist()}"
 
 
 def _is_embedding(array: Array) -> bool:
