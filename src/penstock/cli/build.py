@@ -13,7 +13,7 @@ from penstock.cli import options
 from penstock.cli.inspect import show
 from penstock.cli.progress import StageProgress
 from penstock.cli.quantities import parse_counts, parse_seconds
-from penstock.cli.tables import make_console
+from penstock.cli.views.tables import make_console
 from penstock.errors import InvalidArgument
 from penstock.offline.build import BuildResult, Recipe
 from penstock.offline.build import build as build_bundle

@@ -12,7 +12,7 @@ import typer
 
 from penstock.bundle.evidence import Evidence
 from penstock.cli import options
-from penstock.cli.tables import make_console
+from penstock.cli.views.tables import make_console
 from penstock.dataset import Dataset, load_dataset
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.offline.judge.contract import Contract

@@ -15,8 +15,8 @@ from penstock.artifact import Artifact, Format, format_of
 from penstock.bundle.evidence import CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest
 from penstock.bundle.open import open_bundle
-from penstock.cli.tables import make_console, print_table
 from penstock.cli.views import onnx_model
+from penstock.cli.views.tables import make_console, print_table
 from penstock.errors import InvalidArgument
 from penstock.perf.report import write_report
 from penstock.resources import machine_facts

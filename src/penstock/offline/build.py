@@ -164,14 +164,14 @@ def _build(
     with _blaming(evaluate if evaluate is not None else calibrate):
         # Reject labels or a metric that do not fit the model before any long work.
         judge = Judge(original, evaluation, min(threads), contract=recipe.contract)
-    judged = _warned(judging(judge.reference, recipe.contract))
+    warnings = _warned(judging(judge.reference, recipe.contract))
 
     on_progress("optimize", 0, 1)
     sample = evaluation.rows(0, signature.smallest_batch)
     fp32, optimization = optimize(original, [sample])
     on_progress("optimize", 1, 1)
     seen, overlap = overlap_notes(evaluation, calibration)
-    warnings = _warned((*about(fp32, calibration, evaluation, signature.smallest_batch), *overlap))
+    warnings += _warned((*about(fp32, calibration, evaluation, signature.smallest_batch), *overlap))
     with _blaming(calibrate):
         is_smallest = recipe.objective == "size"
         int8, notes = integer_versions(
@@ -186,15 +186,7 @@ def _build(
         tuned = tuner.run(machine.cores)
 
     on_progress("pack", 0, 1)
-    notes = (
-        *judged,
-        *notes,
-        *warnings,
-        *tuned.notes,
-        *planned.notes,
-        *_disappointed(planned, tuned),
-        *_caveats(recipe, tuned),
-    )
+    notes = (*notes, *warnings, *tuned.notes, *planned.notes, *_disappointed(planned, tuned), *_caveats(recipe, tuned))
     data = {"evaluate": evaluation.digest, **({"calibrate": calibration.digest} if calibration else {})}
     variants, files = _variants(tuned.chosen, fp32)
     manifest = Manifest(

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from rich.markup import escape
 
-from penstock.cli.tables import make_console, print_table
+from penstock.cli.views.tables import make_console, print_table
 from penstock.offline.compress.method import Method
 from penstock.offline.compress.outcome import Outcome, times
 from penstock.offline.judge.contract import while_busy

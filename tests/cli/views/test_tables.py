@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from penstock.cli.tables import make_console, print_table
+from penstock.cli.views.tables import make_console, print_table
 
 TITLES = ("candidate", "p50 ms", "p99 ms", "speed", "loss", "KiB", "verdict")
 MINOR = ("p50 ms", "KiB", "p99 ms")
