@@ -52,6 +52,16 @@ def linear(rows: int = 3, columns: int = 2, seed: int = 0) -> Artifact:
     )
 
 
+def two_linear() -> Artifact:
+    """``y`` of ``linear(3, 2)``, and ``z`` of ``linear(3, 2, seed=1)``, for the same x."""
+    return artifact(
+        [("MatMul", ["x", "w"], ["y"]), ("MatMul", ["x", "v"], ["z"])],
+        [("x", _FP32, ["N", 3])],
+        [("y", _FP32, ["N", 2]), ("z", _FP32, ["N", 2])],
+        {"w": linear_weight(), "v": linear_weight(seed=1)},
+    )
+
+
 def linear_weight(rows: int = 3, columns: int = 2, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
 

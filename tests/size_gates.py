@@ -15,6 +15,7 @@ SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
 <<<<<<< HEAD
+<<<<<<< HEAD
     "": 2_094,
 <<<<<<< HEAD
     "bundle": 1_881,
@@ -50,6 +51,17 @@ ROOM_LINES = {
 >>>>>>> mut2
     "offline/optimize": 1_971,
     "offline/tune": 607,
+=======
+    "": 2_121,
+    "bundle": 1_871,
+    "cli": 2_278,
+    "engines": 1_893,
+    "offline": 808,
+    "offline/compress": 14_684,
+    "offline/judge": 2_264,
+    "offline/optimize": 1_971,
+    "offline/tune": 594,
+>>>>>>> news
     "online": 57,
 >>>>>>> dyn
     "online/cache": 841,

@@ -111,7 +111,7 @@ def test_a_foreign_byte_order_is_turned() -> None:
             r"labels must be numbers or text, one row per sample.*shape \[4, 0\]",
         ),
         ({"x": X, "labels": np.array(3)}, r"labels must be numbers or text, one row per sample.*shape \[\]"),
-        ({"x": X, "labels": np.array([0, -1, 2, 3])}, "must not be negative, but one is -1"),
+        ({"x": X, "labels": np.array([0, -1, 2, 3])}, "must not be negative, .* the label at index 1 is -1"),
     ],
 )
 def test_bad_data_is_refused_with_its_cause(tmp_path: Path, arrays: dict[str, np.ndarray], cause: str) -> None:

@@ -3,9 +3,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
-from penstock.measurement import Conditions, student
+from penstock.measurement import Conditions, percent, percent_beside, student
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 8, 19, 400])
@@ -29,3 +31,15 @@ def test_a_disturbance_is_named_by_its_cause() -> None:
     assert Conditions(0.1, 0.2, 0.0, dirty=True, busy="other processes used 1.0 of 2 cores").disturbance == (
         "other processes used 1.0 of 2 cores"
     )
+
+
+@given(st.floats(1e-7, 1.0), st.integers(0, 3))
+def test_a_percentage_is_exact_to_four_digits_and_never_zero(share: float, decimals: int) -> None:
+    assert float(percent(share, decimals)[:-1]) / 100 == pytest.approx(share, rel=1.1e-4)
+    assert len(percent(share, decimals).partition(".")[2][:-1]) >= decimals
+
+
+@given(st.sampled_from([0.0, 0.005, 0.01, 0.1]), st.floats(1e-8, 0.5))
+def test_a_percentage_beside_its_limit_differs_from_it(limit: float, excess: float) -> None:
+    assert float(percent_beside(limit + excess, limit)[:-1]) / 100 > limit
+    assert percent_beside(limit, limit) == f"{limit:.2%}"

@@ -175,7 +175,11 @@ def _check_labels(labels: Array) -> Array:
     if flat.dtype.kind == "f" and _not_finite(flat).any():
         raise InvalidData("labels contain NaN or infinity", "remove these samples, or replace the values")
     if flat.ndim == 1 and flat.dtype.kind == "i" and flat.min(initial=0) < 0:
-        raise InvalidData(f"labels must not be negative, but one is {flat.min()}", "number the classes from 0")
+        first = int(np.flatnonzero(flat < 0)[0])
+        raise InvalidData(
+            f"labels must not be negative, because classes are numbered from 0, but the label at index {first} is {flat[first]}",
+            "remove samples whose label is padding, number the classes from 0, or save the numbers of a regression as floats",
+        )
     return flat
 
 

@@ -8,6 +8,7 @@ import math
 import msgspec
 
 _TOLERANCE = 1e-12
+_MOST_DECIMALS = 12
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -43,6 +44,28 @@ class Conditions(msgspec.Struct, frozen=True):
         if not self.dirty:
             return ""
         return self.busy or f"load {self.load_before:g} before, {self.steal_percent:g} % of the time stolen"
+
+
+def percent(share: float, decimals: int = 2) -> str:
+    """``share`` in per cent, with ``decimals`` decimals, or with as many more as show it to four significant digits."""
+    digits = decimals
+    while digits < _MOST_DECIMALS and not math.isclose(_shown(share, digits), share, rel_tol=1e-4):
+        digits += 1
+    return f"{share:.{digits}%}"
+
+
+def percent_beside(share: float, limit: float, decimals: int = 2) -> str:
+    """``share`` in per cent, with ``decimals`` decimals, or with as many more as show on which side of ``limit`` it is."""
+    for digits in range(decimals, _MOST_DECIMALS):
+        shown = _shown(share, digits)
+        is_apart = (shown > limit) == (share > limit) and not math.isclose(shown, limit, rel_tol=1e-9)
+        if share == limit or is_apart:
+            break
+    return f"{share:.{digits}%}"
+
+
+def _shown(share: float, digits: int) -> float:
+    return float(f"{share:.{digits}%}"[:-1]) / 100
 
 
 @functools.lru_cache(1 << 10)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -100,6 +101,38 @@ def test_the_contract_of_a_bundle_names_the_metric(penstock, folder: Path) -> No
         packed(folder / f"{metric[:2]}.bundle", files, evidence=found)
         answer = penstock("infer", f"{metric[:2]}.bundle", "--inputs", "classes.npz", "--json").json
         assert (answer["metric"], answer["accuracy"]) == expected
+
+
+@pytest.mark.parametrize("metric", ["top-1", "agreement"])
+def test_the_contract_of_a_bundle_names_the_output(penstock, folder: Path, metric: str) -> None:
+    x = np.random.default_rng(3).normal(size=(60, 3)).astype(np.float32)
+    labels = (x @ models.linear_weight(seed=1)).argmax(axis=1)  # of the second output
+    np.savez("second.npz", x=x, labels=labels)
+    found = evidences.evidence(evidences.record("int8"), metric=metric, metric_outputs=("z",))
+    packed(folder / "two.bundle", {"model.onnx": models.two_linear().data}, evidence=found)
+    answer = penstock("infer", "two.bundle", "--inputs", "second.npz", "--json").json
+    assert (answer["metric"], answer["metric_outputs"], answer["accuracy"]) == ("top-1", ["z"], 1.0)
+    assert "the bundle's contract" in answer["metric_reason"]
+    told = penstock("infer", "two.bundle", "--inputs", "second.npz").out
+    assert "100.00% top-1 of 60 labels, output 'z' (the metric of the bundle's contract" in told
+
+
+def test_labels_are_accepted_by_the_rule_of_the_build(penstock, folder: Path) -> None:
+    x = np.random.default_rng(3).normal(size=(60, 3)).astype(np.float32)
+    labels = (x @ models.linear_weight()).argmax(axis=1)
+    np.savez("wrong.npz", x=x, labels=np.random.default_rng(4).permutation(labels))
+    found = evidences.evidence(evidences.record("int8"), metric="top-1", metric_outputs=("y",))
+    files = {"model.onnx": models.linear(3, 2).data}
+    packed(folder / "a.bundle", files, evidence=found)
+    packed(folder / "b.bundle", files, evidence=msgspec.structs.replace(found, trust_labels=True))
+    for target in ("a.bundle", "linear.onnx"):
+        answer = penstock("infer", target, "--inputs", "wrong.npz", "--json").json
+        assert answer["accuracy"] is None
+        assert "the model is no better than chance on the labels" in answer["accuracy_note"]
+        assert "--trust-labels" in answer["accuracy_note"]
+    for arguments in (("a.bundle", "--trust-labels"), ("b.bundle",)):
+        answer = penstock("infer", *arguments, "--inputs", "wrong.npz", "--json").json
+        assert 0.2 < answer["accuracy"] < 0.8
 
 
 def test_outputs_that_are_not_finite_have_no_accuracy(penstock, folder: Path) -> None:

@@ -482,6 +482,18 @@ def test_few_samples_are_warned_of_before_the_work(
     assert note in caplog.text
 
 
+def test_the_judged_output_of_several_is_told_before_the_work(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    x = RNG(0).standard_normal((40, 3)).astype(np.float32)
+    data = {"x": x, "labels": (x @ models.linear_weight()).argmax(axis=1)}
+    result = build(models.two_linear(), tmp_path / "out.bundle", evaluate=data, recipe=QUICK)
+    note = "judging output 'y' by top-1: there are labels, [40] of type int64, and 'y' is the first output that suits"
+    assert caplog.messages[0].startswith(note)
+    assert any(one.startswith(note) for one in result.evidence.notes)
+    named = msgspec.structs.replace(QUICK, contract=Contract(output="y"))
+    result = build(models.two_linear(), tmp_path / "out.bundle", evaluate=data, recipe=named)
+    assert not any("judging" in one for one in result.evidence.notes)
+
+
 def test_calibration_data_unlike_the_evaluation_data_are_noted(model: Path, tmp_path: Path) -> None:
     with np.load(tmp_path / "data.npz") as arrays:
         x = arrays["x"]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.measurement import Conditions, Interval, LatencyPoint
+from penstock.measurement import Conditions, Interval, LatencyPoint, percent
 
 Status = Literal["baseline", "chosen", "outrun", "rejected", "failed"]
 
@@ -28,6 +28,8 @@ class Accuracy(msgspec.Struct, frozen=True):
     samples: int
     bound: float | None = None
     """Upper bound of the loss at 95 % confidence; None in bundles of older versions."""
+    spread: float = 0.0
+    """Standard deviation of the samples' losses, if the metric is the mean of their scores; otherwise 0."""
     lost: int = 0
     won: int = 0
     """Numbers of samples that only the original, and only the candidate, gets right; 0 if the metric does not count right samples."""
@@ -141,6 +143,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """Maximum deviation of an output from the original's; None: unlimited."""
     prove_accuracy: bool = False
     """True if the maximum loss had to be proven at 95 % confidence."""
+    trust_labels: bool = False
+    """True if labels were accepted on which the original may be no better than chance."""
     seen_rows: int = 0
     """Number of evaluation rows that are also calibration or training rows."""
 
@@ -164,11 +168,12 @@ class Evidence(msgspec.Struct, frozen=True):
         """The contract on accuracy and the reason for its metric, as text."""
         proof = " with 95 % confidence" if self.prove_accuracy else ""
         if not self.metric:
-            return f"at most {self.max_accuracy_loss:.2%} loss of accuracy{proof}"
+            return f"at most {percent(self.max_accuracy_loss)} loss of accuracy{proof}"
         judged = ", ".join(f"'{name}'" for name in self.metric_outputs)
-        most = f"at most {self.limit:.2%}" if math.isfinite(self.limit) else "any"
-        is_limited = self.metric != "fidelity" and self.max_output_error is not None
-        others = f", and {self.max_output_error:.0%} difference from the original" if is_limited else ""
+        most = f"at most {percent(self.limit)}" if math.isfinite(self.limit) else "any"
+        others = ""
+        if self.metric != "fidelity" and self.max_output_error is not None:
+            others = f", and {percent(self.max_output_error, 0)} difference from the original"
         return f"{most} loss of {self.metric}{proof} in {judged} ({self.metric_reason}){others}"
 
     def candidate(self, name: str) -> CandidateRecord:

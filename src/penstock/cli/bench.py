@@ -18,6 +18,7 @@ from rich.table import Table
 
 from penstock.cli import options
 from penstock.cli.quantities import parse_counts
+from penstock.cli.views.tables import make_console
 from penstock.dataset import load_dataset
 from penstock.errors import InvalidArgument, InvalidData
 from penstock.perf.grpc_client import GrpcConnector, framed
@@ -165,7 +166,7 @@ def _print(title: str, rows: Sequence[Row]) -> None:
         latencies = (row.p50_ms, row.p95_ms, row.p99_ms, row.p999_ms, row.max_ms)
         table.add_row(load, f"{row.throughput:,.0f}", *map(_latency, latencies), f"{row.requests:,}", f"{row.errors:,}")
         errors += [f"{load}: {count:,} × {kind}" for kind, count in row.errors_by_kind.items()]
-    console = Console()
+    console = make_console()
     console.print(table)
     for error in errors:
         console.print(error)

@@ -10,14 +10,14 @@ import typer
 
 from penstock.bundle.evidence import CandidateRecord
 from penstock.cli import options
-from penstock.cli.inspect import make_console, show
+from penstock.cli.inspect import show
 from penstock.cli.progress import StageProgress
-from penstock.cli.quantities import parse_counts, parse_milliseconds, parse_seconds, parse_share
+from penstock.cli.quantities import parse_counts, parse_seconds
+from penstock.cli.views.tables import make_console
 from penstock.errors import InvalidArgument
 from penstock.offline.build import BuildResult, Recipe
 from penstock.offline.build import build as build_bundle
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
-from penstock.offline.judge.contract import Contract
 from penstock.perf.report import check_report_target, write_report
 from penstock.storage.atomic import real_path
 
@@ -73,14 +73,8 @@ def build(
       penstock build model.onnx --evaluate test.npz --max-accuracy-loss 0.5% --p99 5ms -o digits.bundle --report report.html
     """
     recipe = Recipe(
-        contract=Contract(
-            parse_share(max_accuracy_loss),
-            parse_milliseconds(p99) if p99 else None,
-            prove_accuracy,
-            max_output_error=parse_share(max_output_error),
-            metric=metric,
-            output=metric_output,
-            trust_labels=trust_labels,
+        contract=options.read_contract(
+            max_accuracy_loss, max_output_error, p99, metric, metric_output, prove_accuracy, trust_labels
         ),
         name=name,
         version=model_version,

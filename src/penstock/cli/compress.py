@@ -10,10 +10,9 @@ import typer
 from penstock.cli import options
 from penstock.cli.build import check_places, show_result
 from penstock.cli.progress import StageProgress
-from penstock.cli.quantities import parse_counts, parse_milliseconds, parse_seconds, parse_share
+from penstock.cli.quantities import parse_counts, parse_seconds
 from penstock.offline.build import Compression, Recipe, build
 from penstock.offline.compress.planner.plan_store import remove_plan
-from penstock.offline.judge.contract import Contract
 
 _TIMING_SHARE, _MAX_TIMING_S = 0.1, 20.0
 """The time for the final choice, after the plan's budget: this fraction of the budget, but at most this many seconds."""
@@ -74,14 +73,8 @@ def compress(
     budget_s = parse_seconds(budget)
     folder = resume or output.with_name(f"{output.name}.plan")
     recipe = Recipe(
-        contract=Contract(
-            parse_share(max_accuracy_loss),
-            parse_milliseconds(p99) if p99 else None,
-            prove_accuracy,
-            max_output_error=parse_share(max_output_error),
-            metric=metric,
-            output=metric_output,
-            trust_labels=trust_labels,
+        contract=options.read_contract(
+            max_accuracy_loss, max_output_error, p99, metric, metric_output, prove_accuracy, trust_labels
         ),
         name=name,
         threads=parse_counts(threads) if threads else (),

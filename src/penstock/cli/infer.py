@@ -9,17 +9,30 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 import typer
-from rich.console import Console
 
-from penstock.bundle.manifest import Manifest
+from penstock.bundle.evidence import Evidence
 from penstock.cli import options
+from penstock.cli.views.tables import make_console
 from penstock.dataset import Dataset, load_dataset
 from penstock.errors import InvalidArgument, PenstockError
-from penstock.offline.judge.accuracy import make_reference, not_finite
+from penstock.offline.judge.contract import Contract
+from penstock.offline.judge.judge import checked_reference
 from penstock.offline.judge.metric_table import METRICS
 from penstock.runtime import open as open_model
 from penstock.storage.atomic import check_writable, real_path, whole_file
 from penstock.tensor import Array
+
+
+class _Judged(msgspec.Struct, frozen=True):
+    """The accuracy of the outputs."""
+
+    metric: str = ""
+    outputs: tuple[str, ...] = ()
+    reason: str = ""
+    """The reason for the metric."""
+    accuracy: float | None = None
+    why_none: str = ""
+    """The reason if there are labels but no value."""
 
 
 def infer(
@@ -34,11 +47,15 @@ def infer(
     batch: Annotated[
         int | None, typer.Option(min=1, help="Rows per call; default: the batch size of the bundle, else 32.")
     ] = None,
+    trust_labels: Annotated[
+        bool, typer.Option("--trust-labels", help="Accept labels on which the model is no better than chance.")
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Run a bundle or model over the rows of an npz file, in this process.
 
-    If the file contains an array named `labels`, the command also reports the accuracy, by the metric of the bundle's contract.
+    If the file contains an array named `labels`, the command also reports the accuracy, by the metric of the bundle's contract and on
+    the outputs that it names.
 
     [bold]Examples[/bold]
 
@@ -56,33 +73,37 @@ def infer(
         variant = model.variant.name if model.variant else None
     if outputs is not None:
         write_npz(outputs, results)
-    metric, accuracy, why_none = _accuracy(model.manifest, data, results)
+    judged = _judged(model.manifest.evidence if model.manifest else None, data, results, trust_labels)
     facts: dict[str, Any] = {
         "model": model.name,
         "variant": variant,
         "rows": data.count,
         "seconds": seconds,
         "rows_per_second": data.count / seconds,
-        "metric": metric or None,
-        "accuracy": accuracy,
-        "accuracy_note": why_none,
+        "metric": judged.metric or None,
+        "metric_outputs": judged.outputs,
+        "metric_reason": judged.reason,
+        "accuracy": judged.accuracy,
+        "accuracy_note": judged.why_none,
         "outputs": {name: list(array.shape) for name, array in results.items()},
         "written": str(outputs) if outputs else None,
     }
     if json:
         print(msgspec.json.encode(facts).decode())
         return
-    console = Console()
+    console = make_console()
     console.print(
         f"{data.count} rows in {seconds * 1e3:.1f} ms ({facts['rows_per_second']:.0f} rows/s) on {variant or 'onnxruntime'}"
     )
     for name, array in results.items():
         console.print(f"{name}  {array.dtype}{list(array.shape)}")
-    if accuracy is not None:
-        value = f"{accuracy:.2%}" if METRICS[metric].is_share else f"{accuracy:.4g}"
-        console.print(f"accuracy  {value} {metric} of {data.count} labels")
-    elif why_none:
-        console.print(f"accuracy  not computed: {why_none}")
+    if judged.accuracy is not None:
+        value = f"{judged.accuracy:.2%}" if METRICS[judged.metric].is_share else f"{judged.accuracy:.4g}"
+        names = ", ".join(f"'{name}'" for name in judged.outputs)
+        told = f"{value} {judged.metric} of {data.count} labels, output {names} ({judged.reason})"
+        console.print(f"accuracy  {told}", markup=False, soft_wrap=True)
+    elif judged.why_none:
+        console.print(f"accuracy  not computed: {judged.why_none}", markup=False, soft_wrap=True)
     if outputs is not None:
         console.print(f"written to {outputs}")
 
@@ -103,26 +124,31 @@ def _check_target(outputs: Path, bundle: Path, inputs: Path) -> None:
     check_writable(outputs)
 
 
-def _accuracy(manifest: Manifest | None, data: Dataset, outputs: dict[str, Array]) -> tuple[str, float | None, str]:
-    """The metric, its value for the labels, and the reason if there are labels but no value.
+def _judged(evidence: Evidence | None, data: Dataset, outputs: dict[str, Array], trust_labels: bool) -> _Judged:
+    """The accuracy by the metric, on the outputs, and with the rule for labels of the bundle's contract, as ``penstock build`` judges.
 
-    The metric is the one of the bundle's contract. If there is none, or if it does not use labels, the metric suits the outputs and
-    the labels. A bundle must not run code, so a function ``module:function`` of its builder is not called.
+    If there is no contract, or if its metric does not use labels, the metric suits the outputs and the labels. A bundle must not run
+    code, so a function ``module:function`` of its builder is not called.
     """
     if data.labels is None:
-        return "", None, ""
-    evidence = manifest.evidence if manifest else None
-    metric, judged = (
-        (evidence.metric, *evidence.metric_outputs[:1]) if evidence and evidence.metric_outputs else ("", "")
-    )
-    if metric and metric not in METRICS:
-        return metric, None, f"the metric of the bundle's contract is the function {metric}, which infer does not call"
-    if metric and not METRICS[metric].labels:
-        metric = judged = ""
-    if broken := not_finite(outputs):
-        return metric, None, broken
+        return _Judged()
+    metric, reason = "", ""
+    if evidence is not None and evidence.metric_outputs:
+        outputs = {name: array for name, array in outputs.items() if name in evidence.metric_outputs} or outputs
+        trust_labels = trust_labels or evidence.trust_labels
+        metric, reason = evidence.metric, "the metric of the bundle's contract"
+        if metric not in METRICS:
+            cause = f"{reason} is the function {metric}, which infer does not call"
+            return _Judged(metric, tuple(outputs), reason, why_none=cause)
+        if not METRICS[metric].labels:
+            metric, reason = "", f"{reason}, {metric}, does not use labels"
     try:
-        reference = make_reference(outputs, data.labels, metric, judged)
-        return reference.metric, reference.value(outputs), ""
+        contract = Contract(metric=metric, trust_labels=trust_labels)
+        reference = checked_reference(outputs, data.labels, contract, who="the model")
+        choice = reference.choice
+        reason = reason if metric else "; ".join(filter(None, (reason, choice.reason)))
+        return _Judged(reference.metric, choice.outputs, reason, reference.value(outputs))
     except PenstockError as error:
-        return metric, None, error.message
+        return _Judged(
+            metric, why_none=". ".join(filter(None, (error.message, error.hint and f"To fix it: {error.hint}")))
+        )

@@ -10,20 +10,19 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from penstock.artifact import Artifact, Format, format_of
 from penstock.bundle.evidence import CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest
 from penstock.bundle.open import open_bundle
 from penstock.cli.views import onnx_model
+from penstock.cli.views.tables import make_console, print_table
 from penstock.errors import InvalidArgument
 from penstock.perf.report import write_report
 from penstock.resources import machine_facts
 from penstock.storage.atomic import real_path
 from penstock.tensor import TensorSpec
 
-_PIPE_WIDTH = 140
 _STYLES = {"chosen": "bold green", "rejected": "red", "failed": "red", "baseline": "bold"}
 
 
@@ -84,12 +83,6 @@ def _inspect_onnx(path: Path, report: Path | None, json: bool) -> None:
         onnx_model.show(make_console(), facts)
 
 
-def make_console() -> Console:
-    """A console on stdout. If stdout is not a terminal, the console is wide enough for the tables."""
-    console = Console()
-    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
-
-
 def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool = False) -> None:
     """Print a manifest as text and tables."""
     serving = manifest.serving
@@ -113,13 +106,12 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
     console.print(f"contract: {escape(evidence.contract)}{p99}{rows}")
     console.print(_optimization(evidence))
     console.print(_verdict(evidence))
-    console.print(_candidates(evidence, everything))
+    _show_candidates(console, evidence, everything)
     if not everything:
-        console.print(
-            f"{len(evidence.candidates)} candidates were tried; `penstock inspect --all` and the report show every one"
-        )
+        tried = "1 candidate was" if len(evidence.candidates) == 1 else f"{len(evidence.candidates)} candidates were"
+        console.print(f"{tried} tried; `penstock inspect --all` and the report show every one")
     if evidence.attempts:
-        console.print(_attempts(evidence))
+        _show_attempts(console, evidence)
     machine = manifest.machine
     console.print(f"measured on {escape(machine.cpu)}, {machine.cores} core(s), {' '.join(machine.isa)}")
     for note in evidence.notes:
@@ -155,56 +147,52 @@ def _verdict(evidence: Evidence) -> str:
     return f"chosen: {escape(chosen.name)}: " + "; ".join(parts)
 
 
-def _candidates(evidence: Evidence, everything: bool) -> Table:
-    """The rows of the table of candidates: the original, then the candidates by speed. Without ``everything``, only the best of each
-    engine, precision and status.
-    """
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("candidate", "p50 ms", "p99 ms", "speed", "accuracy", "loss", "KiB"):
-        table.add_column(title, justify="left" if title == "candidate" else "right", no_wrap=True)
-    table.add_column("verdict", overflow="fold")
+def _show_candidates(console: Console, evidence: Evidence, everything: bool) -> None:
+    """Print the original, then the candidates by speed. Without ``everything``, only the best of each engine, precision and status."""
     ranked = sorted(evidence.candidates, key=lambda record: record.latency_ms or float("inf"))
-    seen: set[tuple[str, str, str]] = set()
+    shown, seen = [], set()
     for record in (evidence.baseline, *ranked):
         kind = (record.engine, record.precision, record.status)
         if everything or kind not in seen:
-            table.add_row(*_cells(record), style=_STYLES.get(record.status, ""))
+            shown.append(record)
         seen.add(kind)
-    return table
+    titles = ("candidate", "p50 ms", "p99 ms", "speed", "accuracy", "loss", "KiB", "verdict")
+    styles = [_STYLES.get(record.status, "") for record in shown]
+    minor = ("p50 ms", "accuracy", "KiB", "p99 ms")
+    print_table(console, titles, [_cells(one) for one in shown], texts=("verdict",), minor=minor, styles=styles)
 
 
 def _cells(record: CandidateRecord) -> list[str]:
     speed, accuracy = record.speedup, record.accuracy
     return [
-        escape(record.name),
+        record.name,
         f"{record.latency_ms:.3f}" if record.latency_ms is not None else "–",
         f"{record.p99_ms:.3f}" if record.p99_ms is not None else "–",
         f"{speed.value:.2f}x" if speed else "",
         accuracy.shown if accuracy else "–",
         f"{accuracy.loss.value:+.2%}" if accuracy else "",
         _kib(record.disk_bytes),
-        escape(f"{record.status}: {record.reason}"),
+        f"{record.status}: {record.reason}",
     ]
 
 
-def _attempts(evidence: Evidence) -> Table:
-    """The attempts of a compression plan, in order."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("step", "after", "speed", "loss", "KiB", "s"):
-        table.add_column(title, justify="left" if title in ("step", "after") else "right", no_wrap=True)
-    table.add_column("verdict", overflow="fold")
-    for attempt in evidence.attempts:
-        table.add_row(
-            escape(attempt.name),
-            escape(attempt.parent),
+def _show_attempts(console: Console, evidence: Evidence) -> None:
+    """Print the attempts of a compression plan, in order."""
+    titles = ("step", "after", "speed", "loss", "KiB", "s", "verdict")
+    rows = [
+        (
+            attempt.name,
+            attempt.parent,
             f"{attempt.speedup.value:.2f}x" if attempt.speedup else "–",
             f"{attempt.accuracy.loss.value:+.2%}" if attempt.accuracy else "–",
             _kib(attempt.stored_bytes or attempt.size_bytes) if attempt.size_bytes else "–",
             f"{attempt.seconds:.0f}",
-            escape(f"{attempt.outcome}: {attempt.reason}"),
-            style="" if attempt.outcome == "kept" else "dim",
+            f"{attempt.outcome}: {attempt.reason}",
         )
-    return table
+        for attempt in evidence.attempts
+    ]
+    styles = ["" if attempt.outcome == "kept" else "dim" for attempt in evidence.attempts]
+    print_table(console, titles, rows, texts=("after", "verdict"), minor=("s", "KiB"), styles=styles)
 
 
 def _kib(size_bytes: int) -> str:

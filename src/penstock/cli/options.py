@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.quantities import parse_milliseconds, parse_share
+from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.metric_table import METRICS
 
 Model = Annotated[Path, typer.Argument(help="The trained model, an ONNX file.", show_default=False)]
@@ -42,3 +44,24 @@ Name = Annotated[str, typer.Option(help="Name of the served model; default: the 
 Report = Annotated[Path | None, typer.Option(help="Also write an HTML report to this path.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite a target that is not a bundle.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+
+
+def read_contract(
+    max_accuracy_loss: str,
+    max_output_error: str,
+    p99: str | None,
+    metric: str,
+    metric_output: str,
+    prove_accuracy: bool,
+    trust_labels: bool,
+) -> Contract:
+    """The contract of these options. Raises InvalidArgument, InvalidConfig."""
+    return Contract(
+        parse_share(max_accuracy_loss),
+        parse_milliseconds(p99) if p99 else None,
+        prove_accuracy,
+        max_output_error=parse_share(max_output_error),
+        metric=metric,
+        output=metric_output,
+        trust_labels=trust_labels,
+    )

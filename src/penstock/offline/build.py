@@ -38,7 +38,7 @@ from penstock.offline.compress.ptq.drift import about
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.versions import IntegerChoice, Version, integer_versions
 from penstock.offline.judge.contract import Contract, is_faster
-from penstock.offline.judge.judge import ORIGINAL, Judge
+from penstock.offline.judge.judge import ORIGINAL, Judge, judging
 from penstock.offline.judge.overlap import overlap_notes
 from penstock.offline.judge.sample_size import unproved
 from penstock.offline.model_store import keep_models
@@ -166,16 +166,15 @@ def _build(
     _check_plan(original, calibration, options, recipe)
     with _blaming(evaluate if evaluate is not None else calibrate):
         # Reject labels or a metric that do not fit the model before any long work.
-        Judge(original, evaluation, min(threads), contract=recipe.contract)
+        judge = Judge(original, evaluation, min(threads), contract=recipe.contract)
+    warnings = _warned(judging(judge.reference, recipe.contract))
 
     on_progress("optimize", 0, 1)
     sample = evaluation.rows(0, signature.smallest_batch)
     fp32, optimization = optimize(original, [sample])
     on_progress("optimize", 1, 1)
     seen, overlap = overlap_notes(evaluation, calibration)
-    warnings = (*about(fp32, calibration, evaluation, signature.smallest_batch), *overlap)
-    for warning in warnings:
-        _log.warning("%s", warning)
+    warnings += _warned((*about(fp32, calibration, evaluation, signature.smallest_batch), *overlap))
     with _blaming(calibrate):
         is_smallest = recipe.objective == "size"
         int8, notes = integer_versions(fp32, calibration, _integer_choice(recipe), machine, on_progress)
@@ -210,6 +209,13 @@ def _build(
     on_progress("pack", 1, 1)
     written = [output] if output.is_file() else [file for file in output.rglob("*") if file.is_file()]
     return BuildResult(output, sum(file.stat().st_size for file in written), manifest)
+
+
+def _warned(notes: tuple[str, ...]) -> tuple[str, ...]:
+    """``notes``, after printing them as warnings."""
+    for note in notes:
+        _log.warning("%s", note)
+    return notes
 
 
 def _check_target(output: Path, recipe: Recipe) -> None:
@@ -366,6 +372,7 @@ def _evidence(
         metric_reason=tuned.choice.reason,
         max_output_error=recipe.contract.max_output_error if isfinite(recipe.contract.max_output_error) else None,
         prove_accuracy=recipe.contract.prove_accuracy,
+        trust_labels=recipe.contract.trust_labels,
         seen_rows=seen_rows,
     )
 

@@ -57,8 +57,7 @@ def test_a_method_that_only_measures_shows_its_table(capsys: pytest.CaptureFixtu
     made = Made(None, heading="Sensitivity", table=(("layer", "loss"), (long_name, "0.1")))
     out = printed(capsys, Outcome(LARGE, made, None), None)
     assert "Sensitivity" in out
-    assert "…" + "n" * 43 in out
-    assert long_name not in out
+    assert long_name in out
     assert "written" not in out
 
 

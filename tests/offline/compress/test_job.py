@@ -86,6 +86,21 @@ def test_labels_that_the_original_does_not_know_are_trusted_if_told() -> None:
     assert Job(PruneMethod(trust_labels=True), MODEL, {"x": X}, wrong).run().comparison is not None
 
 
+def test_the_judged_output_of_several_is_told() -> None:
+    told: list[str] = []
+    model, labelled = models.two_linear(), {"x": X, "labels": Y.argmax(axis=1)}
+    Job(PruneMethod(), model, labelled, labelled, tell=told.append)
+    (note,) = told
+    assert note.startswith("judging output 'y' by top-1: there are labels")
+    Job(PruneMethod(metric_output="y"), model, labelled, labelled, tell=told.append)
+    assert told == [note]
+
+
+def test_a_metric_that_needs_labels_is_refused_without_them_before_any_work() -> None:
+    with pytest.raises(InvalidData, match="the metric mae needs labels"):
+        Job(PruneMethod(metric="mae"), MODEL, {"x": X}, {"x": X})
+
+
 class TransposingMethod(Method, frozen=True, kw_only=True):
     """A method with a defect: the outputs lose their rows."""
 

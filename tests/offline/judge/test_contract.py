@@ -12,7 +12,7 @@ from penstock.bundle.evidence import CandidateRecord
 from penstock.cli.quantities import parse_milliseconds, parse_share
 from penstock.errors import ContractUnmet, InvalidConfig
 from penstock.measurement import Interval
-from penstock.offline.judge.contract import Contract, is_faster, unmet, unproven_speed, while_busy
+from penstock.offline.judge.contract import Contract, is_faster, unmet, unproven_speed
 
 
 @pytest.mark.parametrize("loss", [-0.01, 1.01, float("nan")])
@@ -80,6 +80,7 @@ def test_accuracy_and_latency_bind_together() -> None:
 def test_nothing_is_good_at_anything() -> None:
     error = unmet(Contract(0.01, p99_ms=0.1), [record("a", 1.0, 0.5)])
     assert "every candidate is both too inaccurate and too slow" in error.message
+    assert error.hint == "--p99 1.7ms --max-accuracy-loss 54% would suffice (a)"
 
 
 def test_what_meets_it_by_chance_is_named() -> None:
@@ -112,8 +113,9 @@ def test_following_either_hint_meets_the_contract(records: list[CandidateRecord]
 
     assume(not meets(contract))
     hint = unmet(contract, records).hint
-    for share in re.findall(r"--max-accuracy-loss (\S+) would", hint):
-        assert meets(Contract(parse_share(share), p99))
+    assert hint
+    for time, share in re.findall(r"(?:--p99 (\S+) )?--max-accuracy-loss (\S+) would", hint):
+        assert meets(Contract(parse_share(share), parse_milliseconds(time) if time else p99))
     for time in re.findall(r"--p99 (\S+) would", hint):
         assert meets(Contract(loss, parse_milliseconds(time)))
 
@@ -159,12 +161,18 @@ def test_the_ends_of_what_is_possible_are_allowed() -> None:
 def test_an_output_may_differ_by_what_is_allowed_and_no_more() -> None:
     same, more = (accuracy(unjudged_output="y", unjudged_error=0.1 + extra) for extra in (0.0, 1e-9))
     assert Contract().accuracy_objection(same) == ""
-    assert "output 'y' differs by 10.0%" in Contract().accuracy_objection(more)
+    assert "output 'y' differs by 10.0000001% from the original's, 10% are allowed" in Contract().accuracy_objection(
+        more
+    )
 
 
 def test_a_loss_may_exceed_the_limit_by_rounding_only() -> None:
     assert Contract(0.3).accuracy_objection(accuracy(0.6, loss=0.1 + 0.2)) == ""
-    assert Contract(0.3).accuracy_objection(accuracy(0.6, loss=0.3 + 1e-9)).startswith("loses 30.00%")
+    assert (
+        Contract(0.3)
+        .accuracy_objection(accuracy(0.6, loss=0.3 + 1e-9))
+        .startswith("loses 30.0000001% top-1, 30.00% are")
+    )
 
 
 def test_faster_by_exactly_one_per_cent_is_not_faster() -> None:
@@ -175,9 +183,33 @@ def test_faster_by_exactly_one_per_cent_is_not_faster() -> None:
 def test_samples_cannot_prove_what_the_estimate_denies() -> None:
     contract = Contract(0.01, prove_accuracy=True)
     denied, limit = (accuracy(0.9, loss, 0.02, samples=400, lost=20, won=10) for loss in (0.011, 0.0))
-    assert "would prove it" not in contract.accuracy_objection(denied)
+    assert "because the estimate is not below the limit" in contract.accuracy_objection(denied)
     assert "would prove it" in contract.accuracy_objection(limit)
     assert "would prove it" not in Contract(0.01).accuracy_objection(denied)
+
+
+@pytest.mark.parametrize("limit", [1e-5, 0.0005, 0.0033, 0.004, 0.01, 0.3])
+@pytest.mark.parametrize("excess", [1e-8, 1e-5, 0.01])
+def test_a_limit_is_never_shown_as_zero_or_as_what_exceeds_it(limit: float, excess: float) -> None:
+    found = accuracy(loss=limit + excess)
+    far = accuracy(unjudged_output="y", unjudged_error=limit + excess)
+    for objection in (
+        Contract(limit).accuracy_objection(found),
+        Contract(max_output_error=limit).accuracy_objection(far),
+    ):
+        got, allowed = (float(one) for one in re.findall(r"([0-9.]+)%", objection)[:2])
+        assert allowed == pytest.approx(100 * limit)
+        assert got > allowed
+
+
+def test_who_is_certainly_slower_is_told_so() -> None:
+    assert unproven_speed("it", Interval(0.8, 0.7, 0.9), "") == "slower than it"
+    assert unproven_speed("it", Interval(0.8, 0.7, 0.9), "a job") == (
+        "slower than it, measured while the machine was busy (a job)"
+    )
+    for unsure in (Interval(1.0, 1.0, 1.0), Interval(0.9, 0.7, 1.1), None):
+        assert unproven_speed("it", unsure, "") == "not provably faster than it"
+        assert unproven_speed("it", unsure, "a job").startswith("not measurable here")
 
 
 def test_a_bundle_without_a_bound_has_that_of_the_interval() -> None:

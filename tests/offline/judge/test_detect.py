@@ -87,6 +87,33 @@ def test_a_named_metric_that_does_not_fit_is_refused_with_what_it_takes() -> Non
         choose_metric({"y": LOGITS}, None, "auc")
 
 
+@pytest.mark.parametrize("metric", ["", "top-1", "f1", "auc"])
+def test_the_label_that_does_not_fit_is_named_with_the_rule_and_the_way_out(metric: str) -> None:
+    with pytest.raises(
+        InvalidData, match=r"label 5 at index 4 is too high: output 'y' has 5 classes, .* 0 to 4"
+    ) as error:
+        choose_metric({"y": LOGITS}, CLASSES + 1, metric)
+    assert (error.value.hint or "").startswith("subtract 1 from every label; or ")
+    padded = np.where(CLASSES == 3, -1, CLASSES)
+    with pytest.raises(
+        InvalidData, match="label -1 at index 3 is negative: class numbers start at 0, and only"
+    ) as error:
+        choose_metric({"y": LOGITS}, padded, metric)
+    assert (error.value.hint or "").startswith("remove the samples with padding; or ")
+
+
+def test_padding_of_positions_is_named_by_sample_and_position() -> None:
+    labels = np.zeros((40, 3), int)
+    labels[2, 1] = -100
+    with pytest.raises(
+        InvalidData, match=r"label -100 at index \[2, 1\] is negative.*only the metrics iou and perplexity skip"
+    ):
+        choose_metric({"y": np.zeros((40, 5, 3), np.float32)}, labels, "top-1")
+    tokens = np.full((40, 3), 5)
+    with pytest.raises(InvalidData, match=r"label 5 at index \[0, 0\] is too high: output 'y' has 5 classes"):
+        choose_metric({"y": np.zeros((40, 3, 5), np.float32)}, tokens, "perplexity")
+
+
 def test_an_output_is_named() -> None:
     answers = {"a": LOGITS, "b": LOGITS}
     assert choose_metric(answers, CLASSES, "top-1", "b").outputs == ("b",)

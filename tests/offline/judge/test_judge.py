@@ -14,7 +14,7 @@ from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.judge.contract import Contract
-from penstock.offline.judge.judge import Judge, hold_out
+from penstock.offline.judge.judge import Judge, checked_reference, hold_out, judging
 from penstock.resources import machine_facts
 
 LINEAR = models.linear(3, 4)
@@ -54,6 +54,31 @@ def test_labels_that_the_original_does_not_predict_are_refused_unless_trusted() 
     assert Judge(LINEAR, wrong, contract=Contract(trust_labels=True)).metric == "top-1"
 
 
+def test_of_several_outputs_the_judged_one_is_named_with_metric_and_reason() -> None:
+    outputs = {"y": _X3 @ models.linear_weight(3, 4), "z": _X3 @ models.linear_weight(3, 4, seed=1)}
+    for contract, told in (
+        (
+            Contract(),
+            "judging output 'y' by top-1: there are labels, [40] of type int64, and 'y' is the first output that",
+        ),
+        (Contract(metric="f1"), "judging output 'y' by f1: as asked for, and 'y' is the first output that suits"),
+        (Contract(metric="fidelity"), "judging output 'y', 'z' by fidelity: as asked for; choose with --metric-output"),
+    ):
+        (note,) = judging(checked_reference(outputs, LABELLED.labels, contract), contract)
+        assert note.startswith(told)
+        assert note.endswith("; choose with --metric-output")
+    for found, contract in ((outputs, Contract(output="y")), ({"y": outputs["y"]}, Contract())):
+        assert judging(checked_reference(found, LABELLED.labels, contract), contract) == ()
+
+
+def test_labels_of_another_output_are_refused_with_the_option_that_chooses_it() -> None:
+    outputs = {"z": np.random.default_rng(5).normal(size=(40, 4)), "y": _X3 @ models.linear_weight(3, 4)}
+    with pytest.raises(InvalidData, match="no better than chance on the labels: its top-1 of output 'z' is 0") as error:
+        checked_reference(outputs, LABELLED.labels, Contract())
+    assert "--metric-output or --metric" in (error.value.hint or "")
+    assert checked_reference(outputs, LABELLED.labels, Contract(output="y")).output == "y"
+
+
 def test_an_original_whose_answers_are_not_numbers_is_an_error() -> None:
     x = X["x"].copy()
     x[7] = np.nan
@@ -69,6 +94,19 @@ def test_the_contract_names_the_metric() -> None:
     with pytest.raises(InvalidConfig, match="a loss of rank cannot be proven: its intervals are approximate"):
         Judge(mlp(), data, contract=Contract(metric="rank", prove_accuracy=True))
     assert Judge(mlp(), data, contract=Contract(metric="rank")).metric == "rank"
+
+
+@pytest.mark.parametrize("metric", ["", "fidelity"])
+def test_fidelity_cannot_be_proven(metric: str) -> None:
+    # A rare sample far from the others may make most of the spread, by which every difference is divided.
+    with pytest.raises(
+        InvalidConfig, match="a loss of fidelity cannot be proven: its scores depend on the spread"
+    ) as error:
+        Judge(mlp(), make_dataset(X, None), contract=Contract(metric=metric, prove_accuracy=True))
+    assert "--metric with one of top-1, agreement, top-5, cosine" in (error.value.hint or "")
+    assert (
+        Judge(mlp(), make_dataset(X, None), contract=Contract(metric="cosine", prove_accuracy=True)).metric == "cosine"
+    )
 
 
 def test_no_samples_are_refused() -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evidences import accuracy
 from penstock.errors import InvalidArgument
-from penstock.offline.judge.intervals import loss_bound, proves_loss, tail
+from penstock.offline.judge.contract import Contract
+from penstock.offline.judge.intervals import loss_bound, mean_bound, proves_loss, tail
 from penstock.offline.judge.sample_size import proof_advice, samples_needed, too_few, unproved
 
 
@@ -64,10 +66,12 @@ def test_what_is_within_the_bound_but_not_proved_is_noted() -> None:
     assert "an estimate from 250 samples" in note
     assert "is at most 1.12%" in note
     assert "samples would prove it" in note
-    assert "would prove it" not in unproved(accuracy(0.99, 0.01, 0.01), 0.01)[0]
+    assert "no number of samples can be named" in unproved(accuracy(0.99, 0.01, 0.01), 0.01)[0]
     assert unproved(accuracy(0.99, 0.004, 0.008, bound=0.0099), 0.01) == ()
     assert unproved(accuracy(0.99, 0.02, 0.01), 0.01) == ()
-    assert "would prove it" not in unproved(accuracy(0.99, 0.004, 0.008, metric="cosine"), 0.01)[0]
+    (approximate,) = unproved(accuracy(0.99, 0.004, 0.008, metric="mae"), 0.01)
+    assert "with about 95 % confidence" in approximate
+    assert approximate.endswith("because a loss of mae cannot be proven")
 
 
 @pytest.mark.parametrize(
@@ -105,28 +109,70 @@ def test_advice_is_given_where_it_can_be_followed() -> None:
         return proof_advice(accuracy(0.99, loss, samples=samples, lost=lost, won=won, **changes), 0.01)
 
     assert advice(10, 0.0, 0, 0) == "; about 299 samples would prove it if the estimate is correct"
-    assert advice(10, -0.5, 0, 0) == advice(10, 0.0, 0, 0)
     assert advice(10, 0.0, 0, 0, looks=12) == "; about 546 samples would prove it if the estimate is correct"
-    assert advice(10, 0.0, 0, 0, metric="cosine") == ""
-    assert proof_advice(accuracy(samples=10), 0.0) == ""
+    assert advice(10, 0.0, 0, 0, metric="mae").endswith("because a loss of mae cannot be proven")
+    assert advice(10, 0.0, 0, 0, metric="own:metric").endswith("because a loss of own:metric cannot be proven")
+    assert proof_advice(accuracy(samples=10), 0.0).endswith("because the limit is 0")
+    assert advice(10, 0.01, 0, 0).endswith("because the estimate is not below the limit")
     # More than a thousand samples are advised only up to twenty times those at hand.
     needed = samples_needed(0.01, 0.005, 0.005)
     assert needed is not None
     assert 1000 < needed < 4000
-    reach = -(-needed // 20)
-    assert f" {needed} " in advice(reach, 0.005, 0, 0)
-    assert advice(reach - 1, 0.005, 0, 0) == ""
-    for limit, is_given in ((0.003, True), (0.00299, False)):
-        needed = samples_needed(limit, changed=0.0)
-        assert needed is not None
-        assert (needed <= 1000) is bool(proof_advice(accuracy(samples=1), limit)) is is_given
+    for samples, is_given in ((200, True), (100, needed <= 2000)):
+        assert ("; about" in advice(samples, 0.005, samples // 200, 0)) is is_given
+    assert advice(20, 0.0099, 1, 1).endswith("because the estimate is too close to the limit")
 
 
-def test_advice_counts_changes_in_both_directions() -> None:
-    found = accuracy(0.99, 0.0, samples=100, lost=1, won=1)
+def test_what_gains_needs_fewer_samples_than_what_does_not() -> None:
+    def named(lost: int, won: int) -> int:
+        found = accuracy(0.9, (lost - won) / 30, samples=30, lost=lost, won=won)
+        return int(proof_advice(found, 0.01).split()[2])
+
+    assert 30 < named(1, 3) < samples_needed(0.01, 0.0, 4 / 30)  # type: ignore[operator]
+    assert named(0, 3) < named(1, 3)
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(0, 2**16), st.sampled_from([0.0, 0.001, 0.01, 0.05]), st.sampled_from([0.01, 0.05]), st.integers(1, 12)
+)
+def test_the_samples_named_for_a_mean_prove_it(seed: int, scale: float, limit: float, looks: int) -> None:
+    losses = scale * np.random.default_rng(seed).exponential(size=50) - scale
+    losses += limit / 3 - losses.mean()
+    found = accuracy(0.9, float(losses.mean()), samples=50, metric="cosine", spread=float(losses.std()), looks=looks)
+    advice = proof_advice(found, limit)
+    assert advice.startswith("; about ") or limit == 0.01
+    if not advice.startswith("; about "):
+        return
+    count = int(advice.split()[2])
+    for factor, proves in ((1.15, True), (0.7, False)):
+        many = np.resize(losses, max(50, int(factor * count)))
+        assert (mean_bound(many, tail(looks), 2.0) <= limit) is proves or len(many) == 50
+
+
+def test_too_few_for_a_mean_is_when_not_even_no_change_is_proof() -> None:
+    (note,) = too_few(75, "cosine", 0.01, "evaluation", prove=True)
+    least = int(note.split("at least ")[1].split(",")[0])
+    assert too_few(least, "cosine", 0.01, "evaluation") == ()
+    assert mean_bound(np.zeros(least), tail(), 2.0) <= 0.01 + 1e-5
+    assert mean_bound(np.zeros(least * 9 // 10), tail(), 2.0) > 0.01
+    assert "2 % of the answers" not in note
+
+
+def test_the_note_says_what_a_required_proof_does() -> None:
+    (note,) = too_few(75, "top-1", 0.004, "evaluation", prove=True)
     assert (
-        proof_advice(found, 0.01) == f"; about {samples_needed(0.01)} samples would prove it if the estimate is correct"
+        "cannot prove a loss within 0.40%, so --prove-accuracy rejects every candidate that is not more accurate"
+        in note
     )
+    assert "estimates" not in note
+    contract = Contract(0.01, prove_accuracy=True)
+    for lost in range(5):
+        for won in range(lost + 1):
+            bound = loss_bound(75, lost, won, tail())
+            assert contract.accuracy_objection(
+                accuracy(0.9, (lost - won) / 75, bound=bound, samples=75, lost=lost, won=won)
+            )
 
 
 def test_ways_to_count_change_with_the_looks() -> None:

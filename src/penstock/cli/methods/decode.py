@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.artifact import local_path
 from penstock.bundle import coded
-from penstock.cli.inspect import make_console
+from penstock.cli.views.tables import make_console
 from penstock.errors import IntegrityError, InvalidArgument, NotFound, PenstockError
 from penstock.offline.compress.model_files import check_target, is_onnx
 from penstock.storage.atomic import write_whole

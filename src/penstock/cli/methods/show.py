@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from rich.markup import escape
-from rich.table import Table
 
-from penstock.cli.inspect import make_console
+from penstock.cli.views.tables import make_console, print_table
 from penstock.offline.compress.method import Method
 from penstock.offline.compress.outcome import Outcome, times
 from penstock.offline.judge.contract import while_busy
 
 _NOTHING_MEASURED = "speed and accuracy are not measured without --evaluate"
-_NAME_WIDTH = 44
-"""Maximum length of a name in a table; reports show the full name."""
 
 
 def show(name: str, method: Method, outcome: Outcome, output: Path | None, *, json: bool) -> None:
@@ -29,9 +25,10 @@ def show(name: str, method: Method, outcome: Outcome, output: Path | None, *, js
     if made.heading:
         console.print(escape(made.heading), soft_wrap=True)
     if made.table:
-        console.print(_table(made.table))
+        titles, *rows = made.table
+        print_table(console, titles, rows)
     if made.model is not None:
-        console.print(_comparison(outcome, method.titles))
+        print_table(console, ("", *method.titles, "gain"), _comparison(outcome), texts=("gain",))
     for note in outcome.notes:
         console.print(f"[yellow]note[/yellow]    {escape(note)}")
     if made.model is not None and outcome.comparison is None:
@@ -40,11 +37,10 @@ def show(name: str, method: Method, outcome: Outcome, output: Path | None, *, js
         console.print(f"written  {path}", markup=False)
 
 
-def _comparison(outcome: Outcome, titles: tuple[str, str]) -> Table:
-    """A table that compares the original and the result."""
+def _comparison(outcome: Outcome) -> list[tuple[str, ...]]:
+    """The rows of a table that compares the original and the result."""
     before, after = outcome.original.size_bytes, outcome.model.size_bytes
-    rows: list[tuple[str, ...]] = [("", *titles, "")]
-    rows.append(("size, KiB", _kib(before), _kib(after), _smaller(before, after)))
+    rows: list[tuple[str, ...]] = [("size, KiB", _kib(before), _kib(after), _smaller(before, after))]
     if outcome.coded:
         against = f"{_smaller(before, outcome.coded[1])} than the file"
         rows.append(("coded, KiB", *map(_kib, outcome.coded), against))
@@ -62,19 +58,7 @@ def _comparison(outcome: Outcome, titles: tuple[str, str]) -> Table:
                 times(found.speedup) + while_busy(found.busy),
             )
         )
-    return _table(rows)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Table:
-    """A table with the titles in the first row. The first column is text; all other columns are numbers."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    titles, *lines = rows
-    for number, title in enumerate(titles):
-        table.add_column(escape(title), justify="right" if number else "left", no_wrap=True)
-    for name, *cells in lines:
-        short = name if len(name) <= _NAME_WIDTH else f"…{name[1 - _NAME_WIDTH :]}"
-        table.add_row(*map(escape, (short, *cells)))
-    return table
+    return rows
 
 
 def _kib(size_bytes: int) -> str:

@@ -1,1 +1,1 @@
-"""The text that commands print about files."""
+"""The text and the tables that commands print."""

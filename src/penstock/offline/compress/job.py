@@ -19,7 +19,7 @@ from penstock.offline.compress.options import usages
 from penstock.offline.compress.outcome import Outcome
 from penstock.offline.judge.accuracy import answers
 from penstock.offline.judge.contract import Contract
-from penstock.offline.judge.judge import Judge, checked_reference
+from penstock.offline.judge.judge import Judge, checked_reference, judging
 from penstock.offline.optimize.model import self_contained
 from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.sessions import loaded
@@ -72,7 +72,7 @@ class Job:
             if not self.signature.inputs:
                 raise InvalidModel("the model has no inputs, so its output is constant", "export it with inputs")
             self._fitted = self._load(data, running, judged=method.trains)
-            self._evaluation = self._load(evaluate, running, judged=True)
+            self._evaluation = self._load(evaluate, running, judged=True, final=True)
         if self._fitted is None and (reason := method.reason_for_data()):
             option = method.data_options[-1]
             raise InvalidArgument(
@@ -151,8 +151,10 @@ class Job:
             )
         return made
 
-    def _load(self, given: Data | None, running: LoadedModel, judged: bool) -> Dataset | None:
-        """The data, checked by running the model. If ``judged``, the labels are checked against the outputs."""
+    def _load(self, given: Data | None, running: LoadedModel, *, judged: bool, final: bool = False) -> Dataset | None:
+        """The data, checked by running the model. If ``judged``, the labels are checked against the outputs; if ``final``, the result
+        is judged on these data.
+        """
         if given is None:
             return None
         path = _file(given)
@@ -161,7 +163,10 @@ class Job:
             outputs = answers(running, data)
             if judged:
                 # A metric that needs labels is checked where there are labels; without them, a method may still train.
-                checked_reference(outputs, data.labels, Contract() if data.labels is None else self._method.contract)
+                contract = Contract() if data.labels is None and not final else self._method.contract
+                reference = checked_reference(outputs, data.labels, contract)
+                for note in judging(reference, contract) if final else ():
+                    self._tell(note)
         except PenstockError as error:
             cause = f"{error.message}, on samples of '{path}'" if path else error.message
             raise InvalidData(cause, error.hint or "check that the values are valid inputs of the model") from error

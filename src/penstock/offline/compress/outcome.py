@@ -39,9 +39,8 @@ class Outcome(msgspec.Struct, frozen=True):
             found["coded_size"] = "the coded model is not smaller than the original as a coded model"
         speed = self.comparison.speedup if self.comparison else None
         if "speed" in aims and speed and speed.low <= 1:
-            is_slower = speed.high <= 1
             busy = self.comparison.busy if self.comparison else ""
-            verdict = "slower than the original here" if is_slower else unproven_speed("the original here", busy)
+            verdict = unproven_speed("the original here", speed, busy)
             found["speed"] = f"{verdict}: {times(speed)}"
         return found
 

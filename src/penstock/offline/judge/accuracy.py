@@ -65,7 +65,7 @@ class Reference(msgspec.Struct, frozen=True):
     @property
     def is_exact(self) -> bool:
         """True if the bound on the loss is valid for any number of samples; False if it is approximate."""
-        return self.choice.metric.span is not None
+        return not self.choice.metric.unprovable
 
     @property
     def proxy(self) -> str:
@@ -91,14 +91,8 @@ class Reference(msgspec.Struct, frozen=True):
         judged = self.choice.outputs if self._truth_is_original() else ()
         far = {name: self._deviation(name, outputs[name]) for name in self.answers if name not in judged}
         worst = max(far, key=lambda name: far[name], default="")
-        value, loss, bound, lost, won = self._loss(outputs)
         return msgspec.structs.replace(
-            base,
-            value=value,
-            loss=loss,
-            bound=bound,
-            lost=lost,
-            won=won,
+            self._with_loss(base, outputs),
             unjudged_output=worst,
             unjudged_error=far.get(worst, 0.0),
             is_share=metric.is_share,
@@ -157,25 +151,28 @@ class Reference(msgspec.Struct, frozen=True):
             is_share=self.choice.metric.is_share,
         )
 
-    def _loss(self, outputs: Outputs) -> tuple[float, Interval, float, int, int]:
-        """The metric, the loss with its interval, the loss's upper bound, and the numbers of samples lost and won."""
+    def _with_loss(self, base: Accuracy, outputs: Outputs) -> Accuracy:
+        """``base`` with the metric, the loss with its interval and upper bound, and the changes of the samples."""
         metric, samples = self.choice.metric, len(self.answers[self.output])
         every = np.arange(samples)
         if metric.span is None:
-            return (*self._composite(outputs, every), 0, 0)
+            value, loss, bound = self._composite(outputs, every)
+            return msgspec.structs.replace(base, value=value, loss=loss, bound=bound)
         before, after = (np.asarray(self._rows(one, every)) for one in (self.answers, outputs))
         lost = before - after
         value = float(after.mean())
         if metric.span == (0.0, 1.0) and np.isin(lost, (-1, 0, 1)).all() and np.isin(after, (0, 1)).all():
             down, up = int((lost > 0).sum()), int((lost < 0).sum())
             loss = loss_interval(samples, down, up, self.looks)
-            return value, loss, loss_bound(samples, down, up, tail(self.looks)), down, up
+            bound = loss_bound(samples, down, up, tail(self.looks))
+            return msgspec.structs.replace(base, value=value, loss=loss, bound=bound, lost=down, won=up)
         # Without labels, the score of the original is the highest possible.
         width = metric.span[1] - metric.span[0]
         least = 0.0 if self._truth_is_original() else -width
         lost = lost.clip(least, width)
         loss = bounded_interval(lost, self.looks, least, width)
-        return value, loss, mean_bound(lost, tail(self.looks), width), 0, 0
+        bound = mean_bound(lost, tail(self.looks), width)
+        return msgspec.structs.replace(base, value=value, loss=loss, bound=bound, spread=float(lost.std()))
 
     def _composite(self, outputs: Outputs, every: Array) -> tuple[float, Interval, float]:
         metric = self.choice.metric

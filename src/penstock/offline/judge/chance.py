@@ -13,11 +13,17 @@ _SHUFFLES = 39
 """Number of shuffles. With this number, the check accepts wrong labels in at most one of twenty cases."""
 _FEWEST = 20
 """Minimum number of labels for the check. With fewer labels, right and wrong labels look alike."""
-_TRUST = "check that row i of the labels belongs to row i of the inputs; --trust-labels accepts them as they are"
+_TRUST = (
+    "check that row i of the labels belongs to row i of the inputs; or judge another output or by another metric with --metric-output "
+    "or --metric; --trust-labels accepts the labels as they are"
+)
 
 
-def check_labels(name: str, value: Callable[[Array], float], labels: Array, higher: bool, seed: int = 0) -> None:
-    """Raise InvalidData if the metric ``name``, computed by ``value``, is no better on ``labels`` than on shuffled labels.
+def check_labels(
+    name: str, value: Callable[[Array], float], labels: Array, higher: bool, who: str = "the original", seed: int = 0
+) -> None:
+    """Raise InvalidData if the metric ``name``, computed by ``value``, is no better on ``labels`` than on shuffled labels. ``who`` is
+    the model whose outputs are judged.
 
     The check is a permutation test at 5 %. Fewer than 20 labels are not tested.
     """
@@ -34,7 +40,7 @@ def check_labels(name: str, value: Callable[[Array], float], labels: Array, high
     as_good = sum(one >= own if higher else one <= own for one in shuffled)
     if as_good + 1 > (_SHUFFLES + 1) / 20:
         raise InvalidData(
-            f"the original is no better than chance on the labels: its {name} is {own:.4g}, and {float(np.median(shuffled)):.4g} "
+            f"{who} is no better than chance on the labels: its {name} is {own:.4g}, and {float(np.median(shuffled)):.4g} "
             "on shuffled labels",
             _TRUST,
         )

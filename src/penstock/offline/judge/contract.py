@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.bundle.evidence import Accuracy, CandidateRecord
 from penstock.errors import ContractUnmet, InvalidConfig
-from penstock.measurement import Interval
+from penstock.measurement import Interval, percent, percent_beside
 from penstock.offline.judge.sample_size import proof_advice
 
 FASTER = 1.01
@@ -42,12 +42,12 @@ class Contract(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not 0 <= self.max_accuracy_loss <= 1:
             raise InvalidConfig(
-                f"the allowed accuracy loss must be between 0 % and 100 %, not {self.max_accuracy_loss:.1%}",
+                f"the allowed accuracy loss must be between 0 % and 100 %, not {percent(self.max_accuracy_loss, 1)}",
                 "give a fraction, e.g. 1% or 0.01",
             )
         if not self.max_output_error >= 0:
             raise InvalidConfig(
-                f"the output error allowed must be at least 0 %, not {self.max_output_error:.1%}",
+                f"the output error allowed must be at least 0 %, not {percent(self.max_output_error, 1)}",
                 "give a fraction, e.g. 10% or 0.1",
             )
         if self.p99_ms is not None and not (self.p99_ms > 0 and math.isfinite(self.p99_ms)):
@@ -68,18 +68,19 @@ class Contract(msgspec.Struct, frozen=True):
         bound = self.bound(accuracy)
         if bound <= limit + _ROUNDING:
             return ""
-        what = "may lose up to" if self.prove_accuracy else "loses"
+        what, advice = ("may lose up to", proof_advice(accuracy, limit)) if self.prove_accuracy else ("loses", "")
         return (
-            f"{what} {bound:.2%} {accuracy.metric}, {limit:.2%} are allowed "
-            f"(95 % interval {loss.low:+.2%} … {loss.high:+.2%}, {accuracy.samples} samples{proof_advice(accuracy, limit)})"
+            f"{what} {percent_beside(bound, limit)} {accuracy.metric}, {percent(limit)} are allowed "
+            f"(95 % interval {loss.low:+.2%} … {loss.high:+.2%}, {accuracy.samples} samples{advice})"
         )
 
     def _deviation_objection(self, accuracy: Accuracy) -> str:
         if accuracy.unjudged_error <= self.max_output_error + _ROUNDING:
             return ""
+        found, limit = accuracy.unjudged_error, self.max_output_error
         return (
-            f"output '{accuracy.unjudged_output}' differs by {accuracy.unjudged_error:.1%} from the original's, "
-            f"{self.max_output_error:.0%} are allowed"
+            f"output '{accuracy.unjudged_output}' differs by {percent_beside(found, limit, 1)} from the original's, "
+            f"{percent(limit, 0)} are allowed"
         )
 
     def bound(self, accuracy: Accuracy) -> float:
@@ -99,8 +100,10 @@ def is_faster(speedup: Interval) -> bool:
     return speedup.low > FASTER
 
 
-def unproven_speed(than: str, busy: str) -> str:
+def unproven_speed(than: str, speedup: Interval | None, busy: str) -> str:
     """The verdict on a candidate that is not provably faster ``than`` another; ``busy`` is what else ran on the machine."""
+    if speedup is not None and speedup.high < 1:
+        return f"slower than {than}{while_busy(busy)}"
     return f"not measurable here, the machine was busy ({busy})" if busy else f"not provably faster than {than}"
 
 
@@ -122,7 +125,8 @@ def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnm
     if accurate:
         nearest = min(accurate, key=_p99)
         ways.append(f"--p99 {_round_up(_p99(nearest)):g}ms would suffice ({nearest.name})")
-    if kindest := min(quick, key=lambda record: _least(contract, record), default=None):
+    others = quick or ([] if accurate or unproven else measured)
+    if kindest := min(others, key=lambda record: _least(contract, record), default=None):
         ways += _concessions(contract, kindest)
     if unproven:
         binding = (
@@ -162,7 +166,7 @@ def _concessions(contract: Contract, record: CandidateRecord) -> list[str]:
     accuracy = _accuracy(record)
     if accuracy.broken:
         return []
-    needed = []
+    needed = [f"--p99 {_round_up(_p99(record)):g}ms"] if contract.latency_objection(_p99(record)) else []
     if (bound := contract.bound(accuracy)) > contract.limit(accuracy.metric):
         option = "--max-output-error" if accuracy.metric == "fidelity" else "--max-accuracy-loss"
         needed.append(f"{option} {_percent(bound)}")

@@ -6,7 +6,7 @@ Only outputs that are certainly class scores are judged by their highest element
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import numpy as np
@@ -33,6 +33,10 @@ class Choice(msgspec.Struct, frozen=True):
     metric: AccuracyMetric
     outputs: tuple[str, ...]
     reason: str
+
+    def __str__(self) -> str:
+        """The choice as text, for example ``output 'y' by top-1: as asked for``."""
+        return f"output {_quoted(self.outputs)} by {self.metric.name}: {self.reason}"
 
 
 def choose_metric(answers: Mapping[str, Array], labels: Array | None, name: str = "", output: str = "") -> Choice:
@@ -78,15 +82,20 @@ def _named(metric: AccuracyMetric, answers: Mapping[str, Array], labels: Array |
     given = labels if metric.labels else None
     fitting = [name for name, array in answers.items() if metric.fits(array, given)]
     if not fitting:
+        cause, fix = _bad_label(answers, given, axis=-1 if metric.name == "perplexity" else 1)
         raise InvalidData(
-            f"the metric {metric.name} fits no output: {_shapes(answers, given)}", f"it takes {metric.shapes}"
+            f"the metric {metric.name} fits no output: {_shapes(answers, given)}{cause}",
+            f"{fix}it takes {metric.shapes}",
         )
-    chosen = fitting if metric.name == "fidelity" else fitting[:1]
+    chosen, reason = (
+        (fitting, "as asked for") if metric.name == "fidelity" else (fitting[:1], _first(fitting[0], answers))
+    )
     if metric.name == "agreement":
         chosen = [
             name for name in fitting if not is_float(answers[name]) or has_class_scores(name, answers[name], answers)
         ] or chosen
-    return Choice(metric, tuple(chosen), "as asked for")
+        reason = "as asked for"
+    return Choice(metric, tuple(chosen), reason)
 
 
 def _from_labels(answers: Mapping[str, Array], labels: Array) -> Choice:
@@ -95,8 +104,13 @@ def _from_labels(answers: Mapping[str, Array], labels: Array) -> Choice:
             continue
         for name, array in answers.items():
             if metric.fits(array, labels):
-                return Choice(metric, (name,), f"there are labels, {list(labels.shape)} of type {labels.dtype}")
+                cause = f"there are labels, {list(labels.shape)} of type {labels.dtype}"
+                return Choice(metric, (name,), _first(name, answers, cause))
     raise _misfit(answers, labels)
+
+
+def _first(name: str, answers: Mapping[str, Array], cause: str = "as asked for") -> str:
+    return cause if len(answers) == 1 else f"{cause}, and '{name}' is the first output that suits the metric"
 
 
 def _from_answers(found: Mapping[str, Array], answers: Mapping[str, Array]) -> Choice:
@@ -116,10 +130,40 @@ def _from_answers(found: Mapping[str, Array], answers: Mapping[str, Array]) -> C
 
 def _misfit(answers: Mapping[str, Array], labels: Array) -> InvalidData:
     limit = f"labels go up to {labels.max()}, but " if is_ids(labels) else ""
+    cause, fix = _bad_label(answers, labels)
     return InvalidData(
-        f"{limit}no output suits the labels: {_shapes(answers, labels)}",
-        "check that class numbers start at 0; or name a metric; or remove the labels",
+        f"{limit}no output suits the labels: {_shapes(answers, labels)}{cause}",
+        f"{fix or 'check that class numbers start at 0; or '}name a metric; or remove the labels",
     )
+
+
+def _bad_label(answers: Mapping[str, Array], labels: Array | None, axis: int = 1) -> tuple[str, str]:
+    """The first label that is no class number, with the rule, and what to do, as parts of a message; empty if there is none.
+
+    ``axis`` is the outputs' axis of classes.
+    """
+    if labels is None or not is_ids(labels) or not labels.size:
+        return "", ""
+    if labels.min() < 0:
+        rule = "class numbers start at 0, and only the metrics iou and perplexity skip negative labels"
+        return f"; {_place(labels, labels < 0)} is negative: {rule}", "remove the samples with padding; or "
+    for name, array in answers.items():
+        classes = array.shape[axis] if array.ndim > 1 and array.shape[axis] > 1 else 2
+        if (
+            is_float(array)
+            and labels.size * (classes if array.ndim > 1 else 1) == array.size
+            and labels.max() >= classes
+        ):
+            fix = "subtract 1 from every label; or " if labels.min() > 0 and labels.max() == classes else ""
+            rule = f"output '{name}' has {classes} classes, numbered from 0 to {classes - 1}"
+            return f"; {_place(labels, labels >= classes)} is too high: {rule}", fix
+    return "", ""
+
+
+def _place(labels: Array, where: Array) -> str:
+    """The first label ``where`` is True, and its index."""
+    first = np.argwhere(where)[0]
+    return f"label {labels[tuple(first)]} at index {first[0] if len(first) == 1 else first.tolist()}"
 
 
 def _is_embedding(array: Array) -> bool:
@@ -137,5 +181,5 @@ def _shapes(answers: Mapping[str, Array], labels: Array | None) -> str:
     )
 
 
-def _quoted(names: list[str]) -> str:
+def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)

@@ -137,6 +137,20 @@ def mean_bound(values: Array, probability: float, most: float = 1.0) -> float:
     return _bisect(is_likely, float(values.mean()), most, _TOLERANCE)
 
 
+def bets_needed(limit: float, mean: float, spread: float, probability: float, most: float = 1.0) -> int | None:
+    """About the number of values of this ``mean`` and standard deviation ``spread`` with which ``mean_bound`` is at most ``limit``.
+
+    The mean growth of the logarithm of the wealth is expanded to the second order; if ``spread`` is 0, it is exact. None if no bet is
+    expected to win.
+    """
+    if mean >= limit or limit >= most:
+        return None
+    stakes = _BETS / (most - limit)
+    gain = 1 + stakes * (limit - mean)
+    growth = float((np.log(gain) - (stakes * spread / gain) ** 2 / 2).max())
+    return math.ceil(math.log(len(_BETS) / probability) / growth) if growth > 0 else None
+
+
 def bounded_interval(values: Array, looks: int = 1, least: float = -1.0, most: float = 1.0) -> Interval:
     """The mean of ``values``, which lie between ``least`` and ``most``, with its two-sided interval by ``mean_bound``."""
     half = tail(looks) / 2

@@ -20,6 +20,7 @@ from penstock.measurement import Interval
 from penstock.offline.judge.accuracy import Reference, answers, make_reference, not_finite
 from penstock.offline.judge.chance import check_labels
 from penstock.offline.judge.contract import Contract
+from penstock.offline.judge.metric_table import METRICS
 from penstock.offline.judge.metrics import Outputs
 from penstock.offline.judge.race import race
 from penstock.offline.sessions import call_rows, loaded, signature_of
@@ -142,25 +143,36 @@ class Judge:
         return Judgement(accuracy, reference.scores(outputs).astype(np.float32), reference.divergence(outputs))
 
 
-def checked_reference(found: Outputs, labels: Array | None, contract: Contract, looks: int = 1) -> Reference:
-    """The reference with the original's outputs ``found``. Raises the errors of ``Judge`` about data, labels and metric."""
+def checked_reference(
+    found: Outputs, labels: Array | None, contract: Contract, looks: int = 1, who: str = "the original"
+) -> Reference:
+    """The reference with the outputs ``found`` of ``who``. Raises the errors of ``Judge`` about data, labels and metric."""
     if broken := not_finite(found):
-        raise InvalidData(f"the original's {broken}", "remove these samples, or repair the model")
+        raise InvalidData(f"{who}'s {broken}", "remove these samples, or repair the model")
     reference = make_reference(found, labels, contract.metric, contract.output, looks)
-    if contract.prove_accuracy and not reference.is_exact:
+    if contract.prove_accuracy and (cause := reference.choice.metric.unprovable):
+        exact = ", ".join(name for name, metric in METRICS.items() if not metric.unprovable)
         raise InvalidConfig(
-            f"a loss of {reference.metric} cannot be proven: its intervals are approximate",
-            "use a metric that is a mean over rows: top-1, top-5, agreement, fidelity or cosine; or do not require a proof",
+            f"a loss of {reference.metric} cannot be proven: {cause}",
+            f"use --metric with one of {exact}, and labels if it needs them; or do not require a proof",
         )
     if reference.labels is not None and not contract.trust_labels:
         check_labels(
-            reference.metric,
+            f"{reference.metric} of output '{reference.output}'",
             lambda shuffled: reference.value(found, shuffled),
             reference.labels,
             reference.choice.metric.higher,
+            who,
         )
     reference.original()  # A metric that fails must fail before long work.
     return reference
+
+
+def judging(reference: Reference, contract: Contract) -> tuple[str, ...]:
+    """A note that names the judged output and the metric, if the model has several outputs and ``contract`` names none."""
+    if contract.output or len(reference.answers) == 1:
+        return ()
+    return (f"judging {reference.choice}; choose with --metric-output",)
 
 
 def hold_out(artifact: Artifact, data: Dataset, share: float = 0.2) -> tuple[Dataset, Dataset]:

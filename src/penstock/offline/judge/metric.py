@@ -37,9 +37,22 @@ class AccuracyMetric(msgspec.Struct, frozen=True):
     """True if a loss is relative to the original's value; False if it is a difference."""
     span: tuple[float, float] | None = None
     """The range of a row's score. None if the metric is a single number or the range is unlimited; intervals are then approximate."""
+    alone: bool = True
+    """True if a row's score depends on no other row."""
     kind: Literal["classes", "numbers", "other"] = "other"
     """The measure of an output's distance from the original's output: the fraction of changed classes, the relative error, or the
     metric with the original's output as truth."""
+
+    @property
+    def unprovable(self) -> str:
+        """Why the bound on a loss is not valid for every number of samples; empty if it is."""
+        if self.span is None:
+            return "its intervals are approximate"
+        return (
+            ""
+            if self.alone
+            else "its scores depend on the spread of all samples, in which rare large errors may be missing"
+        )
 
     @property
     def is_share(self) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from penstock.bundle.evidence import Accuracy
 from penstock.errors import InvalidArgument
-from penstock.offline.judge.intervals import proves_loss, tail
+from penstock.measurement import percent, percent_beside
+from penstock.offline.judge.intervals import bets_needed, proves_loss, tail
+from penstock.offline.judge.metric_table import METRICS
 
 RATES = ("top-1", "top-5", "agreement")
 """Metrics that count each sample as right or wrong."""
@@ -45,21 +47,29 @@ def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02, lo
     return enough
 
 
-def too_few(samples: int, metric: str, max_loss: float, what: str, looks: int = 1) -> tuple[str, ...]:
+def too_few(
+    samples: int, metric: str, max_loss: float, what: str, looks: int = 1, *, prove: bool = False
+) -> tuple[str, ...]:
     """A note if ``samples`` samples cannot prove a loss within ``max_loss``, even if no answer changes. The note suggests a number of
-    samples; ``what`` names their kind in the note.
+    samples; ``what`` names their kind in the note. ``prove`` says that the contract requires a proof.
 
-    There is no note for metrics that do not count hits, or for a maximum loss of 0, which no number of samples can prove.
+    There is no note for metrics whose losses cannot be proven, or for a maximum loss of 0, which no number of samples can prove.
     """
-    if metric not in RATES or max_loss <= 0:
+    if max_loss <= 0 or _width(metric) is None:
         return ()
-    if proves_loss(samples, 0, 0, max_loss, tail(looks)):
+    likely, least = (_needed(metric, max_loss, changed=changed, looks=looks) for changed in (0.02, 0.0))
+    if least is None or least <= samples:
         return ()
-    likely, least = (samples_needed(max_loss, changed=changed, looks=looks) for changed in (0.02, 0.0))
     together = f" for {looks} candidates" if looks > 1 else ""
+    effect = (
+        "--prove-accuracy rejects every candidate that is not more accurate than the original"
+        if prove
+        else "losses are estimates"
+    )
+    many = f", or {likely}, which suffice if 2 % of the answers change" if metric in RATES else ""
     note = (
-        f"{samples} {what} samples cannot prove a loss within {max_loss:.2%}{together}, so losses are estimates: give at least "
-        f"{least}, which suffice if no answer changes, or {likely}, which suffice if 2 % of the answers change"
+        f"{samples} {what} samples cannot prove a loss within {percent(max_loss)}{together}, so {effect}: give at least "
+        f"{least}, which suffice if no answer changes{many}"
     )
     return (note,)
 
@@ -70,19 +80,42 @@ def unproved(accuracy: Accuracy, max_loss: float) -> tuple[str, ...]:
     bound = loss.high if accuracy.bound is None else accuracy.bound
     if max_loss <= 0 or bound <= max_loss or loss.value > max_loss:
         return ()
+    about = "" if _width(accuracy.metric) else "about "
     note = (
-        f"a loss within {max_loss:.2%} is an estimate from {accuracy.samples} samples and not proven: with 95 % confidence the "
-        f"loss is at most {bound:.2%}{proof_advice(accuracy, max_loss)}"
+        f"a loss within {percent(max_loss)} is an estimate from {accuracy.samples} samples and not proven: with {about}95 % "
+        f"confidence the loss is at most {percent_beside(bound, max_loss)}{proof_advice(accuracy, max_loss)}"
     )
     return (note,)
 
 
 def proof_advice(accuracy: Accuracy, max_loss: float) -> str:
-    """The number of samples that would prove the loss at the same rate of changes, as advice; empty if it is unknown."""
-    if accuracy.metric not in RATES or max_loss <= 0:
-        return ""
-    changed = (accuracy.lost + accuracy.won) / accuracy.samples
-    enough = samples_needed(max_loss, max(0.0, accuracy.loss.value), changed, accuracy.looks)
-    if enough is None or enough > max(1000, _REACHABLE * accuracy.samples):
-        return ""
-    return f"; about {enough} samples would prove it if the estimate is correct"
+    """The number of samples that would prove the loss if the estimate is correct, or why none can be named: the end of a sentence."""
+    reason = ""
+    if _width(accuracy.metric) is None:
+        reason = f"a loss of {accuracy.metric} cannot be proven"
+    elif max_loss <= 0:
+        reason = "the limit is 0"
+    elif accuracy.loss.value >= max_loss:
+        reason = "the estimate is not below the limit"
+    else:
+        changed = (accuracy.lost + accuracy.won) / accuracy.samples
+        enough = _needed(accuracy.metric, max_loss, accuracy.loss.value, changed, accuracy.spread, accuracy.looks)
+        if enough is not None and enough <= max(1000, _REACHABLE * accuracy.samples):
+            return f"; about {max(enough, accuracy.samples + 1)} samples would prove it if the estimate is correct"
+        reason = "the estimate is too close to the limit"
+    return f"; no number of samples can be named that would prove it, because {reason}"
+
+
+def _needed(
+    metric: str, max_loss: float, loss: float = 0.0, changed: float = 0.0, spread: float = 0.0, looks: int = 1
+) -> int | None:
+    """The number of samples that proves a loss of ``metric`` within ``max_loss``, if the changes are as estimated."""
+    if metric in RATES:
+        return samples_needed(max_loss, loss, changed, looks)
+    return bets_needed(max_loss, loss, spread, tail(looks), _width(metric) or 1.0)
+
+
+def _width(metric: str) -> float | None:
+    """The largest loss of a sample by ``metric``; None if a loss of ``metric`` cannot be proven."""
+    known = METRICS.get(metric)
+    return None if known is None or known.unprovable or known.span is None else known.span[1] - known.span[0]

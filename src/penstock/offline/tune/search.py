@@ -144,7 +144,7 @@ def explain(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]) -> N
             if share > 1 and trial.candidate.threads > winner.candidate.threads:
                 trial.reason += f", too little for {trial.candidate.threads} threads"
         elif trial.speedup is None or not is_faster(trial.speedup):
-            trial.reason = f"{unproven_speed('the original', trial.busy)}: {_times(trial.speedup)}"
+            trial.reason = f"{unproven_speed('the original', trial.speedup, trial.busy)}: {_times(trial.speedup)}"
             continue
         elif share > 1 and trial.candidate.threads > winner.candidate.threads:
             trial.reason = f"{share:.2f}x the chosen one's speed, too little for {trial.candidate.threads} threads"

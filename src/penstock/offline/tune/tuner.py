@@ -118,7 +118,10 @@ class Tuner:
         looks = max(1, len({trial.candidate.numerics for trial in self._trials}))
         first = bases[0].candidate
         judge = Judge(first.artifact, self._data, first.threads, contract=contract, looks=looks)
-        self._notes = too_few(self._data.count, judge.metric, contract.max_accuracy_loss, "evaluation", looks)
+        prove = contract.prove_accuracy
+        self._notes = too_few(
+            self._data.count, judge.metric, contract.max_accuracy_loss, "evaluation", looks, prove=prove
+        )
         for note in self._notes:
             _log.warning("%s", note)
         for base in bases:

@@ -38,15 +38,18 @@ def test_each_error_costs_what_it_should() -> None:
 
 
 def one_by_one(output: np.ndarray, truth: np.ndarray) -> float:
-    """The definition: class by class, overlap by overlap, box by box."""
+    """The definition: class by class, overlap by overlap, box by box. Boxes without area are left out."""
     shares = []
-    for number in np.unique(truth[..., 4][truth[..., 4] >= 0]):
+    boxes = truth.reshape(-1, 5).astype(np.float64)
+    for number in {box[4] for box in boxes if box[4] >= 0 and overlap(box, box)}:
         for least in np.arange(0.5, 1, 0.05):
             found, total = [], 0
             for row, known in zip(output.astype(np.float64), truth.astype(np.float64), strict=True):
-                left = [box[:4] for box in known if box[4] == number]
+                left = [box[:4] for box in known if box[4] == number and overlap(box, box)]
                 total += len(left)
-                for box in sorted((box for box in row if box[5] == number), key=lambda box: -box[4]):
+                for box in sorted(
+                    (box for box in row if box[5] == number and overlap(box, box)), key=lambda box: -box[4]
+                ):
                     best = max(range(len(left)), key=lambda at: overlap(box, left[at]), default=None)
                     hit = best is not None and overlap(box, left[best]) >= least - 1e-9
                     if hit:
@@ -71,16 +74,35 @@ def test_it_is_the_definition_on_any_boxes(seed: int, samples: int, boxes: int, 
     rng = np.random.default_rng(seed)
     truth = np.concatenate([rng.integers(0, 4, (samples, known, 2)), rng.integers(2, 8, (samples, known, 2))], 2)
     truth = np.concatenate([truth, rng.integers(-1, 3, (samples, known, 1))], 2).astype(np.float32)
-    truth[0, 0, 4] = 1
+    truth[0, 0] = [1, 1, 4, 4, 1]
     output = scored(truth[:, rng.integers(0, known, boxes)])
     output[..., :4] += rng.integers(-1, 2, output[..., :4].shape)
     output[..., 4] = rng.integers(0, 5, output.shape[:2]) / 4  # with ties
     assert mean_average_precision(output, truth) == pytest.approx(one_by_one(output, truth))
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**16), st.integers(1, 20), st.integers(1, 8))
+def test_a_detector_is_perfect_against_itself_whatever_pads_its_boxes(seed: int, samples: int, boxes: int) -> None:
+    rng = np.random.default_rng(seed)
+    corners = rng.integers(0, 6, (samples, boxes, 2))
+    truth = np.concatenate([corners, corners + rng.integers(-1, 3, (samples, boxes, 2))], 2)  # many without area
+    truth = np.concatenate([truth, rng.integers(-1, 3, (samples, boxes, 1))], 2).astype(np.float32)
+    truth[0, 0] = [0, 0, 2, 2, 1]
+    output = np.insert(truth, 4, rng.random((samples, boxes)), axis=2)
+    assert mean_average_precision(output, truth) == 1
+    padding = np.zeros_like(output[:, :1])
+    padding[..., 4] = 1.0  # the highest score
+    assert mean_average_precision(np.concatenate([padding, output], axis=1), truth) == 1
+    assert mean_average_precision(output, np.concatenate([padding[..., [0, 1, 2, 3, 5]], truth], axis=1)) == 1
+
+
 def test_no_boxes_are_an_error() -> None:
     with pytest.raises(InvalidData, match="have no boxes"):
         mean_average_precision(scored(TRUTH), np.full_like(TRUTH, -1))
+    with pytest.raises(InvalidData, match="have no boxes") as error:
+        mean_average_precision(scored(TRUTH), np.zeros_like(TRUTH))
+    assert "right above left" in (error.value.hint or "")
 
 
 def test_the_overlap_of_segments() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.bundle.evidence import Accuracy
+from penstock.measurement import percent, percent_beside
 from penstock.offline.compress.table import Kind
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.sample_size import samples_needed
@@ -50,7 +51,7 @@ class Spending(msgspec.Struct, frozen=True):
         """A sentence with the used and the remaining part of the allowed loss."""
         allowed, loss = self.contract.limit(accuracy.metric), accuracy.loss.value
         spent = max(0.0, loss)
-        account = f"{spent:.2%} spent of {allowed:.2%}"
+        account = f"{percent_beside(spent, allowed)} spent of {percent(allowed)}"
         if spent > allowed and self.samples:
             return f"{account}: one sample of {self.samples}, the smallest measurable loss"
         return f"{account}, {max(0.0, allowed - spent):.2%} left" + (f"; {-loss:.2%} gained" if loss < 0 else "")

@@ -54,7 +54,7 @@ def stored_bytes(model: Artifact, target: Target) -> int:
 def gain_objection(measured: StepGain, parent: str, parent_bytes: int) -> str:
     """The reason why a model is not an improvement on its parent; empty if it is."""
     if not measured.stored_bytes:
-        verdict = unproven_speed(f"'{parent}'", measured.busy)
+        verdict = unproven_speed(f"'{parent}'", measured.gain, measured.busy)
         return "" if is_faster(measured.gain) else f"{verdict}: {measured.gain.value:.2f}x"
     if measured.stored_bytes <= _SMALLER * parent_bytes:
         return ""

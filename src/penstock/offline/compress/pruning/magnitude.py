@@ -48,12 +48,12 @@ class GlobalRule(msgspec.Struct, frozen=True, tag="global"):
         capped = [np.where(smallest(score, int(self.layer_cap * score.size)), score, np.inf) for score in scores]
         together = np.concatenate(capped)
         count, most = int(self.sparsity * together.size), int(np.isfinite(together).sum())
-        if count > most:
+        if count > most and self.sparsity > self.layer_cap:  # otherwise, only whole numbers of weights are missing
             raise InvalidConfig(
                 f"a sparsity of {self.sparsity:g} cannot be reached with a maximum of {self.layer_cap:g} for each layer",
                 f"ask for at most {math.floor(1e4 * most / together.size) / 1e4:.2%}, or, in Python, raise layer_cap",
             )
-        parts = np.split(~smallest(together, count), np.cumsum([score.size for score in scores])[:-1])
+        parts = np.split(~smallest(together, min(count, most)), np.cumsum([score.size for score in scores])[:-1])
         return {name: part.reshape(weights[name].shape) for name, part in zip(weights, parts, strict=True)}
 
 

@@ -16,17 +16,19 @@ _SAMPLES = 16
 
 
 def mean_average_precision(output: Array, truth: Array) -> float:
-    """The average precision (AP) of COCO: the area under the precision-recall curve, averaged over classes and over overlaps from 0.5
-    to 0.95. The area uses all points of the curve; COCO uses 101.
+    """The average precision (AP) of COCO: the area under the precision-recall curve, averaged over classes and over the overlaps 0.50,
+    0.55, …, 0.95. The area uses all points of the curve; COCO uses 101. All boxes of a sample count; COCO counts at most 100.
 
     Output: boxes [samples, boxes, 6] with left, top, right, bottom, score, class. Truth: labels, or the original's boxes, [samples,
-    boxes, 5] without score.
-    Boxes with a negative class are padding.
+    boxes, 5] without score. Boxes with a negative class or without area are padding, in both.
     """
-    output, truth = output.astype(np.float64), truth.astype(np.float64)
+    output, truth = _without_padding(output), _without_padding(truth)
     classes = np.unique(truth[..., 4][truth[..., 4] >= 0])
     if not len(classes):
-        raise InvalidData("the labels have no boxes", "give boxes with classes of at least 0")
+        raise InvalidData(
+            "the labels have no boxes",
+            "give left, top, right, bottom and class, with right above left, bottom above top, and classes of at least 0",
+        )
     output = np.take_along_axis(output, np.argsort(-output[..., 4:5], axis=1, kind="stable"), axis=1)
     parts = range(0, len(output), _SAMPLES)
     hits = np.concatenate([_matches(output[at : at + _SAMPLES], truth[at : at + _SAMPLES]) for at in parts])
@@ -85,6 +87,13 @@ def _matches(found: Array, wanted: Array) -> Array:
         row, level = np.nonzero(hit)
         left[samples[row], level, best[row, level, 0]] = False
     return hits
+
+
+def _without_padding(boxes: Array) -> Array:
+    """A copy in which boxes without area have class -1. The class is the last element of a box."""
+    boxes = boxes.astype(np.float64)
+    boxes[~(boxes[..., 2:4] > boxes[..., :2]).all(axis=-1), -1] = -1
+    return boxes
 
 
 def _overlaps(found: Array, wanted: Array) -> Array:

@@ -90,6 +90,7 @@ METRICS = (
         truth=itself,
         labels=False,
         span=(0.0, 1.0),
+        alone=False,
         kind="numbers",
     ),
     AccuracyMetric("mae", mae, _SAME, _labelled, higher=False, relative=True, kind="numbers"),
