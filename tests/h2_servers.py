@@ -21,6 +21,7 @@ from penstock.online.server.access.admission import ByteBudget
 from penstock.online.server.config import ServerConfig
 from penstock.online.server.grpc.call import GrpcCall, GrpcMethod, Receiver
 from penstock.online.server.h2.connection import H2Connection, H2Context
+from penstock.online.server.h2.session import STREAM_BYTES
 from penstock.online.server.network.connections import Connections
 from penstock.online.server.network.listener import Endpoint, Listener
 from penstock.online.server.network.sniffer import PREFACE
@@ -32,6 +33,8 @@ ECHO, FAIL, BREAK, HOLD, CHAT, FLOOD, STALL, KEYED, KEYED_CHAT, COSTLY, DECODE =
     for name in ("Echo", "Fail", "Break", "Hold", "Chat", "Flood", "Stall", "Keyed", "KeyedChat", "Costly", "Decode")
 )
 KEYED_BYTES = 1000
+OPEN_BYTES = STREAM_BYTES + 300
+"""The most that one of these open calls takes of the budget, beside its message."""
 """Maximum bytes of a message of the methods that need a key."""
 FLOOD_BYTES = 1 << 16
 COSTLY_UNITS = 100

@@ -123,8 +123,8 @@ class ServerConfig(msgspec.Struct, frozen=True):
     """Maximum size of the JSON in an HTTP inference request, after decompression. Larger JSON is rejected with 413. Binary tensors
     do not count."""
     max_inflight_bytes: _Bytes = 1 << 30
-    """Maximum memory for all requests, decoded tensors and unread responses, in bytes. Further requests are rejected with 503. Must
-    be at least ``max_request_bytes``. 0 sets no limit."""
+    """Maximum bytes in memory of all requests, open gRPC calls, decoded tensors and unread responses. Further requests are rejected
+    with 503. Must be at least ``max_request_bytes``. 0 sets no limit."""
     max_header_bytes: _Count = 64 << 10
     """Maximum bytes of a request's headers, plus 32 bytes per header. Requests with larger headers are rejected with 431."""
     max_connections: _Count = 10_000

@@ -1,10 +1,12 @@
 import asyncio
+import itertools
 import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from google.protobuf import json_format
 
 from calls import FakeCall, invoke
 from penstock.clock import SystemClock
@@ -13,14 +15,15 @@ from penstock.online.server.access.auth import Access
 from penstock.online.server.access.table import AccessTable
 from penstock.online.server.grpc.service import GrpcService
 from penstock.protocol import messages
-from penstock.telemetry.statistics import Duration, ModelStatistics
+from penstock.telemetry.statistics import BOUNDS_NS, BatchStatistics, Duration, ModelStatistics, ResponseStatistics
 
 
 class Control:
     """A control plane that records its calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, *models: ModelStatistics) -> None:
         self.told: list[Any] = []
+        self._models = models
 
     async def load(self, name: str, parameters: Any) -> None:
         self.told.append((name, dict(parameters)))
@@ -34,13 +37,26 @@ class Control:
         return {"trace_level": ["TIMESTAMPS"], "trace_rate": "7"}
 
     async def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
-        statistics = ModelStatistics(name="m", version="1")
-        statistics.stages["execute"] = Duration(1, 2)
-        return [statistics.to_dict()]
+        self.told.append((name, version))
+        return [model.to_dict() for model in self._models]
 
     async def log_settings(self, update: Any = None) -> dict[str, Any]:
         self.told.append(update)
         return {"log_info": True, "log_verbose_level": 3, "log_file": ""}
+
+
+def busy(name: str = "m") -> ModelStatistics:
+    """The statistics of a model in which every number differs."""
+    statistics = ModelStatistics(name=name, version="1")
+    numbers = itertools.count(1)
+    statistics.stages["execute"] = Duration(1, 2)
+    for rows in (1, 3, 8):
+        statistics.batches[rows] = BatchStatistics(*itertools.islice(numbers, 4))
+    statistics.responses[0] = ResponseStatistics(Duration(*itertools.islice(numbers, 2)))
+    for number in range(len(BOUNDS_NS)):
+        statistics.request_buckets[number] = next(numbers)
+    statistics.success_ns, statistics.queue_ns = itertools.islice(numbers, 2)
+    return statistics
 
 
 LOAD = b"/inference.GRPCInferenceService/RepositoryModelLoad"
@@ -58,7 +74,7 @@ def made(control: Control, access: Path | None = None) -> GrpcService:
 
 
 async def run(method: str, data: bytes, access: Path | None, metadata: Any) -> tuple[Control, Any]:
-    control, call = Control(), FakeCall(metadata)
+    control, call = Control(busy()), FakeCall(metadata)
     invoke(made(control, access).methods[f"/inference.GRPCInferenceService/{method}".encode()], call, data)
     async with asyncio.timeout(20):
         while not call.ended:
@@ -176,4 +192,21 @@ def test_only_inference_and_loading_take_large_messages() -> None:
 def test_stages_of_python_models_do_not_break_statistics() -> None:
     _, answer = ask("ModelStatistics")
     (one,) = answer.model_stats
-    assert (one.name, one.version) == ("m", "1")
+    expected = {key: value for key, value in busy().to_dict().items() if key != "stage_stats"}
+    assert one == json_format.ParseDict(expected, type(one)())
+
+
+def test_calls_for_statistics_that_wait_hold_no_statistics() -> None:
+    async def survey() -> None:
+        control, calls = Control(*(busy(str(number)) for number in range(50))), [FakeCall() for _ in range(100)]
+        method = made(control).methods[b"/inference.GRPCInferenceService/ModelStatistics"]
+        for call in calls:
+            invoke(method, call, b"")
+        most = 0
+        async with asyncio.timeout(20):
+            while not all(call.ended for call in calls):
+                await asyncio.sleep(0)
+                most = max(most, len(control.told) - sum(call.ended for call in calls))
+        assert (most, len(control.told)) == (0, len(calls))
+
+    asyncio.run(survey())

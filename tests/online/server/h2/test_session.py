@@ -16,6 +16,7 @@ from h2_servers import (
     FLOOD,
     FLOOD_BYTES,
     HOLD,
+    OPEN_BYTES,
     PATIENCE_S,
     GrpcServer,
     Peer,
@@ -24,7 +25,7 @@ from h2_servers import (
 )
 from http_servers import LOOPS
 from penstock.online.server.h2.guard import BURST, CALL
-from penstock.online.server.h2.session import CONNECTION_WINDOW, MAX_FRAME, STREAM_WINDOW
+from penstock.online.server.h2.session import CONNECTION_WINDOW, MAX_FRAME, STREAM_BYTES, STREAM_WINDOW
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ErrorCode
 
@@ -454,42 +455,56 @@ def test_a_message_over_the_limit_is_refused_by_its_prefix(peer: Peer) -> None:
 
 
 def test_the_bytes_of_all_requests_together_are_bounded() -> None:
-    with GrpcServer(max_request_bytes=1000, max_inflight_bytes=2000) as server:
+    with GrpcServer(max_request_bytes=10_000, max_inflight_bytes=20_000 + 3 * OPEN_BYTES) as server:
         peers = [server.connect() for _ in range(3)]
         for peer in peers[:2]:
-            peer.send(peer.headers(1), data_frame(1, message(bytes(900))[:-1]))
-        server.until(lambda: server.budget.used == 2 * 900)
-        refused = peers[2].ask(1, bytes(300))
+            peer.send(peer.headers(1), data_frame(1, message(bytes(9000))[:-1]))
+        server.until(lambda: 2 * 9000 <= server.budget.used <= 2 * (9000 + OPEN_BYTES))
+        refused = peers[2].ask(1, bytes(3000))
         assert (refused.status, refused.message) == (14, str(server.budget.refusal()))
         assert int(refused.headers["grpc-retry-pushback-ms"]) > 0
-        assert peers[2].ask(3, bytes(100)).status == 0
+        assert peers[2].ask(3, bytes(1000)).status == 0
         peers[0].send(data_frame(1, b"\0", h2.END_STREAM))
-        assert peers[0].answer(1).messages == [bytes(900)]
-        assert peers[2].ask(5, bytes(300)).status == 0
+        assert peers[0].answer(1).messages == [bytes(9000)]
+        assert peers[2].ask(5, bytes(3000)).status == 0
         peers[1].send(h2.rst_stream(1, ErrorCode.CANCEL))
         chat = peers[2]
         chat.send(chat.headers(7, CHAT), *(data_frame(7, message(bytes(900))) for _ in range(9)))
         chat.send(data_frame(7, b"", h2.END_STREAM), chat.request(9, b"x", HOLD))
         assert len(chat.answer(7).messages) == 9
-        server.until(lambda: server.budget.used == 6)
+        server.until(lambda: 6 < server.budget.used <= 6 + OPEN_BYTES)
         chat.socket.shutdown(socket.SHUT_WR)
         server.until(lambda: server.budget.used == 0)
 
 
+def test_open_calls_count_before_their_messages_arrive() -> None:
+    room = 100
+    with GrpcServer(max_request_bytes=1000, max_inflight_bytes=room * OPEN_BYTES) as server:
+        first, second = server.connect(), server.connect()
+        first.send(*(first.headers(2 * number + 1, CHAT) for number in range(room)))
+        server.until(lambda: server.budget.used >= room * STREAM_BYTES)
+        second.send(*(second.headers(2 * number + 1, CHAT) for number in range(room)))
+        answer = second.answer(2 * room - 1)
+        assert (answer.status, answer.message) == (14, str(server.budget.refusal()))
+        first.socket.shutdown(socket.SHUT_WR)
+        second.socket.shutdown(socket.SHUT_WR)
+        server.until(lambda: server.budget.used == 0)
+
+
 def test_what_a_stream_has_handed_on_is_its_receivers_to_count() -> None:
-    with GrpcServer(max_request_bytes=1000, max_inflight_bytes=1000) as server:
+    with GrpcServer(max_request_bytes=1000, max_inflight_bytes=1000 + OPEN_BYTES) as server:
         peer, text = server.connect(), message(bytes(900)) * 9
         peer.send(peer.headers(1, CHAT))
         for start in range(0, len(text), 700):  # the cuts are rarely between two messages
             peer.send(data_frame(1, text[start : start + 700]))
-        server.until(lambda: server.budget.used == 0)
+        server.until(lambda: server.budget.used <= OPEN_BYTES)
         peer.send(data_frame(1, b"", h2.END_STREAM))
         assert len(peer.answer(1).messages) == 9
 
 
 def test_a_compressed_request_counts_with_what_it_decompresses_to() -> None:
-    with GrpcServer(max_request_bytes=1000, max_inflight_bytes=2000) as server:
-        packed = gzip.compress(bytes(900))
+    with GrpcServer(max_request_bytes=10_000, max_inflight_bytes=20_000 + 3 * OPEN_BYTES) as server:
+        packed = gzip.compress(bytes(9000))
         whole = struct.pack(">BI", 1, len(packed)) + packed
         peers = [server.connect() for _ in range(3)]
         for peer in peers[:2]:
@@ -498,7 +513,8 @@ def test_a_compressed_request_counts_with_what_it_decompresses_to() -> None:
                 data_frame(1, whole[:9]),
                 data_frame(1, whole[9:], h2.END_STREAM),
             )
-        server.until(lambda: server.budget.used == 2 * (900 + len(packed)))
+        held = 2 * (9000 + len(packed))
+        server.until(lambda: held <= server.budget.used <= held + 2 * OPEN_BYTES)
         peers[2].send(peers[2].headers(1, grpc_encoding="gzip"), data_frame(1, whole, h2.END_STREAM))
         assert peers[2].answer(1).status == 14
         for peer in peers[:2]:

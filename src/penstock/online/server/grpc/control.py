@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from penstock.errors import InvalidArgument, NotFound, PenstockError, Unsupported, quoted
@@ -29,9 +28,6 @@ _log = logging.getLogger(__name__)
 
 _COPIES = 3
 """Number of copies of a large message in memory while it is parsed: as bytes, in the protobuf class, and as values."""
-
-_INLINE_ROWS = 4
-"""Maximum number of rows of statistics that are converted on the event loop."""
 
 Unary = Callable[[GrpcCall, Buffer], None]
 Answer = Callable[[Message, str], Message | Awaitable[Message]]
@@ -141,7 +137,8 @@ class GrpcControl:
             statistics = [one for one in statistics if self._access.may(client, one["name"])]
         # The protocol has no field for the stages of a Python model.
         rows = [{key: one[key] for key in one if key != "stage_stats"} for one in statistics]
-        return await _statistics_message(rows)
+        # Not on another thread: the rows of all waiting calls would then be in memory at once.
+        return messages.ModelStatisticsResponse(model_stats=rows)
 
     def _named(self, request: Message, client: str) -> tuple[str, str]:
         """The model name and version in ``request``. Raises InvalidArgument, PermissionDenied."""
@@ -218,13 +215,6 @@ class GrpcControl:
                 case _:
                     setting.string_param = str(value)
         return response
-
-
-async def _statistics_message(rows: list[dict[str, Any]]) -> Message:
-    def convert() -> Message:
-        return json_format.ParseDict({"model_stats": rows}, messages.ModelStatisticsResponse())
-
-    return convert() if len(rows) <= _INLINE_ROWS else await offload.run(convert)
 
 
 def _reply(call: GrpcCall, message: Message) -> None:

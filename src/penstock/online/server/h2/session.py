@@ -28,6 +28,8 @@ from penstock.request import Deadline
 STREAM_WINDOW = 4 << 20
 CONNECTION_WINDOW = 16 << 20
 MAX_FRAME = 1 << 20
+STREAM_BYTES = 2 << 10
+"""Memory of an open stream, without its headers and its messages."""
 
 _LOW_ALLOWANCE = CONNECTION_WINDOW // 2
 _COPIED_BYTES = 1 << 14
@@ -111,7 +113,7 @@ class H2Session:
                 and self._budget.take(content)
             ):
                 # Fast path for the common case: the only message of the call, complete in one frame.
-                stream.charged = content
+                stream.charged += content
                 stream.half_closed = True
                 start += _PREFIX_BYTES
                 stream.call(flag, data[start:stop] if length <= _COPIED_BYTES else memoryview(data)[start:stop])
@@ -163,19 +165,22 @@ class H2Session:
 
     def _open(self, stream_id: int, head: CallHead, method: GrpcMethod, ended: bool) -> None:
         """Begin a call if its method admits the client."""
-        client = ""
-        if method.admit is not None:
-            try:
+        client, size = "", STREAM_BYTES + head.size
+        try:
+            if method.admit is not None:
                 client = method.admit(head.metadata)
-            except PenstockError as error:
-                self._refuse(stream_id, RESPONSE + trailers(error), ended)
-                if isinstance(error, ResourceExhausted):
-                    self.guard.earned += CALL  # no charge: a known client over its limit may retry on this connection
-                return
+            if not self._budget.take(size):
+                raise self._budget.refusal()
+        except PenstockError as error:
+            self._refuse(stream_id, RESPONSE + trailers(error), ended)
+            if isinstance(error, ResourceExhausted):
+                self.guard.earned += CALL  # no charge: a known client over its limit may retry on this connection
+            return
         is_unary, limit = method.unary is not None, self._max_message_bytes
         if method.max_bytes is not None:
             limit = min(method.max_bytes, limit)
         stream = H2Stream(self, stream_id, head, STREAM_WINDOW, is_unary, client, limit)
+        stream.charged = size
         self.streams[stream_id] = stream
         if head.size:
             self._head_bytes += head.size
@@ -248,7 +253,7 @@ class H2Session:
         reader = stream.reader
         if reader is None or stream.finished:
             return
-        held = reader.held + stream.reserved
+        held = STREAM_BYTES + stream.head.size + reader.held + stream.reserved
         if stream.message is not None:
             held += len(stream.message[1])
         more = held - stream.charged
