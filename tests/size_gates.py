@@ -14,61 +14,21 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
-<<<<<<< HEAD
-<<<<<<< HEAD
-    "": 2_094,
-<<<<<<< HEAD
-    "bundle": 1_881,
-    "cli": 2_205,
+    "": 2_134,
+    "bundle": 1_886,
+    "cli": 2_279,
     "engines": 1_892,
-    "offline": 802,
-    "offline/compress": 14_741,
-    "offline/judge": 2_158,
-    "offline/optimize": 1_971,
-=======
-    "": 2_107,
-    "bundle": 1_866,
-    "cli": 2_205,
-    "engines": 1_893,
-    "offline": 801,
-<<<<<<< HEAD
-    "offline/compress": 15_177,
-    "offline/judge": 2_131,
+    "offline": 824,
+    "offline/compress": 15_320,
+    "offline/judge": 2_303,
     "offline/optimize": 1_972,
->>>>>>> bound
-    "offline/tune": 591,
+    "offline/tune": 610,
     "online": 56,
-=======
-    "bundle": 1_866,
-    "cli": 2_206,
-    "engines": 1_893,
-    "offline": 816,
-    "offline/compress": 14_755,
-    "offline/judge": 2_131,
-=======
-    "offline/compress": 14_679,
-    "offline/judge": 2_143,
->>>>>>> mut2
-    "offline/optimize": 1_971,
-    "offline/tune": 607,
-=======
-    "": 2_121,
-    "bundle": 1_871,
-    "cli": 2_278,
-    "engines": 1_893,
-    "offline": 808,
-    "offline/compress": 14_684,
-    "offline/judge": 2_264,
-    "offline/optimize": 1_971,
-    "offline/tune": 594,
->>>>>>> news
-    "online": 57,
->>>>>>> dyn
     "online/cache": 841,
     "online/instances": 3_170,
     "online/repository": 5_079,
     "online/scheduler": 2_687,
-    "online/server": 15_291,
+    "online/server": 15_286,
     "perf": 2_517,
     "pipeline": 440,
     "protocol": 398,

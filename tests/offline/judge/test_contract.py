@@ -12,7 +12,7 @@ from penstock.bundle.evidence import CandidateRecord
 from penstock.cli.quantities import parse_milliseconds, parse_share
 from penstock.errors import ContractUnmet, InvalidConfig
 from penstock.measurement import Interval
-from penstock.offline.judge.contract import Contract, is_faster, unmet, unproven_speed
+from penstock.offline.judge.contract import Contract, is_faster, unmet, unproven_speed, while_busy
 
 
 @pytest.mark.parametrize("loss", [-0.01, 1.01, float("nan")])
