@@ -118,6 +118,8 @@ def test_advice_is_given_where_it_can_be_followed() -> None:
     needed = samples_needed(0.01, 0.005, 0.005)
     assert needed is not None
     assert 1000 < needed < 4000
+    for limit, is_given in ((0.003, True), (0.00299, False)):
+        assert ("; about" in proof_advice(accuracy(samples=1), limit)) is is_given
     for samples, is_given in ((200, True), (100, needed <= 2000)):
         assert ("; about" in advice(samples, 0.005, samples // 200, 0)) is is_given
     assert advice(20, 0.0099, 1, 1).endswith("because the estimate is too close to the limit")
