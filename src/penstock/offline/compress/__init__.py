@@ -12,8 +12,8 @@ measurements.
     precision/  other precisions; sensitivity and mixed precision
     training/   the ONNX graph as a torch module: fine-tuning, distillation, quantisation-aware training
     pruning/    removal of weights, channels and heads
-    low_rank/   large products split into thinner ones
-    sharing/    weights that share a codebook, which bundle/coded/ stores
+    low_rank/   large products split into low-rank factors
+    sharing/    weights that share a codebook (the package bundle/coded/ stores such models)
     planner/    the search for the best sequence of methods
 
 ``taps.py`` reads tensors inside a model while it runs over the batches of ``batches.py``.

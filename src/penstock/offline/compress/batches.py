@@ -10,12 +10,12 @@ from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.tensor import Array, Signature
 
 Data = Dataset | Mapping[str, Array] | Iterable[Mapping[str, Array]]
-"""A mapping from input names to arrays whose first axis counts the samples, or an iterable of such mappings, whose free dimensions
-may differ. Each iteration over an iterable must start at the beginning, as for a list."""
+"""A mapping from input names to arrays whose first axis counts the samples, or an iterable of such mappings, whose free dimensions may
+differ. The iterable must start at the beginning each time, as a list does."""
 
 
 class CalibrationBatches:
-    """``data`` checked against ``signature`` and cut into batches of at most ``batch_size`` samples. The arrays are views.
+    """Batches of at most ``batch_size`` samples of ``data``, as views. The data are checked against ``signature``.
 
     If the model fixes the first axis of its inputs, that size replaces ``batch_size``. Arrays that are not inputs are ignored.
     The batches of an iterable are checked at construction and again in each pass.

@@ -1,20 +1,20 @@
 """Check that a compressed model differs from the original only by what its method should change.
 
-The check needs no evaluation data. It runs models on rows of the method's data, or on generated values if there are none, with several
-sizes of each free dimension:
+The check needs no evaluation data. It runs models on rows of the method's data, or on generated inputs if the method has no data. Each
+free dimension is run at several sizes. The check has four parts:
 
-1. Quantised, pruned, shared and split models: the method's change is undone, and the result must equal the model that the method was
-   given, up to the order of summation (``restored/``). The change itself must be the one that the method describes, for each weight:
-   rounded by half a step, set to zero, moved to the nearest shared value, or projected.
+1. Quantised, pruned, shared and split models: the method's change is undone (``restored/``). The result must equal the method's input
+   model, except for differences in the order of summation. Every changed weight must be rounded by at most half a step, set to zero,
+   moved to the nearest shared value, or projected, as the method specifies.
 2. Corrected biases must not make the error of the outputs larger.
-3. All models: what ONNX Runtime makes of the model must give the outputs of the model as it is written. If activations are
-   rounded, another order of summation can move a value by a step, so the bound is in proportion to the error of rounding.
-4. Models with fewer channels: the error is at most ``_SIZE_FACTOR`` times the error at the sizes of the data, or 0.5. This detects
-   methods that are correct at one size only.
+3. All models: the outputs with ONNX Runtime's graph optimisations must equal the outputs without them. If activations are rounded, a
+   different order of summation can change a value by one step, so the bound is proportional to the rounding error.
+4. Models with fewer channels: the error at other sizes must not exceed ``_SIZE_FACTOR`` times the error at the data's sizes, or
+   ``_SIZE_FLOOR`` if that is larger. This detects methods that are correct at one size only.
 
-The weights of trained models have no bound, since training may choose any weights. A compressed model must accept every input that the
-original accepts. Its outputs must have the same types and shapes, with NaN and infinities in the same places. The contract judges the
-accuracy on real data; this check does not.
+The weights of trained models are not checked, since training may choose any weights. A compressed model must accept every input that
+the original accepts. Its outputs must have the same types and shapes, with NaN and infinities at the same positions. The contract
+judges the accuracy on real data; this check does not.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ from penstock.tensor import Array, DataType, Signature
 _SAME = 1e-3
 """Largest relative error of models that differ in the order of summation."""
 _FACTOR, _FLOOR = 4.0, 5e-3
-"""Largest relative difference between a model as it is written and as ONNX Runtime runs it: a multiple of the error of rounding, if
-activations are rounded, and the least bound."""
+"""The outputs with and without ONNX Runtime's graph optimisations may differ by ``_FACTOR`` times the rounding error of activations,
+plus at least ``_FLOOR``."""
 _CORRECTED, _OTHER_ROWS = 1.5, 2.0
-"""Largest error with corrected biases, divided by the error without, and by the one that the correction promises on other rows."""
+"""Maximum ratio of the errors with and without corrected biases: ``_CORRECTED``, or ``_OTHER_ROWS`` times the ratio that was measured
+when the biases were corrected, if that is smaller."""
 _ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear", "MatMulNBits"}
 """Operators that round activations."""
 _SIZE_FACTOR, _SIZE_FLOOR = 10.0, 0.5
@@ -61,23 +62,23 @@ _EXACT = frozenset({"embed", "optimize", "equalize", "smooth-quant", "mixed_prec
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """The largest error of one output in relation to its bound."""
+    """The largest error found for one output, and its bound."""
 
     output: str
     error: float
-    """Norm of the difference divided by the norm of the original's output; for integers and text, the fraction of unequal values."""
+    """Norm of the difference over the norm of the original's output. For integers and text: the fraction of differing values."""
     bound: float
     sizes: str
     """The names and shapes of the inputs."""
     reason: str = "its error at other sizes explains"
-    """What explains an error up to the bound."""
+    """The cause that would explain an error up to ``bound``; part of the error message."""
 
 
 def check_explained(original: Artifact, made: Artifact, data: Dataset | None = None) -> list[Difference]:
-    """The largest difference of each output for each reason. Raises WrongResult for an error beyond its bound.
+    """The largest difference for each output and reason. Raises WrongResult if a difference exceeds its bound.
 
-    The steps of ``made`` can only be undone if their sources are in memory (``Artifact.source``). ``data`` has the rows on which the
-    method was fitted. Without it, inputs are generated.
+    A step of ``made`` can only be undone if its source model is in memory (``Artifact.source``). ``data`` is the data that the method
+    used. Without data, inputs are generated.
     """
     with ExitStack() as stack:
         before, check = _Runner(original, stack, as_written=True), None
@@ -103,12 +104,12 @@ def _check_survives(made: Artifact, sample: LabelledInputs) -> None:
 
 
 def _culprit(made: Artifact, sample: LabelledInputs) -> str:
-    """What ends the process of a model: the model itself, or what ONNX Runtime makes of it."""
+    """The cause of a crash, for the error message: running the model, or its optimisation by ONNX Runtime."""
     try:
         apart.forward(made, sample, as_written=True)
     except PenstockError:
-        return "ONNX Runtime ends its process when it runs"
-    return "it runs as it is written, but ONNX Runtime ends its process when it optimises"
+        return "ONNX Runtime crashes when it runs"
+    return "it runs without graph optimisation, but ONNX Runtime crashes when it optimises"
 
 
 class _Check:
@@ -207,10 +208,10 @@ def _size_bound(error: float) -> float:
 
 
 def distance(want: Array, got: Array, least: float = 0.0) -> float:
-    """Norm of the difference divided by the norm of ``want``; for integers and text, the fraction of values that differ.
+    """Norm of the difference divided by the norm of ``want``. For integers and text: the fraction of values that differ.
 
-    Infinite if types or shapes differ, or if NaN and infinities are in other places. A mean square of ``want`` below ``least`` counts
-    as ``least``.
+    Infinite if types or shapes differ, or if NaN and infinities are at different positions. The mean square of ``want`` counts as at
+    least ``least``.
     """
     if want.shape != got.shape or want.dtype != got.dtype:
         return float("inf")

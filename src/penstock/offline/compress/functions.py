@@ -23,8 +23,7 @@ class CompressFunctions:
 
     The parameters are ``(model, data=None, evaluate=None, output=None, *, force=False, on_progress=None, **options)``. ``model`` is an
     ONNX file or an ``Artifact``. The method uses ``data``; the result is measured on ``evaluate``. Both are npz files or mappings of
-    arrays. ``output`` is a file to write. The options are the options of the command with this name. Methods are imported on first
-    use.
+    arrays. ``output`` is a file to write. The options are those of the command with the same name. Methods are imported on first use.
     """
 
     def __getattr__(self, name: str) -> Callable[..., Outcome]:

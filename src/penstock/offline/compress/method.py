@@ -48,7 +48,7 @@ class StepContext(msgspec.Struct, frozen=True):
     folder: Path | None = None
     """Folder for progress, from which an interrupted run continues."""
     on_progress: OnProgress = lambda *_: None
-    """Callback for progress. It raises DeadlineExceeded to stop the method."""
+    """Callback for progress. The callback raises DeadlineExceeded to stop the method."""
     is_over: Callable[[], bool] = lambda: False
     """Returns True when a method that works in rounds must end with its best result so far."""
     check_memory: Callable[[Artifact], None] = lambda _: None
@@ -77,10 +77,10 @@ class StepContext(msgspec.Struct, frozen=True):
         return fitted, Judge(self.original, held, threads, contract=contract)
 
     def once(self, name: str, make: Callable[[], Artifact], *decides: object) -> Artifact:
-        """Return the stored result of an earlier run, or else store and return the result of ``make()``. A second ``make()`` could
-        give another result, since methods measure times, and later training depends on the result.
+        """Return the result stored by an earlier run. If there is none, call ``make()``, and store and return its result. Since
+        methods measure times, a second call of ``make()`` could give a different result.
 
-        ``name`` and the plain data ``decides`` together identify the result.
+        The result is stored under ``name`` and a digest of ``decides``, which must be plain data.
         """
         if self.folder is None:
             return make()
@@ -129,20 +129,20 @@ class Method(Options, frozen=True, kw_only=True):
     examples: ClassVar[tuple[str, ...]] = ()
     """Command lines for the help."""
     data_options: ClassVar[tuple[str, ...]] = ("--train",)
-    """Names of the command-line option that takes the method's data."""
+    """Names of the command-line option for the method's data."""
     role: ClassVar[str] = "model"
-    """Name of the model in errors. If it is not ``model``, the command takes the model by an option of this name."""
+    """Name of the model in error messages. If it differs from ``model``, it is also the command's option for the model."""
     titles: ClassVar[tuple[str, str]] = ("original", "made")
     writes_model: ClassVar[bool] = True
 
     threads: Count = 1
     """Threads for training and measuring."""
     budget_s: Annotated[NotNegative, Usage("seconds")] = 3.0
-    """Time for each measurement of speed."""
+    """Time limit for each measurement of speed."""
     metric: Annotated[str, Usage(default="what suits the outputs and labels")] = ""
-    """Metric of accuracy, by its name in penstock build --help; or your own module:function."""
+    """Accuracy metric: a name listed by penstock build --help, or module:function for a custom metric."""
     metric_output: Annotated[str, Usage(default="the first that fits")] = ""
-    """Output that the metric judges."""
+    """Name of the output on which accuracy is measured."""
     trust_labels: bool = False
     """Accept labels on which the original is no better than chance."""
 
@@ -173,7 +173,7 @@ class Method(Options, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def allowance(self, context: StepContext, max_accuracy_loss: float) -> Contract:
-        """The contract of the plan; without a plan, one with ``max_accuracy_loss``."""
+        """The contract of the plan or, without a plan, a contract with ``max_accuracy_loss``."""
         return context.contract or msgspec.structs.replace(self.contract, max_accuracy_loss=max_accuracy_loss)
 
 
@@ -196,7 +196,7 @@ class TrainingMethod(Method, frozen=True, kw_only=True):
             )
 
     def fit(self, defaults: Any) -> Any:
-        """``defaults``, a FitOptions, with the epochs, seed and threads of this method."""
+        """A copy of ``defaults`` (FitOptions) with the epochs, seed and threads of this method."""
         epochs = self.epochs or defaults.epochs
         return msgspec.structs.replace(defaults, epochs=epochs, seed=self.seed, threads=self.threads)
 
@@ -208,7 +208,7 @@ class TrainingMethod(Method, frozen=True, kw_only=True):
         return hooks
 
     def recovered(self, made: Artifact, context: StepContext, **options: float) -> Artifact:
-        """``made``, trained to reproduce the teacher's outputs. ``options`` override the defaults of FitOptions."""
+        """Train ``made`` to reproduce the teacher's outputs. ``options`` override the defaults of FitOptions."""
         context.check_memory(made)
         distill, model = needs_torch("training.distill"), needs_torch("training.trainable").TrainableModel(made)
         fit = self.fit(msgspec.structs.replace(needs_torch("training.options").FitOptions(), **options))

@@ -17,9 +17,9 @@ class Usage(msgspec.Struct, frozen=True, eq=False):
     """The form of an option on the command line, and its relation to other options. It is part of the field's annotation."""
 
     text: Literal["", "share", "seconds", "file"] = ""
-    """The text form of the value: ``share`` for 5%, ``seconds`` for 20s, ``file`` for a path; empty for the form of its type."""
+    """How the value is written: ``share`` for 5%, ``seconds`` for 20s, ``file`` for a path; empty for the default form of its type."""
     needs: Mapping[str, tuple[str, ...]] = {}
-    """Other options that this option requires, with their allowed values. Without values, any true value is allowed."""
+    """Other options that this option requires, with their allowed values. An empty tuple allows any true value."""
     excludes: tuple[str, ...] = ()
     """Options that cannot be combined with this option."""
     writes: Literal["", "picture", "report", "coded model"] = ""
@@ -59,7 +59,7 @@ class Options(msgspec.Struct, frozen=True):
             raise InvalidConfig(message, f"change or remove {spell(name)}") from None
 
     def _wanted(self, name: str, expected: str) -> str:
-        """The requirement on ``name`` as text. ``expected`` is msgspec's text of it."""
+        """The requirement on ``name`` as text, made from ``expected``, the text in msgspec's error."""
         if bound := re.search(r"([<>]=?) (\S+)$", expected):
             return f"{_BOUNDS[bound[1]]} {_shown(self, name, float(bound[2]))}"
         kind = next((plain_type(field.type) for field in msgspec.structs.fields(self) if field.name == name), None)

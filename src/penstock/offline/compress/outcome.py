@@ -30,7 +30,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def shortfalls(self) -> dict[Aim, str]:
-        """The aims that the model missed, with the reason."""
+        """The aims that the model missed, each with the reason."""
         found, aims = dict(self.made.short), self.made.aims
         before, after = self.original.size_bytes, self.model.size_bytes
         if "size" in aims and after >= before:
@@ -46,7 +46,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def pays(self) -> bool | None:
-        """True if the model meets every aim of the method; None if not all were measured."""
+        """True if the model meets every aim of the method; None if some aims were not measured."""
         if self.shortfalls:
             return False
         return None if "speed" in self.made.aims and self.comparison is None else True

@@ -2,10 +2,10 @@
 
 CHANNEL  a convolution with the whole kernel to r channels, then a 1×1 convolution; the r channels are the principal components of the
          results (Zhang et al. 2015, §3.1)
-SPATIAL  a convolution with a column of the kernel to r channels, then one with a row (M. Jaderberg et al., "Speeding up Convolutional
-         Neural Networks with Low Rank Expansions", 2014, scheme 2)
-TUCKER   a 1×1 convolution to fewer channels, one with the whole kernel, and a 1×1 convolution back (Y.-D. Kim et al., "Compression of
-         Deep Convolutional Neural Networks for Fast and Low Power Mobile Applications", 2016)
+SPATIAL  a height×1 convolution to r channels, then a 1×width convolution (M. Jaderberg et al., "Speeding up Convolutional Neural
+         Networks with Low Rank Expansions", 2014, scheme 2)
+TUCKER   a 1×1 convolution to fewer channels, a convolution with the whole kernel, and a 1×1 convolution back (Y.-D. Kim et al.,
+         "Compression of Deep Convolutional Neural Networks for Fast and Low Power Mobile Applications", 2016)
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def forms(kernel: tuple[int, ...]) -> tuple[SplitForm, ...]:
 
 
 def factor_shapes(shape: tuple[int, ...], form: SplitForm | None, ranks: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
-    """The shapes of a layer's factors, in the order of application. ``shape`` itself if ``form`` is None."""
+    """The shapes of a layer's factors, in the order of application. If ``form`` is None, the only shape is ``shape``."""
     outputs, inputs, *kernel = shape
     ones = (1,) * len(kernel)
     match form:
@@ -80,7 +80,7 @@ def rank_choices(shape: tuple[int, ...], form: SplitForm) -> list[tuple[int, ...
 def spatial(weight: Array, inputs: Moments | None) -> Decomposition:
     """Factorise a weight [outputs, inputs, height, width] into a height×1 and a 1×width convolution, for ``spatial_split``.
 
-    The errors are errors of the weights, weighted by the second moments of the input channels.
+    The error that is minimised is that of the weights, weighted by the second moments of the input channels.
     """
     outputs, channels, height, width = weight.shape
     matrix = weight.astype(np.float64).transpose(0, 3, 1, 2)
@@ -104,7 +104,7 @@ def spatial_split(found: Decomposition, rank: int, shape: tuple[int, ...]) -> Sp
 def tucker(
     weight: Array, ranks: tuple[int, int], inputs: Moments | None, results: Moments | None
 ) -> tuple[Split, float]:
-    """Factors (q, inputs, 1…), (p, q, *kernel) and (outputs, p, 1…) for ``ranks`` (q, p), and their error, measured as in ``spatial``.
+    """Factors (q, inputs, 1…), (p, q, *kernel), (outputs, p, 1…) for ``ranks`` (q, p), and their error, defined as in ``spatial``.
 
     Higher-order SVD, then alternating sweeps (L. De Lathauwer et al., "On the Best Rank-1 and Rank-(R1, …, RN) Approximation of
     Higher-Order Tensors", 2000). With data, the output side is fixed to the principal components of the results.

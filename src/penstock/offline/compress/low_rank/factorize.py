@@ -1,4 +1,4 @@
-"""Split the expensive layers of a model into low-rank factors, within a bound on the error of the outputs."""
+"""Split the slow layers of a model into low-rank factors, within a bound on the error of the outputs."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ class FactorizeOptions(Options, frozen=True):
     forms: tuple[str, ...] = ("channel", "spatial", "tucker")
     """Forms of split to consider for convolutions. Matrix products always use the form ``channel``."""
     aware: bool = True
-    """Minimise the change of the layers' results on the data. False: the change of the weights."""
+    """If true, minimise the change of each layer's results on the data; if false, minimise the change of its weights."""
     min_ms: NotNegative = 0.05
-    """Skip layers that take fewer milliseconds than this: the extra operator would cost as much as the split saves."""
+    """Skip layers that take fewer milliseconds than this: the extra operator would take as much time as the split saves."""
     rows: Count = 1
     """Number of samples in a timed call; choose the batch size of serving."""
     samples: Count = 64
-    """Number of samples at the end of the data for measuring the error. The other samples give the moments, if they are enough."""
+    """Number of samples at the end of the data for measuring the error. If possible, moments are computed on the other samples
+    only."""
     batch_size: Count = 32
     threads: Count = 1
 
@@ -68,10 +69,10 @@ def factorize(
 ) -> Artifact:
     """Split Gemm, MatMul and Conv layers of ``artifact`` (FP32) if that saves measured time and keeps the error within ``max_error``.
 
-    ``accept`` decides instead of ``max_error``. The result depends on measured times, which the provenance step records (``facts``);
-    with a fixed ``rank``, it is deterministic. ``training.distill.recover`` can restore accuracy afterwards. Raises Unsupported if no
-    layer can be split or none becomes faster; InvalidArgument for a ``rank`` that makes no layer cheaper; InvalidData if the data do
-    not fit.
+    If ``accept`` is given, it decides whether a model is good enough, instead of ``max_error``. The result depends on measured times,
+    which the provenance step records (``facts``); with a fixed ``rank``, it is deterministic. ``training.distill.recover`` can restore
+    accuracy afterwards. Raises Unsupported if no layer can be split or none becomes faster; InvalidArgument for a ``rank`` that makes
+    no layer cheaper; InvalidData if the data do not fit.
     """
     options.check()
     known = {form.value for form in SplitForm}
@@ -110,7 +111,7 @@ class _Factory:
             self.splitter.observe(Taps(artifact, fit, batch_size=options.batch_size, threads=options.threads), progress)
 
     def at_rank(self, rank: int) -> dict[str, Way]:
-        """The split of every matrix product that ``rank`` makes cheaper."""
+        """Split every matrix product that needs fewer multiplications at ``rank``."""
         limits = {name: break_even(layer.weight.shape) for name, layer in self.layers.items() if not layer.kernel}
         if not any(0 < rank < limit for limit in limits.values()):
             shown = {name: round(limit, 1) for name, limit in limits.items()}
@@ -120,11 +121,11 @@ class _Factory:
         return {name: (SplitForm.CHANNEL, (rank,)) for name, limit in limits.items() if 0 < rank < limit}
 
     def choose(self, accept: Accept | None) -> tuple[dict[str, Way], dict[str, Any]]:
-        """The last accepted set of splits on the path of cheapest steps, and its facts for the provenance step."""
+        """Choose the fastest set of splits on the path that is accepted. Also returns the facts for the provenance step."""
         times, whole_ms = self._times()
         frontiers = {name: rank_choice.frontier(self._choices(name, times[name])) for name in times}
         if all(len(choices) == 1 for choices in frontiers.values()):
-            raise Unsupported("no layer becomes faster by being split", "give a larger model, or more rows in a call")
+            raise Unsupported("no layer becomes faster by being split", "use a larger model, or more rows in a call")
         stops = [
             {name: choices[place] for (name, choices), place in zip(frontiers.items(), places, strict=True)}
             for places in rank_choice.path(list(frontiers.values()))

@@ -84,7 +84,7 @@ def _read_layer(node: ir.Node) -> SplittableLayer | None:
 
 
 def replace(layer: SplittableLayer, form: SplitForm | None, split: Split) -> None:
-    """Replace ``layer`` in its graph by its factors; with ``form`` None, by a layer with another weight."""
+    """Replace ``layer`` in its graph by the factors in ``split``. If ``form`` is None, the single factor replaces the weight."""
     owner = layer.node.graph
     assert isinstance(owner, ir.Graph)
     source, *constants = layer.node.inputs

@@ -3,8 +3,8 @@
 The factors of W (outputs × inputs) of rank r that minimise E‖(W - Ŵ)x‖² over the data come from the singular value decomposition of W
 C^½, with C = E[xxᵀ] + λI. If U has the left singular vectors as columns, Ŵ = U_r U_rᵀ W. The columns of U are also the eigenvectors of
 W C Wᵀ = E[(Wx)(Wx)ᵀ] + λ W Wᵀ, the principal components of the layer's results (X. Zhang et al., "Accelerating Very Deep Convolutional
-Networks for Classification and Detection", 2015, §3.1). So moments of either side suffice, and the side with fewer channels is used.
-If the layer has a bias, x and Wx are centred first, and the bias absorbs the mean.
+Networks for Classification and Detection", 2015, §3.1). So the moments of either x or Wx suffice. Those of the side with fewer
+channels are used. If the layer has a bias, x and Wx are centred first, and the bias absorbs the mean.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ class Decomposition(NamedTuple):
         return Split((first, second), self.mean - left @ self.projected[:rank])
 
     def error(self, rank: int) -> float:
-        """Relative error of the results at ``rank``: the square root of the fraction of E‖Wx‖² in the columns that are left out."""
+        """Relative error of the results at ``rank``: the square root of the omitted columns' fraction of E‖Wx‖²."""
         return float(np.sqrt(self.carried[rank:].sum() / max(self.carried.sum(), 1e-300)))
 
 
 def decompose(weight: Array, moments: Moments | None, *, of_results: bool, centred: bool) -> Decomposition:
-    """Decompose ``weight`` (outputs, inputs). ``moments`` are those of Wx if ``of_results``, else of x; None: a plain SVD.
+    """Decompose ``weight`` (outputs, inputs) by the ``moments`` of Wx (``of_results``) or of x, or by a plain SVD without moments.
 
     Set ``centred`` if the layer has a bias: the bias absorbs the mean of the moments.
     """

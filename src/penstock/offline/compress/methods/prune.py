@@ -36,9 +36,9 @@ class PruneMethod(TrainingMethod, frozen=True, kw_only=True):
     sparsity: _Sparsity = 0.9
     """Fraction of weights to set to zero."""
     per_layer: bool = False
-    """Choose the sparsity of each layer by its sensitivity, measured on --train."""
+    """Choose the sparsity of each layer by the layer's sensitivity, measured on --train."""
     n_m: Annotated[str | None, Usage(excludes=("iterative", "per_layer", "sparsity"))] = None
-    """Keep N of every M weights instead, e.g. 2:4."""
+    """Keep N of every M weights, e.g. 2:4, instead of pruning to --sparsity."""
     iterative: Annotated[bool, Usage(excludes=("per_layer",))] = False
     """Alternate pruning and training, within --max-accuracy-loss."""
     levels: Annotated[int, msgspec.Meta(ge=1, le=100), _ITERATIVE] = 8

@@ -32,7 +32,7 @@ class PruneChannelsMethod(TrainingMethod, frozen=True, kw_only=True):
     width: Annotated[Share | None, Usage(default="75%, with --speedup 100%")] = None
     """Fraction of channels to keep in each group of layers; with --speedup, the maximum fraction."""
     speedup: Annotated[float, msgspec.Meta(gt=1)] | None = None
-    """Required speed-up, e.g. 1.5; the groups then keep different fractions."""
+    """Required speed-up, e.g. 1.5; the fraction to keep is then chosen for each group."""
     importance: Literal["norm", "batch-norm", "activation", "taylor"] = "norm"
     """Measure of importance. activation and taylor need --train; taylor also needs torch."""
     recover: bool = False
@@ -40,7 +40,7 @@ class PruneChannelsMethod(TrainingMethod, frozen=True, kw_only=True):
     max_accuracy_loss: Annotated[Part, Usage(needs={"recover": (), "speedup": ()})] = 0.01
     """Maximum loss of accuracy against the original, e.g. 0.5%."""
     block: Count = 16
-    """Widths are multiples of this number."""
+    """Keep a multiple of this number of channels in each layer."""
     heads: bool = True
     """Remove attention heads as well as channels."""
     epochs: Annotated[Positive | None, Usage(default="the method's"), _RECOVER] = None

@@ -48,9 +48,9 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
     data_options: ClassVar[tuple[str, ...]] = ("--calibrate",)
 
     precision: Literal["int8", "int8-dynamic", "int8-weights", "int4-weights", "fp16-weights", "bf16-weights"] = "int8"
-    """int8 calibrates ranges; int8-dynamic computes ranges at run time; all other precisions only store weights in fewer bits."""
+    """int8 calibrates ranges; int8-dynamic computes ranges at run time; all others only store weights in fewer bits."""
     method: MethodName = "best"
-    """Calibration method of int8; best chooses one for each tensor."""
+    """Calibration method of int8; best chooses a method for each tensor."""
     placement: PlacementName = "fastest"
     """Operators to quantise: linear, wide, or fastest, which measures both."""
     equalize: Annotated[bool, _INT8] = True

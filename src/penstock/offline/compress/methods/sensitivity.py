@@ -30,12 +30,12 @@ _TITLES = ("group", "operators", "part", "±", "alone", "won back", "divergence"
 
 
 class SensitivityMethod(Method, frozen=True, kw_only=True):
-    """Rank groups of operators by the accuracy that each loses in INT8, and show the time that each saves.
+    """Rank groups of operators by their loss of accuracy in INT8, and show the time that INT8 saves in each group.
 
-    The command writes no model; penstock quantize --mixed applies such a ranking. Without --evaluate, a fifth of the calibration data
-    is held out. In the table, `part` is the loss that the group causes, and `±` is half the width of its 95% interval. `alone` is the
-    loss with only this group in INT8. `won back` is the gain with only this group in float. `ms saved` is the time that INT8 saves in
-    one call. A group with a large `part` and a small `ms saved` should stay in float.
+    The command writes no model; to apply the ranking, use penstock quantize --mixed. Without --evaluate, a fifth of the calibration
+    data is held out. In the table, `part` is the loss that the group causes, and `±` is half the width of its 95% interval. `alone` is
+    the loss with only this group in INT8. `won back` is the gain with only this group in float. `ms saved` is the time that INT8 saves
+    in one call. A group with a large `part` and a small `ms saved` should stay in float.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -52,7 +52,7 @@ class SensitivityMethod(Method, frozen=True, kw_only=True):
     equalize: bool = True
     """Equalise the ranges of channels first."""
     budget_s: Annotated[NotNegative, Usage("seconds")] = 20.0
-    """Time limit for measuring latencies; with 0s, none are measured."""
+    """Time limit for measuring latencies; 0s skips the measurement."""
     report: Annotated[str | None, Usage("file", writes="report")] = None
     """Also write the table and a chart to this HTML file."""
     chart: Annotated[str | None, Usage("file", writes="picture")] = None

@@ -21,7 +21,7 @@ from penstock.offline.sessions import signature_of
 _LZMA_BYTES = 64 << 20
 """Maximum size of a model, in bytes, for the comparison with lzma, which takes a second per MiB."""
 _MIN_ROWS, _MAX_VALUES = 32, 1 << 22
-"""If ``most_rows`` is set: the minimum number of samples, and the maximum number of values in all samples together."""
+"""If ``most_rows`` is set, at most ``_MAX_VALUES`` input values are used, but always ``_MIN_ROWS`` samples."""
 
 _Bits = Annotated[int, msgspec.Meta(ge=0, le=MAX_BITS)]
 
@@ -29,8 +29,8 @@ _Bits = Annotated[int, msgspec.Meta(ge=0, le=MAX_BITS)]
 class ShareMethod(TrainingMethod, frozen=True, kw_only=True):
     """Cluster the weights of each layer onto a few shared values, so that the coded model becomes small.
 
-    The ONNX file keeps its size. --coded also writes a coded model of codebooks and Huffman codes, which --decode turns back into
-    the same ONNX file. Prune first: zeros take almost no space. --tune needs --train and `pip install 'penstock[torch]'`.
+    The ONNX file keeps its size. --coded also writes a coded model (codebooks and Huffman codes); --decode restores the identical ONNX
+    file from it. Prune first: zeros take almost no space. --tune needs --train and `pip install 'penstock[torch]'`.
     """
 
     examples: ClassVar[tuple[str, ...]] = (

@@ -15,7 +15,7 @@ _SHARES: dict[Kind, float] = {"structure": 0.6, "sparsity": 0.75, "precision": 0
 have used the whole allowed loss."""
 
 _GRACE, _MIN_GRACE_S = 0.5, 30.0
-"""Extra time for a running step when the budget is used up: this fraction of the budget, but at least these seconds."""
+"""After the budget is used up, a running step may continue for ``_GRACE`` times the budget, or ``_MIN_GRACE_S`` seconds if longer."""
 
 
 class Spending(msgspec.Struct, frozen=True):
@@ -27,10 +27,10 @@ class Spending(msgspec.Struct, frozen=True):
     """Number of held-out samples if accuracy is a proportion of them; 0 if accuracy is continuous."""
 
     def allowance(self, kind: Kind) -> Contract:
-        """The contract for a model after a step of ``kind``. It bounds the loss of this step and all earlier steps together.
+        """The contract for a model after a step of ``kind``. It limits the total loss of this step and all earlier steps.
 
-        If any loss is allowed, the loss of one sample is allowed too, because a smaller loss cannot be measured. A proof is required
-        only if the samples would suffice to prove that a model with unchanged outputs loses little enough.
+        If any loss is allowed, the loss of one sample is allowed too, because a smaller loss cannot be measured. ``prove_accuracy``
+        applies only if there are enough samples to prove that a model with unchanged outputs meets the contract.
         """
         asked = self.contract
         share = _SHARES.get(kind, 1.0)
@@ -48,7 +48,7 @@ class Spending(msgspec.Struct, frozen=True):
         )
 
     def account(self, accuracy: Accuracy) -> str:
-        """A sentence with the used and the remaining part of the allowed loss."""
+        """A sentence that states the used and the remaining part of the allowed loss."""
         allowed, loss = self.contract.limit(accuracy.metric), accuracy.loss.value
         spent = max(0.0, loss)
         account = f"{percent_beside(spent, allowed)} spent of {percent(allowed)}"

@@ -29,11 +29,11 @@ class StepGain(msgspec.Struct, frozen=True):
     stored_bytes: int
     """Size as a coded model; 0 when optimising for latency."""
     busy: str = ""
-    """What else ran on the machine, if it was enough to disturb the timing; otherwise empty."""
+    """Other load on the machine that disturbed the timing; empty if there was none."""
 
 
 def measure(judge: Judge, parent: Artifact, made: Artifact, target: Target) -> StepGain:
-    """Measure ``made``. Raises PenstockError if it does not run or its outputs have other shapes."""
+    """Measure ``made``. Raises PenstockError if ``made`` does not run or its outputs have other shapes."""
     accuracy = judge.assess(made).accuracy
     rows = judge.signature.smallest_batch
     timings = judge.race({"parent": parent, "made": made}, _TIMING_S, rows)
@@ -52,7 +52,7 @@ def stored_bytes(model: Artifact, target: Target) -> int:
 
 
 def gain_objection(measured: StepGain, parent: str, parent_bytes: int) -> str:
-    """The reason why a model is not an improvement on its parent; empty if it is."""
+    """The reason why a model does not improve on its parent; empty if the model is an improvement."""
     if not measured.stored_bytes:
         verdict = unproven_speed(f"'{parent}'", measured.gain, measured.busy)
         return "" if is_faster(measured.gain) else f"{verdict}: {measured.gain.value:.2f}x"

@@ -92,7 +92,7 @@ class PlanOptions(msgspec.Struct, frozen=True):
 
 
 class CompressionPlan(msgspec.Struct, frozen=True):
-    """The result of a plan: the versions for the tuner, and every attempt."""
+    """The result of a plan: the versions to pass to the tuner, and all attempts."""
 
     versions: tuple[Version, ...]
     attempts: tuple[Attempt, ...]
@@ -112,10 +112,10 @@ def plan(  # noqa: PLR0913 - collaborators are handed in by keyword
 ) -> CompressionPlan:
     """Compress ``model`` and judge the results against ``original``, which defaults to ``model``.
 
-    Steps train on three quarters of ``data``, with or without labels; models are judged on the remaining quarter. ``folder`` stores
-    every attempt, so that the same plan can continue after an interruption or with a larger budget. ``route`` defaults to all steps
-    for the target. Without torch, steps that train are skipped. Raises InvalidConfig; InvalidData if the data do not fit the model
-    or are too few to hold out a quarter; InvalidArgument if ``folder`` holds another plan.
+    Steps train on three quarters of ``data``, and models are judged on the remaining quarter. Labels are optional. ``folder`` stores
+    every attempt. Thus the same plan can continue after an interruption or with a larger budget. ``route`` defaults to all steps for
+    the target. Without torch, training steps are skipped. Raises InvalidConfig; InvalidData if the data do not fit the model or are
+    too few to hold out a quarter; InvalidArgument if ``folder`` holds another plan.
     """
     options.check()
     route = stages(options.target) if route is None else route

@@ -1,8 +1,8 @@
-"""The attempts of one plan in a folder, from which an interrupted plan continues with the same decisions.
+"""Stores the attempts of one plan in a folder. An interrupted plan continues from this folder with the same decisions.
 
-``plan.ledger`` holds the identity of the plan and the attempts. ``<digest>.model`` files hold the kept models with their
-provenance. Folders ``<digest>.steps`` hold the progress of unfinished steps. Every write is atomic. A model is written before the
-entry of its attempt.
+``plan.ledger`` holds the identity of the plan and the attempts. ``<digest>.model`` files hold the kept models with their provenance.
+Folders ``<digest>.steps`` hold the progress of unfinished steps. Every write is atomic. The model of an attempt is written before the
+attempt is recorded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PlanStore:
     """Stores attempts by name and by the digest of their parent model."""
 
     def __init__(self, folder: Path, plan: Mapping[str, str]) -> None:
-        """``plan`` is the identity of the plan, by name.
+        """``plan`` identifies the plan: its model, data, options and machine, by name.
 
         Raises InvalidArgument if ``folder`` is a file, is damaged, or holds another plan.
         """
@@ -49,12 +49,12 @@ class PlanStore:
         self._entries = {(entry.attempt.name, entry.origin): entry for entry in pages.entries}
 
     def find(self, name: str, origin: str) -> Attempt | None:
-        """The attempt ``name`` on the model with digest ``origin``, or None."""
+        """The attempt of step ``name`` on the model with digest ``origin``; None if there is none."""
         entry = self._entries.get((name, origin))
         return entry.attempt if entry else None
 
     def model(self, digest: str) -> Artifact:
-        """A kept model. Raises InvalidArgument if its file is missing or was modified."""
+        """A kept model. Raises InvalidArgument if the model's file is missing or was modified."""
         found = None if set(digest) - set("0123456789abcdef") else read_model(self.folder / f"{digest}{_MODEL}")
         if found is None or found.digest != digest:
             raise InvalidArgument(

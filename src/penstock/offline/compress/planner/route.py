@@ -1,4 +1,4 @@
-"""The steps of a plan in order, from the table of methods, and the choice of results for the tuner."""
+"""Creates the ordered steps of a plan from the table of methods, and chooses the models for the tuner."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Stage(msgspec.Struct, frozen=True):
     moves: tuple[Move, ...]
     order: Literal["descend", "first"]
     then: tuple[Stage, ...] = ()
-    """Stages that start immediately from each kept model, so that a complete result exists even if time runs out."""
+    """Stages that start from each model as soon as it is kept, so that a complete result exists even if time runs out."""
     until: float = 1.0
-    """Fraction of the time in which steps of this stage may start. The remaining time is for later stages."""
+    """Steps of this stage may start until this fraction of the time is used up. The remaining time is for later stages."""
 
 
 def stages(target: Target) -> tuple[Stage, ...]:
-    """The steps to try for ``target``, fast steps first. Further steps start only from FP32 models without shared weights."""
+    """The steps to try for ``target``, fast steps first. Steps start only from FP32 models without shared weights."""
     integers, shared = _stages("precision", target), _stages("sharing", target)
     structures = _stages("structure", target)
     if target == "size":
@@ -92,7 +92,7 @@ def _move(entry: MethodEntry, step: PlannedStep) -> Move:
 
 
 def next_move(stage: Stage, done: Sequence[tuple[str, Result]]) -> Move | None:
-    """The step of ``stage`` that follows the steps ``done``; None at the end."""
+    """The step of ``stage`` that follows the steps ``done``; None if no step is left."""
     results = [result for _, result in done]
     if "kept" in results if stage.order == "first" else set(results) - {"kept"}:
         return None
@@ -105,8 +105,8 @@ T = TypeVar("T")
 
 
 def worthwhile(found: Sequence[T], rank: Callable[[T], float], error: Callable[[T], float], most: int) -> list[T]:
-    """At most ``most`` of ``found``, sorted by ``rank``. One half has the lowest ranks; the other half has the lowest ``error`` of
-    the remaining models. If the evaluation data reject the first half, the second half is still available.
+    """At most ``most`` of ``found``, sorted by ``rank``. One half has the lowest ranks. Of the remaining models, those with the lowest
+    ``error`` form the other half, in case the evaluation data reject the first half.
     """
     ranked = sorted(found, key=rank)
     if len(ranked) <= most:

@@ -1,8 +1,8 @@
 """INT8 without calibration: the range of each activation is computed at run time, over the whole batch.
 
-Only products with constant weights (MatMul, Gemm) become integer. ONNX Runtime has a fused kernel for these products, but none for
-Conv, which would become several times slower than FP32. Because the range is computed over the batch, the outputs for a sample depend
-on the other samples in its batch. In a server that batches requests, responses thus depend on other requests (``batch_dependence``).
+Only products with constant weights (MatMul, Gemm) become integer. ONNX Runtime has a fused kernel for these products. It has no such
+kernel for Conv, which would become several times slower. Because the range is computed over the batch, the outputs for a sample depend
+on the other samples in its batch (``batch_dependence``). In a server that batches requests, a response thus depends on other requests.
 """
 
 from __future__ import annotations

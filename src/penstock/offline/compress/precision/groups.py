@@ -1,12 +1,12 @@
-"""Groups of operators that become float or integer together, and INT8 models with some groups left in float.
+"""Groups of operators that are either all float or all integer, and INT8 models in which some groups stay float.
 
-If a single operator became float, the model would need conversions that the INT8 model does not have, for example between a
-convolution and its Relu. So operators are grouped by two rules:
+If a single operator became float, the model would need additional conversions, for example between a convolution and the following
+Relu. So operators are grouped by two rules:
 
-1. An operator other than a product with weights joins the operators that produce its inputs, if it is their only consumer. If all of
-   them have other consumers, it joins the last of them. For example, the addition of a residual block joins the block's last
+1. An operator other than a product with weights joins those producers of its inputs that have no other consumer. If all producers have
+   other consumers, the operator joins the last producer. For example, the addition of a residual block joins the block's last
    convolution, not the convolution before the block.
-2. The projections that feed a product of two activations are one group: query, key and value of an attention.
+2. The projections whose results are multiplied with each other form one group: query, key and value in attention.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class OperatorGroup(msgspec.Struct, frozen=True):
 
 
 def find_groups(model: FloatModel, nodes: Sequence[onnx.NodeProto]) -> tuple[OperatorGroup, ...]:
-    """The groups of ``nodes``, which are integer in ``model``, in the order of their first nodes. Each node is in exactly one."""
+    """Divide ``nodes``, which can become integer, into groups, in the order of the groups' first nodes."""
     return _Grouping(model, nodes).groups()
 
 
 class MixedModel:
-    """A float model with the ranges of its INT8 version, in which any groups can stay float.
+    """Makes INT8 versions of a float model in which any given groups stay float.
 
-    The same groups give the same bytes. Raises Unsupported if no operator can become integer, and the errors of ``FloatModel``.
+    The versions are deterministic. Raises Unsupported if no operator can become integer, and the errors of ``FloatModel``.
     """
 
     def __init__(

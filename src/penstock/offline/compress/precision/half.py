@@ -27,7 +27,7 @@ class HalfOptions(msgspec.Struct, frozen=True):
     """Options of ``halve_weights``."""
 
     kind: Literal["fp16", "bf16"] = "fp16"
-    """FP16 has 11 significant bits and values up to 65504. BF16 has 8 significant bits and the range of FP32."""
+    """FP16 has 11 significant bits and values up to 65504. BF16 has 8 significant bits and covers the range of FP32."""
     least_weights: int = 256
     """Tensors with fewer elements, and scalars, stay FP32: their Cast takes more bytes than it saves."""
     max_weight_error: float = 0.01

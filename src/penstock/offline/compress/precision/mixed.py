@@ -1,10 +1,10 @@
 """Mixed precision: find the fewest groups of operators that must stay float so that an INT8 model meets its contract.
 
 Groups that save no time in INT8 become float first. The other groups are sorted by the accuracy that float gains per millisecond lost.
-Bisection over log2(n) versions finds how many groups at the front of this order must be float. It assumes that more float groups never
-make a version worse. If measurements contradict this assumption, or if many groups would have to be float, a second search turns
-groups to float one at a time, and re-ranks the rest every few steps. At the end, unnecessary groups become integer again. Every
-decision is based on a version that was run.
+Bisection, with log2(n) runs, finds how many groups at the front of this order must be float. Bisection assumes that a version never
+becomes worse when more groups are float. If measurements contradict this assumption, or if many groups would have to be float, a
+second search turns groups to float one at a time. It ranks the remaining groups again every few steps. At the end, unnecessary groups
+become integer again. Every decision is based on a measured version.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class MixedOptions(msgspec.Struct, frozen=True):
     """Limits of the search."""
 
     max_versions: int = 100
-    """Maximum number of versions to run, besides the versions of the sensitivity report. The result is the best of all versions."""
+    """Maximum number of versions to run, in addition to those of the sensitivity report. The result is the best of all versions."""
     refresh: int = 4
-    """Number of groups that the second search turns to float before it re-ranks the rest. That search runs if, after bisection, more
-    groups than this would have to be float, or if measurements contradict the assumption of bisection."""
+    """The second search ranks the remaining groups again after turning this number of groups to float. That search runs if bisection
+    would turn more groups than this number to float, or if measurements contradict the assumption of bisection."""
 
 
 Precision = Literal["float", "integer"]
@@ -70,7 +70,7 @@ def choose(
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """The accuracy and divergence recovered by making the first groups of a report float, as fractions of the loss in INT8."""
+    """The effect of making the first groups of a report float: recovered accuracy and divergence, as fractions of the loss in INT8."""
 
     groups: int
     accuracy: float | None
@@ -79,7 +79,7 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 def recovery(trials: Trials, report: SensitivityReport, share: float = 0.1) -> Recovery:
-    """The recovery if the first groups become float: the fraction ``share`` of all groups, rounded up."""
+    """The recovery if the first groups become float. Their number is ``share`` of all groups, rounded up."""
     count = math.ceil(share * len(report.groups))
     found = trials.outcome([one.group.name for one in report.groups[:count]])
     lost = report.int8.loss.value

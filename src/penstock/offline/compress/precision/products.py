@@ -34,7 +34,7 @@ class Product(NamedTuple):
 
     @property
     def input(self) -> ir.Value:
-        """The current input. It changes when the product that writes it is replaced."""
+        """The current input. The value changes when the product that computes it is replaced."""
         source = self.node.inputs[0]
         assert source is not None
         return source
@@ -45,7 +45,7 @@ class Product(NamedTuple):
 
 
 class ProductModel:
-    """An FP32 model whose large products are replaced one by one."""
+    """An FP32 model whose large products can be replaced one by one."""
 
     def __init__(self, artifact: Artifact, least_weights: int) -> None:
         """Raises the errors of ``FloatModel``, and Unsupported if no product has at least ``least_weights`` constant weights."""

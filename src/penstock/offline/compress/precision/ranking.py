@@ -1,15 +1,15 @@
-"""The order in which groups should become float again.
+"""The order in which groups should be returned from INT8 to float.
 
 If two neighbouring groups round the same tensor, leaving one of them float recovers nothing, since the other group still rounds it.
-Yet each of the two groups, if it is the only integer group, causes the loss. So a group's part in the loss is the mean of two
+Yet if either of them is the only integer group, it causes the whole loss. So a group's part in the loss is the mean of two
 measurements: the loss if it is the only integer group (Δ), and the accuracy recovered if it is the only float group (Δ'). These are
 the first and the last term of the group's Shapley value. If groups interact in pairs only, the mean equals the Shapley value, and the
 parts add up to the whole loss. (L. Shapley, "A value for n-person games", 1953; M. Grabisch, "k-order additive discrete fuzzy
-measures", 1997.) Errors can also mask one another. So the first places are decided one at a time, with the groups of all earlier
-places in float.
+measures", 1997.) Errors can also mask one another. So the first places of the ranking are decided one at a time, with all groups
+ranked higher in float.
 
-Accuracy on a few hundred samples changes in steps, and most groups change it by at most one step. So the leader, the group with the
-largest part, is compared with each other group, sample by sample. The leader and the groups that do not differ significantly from it
+Accuracy on a few hundred samples changes in steps, and most groups change it by at most one step. So the group with the largest part,
+the leader, is compared with every other group, sample by sample. The leader and the groups that do not differ significantly from it
 form a tier. Within a tier, groups are sorted by their part in the divergence from the original's outputs, which is continuous. The
 remaining groups form further tiers in the same way.
 """
@@ -41,19 +41,19 @@ class Rank(msgspec.Struct, frozen=True):
     alone: Interval | None
     """Δ: accuracy lost with only this group integer. None if not measured, or if the group has no product to quantise."""
     recovered: Interval
-    """Δ': accuracy recovered when this group becomes float too."""
+    """Δ': accuracy recovered when this group becomes float in addition to the groups that already are."""
     divergence: Interval
     """The group's part in the divergence from the original's outputs."""
     by: Literal["accuracy", "divergence"]
-    """The measure by which the group was sorted: divergence, if other groups of its tier do not differ significantly in accuracy."""
+    """The measure by which the group was sorted: accuracy if the group is alone in its tier, otherwise divergence."""
     expected: float
-    """Estimated part in the loss. The loss of a tier, at least half a sample, is divided in proportion to ``divergence``."""
+    """Estimated part in the loss: the tier's loss (at least half a sample), divided in proportion to ``divergence``."""
     most: float
-    """The larger of the two divergences whose mean is ``divergence``. It bounds the group's effect when its neighbours are float."""
+    """The larger of the two divergences whose mean is ``divergence``: a bound on the group's effect when its neighbours are float."""
 
 
 def rank_groups(trials: Trials, floats: Collection[str], names: Sequence[str], with_alone: bool = True) -> list[Rank]:
-    """The groups ``names``, sorted by their part in the loss of the version with ``floats`` left float, the largest first."""
+    """The groups ``names``, sorted by decreasing part in the loss of the version in which the groups ``floats`` are float."""
     base = frozenset(floats)
     parts = {name: _Part(trials, base, name, with_alone) for name in names}
 
@@ -74,7 +74,7 @@ def rank_groups(trials: Trials, floats: Collection[str], names: Sequence[str], w
 
 
 def rank_again(trials: Trials, floats: Collection[str], ranks: Iterable[Rank], with_alone: bool = True) -> list[Rank]:
-    """The eight groups of ``ranks`` with the largest possible effect, measured again with ``floats`` left float."""
+    """Measure those eight groups of ``ranks`` that may have the largest effect again, with the groups ``floats`` in float."""
     likely = sorted(ranks, key=lambda rank: -rank.most)[:_CANDIDATES]
     return rank_groups(trials, floats, [rank.name for rank in likely], with_alone)
 
@@ -82,7 +82,7 @@ def rank_again(trials: Trials, floats: Collection[str], ranks: Iterable[Rank], w
 def first_ranked(trials: Trials, ranks: Sequence[Rank], count: int, with_alone: bool = True) -> list[Rank]:
     """``ranks`` with the first ``count`` places decided one after another.
 
-    ``by`` and ``expected`` of the ranks at these places are measured with all earlier groups float. The other fields do not change.
+    At these places, ``by`` and ``expected`` are measured with all higher-ranked groups in float. The other fields do not change.
     """
     rest = {rank.name: rank for rank in ranks}
     first: list[Rank] = []
@@ -93,7 +93,7 @@ def first_ranked(trials: Trials, ranks: Sequence[Rank], count: int, with_alone: 
 
 
 def tiers(names: Sequence[str], gains: Mapping[str, float], is_behind: Callable[[str, str], bool]) -> list[list[str]]:
-    """``names`` in tiers. A tier contains the remaining name with the largest gain, and all names not significantly behind it."""
+    """``names`` in tiers. A tier has the remaining group of largest gain, and all groups that are not significantly below it."""
     rest, found = list(names), []
     while rest:
         leader = max(rest, key=lambda name: gains[name])

@@ -1,4 +1,4 @@
-"""Measure the time that INT8 saves in each group, in calls interleaved with calls of the INT8 model."""
+"""Measure the time that INT8 saves in each group. Calls are interleaved with calls of the INT8 model."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Savings(msgspec.Struct, frozen=True):
     int8_ms: float | None
     """Median latency of one call of the INT8 model; None if nothing was timed."""
     saving_ms: dict[str, Interval]
-    """By group: the latency with the group float minus the latency of the INT8 model, with the 95 % interval of the paired rounds."""
+    """By group: the latency with the group in float minus the latency of the INT8 model, with the 95 % interval over paired rounds."""
     unpaying: tuple[str, ...]
-    """Groups that provably save no time in INT8, neither each group alone nor all of them together."""
+    """Groups for which the measurements prove that INT8 saves no time, neither in each group alone nor in all of them together."""
 
 
 def measure_savings(trials: Trials, names: Sequence[str], rows: int, budget_s: float, memory_bytes: int) -> Savings:
     """Time the groups ``names`` in this order for about ``budget_s`` seconds. Groups that do not fit into this time stay untimed.
 
-    Loads as many versions at a time as fit into ``memory_bytes`` by the engine's estimate, but at least two.
+    At a time, as many versions are loaded as fit into ``memory_bytes`` by the engine's estimate, but at least two.
     """
     size = get_engine("onnxruntime").estimate(trials.mixed.artifact, {"threads": trials.judge.threads}).memory_bytes
     together = min(_MOST_TOGETHER, max(1, memory_bytes // size - 1))

@@ -1,8 +1,8 @@
-"""Measure the accuracy that each group of an INT8 model costs and the time that it saves.
+"""Measure the accuracy that each group of operators loses in INT8, and the time that it saves.
 
 For a group g, Δ is the loss with only g integer, and Δ' is the accuracy recovered with only g float. ``ranking.py`` sorts groups by
-both. τ = latency(all but g integer) - latency(all integer) is the time that the integers of g save. Conversions at a group's
-borders prevent fusions, so τ must be measured, and it is often negative.
+both. τ = latency(all but g integer) - latency(all integer) is the time that g saves in INT8. Conversions at a group's borders prevent
+fusions, so τ must be measured, and it is often negative.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class SensitivityOptions(msgspec.Struct, frozen=True):
     alone: bool = True
     """Also measure Δ of every group, which doubles the number of versions."""
     refined: float = 0.1
-    """Fraction of the groups, rounded up, whose places are decided one at a time. Each place takes eight more versions."""
+    """Fraction of the groups, rounded up, whose places are decided one at a time. Each such place requires eight more versions."""
     rows: int = 1
     """Samples in a timed call, if the model's batch size is free."""
     budget_s: float = 20.0
-    """Seconds for all latencies. If the time is too short, the groups of least effect stay untimed. 0 disables timing."""
+    """Time limit in seconds for measuring latencies. If it is too short, groups of little effect are not timed. 0 disables timing."""
     memory_bytes: int = 1 << 30
-    """Memory for the versions timed together, by the engine's estimate. At least two versions are loaded."""
+    """Memory limit, by the engine's estimate, for the versions that are timed together. At least two versions are loaded."""
 
     def __post_init__(self) -> None:
         if self.rows < 1 or not 0 <= self.budget_s < math.inf or not 0 <= self.refined <= 1:
@@ -53,7 +53,7 @@ class GroupSensitivity(msgspec.Struct, frozen=True):
     rank: Rank
     """The group's place in the ranking, with Δ and Δ'."""
     saving_ms: Interval | None
-    """τ: milliseconds that the group's integers save in one call; None if not measured."""
+    """τ: milliseconds that the group saves in INT8 in one call; None if not measured."""
     activation: TensorNoise | None
     """The group's calibrated activation with the lowest SQNR."""
     weight: TensorNoise | None
@@ -61,7 +61,7 @@ class GroupSensitivity(msgspec.Struct, frozen=True):
 
 
 class SensitivityReport(msgspec.Struct, frozen=True):
-    """All groups, sorted by the accuracy that they cost, the largest first."""
+    """All groups, sorted by their loss of accuracy, largest first."""
 
     metric: str
     proxy: str
@@ -90,7 +90,8 @@ def measure_sensitivity(
 ) -> SensitivityReport:
     """Measure every group of ``trials``. Raises the errors of loading and running a version.
 
-    Without latencies, the report is deterministic. Memory: the versions timed together, and a few bytes for each sample and version.
+    Without latencies, the report is deterministic. Memory: the versions that are timed together, and a few bytes for each sample and
+    version.
     """
     options = options or SensitivityOptions()
     _run(trials, options.alone, on_progress)
@@ -119,7 +120,7 @@ def measure_sensitivity(
 def score(rank: Rank, saving_ms: Interval | None) -> float:
     """Expected gain of accuracy per millisecond lost, if the group becomes float.
 
-    A saving counts as at least half the width of its interval, and at least 1 µs. An unmeasured saving counts as 1 ms.
+    A saving below half the width of its interval, or below 1 µs, is raised to that value. An unmeasured saving counts as 1 ms.
     """
     if saving_ms is None:
         return rank.expected
@@ -127,7 +128,7 @@ def score(rank: Rank, saving_ms: Interval | None) -> float:
 
 
 def sensitivity_chart(report: SensitivityReport) -> str:
-    """SVG with the part in the loss, the part in the divergence, and τ of each group, in order of rank."""
+    """SVG chart of each group's part in the loss, part in the divergence, and τ, in order of rank."""
     rows = [
         (
             one.group.name,

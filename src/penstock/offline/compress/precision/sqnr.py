@@ -67,7 +67,7 @@ def noisiest(noises: Mapping[str, Noise]) -> TensorNoise | None:
 def activation_noise(
     statistics: Mapping[str, TensorStatistics], ranges: Mapping[str, Range], scheme: IntegerScheme
 ) -> dict[str, Noise]:
-    """The noise of every tensor that has a range and a histogram with values. Tensors of fixed range have no histogram."""
+    """The noise of every tensor that has a range and a non-empty histogram. Tensors with a fixed range have no histogram."""
     return {
         name: histogram_noise(known.histogram, ranges[name], scheme)
         for name, known in statistics.items()

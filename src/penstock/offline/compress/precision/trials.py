@@ -1,4 +1,4 @@
-"""Judge versions of one INT8 model, with different groups of operators left float, on the same samples."""
+"""Judge versions of one INT8 model, in which different groups of operators stay float, on the same samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.offline.judge.judge import Judge, Judgement
 
 
 class Trials:
-    """Judges versions of ``mixed``, each only once. The data of ``judge`` must not be calibration data."""
+    """Judges versions of ``mixed``. Each version is run only once. The data of ``judge`` must not be calibration data."""
 
     def __init__(self, mixed: MixedModel, judge: Judge) -> None:
         self.mixed, self.judge = mixed, judge
@@ -22,12 +22,12 @@ class Trials:
         return len(self._known)
 
     def outcome(self, floats: Collection[str] = ()) -> Judgement:
-        """The judgement of the INT8 model with the groups ``floats`` left float."""
+        """The judgement of the INT8 model in which the groups ``floats`` stay float."""
         key = frozenset(floats)
         if key not in self._known:
             self._known[key] = self.judge.assess(self.mixed.with_float(key))
         return self._known[key]
 
     def gain(self, before: Collection[str], after: Collection[str]) -> Interval:
-        """The gain in accuracy from the version with ``before`` in float to the version with ``after`` in float."""
+        """The accuracy of the version with the groups ``after`` in float minus that of the version with ``before`` in float."""
         return self.judge.reference.interval(self.outcome(after).scores - self.outcome(before).scores)

@@ -24,7 +24,7 @@ from penstock.tensor import Array
 _SHARES = np.linspace(1.0, 0.5, 21)
 """Factors of the scale of the largest weight. The search tries each of them, and takes the one with the least squared error."""
 _INTEGERS, _FLOATS = 4, 1
-"""Values of ONNX Runtime's ``accuracy_level``: round activations to INT8 for each row and block, or keep them in FP32."""
+"""Values of ONNX Runtime's ``accuracy_level``: activations are rounded to INT8 for each row and block, or stay FP32."""
 
 
 class WeightOnlyOptions(msgspec.Struct, frozen=True):
@@ -37,8 +37,8 @@ class WeightOnlyOptions(msgspec.Struct, frozen=True):
     search: bool = False
     """Choose the scale of each block by least squared error instead of by its largest weight."""
     integer_products: bool = True
-    """Let the kernel round activations to INT8. Each row and block is rounded separately, so outputs do not depend on the batch. If
-    False, ONNX Runtime 1.31 on x86 is far slower with 8 bits than with FP32.
+    """Allow the kernel to round activations to INT8. Each row and block is rounded separately, so outputs do not depend on the batch.
+    If False, 8-bit weights are far slower than FP32 in ONNX Runtime 1.31 on x86.
     """
     least_weights: Annotated[int, msgspec.Meta(ge=1)] = 1 << 16
     """Products with fewer weights stay float."""
@@ -49,8 +49,8 @@ def quantize_weights(
 ) -> Artifact:
     """``artifact`` with the weights of its large products in blocks of integers. Only ONNX Runtime can run the result.
 
-    The provenance step records ``weight_error``, the relative error of the weights and, with ``data``, ``output_error``, the relative
-    error of the worst output. Raises Unsupported if no product is large enough, and the errors of ``FloatModel``.
+    The provenance step records ``weight_error``, the relative error of the weights. With ``data``, it also records ``output_error``,
+    the relative error of the worst output. Raises Unsupported if no product is large enough, and the errors of ``FloatModel``.
     """
     options = options or WeightOnlyOptions()
     model = ProductModel(artifact, options.least_weights)
