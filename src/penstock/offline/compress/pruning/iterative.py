@@ -5,7 +5,7 @@ cubic schedule of Zhu and Gupta, "To prune, or not to prune", 2017, §3. Level t
 goal, so the first steps are large and the last steps small. The model is already trained, so the first phase of Han et al. is skipped.
 Retraining starts from the values of the remaining weights; pruned weights stay zero.
 
-Each level starts from the stored file of an earlier one, so an interrupted run continues to the same result.
+Each level starts from the stored file of an earlier level, so an interrupted run continues to the same result.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ class IterativeOptions(Options, frozen=True):
     """The goal, the schedule, and the allowed loss."""
 
     goal: PruneOptions = PruneOptions()
-    """The sparsity to reach, and the weights to leave unpruned."""
+    """The sparsity to reach, and the weights to exclude from pruning."""
     levels: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8
     """Number of rounds of pruning and retraining up to the goal."""
     contract: Contract = Contract(max_accuracy_loss=0.005)
-    """The contract that every level must meet on the held-out data; its latency is ignored."""
+    """The contract that every level must meet on the held-out data. The contract's latency limit is ignored."""
     retrain: FitOptions = FitOptions(epochs=10, learning_rate=3e-3)
     """The training of each level. Its ``weight_decay`` is the L2 penalty. Han et al. retrain by SGD on labels, at a tenth of the
-    original learning rate or less. Distillation with AdamW tolerates a higher rate, and benefits from it."""
+    original learning rate or less. Distillation with AdamW works better at a higher rate."""
     second_chance: NotNegative = 3.0
     """If a level fails the contract, retrain it for this multiple of ``retrain.epochs``. 0: never."""
     retries: Annotated[int, msgspec.Meta(ge=0, le=20)] = 2
-    """Number of intermediate levels to try after a failure, each halfway between the failed level and the last good level."""
+    """Number of intermediate levels to try after a failure. Each is halfway between the failed level and the last good level."""
     l1: NotNegative = 0.0
     """L1 penalty of prunable weights: each step moves these weights towards zero by this value times the learning rate. Han et al.
-    find L2 better if the remaining weights are retrained.
+    find an L2 penalty better if the remaining weights are retrained.
     """
 
 
 class PruningLevel(RoundEntry, frozen=True, kw_only=True):
-    """One judged level."""
+    """One level, with its accuracy on held-out data."""
 
     factor: float
     """Fraction of the goal, from 0 to 1."""
@@ -77,9 +77,9 @@ def prune_iteratively(
 ) -> Artifact:
     """Return the sparsest model of the run that meets the contract on ``held_out``, which defaults to the last fifth of ``data``.
 
-    Retraining distils from ``artifact`` and uses labels if ``data`` has them. ``folder`` stores every level, so that a later call
-    with the same arguments continues from it. When ``is_over()`` returns True, no further level starts. The provenance step
-    records the sparsity by layer, every level in order, and the accuracy of the original at the same sparsities without retraining.
+    Retraining distils from ``artifact`` and uses labels if ``data`` has them. ``folder`` stores every level. A later call with the
+    same arguments continues from this folder. When ``is_over()`` returns True, no further level starts. The provenance step records
+    the sparsity by layer, every level in order, and the accuracy of the original pruned without retraining.
 
     Raises ContractUnmet, whose ``candidates`` are the levels, if no level meets the contract; InvalidArgument if ``folder`` holds
     another run; Unsupported for weights that cannot be trained; and the errors of ``magnitude.prune``, ``Judge`` and ``fit``.
@@ -117,7 +117,7 @@ def prune_iteratively(
 
 
 def next_step(levels: Sequence[PruningLevel], options: IterativeOptions) -> PruningLevel | None:
-    """The next level: its fraction of the goal, the level from which it starts, and its epochs. None if there is no next level."""
+    """The next level to train, with its start, factor and epochs. None if there is no next level."""
     good = max((n for n, level in enumerate(levels) if not level.objection), key=lambda n: levels[n].factor, default=-1)
     reached = levels[good].factor if good >= 0 else 0.0
     epochs = options.retrain.epochs
@@ -158,7 +158,7 @@ def retrain_pruned(
     l1: float = 0.0,
     **hooks: Any,
 ) -> Artifact:
-    """Make one level: prune ``artifact`` by ``options``, and train it to reproduce the outputs of ``teacher``.
+    """Make one level: prune ``artifact`` by ``options``, and train the pruned model to reproduce the outputs of ``teacher``.
 
     ``hooks`` are the hooks of ``recover`` except ``before_step`` and ``after_step``. Raises Unsupported if a prunable weight cannot
     be trained, and the errors of ``prune`` and ``recover``.

@@ -1,7 +1,7 @@
-"""Measure how the loss depends on the sparsity of each layer, and find the sparsities that reach a total with the least loss.
+"""Measure how the loss depends on the sparsity of each layer, and choose each layer's sparsity for a total at the least loss.
 
-Each layer alone is pruned to several sparsities, which gives a curve per layer (Han et al., 2015, §3.2, "sensitivity"). The true loss
-never falls as sparsity grows, so an isotonic fit reduces the noise of few samples. The losses of layers are assumed to add up.
+Each layer is pruned alone to several sparsities, which gives a curve for the layer (Han et al., 2015, §3.2, "sensitivity"). The true
+loss never falls as sparsity grows, so an isotonic fit reduces the noise of few samples. The losses of layers are assumed to add up.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GRID = (0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99)
 
 
 class LayerCurve(msgspec.Struct, frozen=True):
-    """One layer pruned alone, by magnitude. The points are in order of sparsity, from 0."""
+    """The effect of pruning one layer alone, by magnitude. The points are in order of sparsity and start at 0."""
 
     weight: str
     size: int
@@ -39,7 +39,7 @@ class LayerCurve(msgspec.Struct, frozen=True):
     """Mean divergence from the original's outputs: KL of the class probabilities, or relative error if the metric is fidelity."""
 
     def fitted(self) -> Array:
-        """The isotonic least-squares fit of the divergences; 0 without pruning."""
+        """The isotonic least-squares fit of the divergences; 0 at sparsity 0."""
         return np.maximum(isotonic(np.asarray(self.divergences)), 0.0) * (np.arange(len(self.divergences)) > 0)
 
 
@@ -60,7 +60,7 @@ class LayerSensitivity(msgspec.Struct, frozen=True):
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """Sparsities by weight name that together reach a total, and their predicted divergence."""
+    """The sparsities, by weight name, that give a total sparsity, and their predicted divergence."""
 
     sparsities: dict[str, Part]
     predicted: float
@@ -82,10 +82,10 @@ def measure_layers(
     on_progress: Progress = no_progress,
     contract: Contract = Contract(),  # noqa: B008 - immutable
 ) -> LayerSensitivity:
-    """Measure the curve of every prunable weight of ``artifact`` on held-out ``data``. ``contract`` names the metric.
+    """Measure the curve of every prunable weight of ``artifact`` on held-out ``data``. ``contract`` determines the metric.
 
     ``options.rule`` is ignored, since every layer is pruned at each point of ``grid``. This takes one run over the data per layer and
-    point. Raises InvalidConfig for a grid that is not between 0 and 1, and the errors of ``magnitude.prune`` and ``Judge``.
+    point. Raises InvalidConfig if a point of the grid is not between 0 and 1, and the errors of ``magnitude.prune`` and ``Judge``.
     """
     options = options or PruneOptions()
     points = sorted({float(point) for point in grid} - {0.0})
@@ -117,7 +117,7 @@ def measure_layers(
 
 
 def allocate(curves: Sequence[LayerCurve], sparsity: float) -> Allocation:
-    """Choose the sparsities of layers that together reach ``sparsity`` at the least predicted divergence.
+    """Choose the sparsity of each layer for a total of ``sparsity`` at the least predicted divergence.
 
     Steps along the lower convex hulls of the fitted curves are taken in order of divergence per weight; the last step may be
     partial. This is optimal for the hulls (Shoham and Gersho, "Efficient bit allocation for an arbitrary set of quantizers", 1988).

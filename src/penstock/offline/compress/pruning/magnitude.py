@@ -1,8 +1,8 @@
 """Magnitude pruning: set the smallest weights to zero.
 
-A rule selects the weights: the smallest of the whole model, a given fraction of each layer, or all below a multiple of the layer's
-standard deviation (Han et al., "Learning both Weights and Connections for Efficient Neural Networks", 2015, §3.2). On a tie, the
-weight that comes first in the file is pruned, so the result is deterministic.
+A rule selects the weights: the smallest weights of the whole model, the smallest fraction of each layer, or all weights below a
+multiple of the layer's standard deviation (Han et al., "Learning both Weights and Connections for Efficient Neural Networks", 2015,
+§3.2). On a tie, the weight that comes first in the file is pruned, so the result is deterministic.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from penstock.offline.optimize.model import load_model, to_bytes
 from penstock.tensor import Array
 
 Masks = dict[str, Array]
-"""For each weight, by name, a boolean array of its shape. True marks the elements that are kept."""
+"""For each weight, by name, a boolean array of the weight's shape. True marks the elements that are kept."""
 
 LAYER_CAP = 0.99
-"""Maximum sparsity of one layer. A layer without nonzero weights would block the signal."""
+"""Maximum sparsity of one layer. A layer in which all weights are zero would block the signal."""
 
 
 class GlobalRule(msgspec.Struct, frozen=True, tag="global"):
-    """Prune the smallest magnitudes of all prunable weights together."""
+    """Prune the smallest magnitudes of the whole model, over all prunable weights."""
 
     sparsity: Part = 0.9
     """Fraction of all prunable weights that become zero."""
@@ -39,7 +39,7 @@ class GlobalRule(msgspec.Struct, frozen=True, tag="global"):
     """Maximum sparsity of one layer."""
 
     def scaled(self, factor: float) -> GlobalRule:
-        """A copy of this rule whose goal is multiplied by ``factor`` (0 to 1)."""
+        """A copy of this rule whose sparsity is multiplied by ``factor`` (0 to 1)."""
         return msgspec.structs.replace(self, sparsity=self.sparsity * factor)
 
     def masks(self, weights: Mapping[str, Array]) -> Masks:
@@ -58,7 +58,7 @@ class GlobalRule(msgspec.Struct, frozen=True, tag="global"):
 
 
 class LayerRule(msgspec.Struct, frozen=True, tag="layers"):
-    """Prune the smallest magnitudes of each layer to a sparsity given per layer."""
+    """Prune the smallest magnitudes of each layer, with a separate sparsity for each layer."""
 
     sparsities: dict[str, Part]
     """Sparsity by weight name. Other weights stay dense."""
@@ -95,13 +95,13 @@ Rule = GlobalRule | LayerRule | DeviationRule
 
 
 class PruneOptions(msgspec.Struct, frozen=True):
-    """The rule of pruning, and the weights to leave unpruned."""
+    """The pruning rule, and the weights to exclude from pruning."""
 
     rule: Rule = GlobalRule()
     embeddings: bool = False
     """Also prune embedding tables (weights of Gather)."""
     skip: tuple[str, ...] = ()
-    """Names of weights to leave unpruned."""
+    """Names of weights to exclude from pruning."""
 
 
 def prune(artifact: Artifact, options: PruneOptions | None = None) -> Artifact:
@@ -121,7 +121,7 @@ def prune(artifact: Artifact, options: PruneOptions | None = None) -> Artifact:
 def prunable_weights(model: ir.Model, options: PruneOptions | None = None) -> dict[str, Array]:
     """The constant float weights of Conv, ConvTranspose, Gemm and MatMul, in file order. The arrays are read-only.
 
-    A weight that several nodes share appears once. It is excluded if any node uses it in another role, such as an embedding that is
+    A weight that several nodes share appears once. A weight is excluded if any node uses it in another role, as when an embedding is
     also the output layer. Raises the errors of ``prune``.
     """
     options = options or PruneOptions()
@@ -150,7 +150,7 @@ def masked(array: Array, mask: Array) -> Array:
 
 
 def write_weights(model: ir.Model, arrays: Mapping[str, Array]) -> None:
-    """Replace the initialisers of ``model`` that ``arrays`` names."""
+    """Replace initialisers of ``model`` by the ``arrays`` of the same name."""
     for name, array in arrays.items():
         value = model.graph.initializers[name]
         value.const_value = ir.Tensor(np.ascontiguousarray(array), name=name, dtype=value.dtype)
@@ -158,7 +158,7 @@ def write_weights(model: ir.Model, arrays: Mapping[str, Array]) -> None:
 
 
 def sparsity_facts(weights: Mapping[str, Array]) -> dict[str, Any]:
-    """Numbers of weights and of nonzero weights, by layer and in total. ``fewer`` is the ratio of the two totals."""
+    """Numbers of weights and of nonzero weights, by layer and in total. ``fewer`` is the total divided by the nonzero total."""
 
     def counts(weights: int, nonzero: int) -> dict[str, Any]:
         return {"weights": weights, "nonzero": nonzero, "sparsity": round(1 - nonzero / max(1, weights), 6)}
@@ -179,7 +179,7 @@ def magnitude(array: Array) -> Array:
 
 
 def smallest(scores: Array, count: int) -> Array:
-    """A mask of exactly the ``count`` smallest elements of a flat array. On a tie, the first elements are taken."""
+    """A mask of exactly the ``count`` smallest elements of a flat array. On a tie, the earlier elements are selected."""
     chosen = np.zeros(scores.size, bool)
     if count > 0:
         bound = np.partition(scores, count - 1)[count - 1]

@@ -29,21 +29,21 @@ from penstock.tensor import Array
 
 
 class NMOptions(Options, frozen=True):
-    """The pattern, and the weights to leave unpruned."""
+    """The pattern, and the weights to exclude from pruning."""
 
     n: Annotated[int, msgspec.Meta(ge=1)] = 2
     """Number of weights kept in each group."""
     m: Annotated[int, msgspec.Meta(ge=2, le=64)] = 4
-    """Input channels in a group. A layer is left unpruned if its number of input channels is not a multiple of ``m``."""
+    """Input channels in a group. A layer is not pruned if its number of input channels is not a multiple of ``m``."""
     skip: tuple[str, ...] = ()
-    """Names of weights to leave unpruned."""
+    """Names of weights to exclude from pruning."""
 
 
 def prune_n_m(artifact: Artifact, options: NMOptions | None = None) -> Artifact:
-    """Return ``artifact`` with N of M weights kept. On a tie, the first weight is kept.
+    """Return ``artifact`` with all but N of every M weights set to zero. On a tie, the first weight is kept.
 
-    In the provenance step, ``pattern`` holds for each layer the fraction of the magnitude that was kept, or why the layer was skipped.
-    Raises InvalidConfig for numbers out of range, or if N is not below M, and the errors of ``magnitude.prune``.
+    In the provenance step, ``pattern`` holds for each layer the fraction of the magnitude that was kept, or the reason why the layer
+    was skipped. Raises InvalidConfig if N or M is out of range or N is not below M, and the errors of ``magnitude.prune``.
     """
     options = options or NMOptions()
     options.check()
@@ -73,7 +73,7 @@ def _prune_layer(weight: ir.Value, array: Array, options: NMOptions) -> tuple[Ar
 
 
 def n_m_mask(rows: Array, n: int, m: int) -> Array:
-    """True for the ``n`` largest magnitudes of every ``m`` neighbours along the last axis, whose length is a multiple of ``m``."""
+    """A mask of the ``n`` largest magnitudes of every ``m`` neighbours along the last axis. ``m`` must divide its length."""
     groups = np.abs(rows).reshape(*rows.shape[:-1], -1, m)
     order = np.argsort(-groups, axis=-1, kind="stable")
     mask = np.zeros(groups.shape, bool)

@@ -1,6 +1,6 @@
 """Pruning in rounds. A round starts from an earlier round, is judged by a contract on held-out data, and is stored in a folder.
 
-A later run of the same model, data and options reads its first rounds from that folder.
+A later run with the same model, data and options reads the rounds that the folder holds, and then continues.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from penstock.offline.judge.judge import Judge
 
 
 class RoundEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One judged round."""
+    """One round, with its accuracy on held-out data."""
 
     start: int
-    """The number of the round from which this round started; -1 is the original."""
+    """The number of the round from which this round started; -1 stands for the original."""
     accuracy: float = 0.0
     loss: float = 0.0
     """Loss of accuracy on held-out samples, against the original."""
@@ -40,12 +40,12 @@ E = TypeVar("E", bound=RoundEntry)
 
 
 def last_good(entries: Sequence[RoundEntry]) -> int:
-    """The last round that meets the contract, or -1."""
+    """The number of the last round that meets the contract; -1 if there is none."""
     return max((number for number, entry in enumerate(entries) if not entry.objection), default=-1)
 
 
 class Rounds(Generic[E]):
-    """The rounds of a run so far, and the models still needed: the original, and the models of the best, last good and last rounds."""
+    """The rounds of a run so far. In memory: the original, and the models of the best, the last good, and the last round."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class Rounds(Generic[E]):
         folder: Path | None,
         *decides: object,
     ) -> None:
-        """The best round has the highest ``rank`` of all rounds that meet ``contract`` (without its latency); on a tie, the first
-        wins.
+        """The best round is the first round with the highest ``rank`` of all that meet ``contract``. The contract's latency limit is
+        ignored.
 
-        ``folder`` stores every round. Runs are the same if the original, the held-out data and ``decides`` (plain data) are equal.
+        ``folder`` stores every round. A run is identified by the original, the held-out data, and ``decides`` (plain data).
         """
         self.entries: list[E] = []
         self.models = {-1: judge.original}
@@ -71,14 +71,14 @@ class Rounds(Generic[E]):
 
     @property
     def best(self) -> int:
-        """The number of the best round, or -1."""
+        """The number of the best round; -1 if there is none."""
         good = [number for number, entry in enumerate(self.entries) if not entry.objection]
         return max(good, key=lambda number: self._rank(self.entries[number]), default=-1)
 
     def take(self, make: Callable[[Path | None], tuple[Artifact, E] | None]) -> bool:
-        """Read the next round from the folder, or call ``make`` for its model and entry. False if ``make`` returns None.
+        """Read the next round from the folder or, if it is not stored, ``make`` its model and entry. False if ``make`` returns None.
 
-        ``make`` receives a path for a checkpoint. Raises InvalidArgument if the folder holds another run or a damaged file.
+        ``make`` is called with a path for a checkpoint. Raises InvalidArgument if the folder holds another run or a damaged file.
         """
         number = len(self.entries)
         path = self._folder / f"{self._name}-{number:03}.kept" if self._folder else None
@@ -101,7 +101,7 @@ class Rounds(Generic[E]):
         return True
 
     def result(self, message: str, hint: str) -> tuple[Artifact, dict[str, Any]]:
-        """The best model, and the facts of the run. Raises ContractUnmet, whose ``candidates`` are the rounds, if there is none."""
+        """The best model, and the facts of the run. If no round is good, raises ContractUnmet with all rounds as ``candidates``."""
         entries = msgspec.to_builtins(self.entries)
         if self.best < 0:
             unmet = ContractUnmet(message, hint)

@@ -39,9 +39,9 @@ FREE: dict[str, Build] = {
     "depthwise": lambda n, x: n.op("Conv", x, n.normal(4, 1, 3, 3), pads=[1] * 4, group=4),
 }
 FROZEN: dict[str, tuple[Build, str]] = {
-    "softmax": (lambda n, x: n.op("Softmax", x, axis=1), "Softmax 'softmax1' runs over it"),
-    "pad": (lambda n, x: n.op("Pad", x, n.weight(np.array([0, 1, 0, 0, 0, -1, 0, 0]))), "Pad 'pad1' pads it"),
-    "mean": (lambda n, x: n.op("Add", x, n.op("ReduceMean", x, axes=[1])), "may broadcast it|runs over it"),
+    "softmax": (lambda n, x: n.op("Softmax", x, axis=1), "Softmax 'softmax1' runs over them"),
+    "pad": (lambda n, x: n.op("Pad", x, n.weight(np.array([0, 1, 0, 0, 0, -1, 0, 0]))), "Pad 'pad1' pads them"),
+    "mean": (lambda n, x: n.op("Add", x, n.op("ReduceMean", x, axes=[1])), "may broadcast them|runs over them"),
 }
 
 
@@ -78,7 +78,7 @@ def test_a_norm_over_channels_blurs_them() -> None:
     exact, *_ = groups(norm)
     rough, *_ = groups(norm, exact=False)
     assert (exact.cuttable, rough.cuttable) == (False, True)
-    assert "normalises over it" in exact.reason
+    assert "normalises over them" in exact.reason
 
 
 def test_a_transposed_input_of_gemm_is_not_understood() -> None:

@@ -94,11 +94,11 @@ FROZEN: dict[str, tuple[Build, str]] = {
     ),
     "a sum over products": (
         lambda n, x: (n.op("MatMul", x, n.op("MatMul", n.op("Transpose", x), x)), 12),
-        "sums over it",
+        "sums over them",
     ),
     "gather of one position": (
         lambda n, x: (n.op("Unsqueeze", n.op("Gather", x, n.weight(np.array(3)), axis=1), ints(n, 1)), 1),
-        "takes single positions",
+        "with indices that are not a vector",
     ),
 }
 
@@ -147,4 +147,4 @@ def test_channels_that_are_positions_in_a_table_are_not_cut() -> None:
     n.op("Gather", n.normal(3, 2), places, name="y")
     (group, *_) = Structure(n.artifact({"x": [2, 3]}, {"y": [2, 4, 2]})).groups
     assert len(group.frozen) == 4
-    assert "looks up its values" in group.reason
+    assert "uses their values as indices" in group.reason

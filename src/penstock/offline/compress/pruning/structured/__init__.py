@@ -1,1 +1,1 @@
-"""Structured pruning: remove channels and attention heads together with everything coupled to them."""
+"""Structured pruning: remove channels and attention heads together with everything that depends on them."""

@@ -41,7 +41,7 @@ def weights_of(node: ir.Node, index: int) -> Array:
 
 
 def elementwise(coupling: Coupling, node: ir.Node) -> None:
-    """Operands are aligned at the last axis. Channels of operands on the same axis are cut together."""
+    """Operands are aligned at the last axis, as in broadcasting. Channels of all operands along the same axis are cut together."""
     if any(value is not None and value.shape is None for value in node.inputs):
         raise Unsupported(f"an operand of {describe(node)} has no known rank")
     ranks = [graph.rank(value) or 0 for value in node.inputs if value is not None]
@@ -65,7 +65,7 @@ def _meet(coupling: Coupling, node: ir.Node, back: int) -> Labels | None:
             if value.shape[axis] != 1:
                 constants.append((index, axis))
         elif value.shape[axis] == 1:
-            coupling.freeze(labels, f"{describe(node)} may broadcast it")
+            coupling.freeze(labels, f"{describe(node)} may broadcast them")
         elif labels is not None:
             labelled.append(labels)
         else:
@@ -76,7 +76,7 @@ def _meet(coupling: Coupling, node: ir.Node, back: int) -> Labels | None:
     for other in labelled[1:]:
         coupling.join(first, other)
     if fixed is not None:
-        coupling.freeze(first, f"{describe(node)} combines it with '{fixed}', whose width is fixed")
+        coupling.freeze(first, f"{describe(node)} combines them with '{fixed}', whose width is fixed")
     for index, axis in constants:
         coupling.slots.append(ChannelSlot(node, index, axis, first))
     return first
@@ -91,7 +91,7 @@ def convolution(coupling: Coupling, node: ir.Node) -> None:
     if len(x) != weight.ndim:
         raise Unsupported(f"the input of {describe(node)} has no known rank")
     for labels in x[:1] + x[2:]:
-        coupling.freeze(labels, f"{describe(node)} reads it as positions, not as channels")
+        coupling.freeze(labels, f"{describe(node)} reads them as positions, not as channels")
     if form.groups == 1:
         made = coupling.fresh(weight.shape[form.outputs])
         coupling.slots.append(ChannelSlot(node, 1, form.outputs, made, "makes"))
@@ -133,7 +133,7 @@ def gemm(coupling: Coupling, node: ir.Node) -> None:
         coupling.slots.append(ChannelSlot(node, 1, form.inputs, read, "reads"))
     if bias is not None and bias.ndim and bias.shape[-1] != 1:
         coupling.slots.append(ChannelSlot(node, 2, bias.ndim - 1, made))
-    coupling.freeze(rows, f"{describe(node)} reads it as rows")
+    coupling.freeze(rows, f"{describe(node)} reads them as rows")
     coupling.axes[node.outputs[0]] = [None, made]
 
 
@@ -147,7 +147,7 @@ def channel_norm(coupling: Coupling, node: ir.Node) -> None:
         for index in range(1, len(node.inputs)):
             coupling.slots.append(ChannelSlot(node, index, 0, x[1]))
     for labels in x[2:] if node.op_type == "InstanceNormalization" else ():
-        coupling.blur(labels, f"{describe(node)} normalises over it")
+        coupling.blur(labels, f"{describe(node)} normalises over them")
     coupling.axes[node.outputs[0]] = list(x)
 
 
@@ -163,7 +163,7 @@ def layer_norm(coupling: Coupling, node: ir.Node) -> None:
     for axis, labels in enumerate(x):
         if labels is None or axis < first:
             continue
-        coupling.blur(labels, f"{describe(node)} normalises over it")
+        coupling.blur(labels, f"{describe(node)} normalises over them")
         for index in parameters:
             shape = weights_of(node, index).shape
             own = axis - len(x) + len(shape)
@@ -176,12 +176,12 @@ def pooling(coupling: Coupling, node: ir.Node) -> None:
     _only_first_output(node)
     x = coupling.read(node.inputs[0])
     for labels in x[:1] + x[2:]:
-        coupling.freeze(labels, f"{describe(node)} pools over it")
+        coupling.freeze(labels, f"{describe(node)} pools over them")
     coupling.axes[node.outputs[0]] = [None, *x[1:2], *(None for _ in x[2:])]
 
 
 def reduction(coupling: Coupling, node: ir.Node) -> None:
-    """The result of a reduction over channels depends on their number, so these channels are not cut."""
+    """The result of a reduction depends on the number of elements, so channels that are reduced over are not cut."""
     x = coupling.read(node.inputs[0])
     listed = graph.ints_attribute(node, "axes")
     if graph.input_of(node, 1) is not None:
@@ -190,7 +190,7 @@ def reduction(coupling: Coupling, node: ir.Node) -> None:
         raise Unsupported(f"the axes of {describe(node)} are not known")
     gone = {axis % len(x) for axis in listed} if listed else set(range(len(x)))
     for axis in gone:
-        coupling.blur(x[axis], f"{describe(node)} runs over it")
+        coupling.blur(x[axis], f"{describe(node)} runs over them")
     keep = graph.int_attribute(node, "keepdims", 1)
     kept = [None if axis in gone else labels for axis, labels in enumerate(x) if keep or axis not in gone]
     coupling.axes[node.outputs[0]] = kept
@@ -203,12 +203,12 @@ def softmax(coupling: Coupling, node: ir.Node) -> None:
     old = coupling.opset < 13  # before opset 13, softmax is computed over all axes starting at ``axis``
     first = graph.int_attribute(node, "axis", 1 if old else -1) % len(x)
     for labels in x[first:] if old else x[first : first + 1]:
-        coupling.freeze(labels, f"{describe(node)} runs over it")
+        coupling.freeze(labels, f"{describe(node)} runs over them")
     coupling.axes[node.outputs[0]] = list(x)
 
 
 def resize(coupling: Coupling, node: ir.Node) -> None:
-    """Axes with labels need scale 1, or their current size as the target size, which is rewritten after a cut."""
+    """An axis with labels can be cut if its scale is 1, or if its target size is its current size, which is updated after a cut."""
     x = list(coupling.read(node.inputs[0]))
     scales, sizes = (graph.constant(graph.input_of(node, index)) for index in (2, 3))
     listed = graph.ints_attribute(node, "axes")
@@ -225,7 +225,7 @@ def resize(coupling: Coupling, node: ir.Node) -> None:
         if given is sizes and int(given[position]) == len(labels):
             set_entry(coupling, node, 3, position, labels)
         elif given is sizes or float(given[position]) != 1:
-            coupling.freeze(labels, f"{describe(node)} resizes it")
+            coupling.freeze(labels, f"{describe(node)} resizes them")
             x[axis] = None  # the resized axis has another length
     coupling.axes[node.outputs[0]] = x
 
@@ -234,17 +234,17 @@ def pad(coupling: Coupling, node: ir.Node) -> None:
     x = coupling.read(node.inputs[0])
     pads = weights_of(node, 1)
     if graph.input_of(node, 3) is not None or pads.size != 2 * len(x):
-        raise Unsupported(f"{describe(node)} lists the axes to pad")
+        raise Unsupported(f"{describe(node)} has an input that lists the axes to pad")
     padded = [bool(pads[axis] or pads[len(x) + axis]) for axis in range(len(x))]
     for labels, is_padded in zip(x, padded, strict=True):
         if is_padded:
-            coupling.freeze(labels, f"{describe(node)} pads it")
+            coupling.freeze(labels, f"{describe(node)} pads them")
     # A padded axis has another length.
     coupling.axes[node.outputs[0]] = [None if changed else one for one, changed in zip(x, padded, strict=True)]
 
 
 def set_entry(coupling: Coupling, node: ir.Node, index: int, position: int, labels: Labels) -> None:
-    """After a cut, set entry ``position`` of a constant vector to the number of positions kept of ``labels``."""
+    """After a cut, set entry ``position`` of a constant vector to the number of ``labels`` that are kept."""
 
     def edit(count: Callable[[Labels], Array]) -> None:
         array = weights_of(node, index).copy()

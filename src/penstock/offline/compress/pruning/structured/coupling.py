@@ -1,11 +1,11 @@
 """Coupling: find the channels of a model that depend on one another and can only be cut together.
 
 Every position of an axis carries an *atom*. A layer with constant weights creates new atoms for its outputs. Every other operator
-passes on the atoms of its inputs, and joins the atoms that it combines. For example, Add joins the channels of its operands one by
-one, Concat concatenates them, Flatten repeats each of them, and a Reshape to heads joins the atoms of one head. Joined atoms form a
-*unit*, which is cut everywhere at once. The units that one layer computes form a *group*, whose width can be chosen. (DepGraph, Fang
-et al., "Towards Any Structural Pruning", 2023, joins whole layers. Joining single positions makes index arithmetic for Concat, Split
-and Flatten unnecessary.)
+copies the atoms of its inputs to its outputs, and joins atoms if it combines their elements. For example, Add joins the first channels
+of its operands, their second channels, and so on. Concat concatenates channels, Flatten repeats each channel, and a Reshape to heads
+joins the atoms of each head. Joined atoms form a *unit*, which is removed from all tensors at once. The units that one layer computes
+form a *group*; its number of units can be chosen. (DepGraph, Fang et al., "Towards Any Structural Pruning", 2023, joins whole layers.
+Joining single positions makes index arithmetic for Concat, Split and Flatten unnecessary.)
 
 Operators without a rule are never cut: their atoms are frozen, with a reason.
 """
@@ -25,13 +25,13 @@ from penstock.tensor import Array
 Labels = Array
 """One atom per position of an axis, int64 [length]."""
 Axes = list[Labels | None]
-"""The axes of a tensor; None stands for an axis that is never cut."""
+"""The labels of each axis of a tensor; None stands for an axis that is never cut."""
 Count = Callable[[Labels], Array]
 """Returns an array of booleans [length] for an axis: True for each position that is kept."""
 
 
 class ChannelSlot(NamedTuple):
-    """An axis of a constant, such as a weight, that is cut together with the units of ``labels``."""
+    """An axis of a weight or another constant, which is cut together with the units of ``labels``."""
 
     node: ir.Node
     operand: int
@@ -39,7 +39,7 @@ class ChannelSlot(NamedTuple):
     axis: int
     labels: Labels
     role: Literal["makes", "reads", "goes along"] = "goes along"
-    """How the layer uses these channels: it computes them, sums over them, or treats each of them separately, as a bias does."""
+    """Use of the channels: computed by the layer ("makes"), summed over ("reads"), or handled separately, as by a bias."""
 
     @property
     def value(self) -> ir.Value:
@@ -52,13 +52,13 @@ class ChannelGroup(msgspec.Struct, frozen=True, eq=False):
     """Units that the same layers compute. The number of units is the width of these layers."""
 
     layers: tuple[str, ...]
-    """The layers by the names of their outputs, in graph order."""
+    """The layers, named after their outputs, in graph order."""
     roots: Labels
     """The root atoms of the units."""
     unit_size: int
-    """Number of the first layer's channels in one unit: 1, the size of a head, or the size of a convolution's group."""
+    """Number of channels of the first layer that one unit contains: 1, the size of a head, or the size of a convolution's group."""
     frozen: tuple[int, ...]
-    """Numbers of the units that cannot be cut."""
+    """Indices of the units that cannot be cut."""
     reason: str
     """The reason why some units cannot be cut; empty if all units can be cut."""
 
@@ -77,18 +77,18 @@ class ChannelGroup(msgspec.Struct, frozen=True, eq=False):
 
 
 class Coupling:
-    """The atoms of a graph while the rules of its operators run. After that, the units and groups."""
+    """Holds the atoms of a graph while the operators' rules run, and afterwards the units and groups."""
 
     def __init__(self, opset: int, second_choice: Collection[ir.Node] = ()) -> None:
         self.opset = opset
         self.second_choice = second_choice
-        """The nodes in ``choices`` for which the second possible axis carries the units."""
+        """The nodes in ``choices`` whose units are assigned to the second of the two possible axes."""
         self.choices: dict[ir.Node, Labels] = {}
-        """The units of each node for which another axis could carry them."""
+        """The units of each node that could also be assigned to a second axis."""
         self.axes: dict[ir.Value, Axes] = {}
         self.slots: list[ChannelSlot] = []
         self.edits: list[Callable[[Count], None]] = []
-        """Further changes of the graph that depend on the widths: constant shapes, sizes of parts, attributes."""
+        """Other changes of the graph after a cut: constant shapes, sizes of parts, attributes."""
         self._parent: list[int] = []
         self._reasons: dict[int, str] = {}
         self._blurred: dict[int, str] = {}
@@ -127,7 +127,7 @@ class Coupling:
             self._reasons.setdefault(root, reason)
 
     def blur(self, labels: Labels | None, reason: str) -> None:
-        """Mark positions that a mean or norm includes. Removing such a position changes other results, even if it is zero."""
+        """Mark positions that a mean or norm includes. Their removal changes other results, even if their values are zero."""
         for root in self.roots(labels).tolist() if labels is not None else ():
             self._blurred.setdefault(root, reason)
 
@@ -191,7 +191,7 @@ class Coupling:
 
 
 Rule = Callable[[Coupling, ir.Node], None]
-"""Derives the labels of a node's outputs from its inputs. Raises Unsupported, before any change, if that is impossible."""
+"""Derives the labels of a node's outputs from its inputs. If it cannot, it raises Unsupported and changes nothing."""
 
 
 def describe(node: ir.Node) -> str:

@@ -28,7 +28,7 @@ from penstock.offline.optimize.passes.dead_code import DeadCode
 from penstock.tensor import Array
 
 Kept = Mapping[str, Sequence[int]]
-"""The numbers of the units that are kept, by group. In all other groups, every unit is kept."""
+"""The indices of the units to keep, by group. In groups that are not listed, every unit is kept."""
 
 _RULES: dict[str, Rule] = {**channels.RULES, **heads.RULES}
 
@@ -36,8 +36,8 @@ _RULES: dict[str, Rule] = {**channels.RULES, **heads.RULES}
 class Structure:
     """Finds and cuts a model's groups of channels, and the constants that depend on each group.
 
-    ``exact`` freezes channels whose removal would change other results, because LayerNormalization or a mean includes them. Raises
-    the errors of ``load_model``.
+    ``exact`` freezes channels that a LayerNormalization or a mean includes, since their removal would change other results. Raises the
+    errors of ``load_model``.
     """
 
     def __init__(self, artifact: Artifact, *, exact: bool = True) -> None:
@@ -60,7 +60,7 @@ class Structure:
         lines = []
         for group in self.groups:
             free = group.units - len(group.frozen)
-            because = f"; the rest stays: {group.reason}" if group.frozen else ""
+            because = f"; the rest must stay because {group.reason}" if group.frozen else ""
             unit = "channels" if group.unit_size == 1 else f"units of {group.unit_size} channels"
             lines.append(f"{', '.join(group.layers)}: {free} of {group.units} {unit} can be cut{because}")
         return lines
@@ -74,7 +74,7 @@ class Structure:
         return np.where(units[order[at]] == roots, order[at], -1)
 
     def count(self, kept: Kept) -> Count:
-        """A function that returns True for each position of an axis that is kept.
+        """A function that marks the positions of an axis that are kept.
 
         Raises InvalidArgument if ``kept`` names an unknown unit, leaves out a frozen unit, or is empty.
         """
@@ -85,7 +85,7 @@ class Structure:
             if not chosen or not chosen <= set(range(group.units)) or not chosen >= set(group.frozen):
                 raise InvalidArgument(
                     f"cannot keep {len(chosen)} unit(s) of '{name}', which has {group.units}",
-                    f"keep at least one, numbers from 0 to {group.units - 1}, and all that are frozen",
+                    f"keep at least one unit, and all frozen units; units have numbers from 0 to {group.units - 1}",
                 )
             gone += np.delete(group.roots, list(chosen)).tolist()
         missing = np.array(gone, np.int64)
@@ -97,7 +97,7 @@ class Structure:
         count = fresh.count(kept)
         for value, axes in fresh.coupling.axes.items():
             if any(labels is not None and len(labels) and not count(labels).any() for labels in axes):
-                raise InvalidArgument(f"no channel of '{value.name}' would be left", "keep some of its channels")
+                raise InvalidArgument(f"no channel of '{value.name}' would be left", "keep at least one channel")
         _slice_constants(fresh.slots, count)
         for edit in fresh.coupling.edits:
             edit(count)
@@ -112,9 +112,9 @@ class Structure:
 def _analyse(model: ir.Model, *, exact: bool = True) -> Coupling:
     """The coupling of a model with inferred shapes.
 
-    If Reshape splits channels into several axes ([heads, size], [3, width]), either of two axes may carry the units. The second axis
-    is tried for the units that would be frozen with the first axis, then for all units. The result is the analysis with the most free
-    channels and, among equals, the one with the most units.
+    If Reshape splits channels into several axes ([heads, size], [3, width]), the units can belong to either of two axes. The second
+    axis is tried for the units that would be frozen with the first axis, then for all units. The result is the analysis with the most
+    free channels and, among equals, the one with the most units.
     """
     first = best = _follow(model, exact, frozenset())
     frozen = [node for node, labels in first.choices.items() if any(first.reason(int(atom)) for atom in labels)]
@@ -146,8 +146,8 @@ def _follow(model: ir.Model, exact: bool, second_choice: frozenset[ir.Node]) -> 
     for subgraph in model.graph.subgraphs():
         if subgraph is not model.graph:
             captured = [value for node in subgraph for value in node.inputs if value in coupling.axes]
-            _freeze(coupling, captured, "a subgraph reads it")
-    _freeze(coupling, model.graph.outputs, "an output of the model depends on it")
+            _freeze(coupling, captured, "a subgraph reads them")
+    _freeze(coupling, model.graph.outputs, "an output of the model depends on them")
     if exact:
         coupling.freeze_blurred()
     coupling.freeze_units()

@@ -1,8 +1,8 @@
-"""Rules of the operators that move axes or positions: Reshape, Transpose, MatMul, Concat, Split, Slice, Gather.
+"""Rules of the operators that move axes or elements: Reshape, Transpose, MatMul, Concat, Split, Slice, Gather.
 
 Attention needs no special rule. Reshape splits queries, keys and values into heads, so each head becomes one unit of the preceding
 layer. MatMul joins the heads of queries and keys, then the heads of attention weights and values. The Reshape that concatenates the
-heads passes the units to the output projection.
+heads carries the units on to the output projection.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def matmul(coupling: Coupling, node: ir.Node) -> None:
     if min(len(a), len(b)) < 2 or graph.is_constant(left) or graph.is_constant(right):
         raise Unsupported(f"{describe(node)} multiplies by a constant that is not a matrix on the right")
     for labels in (a[-1], b[-2]):
-        coupling.freeze(labels, f"{describe(node)} sums over it")
+        coupling.freeze(labels, f"{describe(node)} sums over them")
     batch: Axes = [_same_axis(coupling, node, back) for back in range(max(len(a), len(b)), 2, -1)]
     coupling.axes[node.outputs[0]] = [*batch, a[-2], b[-1]]
 
 
 def _same_axis(coupling: Coupling, node: ir.Node, back: int) -> Labels | None:
-    """The labels of the batch axis at position ``back``, counted from the end. The axis is frozen if it broadcasts, or if the same
-    axis of the other operand is fixed.
+    """The labels of the batch axis at position ``back``, counted from the end. Labels are frozen if the sizes of the two operands
+    differ, or if the other operand's axis is fixed.
     """
     found = [coupling.read(value)[-back] for value in node.inputs if len(coupling.read(value)) >= back]
     labelled = [labels for labels in found if labels is not None]
@@ -52,7 +52,7 @@ def _same_axis(coupling: Coupling, node: ir.Node, back: int) -> Labels | None:
         coupling.join(*labelled)
         return labelled[0]
     for labels in labelled:
-        coupling.freeze(labels, f"{describe(node)} multiplies it with a fixed axis")
+        coupling.freeze(labels, f"{describe(node)} multiplies them with a fixed axis")
     return None
 
 
@@ -74,7 +74,7 @@ def reshape(coupling: Coupling, node: ir.Node) -> None:
         left -= set(range(len(x))[before])
         result[after] = _regroup(coupling, node, x[before], dims[before], made[after])
     for axis in left:
-        coupling.freeze(x[axis], f"{describe(node)} reshapes it in an unknown way")
+        coupling.freeze(x[axis], f"{describe(node)} reshapes them in an unknown way")
     if node.op_type == "Reshape":
         for position, labels in enumerate(result):
             if labels is not None:
@@ -130,7 +130,7 @@ def _regroup(coupling: Coupling, node: ir.Node, x: Axes, before: list[Dim], afte
     result: Axes = [None] * len(after)
     if len(held) != 1:
         for axis in held:
-            coupling.freeze(x[axis], f"{describe(node)} merges it with another axis")
+            coupling.freeze(x[axis], f"{describe(node)} merges them with another axis")
         return result
     if len(before) == len(after) == 1:
         return list(x)
@@ -179,7 +179,7 @@ def _let_shape_follow(coupling: Coupling, node: ir.Node, position: int, labels: 
         return
     copied = (coupling.read(node.inputs[0]) + [None] * position)[position] if size == 0 else None
     if size != -1 and (copied is None or not np.array_equal(coupling.roots(copied), coupling.roots(labels))):
-        coupling.freeze(labels, f"{describe(node)} computes its size")
+        coupling.freeze(labels, f"{describe(node)} computes their number")
 
 
 def _entry(node: ir.Node, position: int) -> tuple[ir.Node | None, int, int]:
@@ -203,7 +203,7 @@ def _entry(node: ir.Node, position: int) -> tuple[ir.Node | None, int, int]:
 
 
 def concat(coupling: Coupling, node: ir.Node) -> None:
-    """Along the axis of Concat, labels are concatenated; along all other axes, they are joined."""
+    """Labels are concatenated along the axis of Concat, and joined along all other axes."""
     parts = [coupling.read(value) for value in node.inputs]
     if any(value is None or value.shape is None for value in node.inputs):
         raise Unsupported(f"an operand of {describe(node)} has no known rank")
@@ -218,7 +218,7 @@ def concat(coupling: Coupling, node: ir.Node) -> None:
         for labels in labelled[1:]:
             coupling.join(labelled[0], labels)
         if len(labelled) < len(found):
-            coupling.freeze(labelled[0], f"{describe(node)} combines it with a fixed axis")
+            coupling.freeze(labelled[0], f"{describe(node)} combines them with a fixed axis")
         result.append(labelled[0])
     coupling.axes[node.outputs[0]] = result
 
@@ -230,7 +230,7 @@ def _concatenated(coupling: Coupling, node: ir.Node, axis: int) -> Labels | None
         size = value.shape[axis] if value is not None and value.shape is not None else None
         if labels is None and isinstance(size, int):
             name = value.name if value else ""
-            labels = coupling.fixed(size, f"{describe(node)} takes it from '{name}', which is fixed")
+            labels = coupling.fixed(size, f"{describe(node)} takes them from '{name}', which is fixed")
         if labels is None:
             for other in node.inputs:
                 coupling.freeze(coupling.read(other)[axis], f"{describe(node)} has an operand of unknown size")
@@ -240,7 +240,7 @@ def _concatenated(coupling: Coupling, node: ir.Node, axis: int) -> Labels | None
 
 
 def split(coupling: Coupling, node: ir.Node) -> None:
-    """The sizes of the parts are rewritten after a cut."""
+    """The sizes of the parts are updated after a cut."""
     x = coupling.read(node.inputs[0])
     if not x:
         raise Unsupported(f"the input of {describe(node)} has no known rank")
@@ -279,7 +279,7 @@ def _write_sizes(node: ir.Node, opset: int, sizes: list[int]) -> None:
 
 
 def slices(coupling: Coupling, node: ir.Node) -> None:
-    """An axis with labels needs constant bounds and step 1. The bounds are rewritten after a cut."""
+    """Slicing an axis with labels requires constant bounds and step 1. The bounds are updated after a cut."""
     x = list(coupling.read(node.inputs[0]))
     if graph.input_of(node, 1) is None or not x:
         raise Unsupported(f"{describe(node)} has its bounds as attributes, or an input of unknown rank")
@@ -308,7 +308,7 @@ def gather(coupling: Coupling, node: ir.Node) -> None:
     if data is None or data.shape is None or indices is None or indices.shape is None:
         raise Unsupported(f"the shapes around {describe(node)} are not known")
     for labels in coupling.read(indices):
-        coupling.freeze(labels, f"{describe(node)} looks up its values")
+        coupling.freeze(labels, f"{describe(node)} uses their values as indices")
     x = list(coupling.read(data))
     axis = graph.int_attribute(node, "axis", 0) % max(1, len(x))
     picked: Axes = [None] * indices.shape.rank()
@@ -321,7 +321,7 @@ def gather(coupling: Coupling, node: ir.Node) -> None:
     if labels is not None:
         order = weights_of(node, 1)
         if order.ndim != 1:
-            raise Unsupported(f"{describe(node)} takes single positions of the channels")
+            raise Unsupported(f"{describe(node)} selects channels with indices that are not a vector")
         picked = [labels[order]]
         coupling.edits.append(lambda count: _write_order(node, order % len(labels), count(labels)))
     coupling.axes[node.outputs[0]] = [*x[:axis], *picked, *x[axis + 1 :]]
@@ -332,7 +332,7 @@ def _write_order(node: ir.Node, order: Labels, kept: Labels) -> None:
 
 
 def shape(coupling: Coupling, node: ir.Node) -> None:
-    """Freeze every axis whose size is used. These are the axes that Gather and Slice select by constants, or otherwise all axes."""
+    """Freeze every axis whose size is used: the axes that Gather and Slice select by constants, otherwise all axes."""
     x = coupling.read(node.inputs[0])
     first, last = graph.int_attribute(node, "start", 0), graph.int_attribute(node, "end", len(x))
     sizes = x[first:last]
@@ -340,7 +340,7 @@ def shape(coupling: Coupling, node: ir.Node) -> None:
     for use in node.outputs[0].uses() if sizes else ():  # a tensor of unknown rank has no axes
         taken |= set(np.arange(len(sizes))[_picked(use.node)].reshape(-1).tolist())
     for position in taken:
-        coupling.freeze(sizes[position], f"{describe(node)} reads its size")
+        coupling.freeze(sizes[position], f"{describe(node)} reads their number")
     coupling.axes[node.outputs[0]] = [None]
 
 

@@ -24,7 +24,7 @@ Scores = dict[str, Array]
 def importance(
     structure: Structure, kind: str, data: Dataset | None, threads: int = 1, on_progress: Progress = no_progress
 ) -> Scores:
-    """The scores of ``kind``: "norm", "batch-norm" or "activation". Raises InvalidData if ``kind`` needs data but there are none."""
+    """The scores of ``kind``: "norm", "batch-norm" or "activation". Raises InvalidData if ``kind`` needs data but ``data`` is None."""
     if kind == "norm":
         return by_norm(structure)
     if kind == "batch-norm":
@@ -53,10 +53,10 @@ def by_batch_norm(structure: Structure) -> Scores:
 def by_activation(
     structure: Structure, data: Dataset, *, threads: int = 1, batch_size: int = 32, on_progress: Progress = no_progress
 ) -> Scores:
-    """Mean square of the unit's activation over ``data``, times the squared norm of the weights that read it.
+    """Mean square of the unit's activation over ``data``, times the squared norm of the weights that read the unit.
 
-    If channels are uncorrelated, this is the proportion of a layer's energy that is lost with the unit. Raises InvalidData if the data
-    do not fit the model.
+    If channels are uncorrelated, the score is the proportion of a layer's energy that is lost when the unit is removed. Raises
+    InvalidData if the data do not fit the model.
     """
     readers: dict[str, list[ChannelSlot]] = defaultdict(list)
     for slot in structure.slots:
@@ -73,8 +73,8 @@ def by_activation(
 
 
 def gather(structure: Structure, terms: list[tuple[ChannelSlot, Array]]) -> Scores:
-    """For each unit, the sum of ``terms`` over its positions in all slots. The sums of a group are normalised. Raises InvalidData for
-    NaN or infinity.
+    """For each unit, the sum of ``terms`` over all slots and positions that belong to the unit, normalised for each group. Raises
+    InvalidData for NaN or infinity.
     """
     found: Scores = {}
     for group in structure.groups:

@@ -1,4 +1,4 @@
-"""The latency table: the time that each layer of a model takes at any width, measured for the layer alone."""
+"""The latency table: the time of each layer of a model at any width. Each layer is measured alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Axes = list[tuple[Labels | None, int]]
 
 
 class TimedLayer(NamedTuple):
-    """A layer at certain widths. Layers that compare equal take equal time."""
+    """A layer with given widths. Equal keys mean equal time."""
 
     node: bytes
     """Operator and attributes, serialised."""
@@ -39,9 +39,9 @@ class TimedLayer(NamedTuple):
 
 
 class LatencyTable:
-    """The times in milliseconds of a model's layers at any widths. Each time is measured in ONNX Runtime when it is first needed.
+    """The times in milliseconds of a model's layers at any width. A time is measured in ONNX Runtime when it is first needed.
 
-    ``sample`` determines the shapes of activations. New widths that are needed in one call are timed in interleaved runs.
+    ``sample`` determines the shapes of activations. If a call needs several new widths, their runs are interleaved.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class LatencyTable:
         self._ms = {} if known is None else known
 
     def totals(self, plans: Sequence[Kept]) -> list[float]:
-        """The milliseconds of all layers together, for each plan (the units that are kept)."""
+        """The total milliseconds of all layers for each plan. A plan lists the units to keep."""
         wanted = [[self._layer(node, count) for node in self._nodes] for count in map(self._structure.count, plans)]
         self._measure({layer for layers in wanted for layer in layers if layer not in self._ms})
         return [math.fsum(self._ms[layer] for layer in layers) for layers in wanted]

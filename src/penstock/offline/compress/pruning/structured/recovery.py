@@ -1,6 +1,6 @@
 """Structured pruning with recovery. Each round cuts channels, trains the model to reproduce the original's outputs, and judges it.
 
-Needs the extra ``torch``. ``search.narrow`` cuts once and does not train.
+Needs the extra ``torch``. To cut once without training, use ``search.narrow``.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class ShrinkOptions(CutOptions, frozen=True, kw_only=True):
     speedup: Annotated[float, msgspec.Meta(gt=1)] = 1.5
     """Required speed-up of the model with one sample per call."""
     contract: Contract = Contract()
-    """The contract that every round must meet on the held-out data; its latency is ignored."""
+    """The contract that every round must meet on the held-out data. The contract's latency limit is ignored."""
     share: Share = 0.1
-    """Fraction of the layers' current time that one round removes. A round removes at least one step of width."""
+    """Fraction of the layers' current time that one round should save. A round narrows at least one group by at least one step."""
     rounds: Annotated[int, msgspec.Meta(ge=1, le=100)] = 16
     """Maximum number of cuts."""
     importance: Literal["activation", "norm", "batch-norm", "taylor"] = "activation"
@@ -57,7 +57,7 @@ class Round(RoundEntry, frozen=True, kw_only=True):
     cut: bool
     """True if the round cut channels, False if it only trained."""
     narrowed: list[str]
-    """The groups that were cut in this round, or in the round whose training it continues."""
+    """The groups that were cut in this round. If the round only trained, the groups of the preceding cut."""
     units: dict[str, int]
     """The number of units left in each group."""
     speedup: float
@@ -76,12 +76,12 @@ def shrink(
 ) -> Artifact:
     """Return the fastest model of the run that meets the contract on ``held_out``, which defaults to the last fifth of ``data``.
 
-    Each round cuts, then distils from ``artifact``, using labels if ``data`` has them. If a round fails after extra training, its
-    groups keep their previous widths and other groups are cut. The run ends when the speed-up is reached, no more channels can be cut,
-    or ``is_over()`` is true. ``folder`` stores every round, so a later call with the same arguments, or with another
-    speed-up, continues from it. The provenance step records every round, the number of the ``chosen`` round, and whether that round
-    ``reached`` the speed-up. Widths depend on measurements. Raises ContractUnmet, whose ``candidates`` are the rounds, if none
-    meets the contract; InvalidConfig; InvalidData; Unsupported if nothing can be cut or an operator cannot be trained;
+    Each round cuts channels, then trains by distillation from ``artifact``, with labels if ``data`` has labels. If a round fails after
+    extra training, its groups keep their previous widths and other groups are cut. The run ends when the speed-up is reached, no more
+    channels can be cut, or ``is_over()`` is true. ``folder`` stores every round. A later call with the same arguments, or with another
+    speed-up, continues from this folder. The provenance step records every round, the number of the ``chosen`` round, and whether that
+    round ``reached`` the speed-up. The widths depend on measured times. Raises ContractUnmet, with all rounds as ``candidates``, if no
+    round meets the contract; InvalidConfig; InvalidData; Unsupported if nothing can be cut or an operator cannot be trained;
     InvalidArgument if ``folder`` holds another run.
     """
     options = options or ShrinkOptions()
@@ -109,7 +109,7 @@ def shrink(
 
 
 def next_move(rounds: Sequence[Round], options: ShrinkOptions) -> tuple[bool, int] | None:
-    """True if the next round cuts, False if it only trains, and the round from which it starts. None if there is no next round."""
+    """The next round as (True if it cuts, False if it only trains; number of the round from which it starts). None at the end."""
     if rounds and rounds[-1].objection and rounds[-1].cut and options.second_chance:
         return False, len(rounds) - 1
     good = last_good(rounds)
@@ -118,7 +118,7 @@ def next_move(rounds: Sequence[Round], options: ShrinkOptions) -> tuple[bool, in
 
 
 def given_up(rounds: Sequence[Round]) -> set[str]:
-    """The groups that could not be narrowed, because the round failed the contract even after extra training."""
+    """The groups whose cut failed the contract even after extra training."""
     trained_on = {entry.start for entry in rounds if not entry.cut}
     failed = [entry for number, entry in enumerate(rounds) if entry.objection and number not in trained_on]
     return {name for entry in failed for name in entry.narrowed}

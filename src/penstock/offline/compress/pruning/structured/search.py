@@ -35,7 +35,7 @@ from penstock.perf.measure import repeat_rows, speedup
 from penstock.tensor import Array
 
 _ROUNDS = 4
-"""If the whole model is slower than the times of its layers predict, the goal for the layers is tightened up to this many times."""
+"""Maximum number of searches. If the model is slower than its layers' times predict, the next search has a lower goal."""
 _MEASURE_S = 1.0
 
 
@@ -43,20 +43,20 @@ class CutOptions(Options, frozen=True, kw_only=True):
     """Limits of the cut."""
 
     block: Count = 16
-    """Widths are multiples of this number. 16 suits AVX-512; 8 suits AVX2 and NEON. Narrow groups use smaller steps."""
+    """Widths are multiples of this number of channels. 16 suits AVX-512; 8 suits AVX2 and NEON. Narrow groups use smaller steps."""
     heads: bool = True
     """Cut attention heads as well as channels."""
     exact: bool = True
-    """Keep channels over which a LayerNormalization or a mean is computed, since cutting them changes other results."""
+    """Do not cut channels that a LayerNormalization or a mean includes, since such a cut changes other results."""
     threads: Count = 1
-    """Threads to measure latency with."""
+    """Number of threads for measuring latency."""
 
 
 class NarrowOptions(CutOptions, frozen=True, kw_only=True):
     """The width after the cut, and the choice of units."""
 
     width: Share = 0.75
-    """Fraction of units to keep in each group. With ``speedup``, this is the maximum; set it to 1 unless every group must be cut."""
+    """Fraction of units to keep in each group. With ``speedup``, the maximum fraction: 1 allows groups to stay uncut."""
     speedup: Annotated[float, msgspec.Meta(gt=1)] | None = None
     """Required speed-up of the model with one sample per call. The width of each group is then chosen by measured latency."""
     importance: Literal["norm", "batch-norm", "activation"] = "norm"
@@ -75,11 +75,11 @@ def narrow(
 ) -> Artifact:
     """Return ``artifact`` without its least important channels and heads.
 
-    ``data``, which need no labels, are used to recompute the statistics of BatchNormalization: outdated statistics cause most of the
-    immediate loss of a cut. ``scores``, such as those of ``taylor.by_taylor``, replace ``options.importance``. With ``speedup``, the
-    result depends on measurements; otherwise it is deterministic. The provenance step records the units of each group and the number
-    of parameters, before and after the cut. Raises InvalidConfig, InvalidModel; InvalidData if the importance needs data; Unsupported
-    if nothing can be cut, or if the speed-up is not reached.
+    The statistics of BatchNormalization are recomputed on ``data``, without labels, since outdated statistics cause most of the
+    immediate loss after a cut. ``scores``, for example from ``taylor.by_taylor``, replace ``options.importance``. With ``speedup``,
+    the result depends on measured times; otherwise it is deterministic. The provenance step records the number of units of each group,
+    and the number of parameters, before and after the cut. Raises InvalidConfig, InvalidModel; InvalidData if the importance needs
+    data; Unsupported if nothing can be cut, or if the speed-up is not reached.
     """
     options.check()
     structure = Structure(artifact, exact=options.exact)
@@ -96,7 +96,7 @@ def narrow(
 
 
 def cuttable(structure: Structure, *, heads: bool = True) -> list[str]:
-    """The groups that can be cut. Raises Unsupported, whose message gives the reasons, if there are none."""
+    """The groups that can be cut. If there are none, raises Unsupported, whose message gives the reasons."""
     names = [group.name for group in structure.groups if group.cuttable and (heads or group.unit_size == 1)]
     if not names:
         reasons = "; ".join(dict.fromkeys(group.reason for group in structure.groups if group.reason))
@@ -119,7 +119,7 @@ def apply(structure: Structure, kept: Kept, step: str, options: msgspec.Struct, 
     sample = probe(origin)
     before, after = _answer_shapes(origin, sample), _answer_shapes(made, sample)
     if before != after:
-        raise PenstockError(f"the narrowed model has outputs of shapes {after}, the original {before}")
+        raise PenstockError(f"after the cut, the outputs have shapes {after}, but the original's have {before}")
     return made
 
 

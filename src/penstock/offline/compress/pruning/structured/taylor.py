@@ -19,13 +19,14 @@ from penstock.tensor import Array
 def by_taylor(
     structure: Structure, data: Dataset, *, batch_size: int = 16, on_progress: Progress = no_progress
 ) -> Scores:
-    """The mean over batches of ``|Σ g w|``, with the sum over the weights that read the unit. The sum is the derivative of the loss
-    with respect to a gate on the unit's output (Molchanov et al., "Importance Estimation for Neural Network Pruning", 2019, §3.1).
+    """The mean over batches of ``|Σ g w|``, summed over the weights w that read the unit. g is the gradient of w. The sum is the
+    derivative of the loss with respect to a gate on the unit's output (Molchanov et al., "Importance Estimation for Neural Network
+    Pruning", 2019, §3.1).
 
-    The loss is the cross-entropy of the labels or, without labels, of the arg-max of the model's outputs. If outputs are not class
+    The loss is the cross-entropy with the labels or, without labels, with the class that the model predicts. If outputs are not class
     scores, the loss is half their mean square. Small batches are more informative than one large batch. If the model makes few errors
-    on the data, gradients are small, and other measures of importance choose better. Raises Unsupported if the model has operators
-    that cannot be trained, InvalidData if the labels fit no output.
+    on the data, gradients are small, and other measures of importance give better results. Raises Unsupported if the model has
+    operators that cannot be trained, InvalidData if the labels fit no output.
     """
     model = TrainableModel(Artifact.from_bytes(to_bytes(structure.model)))
     slots = [slot for slot in structure.slots if slot.role == "reads" and slot.value.name in model.weights]

@@ -1,4 +1,4 @@
-"""Choose widths: the same fraction of every group, or the widths with the least loss for the milliseconds saved.
+"""Choose widths: either the same fraction for every group, or the widths that lose least for the milliseconds saved.
 
 FLOPs do not predict time on a CPU: kernels work in blocks of 8 or 16 channels, so 45 of 64 channels are slower than 48, and a layer
 may be memory-bound. Widths are therefore multiples of a block, and each layer is measured.
@@ -24,7 +24,7 @@ _STEPS = 8
 """A group's width is divided into about this many strides."""
 
 Counts = Mapping[str, int]
-"""The number of units that are kept, by group. In all other groups, every unit is kept."""
+"""The number of units to keep, by group. In groups that are not listed, every unit is kept."""
 
 
 class Grid(NamedTuple):
@@ -39,13 +39,13 @@ class Grid(NamedTuple):
         return max(self.floor, self.step * math.floor(count / self.step + 0.5))
 
     def below(self, count: int, strides: int = 1) -> int:
-        """The width ``strides`` strides below ``count``; 0 if there is none."""
+        """The width that is ``strides`` strides below ``count``; 0 if that is below ``floor``."""
         to = ((count - 1) // self.stride - strides + 1) * self.stride
         return to if to >= self.floor else 0
 
 
 def make_grid(group: ChannelGroup, block: int, least: float) -> Grid:
-    """The multiples of ``block`` channels, from the fraction ``least`` of the width upwards. Narrow groups have smaller steps."""
+    """The multiples of ``block`` channels that are at least ``least`` times the full width. Narrow groups have smaller steps."""
     step = block // math.gcd(block, group.unit_size)
     while step > 1 and 4 * step > group.units:
         step //= 2
@@ -55,13 +55,13 @@ def make_grid(group: ChannelGroup, block: int, least: float) -> Grid:
 
 
 def uniform(structure: Structure, grids: Mapping[str, Grid], width: float) -> dict[str, int]:
-    """The fraction ``width`` of the units of each group, rounded to its grid."""
+    """For each group, the fraction ``width`` of its units, rounded to a width on the group's grid."""
     units = {name: structure.group(name).units for name in grids}
     return {name: min(units[name], grid.nearest(units[name] * width)) for name, grid in grids.items()}
 
 
 def best_units(structure: Structure, scores: Scores, counts: Counts) -> dict[str, list[int]]:
-    """The units to keep: the frozen units, and those of highest score. On a tie, the first ones."""
+    """The units to keep: the frozen units, then the units of highest score. On a tie, earlier units are kept."""
     kept = {}
     for name, count in counts.items():
         rank = scores[name].copy()
@@ -78,11 +78,11 @@ def fastest_for_least(
     goal_ms: float,
     grids: Mapping[str, Grid],
 ) -> tuple[dict[str, int], float]:
-    """Search greedily, from ``widest`` down, for widths at which all layers together take ``goal_ms``. Also returns that time.
+    """Search greedily, from ``widest`` down, for widths at which the layers take ``goal_ms`` in total. Also returns the time reached.
 
     Each step narrows the group with the least loss per millisecond saved. The loss is the negative logarithm of the fraction of the
-    score that is kept, so each halving of a group costs the same. If one stride saves no time in any group, several strides are tried.
-    The search ends early if several strides also save no time.
+    score that is kept, so each halving of a group costs the same. If narrowing by one stride saves no time in any group, several
+    strides are tried. The search ends early if these save no time either.
     """
     counts = dict(widest)
     plan = best_units(structure, scores, counts)
