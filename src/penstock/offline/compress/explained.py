@@ -108,8 +108,8 @@ def _culprit(made: Artifact, sample: LabelledInputs) -> str:
     try:
         apart.forward(made, sample, as_written=True)
     except PenstockError:
-        return "ONNX Runtime crashes when it runs"
-    return "it runs without graph optimisation, but ONNX Runtime crashes when it optimises"
+        return "ONNX Runtime crashes when running"
+    return "it runs without graph optimisation, but ONNX Runtime crashes when optimising"
 
 
 class _Check:

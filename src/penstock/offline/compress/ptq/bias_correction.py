@@ -42,11 +42,11 @@ Corrections = dict[str, Array]
 def correct_biases(original: Artifact, quantised: Artifact, data: Dataset) -> Artifact:
     """Correct the biases of ``quantised``, which ``quantize`` made from ``original``, so that they restore the layers' means.
 
-    All layers are corrected if that lowers the mean relative error of the outputs on held-out samples. Otherwise layers are tried one
-    by one, and only corrections that lower the error are kept. INT32 biases keep their scale. A Conv or Gemm without a bias receives a
-    bias, which its integer kernel adds at no cost. For a MatMul, the correction changes the constant of the following Add.
-    Raises Unsupported if no quantised layer of ``original`` is found in ``quantised``; InvalidData if the data do not fit or are
-    fewer than two samples.
+    All layers are corrected if this lowers the mean relative error of the outputs on held-out samples. Otherwise the layers are
+    corrected one by one, and a correction is kept only if it lowers the error. INT32 biases keep their scale. A Conv or Gemm without a
+    bias is given a bias, which the integer kernel adds at no cost. For a MatMul, the correction changes the constant of the following
+    Add. Raises Unsupported if ``quantised`` has no quantised layer of ``original``; InvalidData if the data do not fit or have fewer
+    than two samples.
     """
     rows = min(_SAMPLES, data.count)
     if rows < 2:
@@ -100,7 +100,7 @@ def _layers(quantised: Artifact, original: FloatModel) -> list[_Layer]:
     if not found:
         raise Unsupported(
             "the quantised model has no quantised layer of the original",
-            "give a model that quantize() made, and the model that it was made from",
+            "give a model made by quantize(), and the float model that was quantised",
         )
     return found
 
@@ -196,7 +196,7 @@ class _Bias(NamedTuple):
     """The scale of an INT32 bias; None for FP32."""
 
     def lowered(self, by: Array) -> Array:
-        """The bias minus ``by``, one number per channel. Raises Unsupported if the result does not fit the bias's type."""
+        """The bias minus ``by``, which has one number per channel. Raises Unsupported if the result does not fit the bias's type."""
         if self.scale is None:
             return np.asarray(self.start - by.reshape(self.start.shape), np.float32)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

@@ -26,15 +26,15 @@ def collect(
     progress: Progress = no_progress,
     memory_bytes: int = 256 << 20,
 ) -> dict[str, TensorStatistics]:
-    """Statistics of ``tensors``, by default of all tensors that may need a range in an integer version of the model.
+    """Collect statistics of ``tensors``, by default of all tensors that can need a range in an INT8 version of the model.
 
-    ``data`` holds an array for each input by name, samples along the first axis, or is an iterable of such mappings, whose shapes
-    may differ (``batches.py``). Batches have at most ``batch_size`` samples, or the model's fixed batch size. The batch size affects
-    the histograms only if it affects the engine's results. Within a build, statistics of the same model on the same ``Dataset`` are
+    ``data`` is a mapping from input names to arrays with samples along the first axis, or an iterable of such mappings
+    (``batches.py``). Batches have at most ``batch_size`` samples, or the model's fixed batch size. The batch size affects the
+    histograms only if it affects the engine's results. Within a build, statistics of the same model on the same ``Dataset`` are
     collected once. Memory: one histogram per tensor, and up to ``memory_bytes`` (or the largest tensor, if that is larger) for one
     batch.
 
-    A tensor that is always empty has an empty histogram. ``ranges`` gives it no range, so that its operators stay float.
+    A tensor that is always empty has an empty histogram. ``ranges`` gives such a tensor no range, so its operators stay float.
 
     Raises the errors of ``Taps`` if the data do not fit the model or the memory, or if a tensor becomes NaN or infinite; Unsupported
     if the model has nothing to quantise; InvalidArgument if ``tensors`` names a tensor that is not FP32.

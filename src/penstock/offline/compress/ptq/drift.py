@@ -1,10 +1,10 @@
-"""Detect calibration data that differ from the evaluation data and therefore give wrong ranges.
+"""Detect calibration data that differ from the evaluation data, which leads to wrong ranges.
 
-The population stability index compares each tensor's histograms on both data sets, with one bin per tenth of the calibration values:
-PSI = Σ (e - c)·ln(e / c), where c and e are a bin's fractions of calibration and evaluation values. By convention, a PSI of 0.1 is a
-change, and a PSI of 0.25 is a shift. The expected PSI of two samples of one population is about (bins - 1)(1/n + 1/m) [Yurdakul,
-"Statistical Properties of Population Stability Index", 2018]. Values within a sample are not independent, so n and m are the numbers
-of samples. A tensor is reported only if its PSI exceeds the expected PSI by a factor.
+The population stability index (PSI) compares a tensor's histograms on both data sets, with ten bins that each hold a tenth of the
+calibration values: PSI = Σ (e - c)·ln(e / c), where c and e are a bin's fractions of calibration and evaluation values. By convention,
+a PSI of 0.1 indicates a change, and a PSI of 0.25 a shift. The expected PSI of two samples from the same population is about
+(bins-1)(1/n + 1/m) [Yurdakul, "Statistical Properties of Population Stability Index", 2018]. Values within a sample are not
+independent, so n and m count samples. A PSI below ``_NOISE_FACTOR`` times the expected PSI is ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOISE_FACTOR = 3.0
 """A tensor is reported only if its PSI exceeds the expected PSI of equal populations by this factor."""
 _TENTHS = 10
 _ROWS, _BYTES = 512, 64 << 20
-"""Maximum number of samples, and of bytes of samples, that are compared from each data set."""
+"""Maximum number of samples to compare from each data set, and their maximum size in bytes."""
 _BEYOND = 0.001
 """A tensor is reported if at least this fraction of its values is beyond the calibrated extremes, and there are enough samples."""
 _PSEUDO_COUNT = 0.5
@@ -39,15 +39,15 @@ class Drift(msgspec.Struct, frozen=True):
 
     tensor: str
     psi: float
-    """Population stability index, natural logarithm."""
+    """Population stability index, with natural logarithms."""
     threshold: float
     """The PSI above which the difference is significant for these numbers of samples."""
     calibration_median: float
     evaluation_median: float
     beyond: float
-    """Fraction of evaluation values beyond the calibration extremes, which are known to 1/2048 of the histogram's range."""
+    """Fraction of evaluation values beyond the calibration extremes. The extremes are accurate to 1/2048 of the histogram's range."""
     bearable: float = _BEYOND
-    """With this number of samples, a fraction up to this value can occur by chance."""
+    """The maximum of ``beyond`` that can occur by chance with this number of samples."""
 
     @property
     def is_shifted(self) -> bool:
@@ -55,7 +55,7 @@ class Drift(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The evidence as a sentence."""
+        """The measured differences as a sentence."""
         parts = []
         if self.psi > self.threshold:
             parts.append(
@@ -70,7 +70,7 @@ class Drift(msgspec.Struct, frozen=True):
 def find_drift(artifact: Artifact, calibration: Dataset, evaluation: Dataset) -> list[Drift]:
     """The drift of every FP32 input and first-layer result of ``artifact``, in the model's order.
 
-    Raises the errors of ``collect``, and InvalidData if there is no such tensor, as in a model of integers only.
+    Raises the errors of ``collect``, and InvalidData if there is no such tensor, as in a model without FP32 tensors.
     """
     model = float_model(artifact)
     tensors = [name for name in model.input_names if model.is_float(name)] + _first_layer(model)
@@ -82,7 +82,7 @@ def find_drift(artifact: Artifact, calibration: Dataset, evaluation: Dataset) ->
 
 
 def compare_histograms(tensor: str, calibration: Histogram, evaluation: Histogram, samples: tuple[int, int]) -> Drift:
-    """The drift between two histograms of ``samples`` independent samples each. Raises InvalidData if a histogram is empty."""
+    """The drift between two histograms; ``samples`` are their sample counts. Raises InvalidData if a histogram is empty."""
     if not (calibration.count and evaluation.count):
         raise InvalidData(f"tensor '{tensor}' is empty and cannot be compared")
     exponent = max(calibration.exponent, evaluation.exponent)
@@ -116,9 +116,9 @@ def shift_warnings(found: list[Drift]) -> list[str]:
 
 
 def about(artifact: Artifact, fitted: Dataset | None, judged: Dataset, multiple: int = 1) -> tuple[str, ...]:
-    """Warnings, before a build, about ``judged`` samples that differ from the ``fitted`` samples.
+    """Warnings, to show before a build, if the ``judged`` samples differ from the ``fitted`` samples.
 
-    ``artifact`` is the FP32 model; its batches are multiples of ``multiple``. If it does not run on the data, there are no warnings.
+    ``artifact`` is the FP32 model, with batches of a multiple of ``multiple``. No warnings if the model does not run on the data.
     """
     if fitted is None or fitted.digest == judged.digest:
         return ()

@@ -1,10 +1,10 @@
 """Cross-layer equalisation: give all channels of a tensor between two layers similar ranges, so that one scale fits all channels.
 
 The method is that of M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019, §4.1.
-Channel i of the tensor between weights W1 and W2 is divided by s_i = sqrt(r1_i / r2_i), where r is the largest magnitude of the rows
-of W1 and the columns of W2. Sweeps over all pairs repeat until no scale changes. For a pointwise, a depthwise and a pointwise
-convolution, this gives the formula of Nagel et al. for three layers. Weights now have one scale per output channel and need no
-equalisation, but an activation has only one scale. So, if there are data, r1_i is the largest magnitude of the activation's channel.
+Channel i of the tensor between weights W1 and W2 is divided by s_i = sqrt(r1_i / r2_i), where r1_i is the largest magnitude in row i
+of W1, and r2_i in column i of W2. Sweeps over all pairs repeat until no scale changes. For pointwise, depthwise and pointwise
+convolutions in sequence, this is the three-layer formula of Nagel et al. Weights have one scale per output channel and need no
+equalisation, but an activation has only one scale. So, with data, r1_i is the largest magnitude of channel i of the activation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.offline.sessions import call_rows, loaded, signature_of
 from penstock.tensor import Array
 
 _ALPHA = 0.5
-"""The exponent α of the scales, from 0 to 1: how much of a tensor's uneven ranges moves into the weights of its consumers."""
+"""The exponent α of the scales, from 0 to 1. A larger α moves more of a tensor's uneven ranges into the weights of its consumers."""
 _LIMIT = 1e4
 """Maximum factor by which a channel is scaled, up or down."""
 _DEAD = 1e-6
@@ -40,11 +40,11 @@ _TOLERANCE = 1e-5
 
 
 def equalize(artifact: Artifact, data: Dataset | None = None, exact: bool = True) -> Artifact:
-    """Return a model of the same function whose channels have similar ranges. ``artifact`` is FP32, with BatchNormalization folded.
+    """Return a model with the same outputs whose channels have similar ranges. ``artifact`` is FP32, with BatchNormalization folded.
 
-    The ranges are taken from activations on ``data`` or, without data, from weights. ``exact`` rounds scales to powers of two, so that
-    no product in the model changes its significant bits. A path may contain a Clip from 0 (ReLU6) only if no value of the data exceeds
-    the Clip's bound; the Clip becomes a Relu. A tensor with consumers other than products stays unchanged. Raises InvalidModel or
+    The ranges are taken from activations on ``data`` or, without data, from weights. ``exact`` rounds scales to powers of two, which
+    does not change the significant bits of products. A Clip from 0 (ReLU6) becomes a Relu if no value of the data exceeds its bound;
+    otherwise its tensor stays unchanged. A tensor with consumers other than products stays unchanged. Raises InvalidModel or
     Unsupported if the model cannot be read or contains BatchNormalization; InvalidData if the data do not fit.
     """
     model = infer_shapes(read_proto(artifact))
@@ -130,7 +130,7 @@ def _to_relu(clip: ir.Node) -> str:
 
 
 def verify(original: Artifact, changed: bytes, data: Dataset | None, clipped: bool = False) -> float | None:
-    """The largest relative error of an output. Raises Unsupported if this error is larger than rounding can explain.
+    """The largest relative error of all outputs. Raises Unsupported if the error is too large to be caused by rounding.
 
     If a Clip was replaced (``clipped``), the two models are equal only on ``data``, so only their outputs on ``data`` are compared.
     """

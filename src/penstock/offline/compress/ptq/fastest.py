@@ -24,7 +24,7 @@ from penstock.tensor import DataType
 
 
 class TimedPlacement(msgspec.Struct, frozen=True):
-    """One way to quantise, and its measured speed."""
+    """A placement and an integer scheme, with the measured speed of the resulting model."""
 
     placement: QdqPlacement
     scheme: IntegerScheme
@@ -36,7 +36,7 @@ class TimedPlacement(msgspec.Struct, frozen=True):
 
 
 def candidate_schemes(machine: MachineFacts) -> list[IntegerScheme]:
-    """The scheme that ``integer_scheme`` selects for ``machine``, and the scheme whose activations have the other signedness.
+    """The scheme that ``integer_scheme`` selects for ``machine``, and the same scheme with the other signedness of activations.
 
     Excludes schemes whose products saturate on ``machine``, since saturation changes results without an error.
     """
@@ -58,8 +58,8 @@ def fastest_placement(
 ) -> list[TimedPlacement]:
     """Time every QDQ placement with each of ``schemes``, and return the results, fastest first.
 
-    ``budget_s`` is the total time in seconds. Calls are interleaved with calls of the float model. If two placements give the same
-    model, it is timed once. INT8 is faster here if the whole interval of a speed-up is above 1. Raises the errors of ``quantize``.
+    ``budget_s`` is the total time in seconds. Calls are interleaved with calls of the float model. Identical models are timed once.
+    INT8 is faster than FP32 if the whole interval of a speed-up is above 1. Raises the errors of ``quantize``.
     """
     if not schemes:
         raise InvalidArgument("'schemes' is empty: nothing can be timed", "give candidate_schemes(machine_facts())")

@@ -1,6 +1,6 @@
 """Convert models of old opsets, whose DequantizeLinear does not accept one scale per channel.
 
-``onnx.version_converter`` changes the answers of some operators. This module restores or refuses them.
+``onnx.version_converter`` changes the results of some operators. This module corrects such operators, or rejects the model.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _COORDINATES_OPSET = 11
 
 
 def at_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """``proto`` at an opset that has INT8, with the same answers. Raises Unsupported if it cannot be converted."""
+    """Convert ``proto`` to an opset that supports INT8, with the same results. Raises Unsupported if this is impossible."""
     version = next((opset.version for opset in proto.opset_import if opset.domain in ("", "ai.onnx")), _OPSET)
     if version >= _OPSET:
         return proto
     if any(node.op_type == "Hardmax" for node in _nodes(proto.graph)):
         # Since opset 13, Hardmax works along one axis, but the converter leaves it unchanged.
-        raise _too_old(version, "the converter changes the answers of Hardmax")
+        raise _too_old(version, "the converter changes the results of Hardmax")
     try:
         converted = onnx.version_converter.convert_version(proto, _CONVERTED_OPSET)
     except Exception as error:  # the converter raises RuntimeError, and other exceptions for some operators
@@ -41,7 +41,7 @@ def at_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
         constants = _constants(converted.graph)
         for node in _nodes(converted.graph):
             if node.op_type == "Resize" and not _keep_coordinates(node, constants.get(node.input[2])):
-                raise _too_old(version, "the converter changes the answers of a Resize that enlarges and shrinks")
+                raise _too_old(version, "the converter changes the results of a Resize that enlarges and shrinks")
     return converted
 
 

@@ -1,13 +1,13 @@
 """QDQ placement: choose the operators that become integer, and derive the ranges that the graph implies for tensors.
 
-Four rules hold in every placement:
+Five rules hold in every placement:
 
 1. An operator becomes integer only if its weights are constant FP32 and all its inputs and outputs are known to be FP32.
-2. The operators between the last matrix product and a Softmax (scaling, masks) stay in float, and that product's result is never
-   clipped. A mask of -10000 would take the whole range, and the result depends on the order of the largest scores.
+2. The operators between the last matrix product and a Softmax (scaling, masks) stay in float, and the result of the product is never
+   clipped. A mask value of -10000 would take the whole range, and the Softmax depends on the order of the largest scores.
 3. Outputs of the model are never clipped. Outputs of Softmax and Sigmoid have the range 0 to 1 by definition.
-4. An operator other than a product becomes integer only if a path of such operators leads to it from a product. A normalisation
-   made of single operators stays float, from the square over the root to the product with the root, because small values decide.
+4. An operator other than a product becomes integer only if a path of integer operators leads from a product to it. In a normalisation
+   made of separate operators, all operators from the square to the product with the root stay float, since small values matter.
 5. An operator other than a product becomes integer only if an integer operator reads its result. Rounding a tensor that only float
    operators read, such as the sum before a normalisation, costs accuracy and saves nothing.
 """
@@ -40,7 +40,7 @@ LINEAR_OPS = frozenset({"Conv", "Gemm", "MatMul"})
 """Operators that become faster as integers even if their neighbours stay float."""
 
 ACTIVATIONS = frozenset({"Relu", "Clip"})
-"""Activation functions that the range of the preceding operator's integers can replace."""
+"""Activation functions that clipping to the range of the preceding operator's integers can replace."""
 
 _WIDE_OPS = frozenset(
     {"Add", "Mul", "LeakyRelu", "Sigmoid", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool"}
@@ -58,7 +58,7 @@ _FIXED = {"Softmax": Range(0.0, 1.0), "Sigmoid": Range(0.0, 1.0), "Tanh": Range(
 
 
 class QdqPlacement(enum.Enum):
-    """How much of a model becomes integer."""
+    """The set of operators that become integer."""
 
     LINEAR = "linear"
     """Convolutions and products with constant weights. Results of matrix products stay float, which is more accurate."""
@@ -68,7 +68,7 @@ class QdqPlacement(enum.Enum):
 
     @property
     def float_outputs(self) -> list[str]:
-        """Operators whose results stay float, although integer operators read them."""
+        """Operators whose results stay float, even if an integer operator reads them."""
         return ["Gemm", "MatMul"] if self is QdqPlacement.LINEAR else ["Gemm"]
 
 
@@ -102,7 +102,7 @@ class FloatModel:
         """The type of each tensor whose type is known, with the dimensions that are known."""
         self.producers = {name: node for node in self.nodes for name in node.output if name}
         self.readers = Counter(name for node in self.nodes for name in reads(node)) + Counter(self.output_names)
-        """The number of nodes that read each tensor, including nodes in subgraphs, plus one for an output of the model."""
+        """The number of nodes that read each tensor, including nodes in subgraphs. A model output counts as one more reader."""
 
     def artifact(self) -> Artifact:
         """The prepared model."""
@@ -115,10 +115,10 @@ class FloatModel:
         return tensor in self.values and bool(self.values[tensor].type.tensor_type.elem_type == DataType.FP32.onnx)
 
     def integer_nodes(self, placement: QdqPlacement, keep_float: Collection[str] = ()) -> list[onnx.NodeProto]:
-        """The nodes that ``placement`` makes integer, in order; none if no linear operator is among them.
+        """The nodes that ``placement`` makes integer, in graph order; empty if there is no linear operator among them.
 
-        Nodes named in ``keep_float`` stay float, and so do activation functions that follow them. Raises InvalidArgument for an
-        unknown name.
+        Nodes named in ``keep_float``, and activation functions that follow them, stay float. Raises InvalidArgument for an unknown
+        name.
         """
         unknown = set(keep_float) - {node.name for node in self.nodes}
         if unknown:
@@ -264,7 +264,7 @@ class FloatModel:
 
 
 def float_model(artifact: Artifact) -> FloatModel:
-    """``FloatModel(artifact)``, made once within a build. Raises the errors of ``FloatModel``."""
+    """``FloatModel(artifact)``, computed once per build. Raises the errors of ``FloatModel``."""
     key = artifact.digest, artifact.path
     return remembered("float model", key, lambda: FloatModel(artifact), 2 * artifact.size_bytes)
 
@@ -281,10 +281,10 @@ def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def nothing_to_quantise() -> Unsupported:
-    """The error about a model in which no operator can become integer."""
+    """The error for a model in which no operator can become integer."""
     return Unsupported(
         "the model has no operator to quantise",
-        "INT8 needs Conv, Gemm or MatMul with constant FP32 weights; the wide placement also takes a MatMul of two tensors",
+        "INT8 needs Conv, Gemm or MatMul with constant FP32 weights; the wide placement also quantises a MatMul of two activations",
     )
 
 

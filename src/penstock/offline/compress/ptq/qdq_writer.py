@@ -1,13 +1,13 @@
 """Write the QDQ form of a model: QuantizeLinear and DequantizeLinear around the operators that become integer.
 
-A tensor t that an integer operator computes is rounded for all that read it. A tensor that is an input or that a float operator
-computes is rounded for the integer operators only::
+If an integer operator computes a tensor t, all readers of t receive the rounded tensor. If t is an input or the result of a float
+operator, only integer operators receive the rounded tensor::
 
     integer operator ── t_QuantizeLinear_Input ── QuantizeLinear ── DequantizeLinear ── t
     float operator ── t ── QuantizeLinear ── DequantizeLinear ── t_DequantizeLinear_Output
 
 Weights and biases are dequantised separately for each operator, so operators with different channel axes can share a weight. New
-tensors have unused names. Nodes stay in order.
+tensors have unused names. The order of nodes is preserved.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def write_qdq(
     scheme: IntegerScheme,
     placement: QdqPlacement,
 ) -> onnx.ModelProto:
-    """``model`` with ``nodes`` in integers. ``ranges`` contains every tensor that is rounded."""
+    """Return ``model`` with ``nodes`` in integers. ``ranges`` must contain every tensor that is rounded."""
     return _Writer(model, nodes, ranges, scheme, placement).write()
 
 
@@ -200,11 +200,11 @@ def _axis_attribute(axis: int | None) -> dict[str, int]:
 
 
 def weight_scales(weight: Array, axis: int | None, limit: int, bias: Array | None, step: float) -> Array:
-    """The FP32 scale of each output channel of ``weight``, or of the whole weight if ``axis`` is None: its largest magnitude over
-    ``limit``.
+    """The FP32 scale of each output channel of ``weight``, or of the whole weight if ``axis`` is None: the largest magnitude divided
+    by ``limit``.
 
-    The scale of a bias is the product of the channel's scale and ``step``, the scale of the input. So the channel's scale is enlarged
-    if the bias would exceed its limit. If all weights of a channel are zero, any scale is exact, and the bias determines the scale.
+    The scale of a bias is the product of the channel's scale and ``step``, the scale of the input. If the integer bias would exceed
+    its limit, the channel's scale is increased. If all weights of a channel are zero, the bias determines the scale.
     """
     if axis is None:
         largest = None if bias is None else np.abs(bias).max(keepdims=True, initial=0.0)

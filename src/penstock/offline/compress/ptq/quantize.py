@@ -1,8 +1,8 @@
-"""Post-training quantisation: write the INT8 version of an FP32 model, given the ranges of its tensors.
+"""Post-training quantisation: write the INT8 version of an FP32 model with given ranges of the tensors.
 
-Activations have one scale and zero point per tensor. Weights have one scale per output channel, from its largest magnitude, unless the
-scheme asks for one per matrix product. Biases are INT32. ``qdq_writer.py`` writes the model in QDQ form (QuantizeLinear and
-DequantizeLinear around float operators), which ONNX Runtime and OpenVINO turn into integer kernels.
+Activations have one scale and zero point per tensor. Weights have one scale per output channel, given by the channel's largest
+magnitude, or one scale per matrix product if the scheme says so. Biases are INT32. ``qdq_writer.py`` writes the model in QDQ form
+(QuantizeLinear and DequantizeLinear around float operators), which ONNX Runtime and OpenVINO turn into integer kernels.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def quantize(
     placement: QdqPlacement = QdqPlacement.LINEAR,
     keep_float: Collection[str] = (),
 ) -> Artifact:
-    """The INT8 version of ``artifact``, with the same FP32 inputs and outputs and dynamic axes, and about a quarter of the size.
+    """Make the INT8 version of ``artifact``: the same FP32 inputs, outputs and dynamic axes, and about a quarter of the size.
 
-    An operator that reads or writes a tensor without a range stays float. So do the nodes in ``keep_float``, given by their names in a
-    ``FloatModel`` of ``artifact``. If a Relu or Clip is the only consumer of a tensor, the tensor gets the range of that operator's
-    output. Fold BatchNormalization first. The same arguments give the same bytes. Raises Unsupported if no operator can become
-    integer, InvalidModel if the model cannot be read, InvalidArgument for an unknown name in ``keep_float``.
+    An operator that reads or writes a tensor without a range stays float. So do the nodes in ``keep_float``, named as in
+    ``FloatModel(artifact)``. If a Relu or Clip is the only consumer of a tensor, the tensor gets the range of that operator's output.
+    Fold BatchNormalization first. The result is deterministic. Raises Unsupported if no operator can become integer, InvalidModel if
+    the model cannot be read, InvalidArgument for an unknown name in ``keep_float``.
     """
     model = float_model(artifact)
     nodes = [node for node in model.integer_nodes(placement, keep_float) if _has_ranges(model, node, ranges, placement)]

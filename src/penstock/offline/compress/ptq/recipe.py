@@ -34,7 +34,7 @@ Equalisation = Callable[[Artifact, Dataset], Artifact]
 MethodName = Literal["best", "min-max", "percentile", "mse", "entropy"]
 PlacementName = Literal["fastest", "linear", "wide"]
 RANGE_METHODS = {method.value: method for method in RangeMethod}
-"""Range methods by name. ``best``, which tries all methods for each tensor, is not among them."""
+"""Range methods by name. ``best`` is not included, since it tries all methods for each tensor."""
 _WORTH_IT = 0.1
 """Minimum fraction of the error that equalisation must provably save. Sampling of the data alone changes errors by about this much."""
 _ROWS = 32
@@ -42,19 +42,19 @@ _ROWS = 32
 
 
 class PtqRecipe(msgspec.Struct, frozen=True):
-    """The steps of a quantisation to INT8. The defaults are the most accurate choices."""
+    """The options of a quantisation to INT8. The defaults give the best accuracy."""
 
     method: RangeMethod | None = None
-    """The method that chooses ranges. None: for each tensor, the method with the least error of the outputs."""
+    """The method that chooses ranges. If None, each tensor gets the method with the least error of the outputs."""
     placement: QdqPlacement = QdqPlacement.LINEAR
     equalize: bool = True
     """First give channels similar ranges: between layers, and after normalisations that feed matrix products."""
     correct_biases: bool = True
-    """Correct the shift of means that rounding causes in the layers' results."""
+    """Correct biases for the shift of the layers' means that rounding causes."""
     choice: RangeChoiceOptions = RangeChoiceOptions()
     """Limits on the cost of choosing a range method for each tensor."""
     per_tensor: bool = False
-    """Matrix products have one scale for all their weights; see ``IntegerScheme``. Ranges are chosen without regard to this."""
+    """Each matrix product has one scale for all its weights; see ``IntegerScheme``. The choice of ranges ignores this option."""
 
 
 def quantize_with(
@@ -86,7 +86,7 @@ def quantize_with(
 
 
 def equalized(artifact: Artifact, data: Dataset, scheme: IntegerScheme) -> Artifact:
-    """The same function with channels of similar ranges. Applies every method that lowers the error on held-out rows."""
+    """Give channels similar ranges, by each method that lowers the error on held-out rows. The model's function stays the same."""
     key = artifact.digest, artifact.path, data.digest, scheme
     return remembered("equalized", key, lambda: _equalized(artifact, data, scheme), artifact.size_bytes)
 

@@ -34,7 +34,7 @@ class Operand:
         self.array = self.original.copy()
 
     def write(self) -> None:
-        """Round the array once and put it into the graph. Other consumers of the initialiser keep the old values."""
+        """Round the array to FP32 and write it to the graph. Other consumers of the initialiser keep the old values."""
         if np.array_equal(self.array, self.original):
             return
         value, owner = self.node.inputs[self.index], self.node.graph
@@ -54,7 +54,7 @@ class Operand:
 
 
 class Side(NamedTuple):
-    """An operand with the channels of a link. ``view`` is its shape with separate axes for channels; ``scale`` broadcasts to it."""
+    """An operand with the channels of a link. Its shape ``view`` has separate axes for channels. ``scale`` broadcasts to ``view``."""
 
     operand: Operand
     view: tuple[int, ...]
@@ -71,7 +71,7 @@ class Side(NamedTuple):
 
 
 class Read(NamedTuple):
-    """One consumer at the end of a link: a product with constant weights, and the tensor that it reads."""
+    """One consumer at the end of a link: a product with constant weights, and its input tensor."""
 
     node: ir.Node
     side: Side
@@ -89,10 +89,10 @@ class Link:
         self.writer = writer
         self.channels = channels
         self.written: list[Side] = []
-        """The operands to divide by s. The first one is the producer's weight."""
+        """The operands to divide by s. The first operand is the producer's weight."""
         self.reads: list[Read] = []
         self.clips: list[tuple[ir.Node, float]] = []
-        """Every Clip from 0, with its upper bound. A Clip is homogeneous only if no value reaches the bound."""
+        """All Clips with lower bound 0, each with its upper bound. A Clip is homogeneous only if no value reaches the upper bound."""
 
     def rescale(self, s: Array) -> None:
         """Divide the tensor by ``s``, shape (channels,), FP64, positive."""
@@ -106,7 +106,7 @@ class Link:
         return np.asarray(np.max([read.side.ranges() for read in self.reads], axis=0))
 
     def reduce(self, array: Array, read: Read) -> Array:
-        """The largest value of each channel in ``array``, a batch of the tensor that ``read`` names."""
+        """The largest value of each channel in ``array``, which is a batch of the tensor ``read.tensor``."""
         last = np.moveaxis(array, read.axis, -1).reshape(-1, self.channels, read.block)
         return np.asarray(last.max(axis=(0, 2)).astype(np.float64))
 

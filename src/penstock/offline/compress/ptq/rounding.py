@@ -1,4 +1,4 @@
-"""Rounding: the tensors that must be rounded when some operators become integer, and the tensor that determines each range."""
+"""Rounding: the tensors that are rounded when some operators become integer, and the tensor that determines the range of each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHARING_OPS = frozenset(
 
 
 class Rounding:
-    """The tensors that are rounded when ``nodes``, given in order, become integer."""
+    """The tensors that are rounded when ``nodes``, given in graph order, become integer."""
 
     def __init__(self, model: FloatModel, nodes: Iterable[onnx.NodeProto], placement: QdqPlacement) -> None:
         self._model = model
@@ -31,11 +31,11 @@ class Rounding:
         nodes = list(nodes)
         self._read = {name for node in nodes for name in node.input}
         self.sources: dict[str, str] = {}
-        """For each rounded tensor, the tensor whose range it uses: itself, or the source of values that operators only pass on."""
+        """For each rounded tensor, the tensor whose range it uses: itself, or the tensor of which it is a rearrangement."""
         self.absorbed: dict[str, str] = {}
-        """For each tensor that only a Relu or Clip reads, the output of that operator. The output's range clips the tensor."""
+        """For each tensor that only a Relu or Clip reads, the operator's output. Rounding to the output's range clips the tensor."""
         self.removed: set[str] = set()
-        """Names of the Relu and Clip nodes that ranges replace."""
+        """Names of the Relu and Clip nodes that clipping to a range replaces."""
         written: set[str] = set()
         for node in nodes:
             self._add(node, written)
@@ -44,7 +44,7 @@ class Rounding:
     def moved_into_subgraphs(self) -> set[str]:
         """Tensors that a float operator transposes, reshapes or pools for a subgraph.
 
-        ONNX Runtime 1.31 ends the process when it moves a DequantizeLinear past such an operator.
+        ONNX Runtime 1.31 crashes the process when it moves a DequantizeLinear past such an operator.
         """
         found, captured = set[str](), set[str]()
         for graph in (inner for node in self._model.nodes for inner in subgraphs(node)):

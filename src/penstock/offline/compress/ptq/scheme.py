@@ -1,4 +1,4 @@
-"""Chooses the integer types of a quantised model: types that the CPU multiplies fast and without saturation."""
+"""Chooses integer types for a quantised model that the CPU multiplies fast and without saturation."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class IntegerScheme(msgspec.Struct, frozen=True):
     channel).
 
     Activations have a zero point, so that the values of a ReLU use every integer. Clipping at the smallest integer then replaces the
-    ReLU, and engines compute the ReLU in integers only in this case.
+    ReLU. Only in this case do engines compute the ReLU in integers.
     """
 
     activation: DataType
     weight: DataType
     reduce_range: bool
-    """Weights use 7 of their 8 bits, so that two products added in 16 bits do not saturate."""
+    """Weights use 7 of their 8 bits, so that the sum of two products does not saturate in 16 bits."""
     reason: str
     per_tensor: bool = False
-    """Matrix products have one scale for all their weights. This is less accurate, but ONNX Runtime multiplies few rows faster: with
-    scales per channel, it also handles a zero point per channel. Convolutions always have scales per channel."""
+    """Each matrix product has one scale for all its weights. This is less accurate, but faster in ONNX Runtime if there are few rows:
+    with a scale per channel, ONNX Runtime also processes a zero point per channel. Convolutions always have scales per channel."""
 
     @property
     def activation_limits(self) -> tuple[int, int]:
-        """The smallest and the largest integer of an activation; QuantizeLinear clips at them."""
+        """The smallest and the largest integer of an activation. QuantizeLinear clips to these limits."""
         return (0, 255) if self.activation is DataType.UINT8 else (-128, 127)
 
     @property
@@ -40,7 +40,7 @@ class IntegerScheme(msgspec.Struct, frozen=True):
         return 64 if self.reduce_range else 127
 
     def parameters(self, low: Array, high: Array) -> tuple[Array, Array]:
-        """Scale and zero point (whole numbers in float64) of activations from ``low`` to ``high``. An empty range has the scale 1."""
+        """Scale and zero point (integers as float64) of activations from ``low`` to ``high``. An empty range has the scale 1."""
         width = np.asarray(high, np.float64) - low
         scale = np.where(width > 0, width / 255, 1.0)
         return scale, np.round(self.activation_limits[0] - low / scale)
@@ -65,7 +65,7 @@ def integer_scheme(machine: MachineFacts) -> IntegerScheme:
 
 
 def required_isa(scheme: IntegerScheme, machine: MachineFacts) -> tuple[str, ...]:
-    """The instruction sets that a CPU must have to run a model of ``scheme`` made on ``machine``.
+    """The instruction sets that a CPU needs for exact results with a model of ``scheme`` made on ``machine``.
 
     8-bit weights saturate on CPUs without an integer dot product. 7-bit weights are exact on every CPU.
     """

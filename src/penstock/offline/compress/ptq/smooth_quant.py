@@ -1,4 +1,4 @@
-"""SmoothQuant: move outliers in the channels of activations that feed matrix products into the weights, exactly in float.
+"""SmoothQuant: move outliers from the channels of a matrix product's input into its weights. In float, the result is the same.
 
 The method is that of G. Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models", ICML
 2023, §4: s_j = max|X_j|^α / max|W_j|^(1-α). The LayerNormalization, Mul or product that writes X is divided by s. The weights of all
@@ -42,7 +42,7 @@ class _Seen(NamedTuple):
 
 
 def smooth_quant(artifact: Artifact, data: Dataset) -> Artifact:
-    """A model of the same function whose matrix products lose less in INT8 with one scale per activation. ``artifact`` is FP32.
+    """Return a model with the same outputs whose matrix products are more accurate in INT8. ``artifact`` is FP32.
 
     Raises InvalidModel or Unsupported if the model cannot be read, InvalidData if the data do not fit.
     """
@@ -105,9 +105,9 @@ def _smooth(link: Link, seen: _Seen) -> dict[str, object]:
 def quantized_error(link: Link, low: Array, high: Array, rows: Array, s: Array) -> float:
     """Relative error of the link's products in INT8 if the link is divided by ``s``.
 
-    For each consumer, the squared error is divided by the squared result. The outcome is the square root of the mean over the
-    consumers. Activations have 256 steps from the smallest to the largest value of all channels. For each output, weights have 127
-    steps in each direction.
+    The squared error of each consumer is divided by its squared result. The error is the square root of the mean over the consumers.
+    Activations are rounded to 256 levels from the smallest to the largest value of all channels. The weights of each output have 127
+    levels on each side of zero.
     """
     bottom, top = float((low / s).min()), float((high / s).max())
     scale = (top - bottom) / 255 or 1.0

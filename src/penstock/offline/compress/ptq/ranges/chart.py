@@ -19,10 +19,10 @@ _POINTS = 200
 
 
 def range_chart(statistics: Mapping[str, TensorStatistics], scheme: IntegerScheme, tensor: str | None = None) -> str:
-    """SVG of KL(P‖Q) of the quantised magnitudes of ``tensor`` against the threshold (Migacz), with a point for each method.
+    """SVG chart of KL(P‖Q) against the threshold, for the quantised magnitudes of ``tensor`` (Migacz), with a point for each method.
 
-    Without a name, the chart shows the tensor on which the methods differ most. Raises InvalidArgument if the name is unknown, or if
-    no tensor has a range to choose.
+    If ``tensor`` is None, the chart shows the tensor on which the methods differ most. Raises InvalidArgument if the name is unknown,
+    or if no tensor has a range to choose.
     """
     found = {method: ranges(statistics, method, scheme) for method in RangeMethod}
     names = [name for name, known in statistics.items() if _has_choice(known)]

@@ -2,12 +2,12 @@
 
 No method is best for all tensors: KL-entropy ignores the energy of clipped values, min-max makes every step coarse because of one
 outlier, and MSE considers one tensor in isolation. So each tensor is rounded with every candidate range in an otherwise float model,
-and the range with the least error of the outputs is kept. Ranges that are best for single tensors are not always best together. So at
-the end the quantised model with these ranges is compared with models that use one method for all tensors.
+and the range with the least error of the outputs is kept. Ranges that are best for each tensor alone may not be best together. So at
+the end, the quantised model with these ranges is compared with quantised models that use one method for all tensors.
 
 To try a range, only the nodes after the tensor run again (``suffix.py``). The error of the outputs is called the harm of a range. For
-class scores, the harm is the angle between the scores with and without rounding. The angle ignores the size of the scores, which does
-not affect their order; in absolute errors, the few samples with the largest scores would dominate. For other outputs, the harm is the
+class scores, the harm is the angle between the scores with and without rounding. The angle ignores the magnitude of the scores, which
+does not affect their order. Otherwise, the few samples with the largest scores would dominate. For other outputs, the harm is the
 relative error.
 """
 
@@ -63,7 +63,7 @@ class RangeChoiceOptions(msgspec.Struct, frozen=True):
     """Limits on the cost of the choice."""
 
     rows: int = 32
-    """Calibration samples, evenly spaced, on which ranges are tried."""
+    """Number of calibration samples, evenly spaced, on which ranges are tried."""
     max_calls: int = 1000
     """Maximum number of passes over these samples. After this number, each remaining tensor gets the range with the least squared
     error of the tensor itself.
@@ -80,7 +80,7 @@ class TriedRange(msgspec.Struct, frozen=True):
     method: str
     range: Range
     error: float
-    """Harm to the model's outputs if measured, otherwise the mean squared error of the tensor itself."""
+    """Harm to the model's outputs if it was measured, otherwise the mean squared error of the tensor itself."""
 
 
 class TensorChoice(msgspec.Struct, frozen=True):
@@ -89,8 +89,8 @@ class TensorChoice(msgspec.Struct, frozen=True):
     method: str
     range: Range
     measured: bool
-    """True if ``error`` is the harm to the outputs. False if there was only one candidate, if the tensor has no range of its own in
-    this placement, or if the budget was used up.
+    """True if ``error`` is the harm to the outputs. False if there was only one candidate, if the tensor uses another tensor's range
+    in this placement, or if the budget was used up.
     """
     tried: tuple[TriedRange, ...]
 
@@ -100,7 +100,7 @@ class RangeChoice(msgspec.Struct, frozen=True):
 
     ranges: dict[str, Range]
     method: str
-    """``per tensor``, or the method that harmed the outputs less when used for all tensors."""
+    """``per tensor``, or the name of one method if using that method for all tensors harmed the outputs less."""
     errors: dict[str, float]
     """For each method, including ``per tensor``, the harm to the outputs of the whole quantised model on the calibration rows."""
     tensors: dict[str, TensorChoice]
@@ -118,7 +118,7 @@ def choose_ranges(
     options: RangeChoiceOptions | None = None,
     progress: Progress = no_progress,
 ) -> RangeChoice:
-    """The range of every tensor in ``statistics``, by the method with the least harm to the outputs on ``data``.
+    """Choose the range of every tensor in ``statistics`` by the method with the least harm to the outputs on ``data``.
 
     Deterministic unless ``options.time_s`` is given. Raises the errors of ``quantize``, and Unsupported if the outputs cannot be
     compared sample by sample.
@@ -273,10 +273,10 @@ def _by_method(statistics: Mapping[str, TensorStatistics], scheme: IntegerScheme
 
 
 def output_harm(reference: Outputs, outputs: Outputs) -> float:
-    """The harm to the outputs: for each sample the harm to its worst output, averaged over the samples; 0 for no change.
+    """The harm to the outputs: the harm to each sample's worst output, averaged over samples; 0 for no change.
 
-    For class scores, [samples, three classes or more], the harm is 1 - cosine between the scores minus their means. For any other
-    output, it is the relative error, at most 1. If shapes differ, as for a NonZero after rounding, the harm is 1.
+    Class scores have the shape [samples, classes], with at least three classes. Their harm is 1 minus the cosine between the centred
+    scores. For other outputs, the harm is the relative error, at most 1. If rounding changes a shape (NonZero), the harm is 1.
     """
     if any(array.shape != outputs[name].shape for name, array in reference.items()):
         return 1.0

@@ -1,13 +1,13 @@
 """KL-entropy calibration: find the window of values whose quantised histogram diverges least from the true histogram.
 
-Source: S. Migacz, "8-bit Inference with TensorRT", GTC 2017. For a window of i bins, P is the histogram in which the outermost bins
-also hold the mass outside the window. Q is the window without that mass, merged into L levels; the mass of each level is then spread
-evenly over its bins that are not empty in P. The window with the least KL(P‖Q) is chosen.
+Source: S. Migacz, "8-bit Inference with TensorRT", GTC 2017. For a window of i bins, P is the histogram inside the window, with the
+mass outside the window added to the outermost bins. Q is the histogram inside the window without that mass, merged into L levels. The
+mass of each level is spread evenly over those of its bins that are not empty in P. The window with the least KL(P‖Q) is chosen.
 
-Three things differ from the talk. Level borders are round(i·k/L), so that the last level does not get a remainder. If the values have
-both signs, both ends of the window vary, and it has all L levels. The sum over bins has a closed form. Let S_k be the mass of level k
-inside the window, P_k the sum of S_k and the mass outside that the level holds in P, n_k the number of its bins that are not empty in
-P, and N, N_Q the totals:
+The implementation differs from the talk in three points. First, level borders are round(i·k/L), so that the last level does not get a
+remainder. Second, if the values have both signs, both ends of the window vary, and the window has all L levels. Third, the sum over
+bins has a closed form. Let S_k be the mass of level k in the window, P_k the mass of level k in P, n_k the number of bins of level k
+that are not empty in P, and N and N_Q the total masses of P and Q:
 
     KL = (Σ_b p_b log p_b - Σ_k P_k log(S_k / n_k)) / N - log N + log N_Q
 
@@ -40,7 +40,7 @@ _ROUNDS = 4
 
 
 def entropy_range(histogram: Histogram) -> Range:
-    """The window of least divergence. If all values have one sign, one end is zero; otherwise both ends are searched."""
+    """The window with the least divergence. If all values have the same sign, one end is zero. Otherwise both ends are searched."""
     if histogram.min >= 0:
         return Range(0.0, min(_threshold(histogram.counts[BINS:], histogram.bin_width), histogram.max))
     if histogram.max <= 0:
@@ -54,10 +54,10 @@ def entropy_range(histogram: Histogram) -> Range:
 
 
 def best_window(counts: Array) -> tuple[int, int]:
-    """The best window [low, high) around the middle of ``counts``, shape (4096,). The two ends move in turn until neither moves.
+    """The best window [low, high) around the middle of ``counts``, shape (4096,). Optimises both ends in turn until neither changes.
 
-    A scan of one end first tries places spread over its whole side, then every place near the best of these. The divergence never
-    rises.
+    A scan of one end first tries coarsely spaced bins on its side, then every bin near the best of them. A scan never increases the
+    divergence.
     """
     windows = _Windows(counts, _LEVELS)
     filled = np.flatnonzero(counts)
@@ -128,7 +128,7 @@ class _Windows:
 
 
 def divergences(counts: Array, lows: Array | int, highs: Array, levels: int) -> Array:
-    """KL(P‖Q) of the windows [lows, highs) of ``counts``, shape (windows,); infinite if undefined. ``levels`` is a power of two."""
+    """KL(P‖Q) of the windows [lows, highs) of ``counts``, [windows]; infinite if undefined. ``levels`` is a power of two."""
     return _Windows(counts, levels).divergences(lows, highs)
 
 

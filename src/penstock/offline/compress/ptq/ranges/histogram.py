@@ -1,4 +1,4 @@
-"""The histogram of one tensor; its size does not depend on the number of values.
+"""The histogram of one tensor. The histogram's size does not depend on the number of values.
 
 The histogram covers [-R, R) with 2048 bins on each side. R is the smallest power of two above the largest magnitude seen so far.
 When a larger value arrives, R doubles and neighbouring bins merge in pairs. Scaling by a power of two is exact in floating point,
@@ -25,14 +25,14 @@ _CHUNK = 1 << 18
 
 
 class Range(msgspec.Struct, frozen=True):
-    """The real values from ``low`` to ``high`` that the integers cover; always contains zero."""
+    """The interval of real values that the integers cover. It always contains zero."""
 
     low: float
     high: float
 
 
 class Histogram:
-    """The counts of one tensor's values, and the smallest and largest value. Exact zeros are counted separately. Takes about 32 KiB.
+    """Counts one tensor's values, and keeps their minimum and maximum. Zeros are counted separately. Takes about 32 KiB.
 
     ``counts[BINS + k]`` counts the nonzero values in [k·w, (k+1)·w) for w = ``bin_width`` and -2048 <= k < 2048.
     """
@@ -106,7 +106,7 @@ class Histogram:
 
 
 class TensorStatistics(msgspec.Struct, frozen=True):
-    """A tensor's histogram, and what the graph implies about its range."""
+    """A tensor's histogram, and facts about its range that follow from the graph."""
 
     histogram: Histogram
     clippable: bool = True

@@ -19,9 +19,9 @@ from penstock.tensor import Array
 
 
 class RangeProbe:
-    """``quantised``, made by ``quantize``, with the scales and zero points of its activations as optional inputs.
+    """The model ``quantised``, a result of ``quantize``, with the activations' scales and zero points as optional inputs.
 
-    Between two roundings, the probe computes in floats, as the graph specifies. Integer kernels differ by a few rounding steps.
+    Between two roundings, the probe computes in FP32, as the graph specifies. Integer kernels differ by a few rounding steps.
     """
 
     def __init__(self, quantised: Artifact, scheme: IntegerScheme) -> None:

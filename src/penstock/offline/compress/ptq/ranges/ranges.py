@@ -68,17 +68,17 @@ def min_max_range(histogram: Histogram) -> Range:
 
 
 def percentile_range(histogram: Histogram, percentile: float) -> Range:
-    """Cut (100 - ``percentile``) / 2 % of the values off each end, interpolating inside the bins."""
+    """Cut off (100 - ``percentile``) / 2 % of the values at each end, with interpolation inside the bins."""
     share = (1 - percentile / 100) / 2
     low, high = np.interp([share * histogram.count, (1 - share) * histogram.count], *_distribution(histogram))
     return Range(min(max(float(low), histogram.min), 0.0), max(min(float(high), histogram.max), 0.0))
 
 
 def mse_range(histogram: Histogram, scheme: IntegerScheme) -> Range:
-    """The range of least squared error, found by quantising the histogram itself.
+    """The range with the least squared error, found by quantising the histogram.
 
-    Tries 100 thresholds, and refines the best of them by golden section between its neighbours. Both ends of the range shrink together
-    first, then each end separately.
+    Tries 100 thresholds, and refines the best threshold by golden-section search between its neighbours. First, both ends of the range
+    shrink together, then each end separately.
     """
     error = squared_error(histogram, scheme)
     widest = min_max_range(histogram)
@@ -103,7 +103,7 @@ def _distribution(histogram: Histogram) -> tuple[Array, Array]:
 
 
 def squared_error(histogram: Histogram, scheme: IntegerScheme) -> Callable[[Array, Array], Array]:
-    """A function that maps ranges, shape (n,) for each end, to Σ count·(dequantise(quantise(x)) - x)², shape (n,)."""
+    """A function of the lower and upper ends of n ranges. It returns Σ count·(dequantise(quantise(x)) - x)² for each range."""
     filled = np.flatnonzero(histogram.counts)
     counts = histogram.counts[filled].astype(np.float64)
     values = histogram.centres[filled]

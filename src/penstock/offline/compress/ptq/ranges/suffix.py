@@ -1,10 +1,10 @@
-"""The part of a float model that follows a tensor, as a separate model in which the tensor can be rounded with any scale::
+"""A separate model of all nodes that follow a tensor in a float model. The tensor can be rounded with any scale::
 
     value ── QuantizeLinear(scale, zero) ── DequantizeLinear ─┐
       └───────────────────────────────────────────────────────┴ Where(switch) ── t ── nodes after t ── outputs
 
-To try a range, only this suffix runs, since tensors before the rounded tensor and on other branches do not change. A few tensors after
-the first tensor share its suffix, each with its own switch, so that fewer models are loaded.
+To try a range, only this suffix runs, since tensors before the rounded tensor and on other branches do not change. To load fewer
+models, a few later tensors share the suffix of the first tensor. Each tensor has its own switch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Suffix:
         self._fresh = FreshNames(model.proto.graph)
         self._names = [self._new_names(tensor)]
         self.tensors = [tensor]
-        """The tensors that can be rounded: the first tensor, and others that nodes of the suffix compute."""
+        """The tensors that can be rounded: the first tensor, and some that nodes of the suffix compute."""
         reached, chosen = {tensor}, set[str]()
         for node in model.nodes:
             if not reached.isdisjoint(reads(node)):
@@ -89,7 +89,7 @@ class Suffix:
     ) -> Iterator[dict[str, Array]]:
         """The outputs of each batch with ``tensor`` rounded to ``range``.
 
-        ``model`` is ``artifact(scheme)``, loaded. ``batches`` hold the tensors in ``read``.
+        ``model`` is the loaded ``artifact(scheme)``. ``batches`` hold the tensors in ``read``.
         """
         first = self._names[0].source
         values: dict[str, Array] = {}
