@@ -10,8 +10,8 @@ from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.tensor import Array, Signature
 
 Data = Dataset | Mapping[str, Array] | Iterable[Mapping[str, Array]]
-"""A mapping from input names to arrays whose first axis counts the samples, or an iterable of such mappings, whose free dimensions may
-differ. The iterable must start at the beginning each time, as a list does."""
+"""A mapping from input names to arrays with samples along the first axis, or an iterable of such mappings. The mappings may differ in
+their free dimensions. The iterable must start at the beginning each time, as a list does."""
 
 
 class CalibrationBatches:

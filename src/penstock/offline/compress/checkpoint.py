@@ -36,7 +36,7 @@ class _Array(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 def write_checkpoint(path: Path, contents: object, what: str = "") -> None:
     """Write ``contents`` (plain data, structs, arrays of numbers) to ``path`` atomically. Missing folders are created.
 
-    Raises ResourceExhausted. In the error message, ``what`` is the name of the contents.
+    Raises ResourceExhausted. ``what`` names the contents in the error message.
     """
     payload = msgspec.msgpack.encode(contents, enc_hook=_pack)
     write_whole(path, hashlib.sha256(payload).digest(), payload, what=what, durable=True)
@@ -80,7 +80,7 @@ def _pack(value: object) -> _Array:
         raise NotImplementedError(f"{type(value).__name__} cannot be stored")
     if value.nbytes > _MAX_ARRAY_BYTES:
         raise ResourceExhausted(
-            f"an array of {value.nbytes >> 30} GiB is too large for a checkpoint", "give fewer samples, or no folder"
+            f"an array of {value.nbytes >> 30} GiB is too large for a checkpoint", "give fewer samples, or no checkpoint folder"
         )
     plain: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data  # no copy
     return _Array(value.dtype.str, list(value.shape), plain)

@@ -210,8 +210,8 @@ def _size_bound(error: float) -> float:
 def distance(want: Array, got: Array, least: float = 0.0) -> float:
     """Norm of the difference divided by the norm of ``want``. For integers and text: the fraction of values that differ.
 
-    Infinite if types or shapes differ, or if NaN and infinities are at different positions. The mean square of ``want`` counts as at
-    least ``least``.
+    Infinite if types or shapes differ, or if NaN and infinities are at different positions. ``least`` is the minimum of the mean
+    square of ``want``.
     """
     if want.shape != got.shape or want.dtype != got.dtype:
         return float("inf")

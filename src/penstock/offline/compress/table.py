@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 Kind = Literal["structure", "sparsity", "precision", "sharing", "training", "analysis"]
-"""The part of a model that a method changes. In a plan, the kind determines the allowed loss of accuracy."""
+"""The part of a model that a method changes. In a plan, this kind determines the allowed loss of accuracy."""
 Target = Literal["latency", "size"]
 
 
@@ -34,10 +34,10 @@ class MethodEntry(msgspec.Struct, frozen=True):
     summary: str
     steps: tuple[PlannedStep, ...] = ()
     order: Literal["first", "descend"] = "first"
-    """``first``: a plan tries the steps in order until a model is kept. ``descend``: until a model is rejected."""
+    """``first``: a plan tries the steps in order until it keeps a model. ``descend``: until it rejects a model."""
 
     def load(self) -> Any:
-        """The subclass of ``Method``: ``prune-channels`` is ``PruneChannelsMethod`` in ``methods/prune_channels.py``."""
+        """Import the subclass of ``Method``, e.g. ``PruneChannelsMethod`` from ``methods/prune_channels.py``."""
         module = importlib.import_module(f"penstock.offline.compress.methods.{self.name.replace('-', '_')}")
         return getattr(module, f"{self.name.replace('-', ' ').title().replace(' ', '')}Method")
 
@@ -48,7 +48,7 @@ def _shrink(speedup: float, *targets: Target) -> PlannedStep:
 
 
 def _share(name: str, error: float, loss: float) -> PlannedStep:
-    """The bounds hold for one layer before training. ``error`` is relative; ``loss`` is a fraction of the allowed loss."""
+    """The bounds apply to one layer before training. ``error`` is relative; ``loss`` is a fraction of the allowed loss."""
     options = {"by_sensitivity": True, "layer_error": error, "layer_loss": loss, "most_rows": 512}
     options |= {"tune": True, "tune_optional": True}
     return PlannedStep(f"share-{name}", options, ("size",))

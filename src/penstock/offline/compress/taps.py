@@ -1,8 +1,8 @@
 """Taps: read the tensors inside a model while it runs over data, for calibration, equalisation, bias correction and factorisation.
 
-Tensors are read one batch at a time, so statistics of any amount of data need little memory. They are read in groups: a copy of the
-model, with a group's tensors as outputs, runs over all batches. The memory budget limits a group's size for one batch, so many tensors
-take several passes.
+Tensors are read one batch at a time, so statistics of any amount of data need little memory. Tensors are read in groups: for each
+group, a copy of the model with the group's tensors as outputs runs over all batches. The memory budget limits the size of a group for
+one batch. So reading many tensors takes several passes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Progress = Callable[[int, int], None]
 """Called with the number of finished steps and the total."""
 
 _MEMORY_SHARE = 0.5
-"""Fraction of the machine's memory for one batch of the largest tensor and of the tensor from which it is computed."""
+"""Maximum fraction of the machine's memory for one batch of the largest tensor and of the tensor from which it is computed."""
 _NAMED = 5
 """Maximum number of samples to name in an error message."""
 
@@ -47,7 +47,7 @@ class Taps:
         memory_bytes: int = 256 << 20,
         signature: Signature | None = None,
     ) -> None:
-        """``memory_bytes`` limits the size of a group's tensors for one batch. A tensor that is larger is read alone.
+        """``memory_bytes`` limits the total size of a group's tensors for one batch. A larger tensor is read alone.
 
         ``signature`` is the model's signature, if known. Raises the errors of ``CalibrationBatches``.
         """
@@ -67,10 +67,10 @@ class Taps:
     ) -> Iterator[tuple[str, Array]]:
         """Yield the tensors ``names`` for every batch, group by group.
 
-        ``group`` is an element of ``groups`` that includes all ``names``. The model of the whole group runs, so that calls for
-        different names share a session. ``values`` are values of optional inputs. Raises InvalidData, whose message names the
-        tensor and the samples, if a value is NaN or infinite. Raises ResourceExhausted if one batch of the largest tensor needs more
-        than half of the memory.
+        ``group`` is an element of ``groups`` that includes all ``names``. Since the model for the whole group runs, calls for
+        different names share a session. ``values`` are the values of optional inputs. If a value is NaN or infinite, raises
+        InvalidData, whose message names the tensor and the samples. Raises ResourceExhausted if one batch of the largest tensor needs
+        more than half of the memory.
         """
         passes = [list(group)] if group else self.groups(names)
         for number, shown in enumerate(passes):
@@ -114,7 +114,7 @@ class Taps:
             return model.forward(inputs)
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        """The bytes of each tensor in the largest batch, extrapolated from the smallest possible call.
+        """The size in bytes of each tensor in the largest batch, extrapolated from a call with the smallest batch.
 
         Raises ResourceExhausted if the largest tensor needs more than half of the memory.
         """
@@ -130,7 +130,7 @@ class Taps:
         return sizes
 
     def showing(self, outputs: Sequence[str]) -> Artifact:
-        """The model with the outputs ``outputs``. Operators that these outputs do not need are not run."""
+        """The model with the tensors ``outputs`` as its outputs. Operators that these outputs do not need do not run."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self._proto)
         own = {value.name: value for value in proto.graph.output}
@@ -141,7 +141,7 @@ class Taps:
 
 
 def grouped(sizes: Mapping[str, int], memory_bytes: int) -> list[list[str]]:
-    """The names in ``sizes``, in order, in groups. A group has at most ``memory_bytes``, unless it consists of a single name."""
+    """Divide the names in ``sizes`` into groups of at most ``memory_bytes``, in order. A larger tensor is a group by itself."""
     groups: list[list[str]] = []
     used = 0
     for name, size in sizes.items():
@@ -165,7 +165,7 @@ def _check_memory(sizes: Mapping[str, int], rows: int, smallest: int) -> None:
         fitting = rows * limit // needed // smallest * smallest
         raise ResourceExhausted(
             f"tensor '{largest}' and its source need {needed / 2**20:.0f} MiB for a batch of {rows} sample(s), "
-            f"and the limit of calibration on this machine is {limit / 2**20:.0f} MiB",
+            f"but calibration on this machine may use at most {limit / 2**20:.0f} MiB",
             f"calibrate with batches of at most {fitting}"
             if fitting
             else "use smaller samples, or a machine with more memory",

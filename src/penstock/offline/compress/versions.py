@@ -34,7 +34,7 @@ _CHOICE_S = 4.0
 _MOSTLY = 0.5
 """Versions that speed up only matrix products are made if these hold more than this fraction of the weights."""
 _FOR_PRODUCTS = ("onnxruntime",)
-"""The engines whose kernels speed up in these versions. OpenVINO gains nothing from them, and runs dynamic INT8 slower than FP32."""
+"""The engines on which such versions are faster. On OpenVINO, they are not faster, and dynamic INT8 is slower than FP32."""
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -48,22 +48,22 @@ class Version(msgspec.Struct, frozen=True):
     """The steps that changed weights or structure, joined by ``+``; empty if there are none."""
     requires: tuple[str, ...] = ()
     stored_bytes: int = 0
-    """Size as a coded model; 0 if the model is stored uncoded."""
+    """Size as a coded model; 0 if the model is not stored as a coded model."""
     engines: tuple[str, ...] = ()
-    """The engines on which the version can pay off; empty: all."""
+    """The engines on which the version is worth measuring. If empty, all engines."""
     mixes_rows: bool = False
-    """The outputs for a sample depend on the other samples of a call, so a server cannot merge requests."""
+    """True if the outputs for a sample depend on the other samples of a call. A server then cannot merge requests."""
 
 
 class IntegerChoice(msgspec.Struct, frozen=True):
-    """Which INT8 versions to make."""
+    """The INT8 versions to make."""
 
     methods: tuple[RangeMethod, ...] = tuple(RangeMethod)
     """The calibration methods."""
     careful: bool = True
-    """Also with equalised channels, ranges chosen for each tensor, and corrected biases."""
+    """Also make versions with equalised channels, a range method chosen for each tensor, and corrected biases."""
     dynamic: bool = False
-    """If matrix products hold most of the weights, also with ranges computed at run time."""
+    """If matrix products hold most of the weights, also make a version with ranges computed at run time."""
     anywhere: bool = False
     """Use 7-bit weights, which every CPU multiplies without overflow."""
 
@@ -84,9 +84,9 @@ def integer_versions(
     machine: MachineFacts,
     on_progress: OnProgress = lambda *_: None,
 ) -> tuple[list[Version], tuple[str, ...]]:
-    """An INT8 version of ``fp32`` for each calibration method and placement, and notes. Drops duplicates and models with defects.
+    """Make INT8 versions of ``fp32`` by all calibration methods and placements, without duplicates or wrong models. Also return notes.
 
-    If matrix products hold most of the weights, each placement also has a version with one scale per product, by the last method.
+    If matrix products hold most of the weights, the last method also makes versions with one scale per product.
     """
     if calibration is None:
         return [], ("INT8 was not tried: there was no calibration data",)

@@ -81,7 +81,7 @@ def test_an_element_that_has_not_the_nearest_value_is_found(name):
         place = rng.integers(array.size)
         at = np.searchsorted(values, array.reshape(-1)[place])
         wrong.reshape(-1)[place] = values[at - 1 if at else 1]
-        with pytest.raises(WrongResult, match="other values than the nearest"):
+        with pytest.raises(WrongResult, match="do not have the nearest shared value"):
             unshared(changed(SHARED, name, wrong), ORIGINAL, facts(SHARED))
 
 

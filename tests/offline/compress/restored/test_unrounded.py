@@ -137,7 +137,7 @@ def test_another_scale_or_zero_point_than_that_of_rounding_is_found(place):
     other = np.asarray(other + (1 if place == 2 else 1e-6), other.dtype)
     made.graph.initializer.append(numpy_helper.from_array(other, "other"))
     node.input[place] = "other"
-    with pytest.raises(WrongResult, match="is not restored with the parameters that rounded it"):
+    with pytest.raises(WrongResult, match="is quantised and dequantised differently"):
         unrounded(made, NETWORKS["mlp"][0])
 
 
@@ -147,7 +147,7 @@ def test_a_range_that_does_not_replace_its_relu_is_found():
     absorbed = [one for one in zeros if one.data_type == onnx.TensorProto.UINT8 and not numpy_helper.to_array(one)]
     assert absorbed
     put(made, absorbed[0].name, np.array(1, np.uint8))
-    with pytest.raises(WrongResult, match="does not clip it as Relu does"):
+    with pytest.raises(WrongResult, match="exceeds the bounds of Relu"):
         unrounded(made, NETWORKS["cnn"][0])
 
 

@@ -185,7 +185,7 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
     assert model.fixed_rows == 2
     with pytest.raises(InvalidArgument, match="input 'x' is missing"):
         model({})
-    with pytest.raises(InvalidArgument, match=r"has shape \[2, 3, 12, 12\], but is given \[5, 3, 12, 12\]"):
+    with pytest.raises(InvalidArgument, match=r"must have shape \[2, 3, 12, 12\], got \[5, 3, 12, 12\]"):
         model({"x": torch.zeros(5, 3, 12, 12)})
     assert model({"x": torch.zeros(2, 3, 12, 12)})["y"].shape == (2, 10)
 

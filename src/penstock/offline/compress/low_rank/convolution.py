@@ -80,7 +80,7 @@ def rank_choices(shape: tuple[int, ...], form: SplitForm) -> list[tuple[int, ...
 def spatial(weight: Array, inputs: Moments | None) -> Decomposition:
     """Factorise a weight [outputs, inputs, height, width] into a height×1 and a 1×width convolution, for ``spatial_split``.
 
-    The error that is minimised is that of the weights, weighted by the second moments of the input channels.
+    Minimises the error of the weights, weighted by the second moments of the input channels.
     """
     outputs, channels, height, width = weight.shape
     matrix = weight.astype(np.float64).transpose(0, 3, 1, 2)

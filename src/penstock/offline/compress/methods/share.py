@@ -43,7 +43,7 @@ class ShareMethod(TrainingMethod, frozen=True, kw_only=True):
     conv_bits: _Bits = ShareOptions().conv_bits
     """Bits per weight of convolutions, for 2 ** bits values; 0 skips them."""
     by_sensitivity: bool = False
-    """Choose the fewest bits for each layer by its sensitivity, measured on --train."""
+    """Choose the fewest bits for each layer by the layer's sensitivity, measured on --train."""
     tune: bool = False
     """Train the shared values to reproduce the original's outputs."""
     coded: Annotated[str | None, Usage("file", writes="coded model")] = None

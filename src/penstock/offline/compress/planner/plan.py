@@ -113,7 +113,7 @@ def plan(  # noqa: PLR0913 - collaborators are handed in by keyword
     """Compress ``model`` and judge the results against ``original``, which defaults to ``model``.
 
     Steps train on three quarters of ``data``, and models are judged on the remaining quarter. Labels are optional. ``folder`` stores
-    every attempt. Thus the same plan can continue after an interruption or with a larger budget. ``route`` defaults to all steps for
+    every attempt. The same plan can thus continue after an interruption or with a larger budget. ``route`` defaults to all steps for
     the target. Without torch, training steps are skipped. Raises InvalidConfig; InvalidData if the data do not fit the model or are
     too few to hold out a quarter; InvalidArgument if ``folder`` holds another plan.
     """

@@ -62,10 +62,9 @@ def _allow_empty(converted: onnx.ModelProto, proto: onnx.ModelProto) -> None:
 
 
 def _keep_coordinates(node: onnx.NodeProto, scales: Array | None) -> bool:
-    """Give a Resize the coordinates of Upsample and of the first Resize, which had no choice; the converter omits them.
+    """Give a Resize the coordinates of Upsample and of the first version of Resize. The converter omits these coordinates.
 
-    ONNX Runtime rounds these coordinates down along an axis that grows, and up along one that shrinks. Returns False if ``scales`` has
-    both.
+    ONNX Runtime rounds these coordinates down along a growing axis, and up along a shrinking axis. Returns False if both occur.
     """
     shrinks = scales is not None and bool((scales < 1).any())
     node.attribute.append(onnx.helper.make_attribute("coordinate_transformation_mode", "asymmetric"))

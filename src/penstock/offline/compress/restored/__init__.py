@@ -1,1 +1,1 @@
-"""Undo what a compression method did to a model's numbers, so that the result must equal the model that the method was given."""
+"""Undo a compression method's change of a model's numbers. The result must equal the method's input model."""

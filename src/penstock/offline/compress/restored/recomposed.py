@@ -1,8 +1,8 @@
-"""Undo a low-rank split: multiply the factors of each layer, and put the product into the model that the method was given.
+"""Undo a low-rank split: multiply the factors of each layer, and put the product into the method's input model.
 
 The result has the original layers, with other weights, so it must equal the split model. For a split into two factors, the product is
 the projection of the original weight on the span of the last factor (``low_rank/matrix.py``). The change of a bias is perpendicular to
-that span, because it is what the projection leaves of the mean.
+that span, because it is the part of the mean that the projection removes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _CLOSE = 1e-3
 _NEGLIGIBLE = 1e-7
 """Singular values below this fraction of the largest count as zero."""
 _OBLIQUE = 1e-2
-"""The same for a split into three factors. The weighting of the inputs may be badly conditioned."""
+"""As ``_CLOSE``, for a split into three factors. The weighting of the inputs may be badly conditioned."""
 
 
 def recomposed(made: onnx.ModelProto, source: Artifact, split: dict[str, dict[str, Any]]) -> onnx.ModelProto:
-    """``source`` with the weights that ``made`` has in factors. ``split`` describes each split layer (``Splitter.describe``).
+    """Put the products of the factors in ``made`` into ``source``. ``split`` describes each split layer (``Splitter.describe``).
 
-    Raises WrongResult if the factors of a layer are no approximation of its weight.
+    Raises WrongResult if the factors of a layer do not approximate its weight.
     """
     model = load_model(source)
     known = {layer.name: layer for layer in layers(model)}

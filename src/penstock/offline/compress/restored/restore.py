@@ -1,4 +1,4 @@
-"""For each method that changes weights without training: two models that are equal if the method did only what it should."""
+"""For each method that changes weights without training: construct two models that are equal if the method is correct."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLAIN: dict[str, Callable[[onnx.ModelProto, Artifact], onnx.ModelProto]] = {
     "halve_weights": unrounded,
     "correct-biases": uncorrected,
 }
-"""By provenance step: the changed model with the numbers of the model that the step was given."""
+"""By provenance step: a function that gives the changed model the numbers of the step's input model."""
 _LAYERED: dict[str, Callable[[onnx.ModelProto, Artifact, dict[str, dict[str, Any]]], onnx.ModelProto]] = {
     "prune": unpruned,
     "prune_n_m": partial(unpruned, by_magnitude=False),
@@ -30,19 +30,19 @@ _LAYERED: dict[str, Callable[[onnx.ModelProto, Artifact, dict[str, dict[str, Any
 }
 """The same for steps that have facts about each layer."""
 RESTORED = frozenset({*_PLAIN, *_LAYERED, "factorize"})
-"""The steps whose result is checked in this way."""
+"""The steps whose result can be checked by ``restored``."""
 
 
 class Pair(NamedTuple):
-    """Two models that must be equal up to the order of summation."""
+    """Two models whose outputs may differ only by the order of summation."""
 
     found: Artifact
     wanted: Artifact
 
 
 def steps(original: Artifact, made: Artifact) -> Iterator[tuple[str, Artifact, Artifact]]:
-    """The steps from ``made`` back to ``original`` that changed the model, latest first: the name, the result and the source of each.
-    It ends where a source is not in memory.
+    """The name, result and source of each step that changed the model, from ``made`` back to ``original``. The list ends at a step
+    whose source is not in memory.
     """
     while made.source is not None and made.digest != original.digest:
         if made.digest != made.source.digest:
@@ -51,7 +51,7 @@ def steps(original: Artifact, made: Artifact) -> Iterator[tuple[str, Artifact, A
 
 
 def restored(step: str, made: Artifact, source: Artifact) -> Pair:
-    """The models to compare after ``step``, one of ``RESTORED``. Raises WrongResult for weights that the step cannot give."""
+    """The models to compare after ``step``, one of ``RESTORED``. Raises WrongResult if the step cannot produce these weights."""
     proto = read_proto(made)
     if step in _PLAIN:
         return Pair(_artifact(_PLAIN[step](proto, source)), source)

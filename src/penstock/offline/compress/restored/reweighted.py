@@ -1,4 +1,4 @@
-"""Undo pruning and weight sharing: put the original weights back. The result must equal the model that the method was given."""
+"""Undo pruning and weight sharing: put the original weights back. The result must equal the method's input model."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from penstock.offline.optimize.model import load_model, read_proto
 from penstock.tensor import Array
 
 _CLOSE = 1e-5
-"""Relative error of values in their own type."""
+"""Maximum relative error from rounding to the type of the values."""
 _MEASURED = 1e-2
-"""Relative error of an error that was measured before values were rounded to their own type."""
+"""Maximum relative error of a recorded error, which was measured before the values were rounded to their type."""
 
 Facts = Mapping[str, Mapping[str, Any]]
 """The facts of the provenance step, by weight."""
 
 
 def unpruned(made: onnx.ModelProto, source: Artifact, pruned: Facts, *, by_magnitude: bool = True) -> onnx.ModelProto:
-    """``made``, a pruned version of ``source``, with the weights of ``source``. ``pruned`` has facts by weight.
+    """Put the weights of ``source`` into its pruned version ``made``. ``pruned`` has facts by weight.
 
-    Raises WrongResult if another number is left, if a changed element is not zero or, with ``by_magnitude``, if a smaller one is left.
+    Raises WrongResult if the number of nonzero elements differs from the facts, if a changed element is not zero or, with
+    ``by_magnitude``, if a kept element is smaller than a removed element.
     """
     for tensor, before in _changed(made, source, pruned):
         after, old = numpy_helper.to_array(tensor), numpy_helper.to_array(before)
@@ -43,9 +44,9 @@ def unpruned(made: onnx.ModelProto, source: Artifact, pruned: Facts, *, by_magni
 
 
 def unshared(made: onnx.ModelProto, source: Artifact, shared: Facts) -> onnx.ModelProto:
-    """``made``, a version of ``source`` with shared weights, with the weights of ``source``. ``shared`` has facts by weight.
+    """Put the weights of ``source`` into ``made``, its version with shared weights. ``shared`` has facts by weight.
 
-    Raises WrongResult if an element has not the nearest of its tensor's values, or if the error is larger.
+    Raises WrongResult if an element did not get the nearest of its tensor's shared values, or if the error is larger than recorded.
     """
     layers = find_layers(load_model(source), frozenset(shared))
     for tensor, before in _changed(made, source, shared):
@@ -54,7 +55,7 @@ def unshared(made: onnx.ModelProto, source: Artifact, shared: Facts) -> onnx.Mod
         size = np.linalg.norm(layer.array.astype(np.float64) - layer.zero)
         is_close = off <= (shared[tensor.name]["relative_error"] * (1 + _MEASURED) + _CLOSE) * size
         if not is_close or not _has_nearest(layer, after):
-            raise WrongResult(f"sharing gave elements of weight '{tensor.name}' other values than the nearest", FIX)
+            raise WrongResult(f"elements of weight '{tensor.name}' do not have the nearest shared value", FIX)
         tensor.CopyFrom(before)
     return made
 

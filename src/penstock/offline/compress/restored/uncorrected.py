@@ -1,4 +1,4 @@
-"""Undo a correction of biases: put the biases of the quantised model back, which must then be the model before the correction."""
+"""Undo a correction of biases: put the previous biases back. The result must equal the model before the correction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BIASES = {"Conv": (2,), "Gemm": (2,), "Add": (0, 1)}
 
 
 def uncorrected(made: onnx.ModelProto, source: Artifact) -> onnx.ModelProto:
-    """``made``, a version of the quantised model ``source`` with corrected biases, with the biases of ``source``."""
+    """Put the biases of the quantised model ``source`` into ``made``, its version with corrected biases."""
     biases = _Biases(read_proto(source).graph)
     for node in made.graph.node:
         old = biases.nodes.get(node.output[0])
@@ -41,7 +41,7 @@ class _Biases:
         self.dequantised: dict[str, onnx.NodeProto] = {}
 
     def has(self, name: str) -> bool:
-        """True if ``name`` is a constant, or one that a DequantizeLinear reads."""
+        """True if ``name`` is a constant, or a dequantised constant."""
         node = self.nodes.get(name)
         return name in self._tensors or (node is not None and all(one in self._tensors for one in node.input))
 

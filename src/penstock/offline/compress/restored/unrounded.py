@@ -1,8 +1,8 @@
 """Undo a quantisation: put the original weights back, and remove the rounding of activations.
 
-The result contains everything else of the quantised model, so a lost bias, a wrong attribute or a wrong connection remains in it. Its
-outputs must equal the float model's up to the order of summation. A weight is put back only if it rounds to the integers that the
-quantised model has in its place. Hence each element of a quantised weight is known to be off by half a step at most.
+A lost bias, a wrong attribute or a wrong connection remains in the result. The outputs must equal those of the float model, except for
+differences in the order of summation. A weight is put back only if it rounds to the integers of the quantised model. This proves that
+each element of a quantised weight is off by at most half a step.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ FIX = "use the original or another method, and report the model: this is a defec
 _HALF = 0.501
 """Half a step, and the error of computing in FP32."""
 _PROBED = 512
-"""Number of elements that are compared first."""
+"""Number of elements to compare first, before all elements are compared."""
 _ROUNDINGS = ("QuantizeLinear", "DequantizeLinear")
 _HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
 def unrounded(made: onnx.ModelProto, source: Artifact) -> onnx.ModelProto:
-    """``made``, a quantised version of ``source``, without rounding. Raises WrongResult if a number of ``made`` is no rounded number
-    of ``source``, or if a tensor is rounded and restored with different parameters.
+    """Remove the rounding from ``made``, a quantised version of ``source``. Raises WrongResult if a number in ``made`` is not a
+    rounded number of ``source``, or if a tensor is quantised and dequantised with different parameters.
     """
     undo = _Unrounding(made, source)
     return undo.run()
 
 
 def with_float_products(made: Artifact) -> Artifact:
-    """``made`` with activations in FP32 in all products with blocks of integers, which are rounded inside the kernel otherwise."""
+    """Return ``made`` with FP32 activations in all block-quantised products, whose kernels may otherwise round activations."""
     proto = read_proto(made)
     levels = [
         one
@@ -155,7 +155,7 @@ class _Unrounding:
         if len(first.input) != len(node.input) or any(
             one != other and self._array(one).tobytes() != self._array(other).tobytes() for one, other in pairs
         ):
-            raise WrongResult(f"tensor '{node.output[0]}' is not restored with the parameters that rounded it", FIX)
+            raise WrongResult(f"tensor '{node.output[0]}' is quantised and dequantised differently", FIX)
         absorbed = self._absorbed(node, first)
         if absorbed is None:
             return [helper.make_node("Identity", first.input[:1], node.output)]
@@ -183,7 +183,7 @@ class _Unrounding:
         scale, zero = (self._array(name).astype(np.float64) for name in first.input[1:3])
         low, high = ((limit - zero) * scale for limit in _limits(self._array(first.input[2])))
         if low < bounds[0] - _HALF * scale or high > bounds[1] + _HALF * scale:
-            raise WrongResult(f"the range of tensor '{node.output[0]}' does not clip it as {known.op_type} does", FIX)
+            raise WrongResult(f"the range of tensor '{node.output[0]}' exceeds the bounds of {known.op_type}", FIX)
         return made
 
     def _half(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
@@ -224,7 +224,7 @@ class _Unrounding:
         if rounding is None or rounding.op_type != "DynamicQuantizeLinear" or both is None or len(known) != 1:
             return [node]
         if {*both.input} - {*known} != {rounding.output[1]} or node.input[2] != rounding.output[2]:
-            raise WrongResult(f"tensor '{node.input[0]}' is not restored with the parameters that rounded it", FIX)
+            raise WrongResult(f"tensor '{node.input[0]}' is quantised and dequantised differently", FIX)
         scale, zero = self._array(known[0]), self._array(node.input[3])
         integers = self._array(node.input[1])
         name, exact = f"{node.output[0]}_weight", f"{node.output[0]}_exact"

@@ -1,4 +1,4 @@
-"""Choose bits per layer by sensitivity: the fewest bits that keep the outputs within bounds when only this layer is clustered."""
+"""Choose each layer's bits by sensitivity: the fewest bits that keep the outputs within bounds if only this layer is clustered."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _Bits = Annotated[int, msgspec.Meta(ge=1, le=MAX_BITS)]
 
 
 class BitsOptions(Options, frozen=True):
-    """Bounds on the error and the loss that sharing the weights of one layer may cause."""
+    """Maximum error and loss from sharing the weights of one layer."""
 
     max_relative_error: NotNegative = 0.02
     """Maximum relative error of the worst output. The squared errors of independent layers add up."""
     max_accuracy_loss: NotNegative = 0.001
-    """Maximum loss of the metric on the data."""
+    """Maximum decrease of the metric on the data."""
     least: _Bits = 2
     most: _Bits = 8
     threads: Count = 1
@@ -40,8 +40,8 @@ def choose_bits(
     on_progress: Progress = no_progress,
     contract: Contract = Contract(),  # noqa: B008 - immutable
 ) -> ShareOptions:
-    """Return ``share_options`` with the fewest bits of each weight that keep the bounds on ``data``, or ``most`` bits.
-    ``contract`` names the metric.
+    """Return ``share_options`` with the fewest bits for each weight that satisfy the bounds on ``data``, or with ``most`` bits if none
+    do. ``contract`` determines the metric.
 
     Bisection takes about three runs over ``data`` per layer. Raises InvalidData if labels fit no output, and the errors of
     ``share``.

@@ -27,11 +27,11 @@ class CentroidOptions(msgspec.Struct, frozen=True):
     """Options of the training."""
 
     fit: FitOptions = FitOptions(epochs=20, learning_rate=1e-4)
-    """Options of the training loop. Han et al. use a hundredth of the learning rate of the weights."""
+    """Options of the training loop. Han et al. use a hundredth of the original learning rate."""
     half_codebooks: bool = True
-    """Keep FP16 centroids in FP16; training rounds them in each step."""
+    """Keep FP16 centroids in FP16. Training rounds the centroids in each step."""
     max_centroids: int = 4096
-    """A tensor with more distinct values than this is not considered clustered, and stays unchanged."""
+    """A tensor with more distinct values than this number is not considered clustered. It stays unchanged."""
 
 
 class SharedWeight:

@@ -1,9 +1,9 @@
-"""Optimal k-means of numbers.
+"""Optimal k-means clustering of numbers.
 
 In one dimension, clusters are intervals of the sorted values, so dynamic programming finds the optimum (Wang and Song,
-"Ckmeans.1d.dp", 2011). As the end of an interval moves right, its best start never moves left. So divide and conquer computes each row
-of the table in O(n log n), with all midpoints of one recursion level at the same time (Grønlund et al., "Fast exact k-means, k-medians
-and Bregman divergence clustering in 1D", 2017).
+"Ckmeans.1d.dp", 2011). As the end of an interval moves right, its best start never moves left. So each row of the table can be
+computed by divide and conquer in O(n log n), for all midpoints of one recursion level at the same time (Grønlund et al., "Fast exact
+k-means, k-medians and Bregman divergence clustering in 1D", 2017).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def kmeans(values: Array, weights: Array, count: int, *, grid: bool = False) -> 
     """At most ``count`` centroids that minimise the weighted sum of squared distances from ``values`` to their nearest centroid.
 
     ``values`` must be FP64, not empty, ascending and distinct. ``grid`` restricts centroids to integers. If there are more than 2^20 /
-    ``count`` values, they are first grouped into this many bins of equal width. Lloyd's algorithm then moves the optimal centroids of
-    the bins to better places for the values themselves, and the result is no longer exact.
+    ``count`` values, they are first grouped into 2^20 / ``count`` bins of equal width. Lloyd's algorithm then adapts the optimal
+    centroids of the bins to the values. In this case, the result is not exact.
     """
     if len(values) <= count:
         return Clusters(values.copy(), True)
@@ -46,7 +46,7 @@ def kmeans(values: Array, weights: Array, count: int, *, grid: bool = False) -> 
 
 
 def lloyd(values: Array, weights: Array, centroids: Array, *, grid: bool = False) -> Array:
-    """Move centroids to the means of their clusters until they converge. ``values`` ascend; empty clusters are dropped."""
+    """Move centroids to the means of their clusters until convergence. ``values`` must ascend. Empty clusters are dropped."""
     sums = _Sums(values, weights, grid)
     for _ in range(_MAX_ROUNDS):
         inner = np.searchsorted(values, (centroids[1:] + centroids[:-1]) / 2)
@@ -59,7 +59,7 @@ def lloyd(values: Array, weights: Array, centroids: Array, *, grid: bool = False
 
 
 def nearest(values: Array, centroids: Array) -> Array:
-    """The index of the centroid nearest to each value. On a tie, the lower index."""
+    """The index of the centroid nearest to each value. On a tie, the lower index is returned."""
     return np.asarray(np.searchsorted((centroids[1:] + centroids[:-1]) / 2, values))
 
 

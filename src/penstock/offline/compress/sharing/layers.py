@@ -25,11 +25,11 @@ class SharedTensor(NamedTuple):
     array: Array
     """FP32, FP16, or the 8-bit integers that DequantizeLinear reads."""
     zero: int
-    """The value that represents zero: for integers, their zero point."""
+    """The stored value that represents zero: for integers, the zero point."""
 
 
 def find_layers(model: ir.Model, named: frozenset[str] = frozenset()) -> dict[str, SharedTensor]:
-    """The weights and biases of Conv, ConvTranspose, Gemm and MatMul, and the tensors ``named``. They are floats, or integers that
+    """The weights and biases of Conv, ConvTranspose, Gemm and MatMul, and the tensors ``named``, as floats or as integers that
     DequantizeLinear reads.
 
     A tensor that several nodes read appears once, as "conv" if any of these nodes is a convolution. Raises Unsupported if there is no

@@ -28,15 +28,15 @@ _Bits = Annotated[int, msgspec.Meta(ge=0, le=MAX_BITS)]
 
 
 class ShareOptions(Options, frozen=True):
-    """Number of bits per weight, by kind of layer: a layer has 2 ** bits values besides zero. With 0 bits, it stays unchanged."""
+    """Number of bits per weight, by kind of layer: a layer has 2 ** bits values in addition to zero. 0 bits leave it unchanged."""
 
     conv_bits: _Bits = 8
     fc_bits: _Bits = 5
     bias_bits: _Bits = 6
     """Bits for float biases that have at least 16 elements."""
     bits: dict[str, _Bits] = {}
-    """Bits of single tensors, by name. They replace the bits of the kind of layer. Any float or 8-bit tensor may be named, e.g. a
-    table of Gather."""
+    """Bits of individual tensors, by name, which override the bits of the kind of layer. Any float or 8-bit tensor may be named, e.g.
+    a table of Gather."""
     half_codebooks: bool = True
     """Round centroids to FP16 if no centroid changes by more than 2^-10 of its value. This halves the size of codebooks."""
 
@@ -51,9 +51,9 @@ def share(
     options: ShareOptions | None = None,
     on_progress: Progress = no_progress,
 ) -> Artifact:
-    """Return ``artifact`` with at most 2 ** bits values besides zero in each layer, chosen for least squared error.
+    """Return ``artifact`` with at most 2 ** bits values in addition to zero in each layer, chosen for the least squared error.
 
-    Integers behind DequantizeLinear stay integers and keep their zero point. Raises InvalidModel if the model cannot be read or a
+    Integers that DequantizeLinear reads stay integers, with the same zero point. Raises InvalidModel if the model cannot be read or a
     weight is not finite, Unsupported if it has no weights, InvalidConfig for an unknown name or bits out of range.
     """
     options = options or ShareOptions()
@@ -70,7 +70,7 @@ def share(
 
 
 def share_layer(layer: SharedTensor, bits: int, half: bool) -> tuple[Array, dict[str, Any]]:
-    """The layer's tensor in its own type, with at most 2 ** ``bits`` values besides zero, and its record for the provenance."""
+    """The layer's tensor, in its own type, with at most 2 ** ``bits`` values in addition to zero, and the facts for the provenance."""
     array = layer.array
     is_integer = array.dtype.kind in "iu"
     kept = array != layer.zero

@@ -24,7 +24,7 @@ class TrainingBatches:
         self.model = model
         self.count = data.count
         self.unit = model.fixed_rows or 1
-        """Batches are multiples of this number of samples."""
+        """The number of samples in a batch is a multiple of this number."""
         if self.count % self.unit:
             raise InvalidData(
                 f"the model takes exactly {self.unit} samples at a time, but the data has {self.count}",
@@ -41,11 +41,11 @@ class TrainingBatches:
         return self.tensors(self.arrays(rows))
 
     def tensors(self, arrays: Mapping[str, Array]) -> dict[str, Tensor]:
-        """Inputs copied to memory that torch allocated, because the alignment may affect the last bits of a product."""
+        """Copies of the inputs in memory allocated by torch, because the alignment may affect the last bits of a product."""
         return {name: tensor.clone() for name, tensor in to_tensors(arrays, self.model).items()}
 
     def forward(self, inputs: Mapping[str, Tensor], also: Collection[str] = ()) -> dict[str, Tensor]:
-        """Inputs, outputs and the tensors in ``also``, by name. A model with a fixed batch size runs several times."""
+        """Inputs, outputs and the tensors in ``also``, by name. A model with a fixed batch size runs several times if necessary."""
         count = len(next(iter(inputs.values())))
         if self.model.fixed_rows in (None, count):
             return {**inputs, **self.model(inputs, also)}
@@ -56,7 +56,7 @@ class TrainingBatches:
         return {**inputs, **{name: _join([part[name] for part in parts], self.unit) for name in parts[0]}}
 
     def split(self, held_out: float, seed: int) -> tuple[Array, Array]:
-        """Row numbers for training and for validation, drawn with ``seed``. The second array is empty if ``held_out`` is 0."""
+        """Row numbers for training and validation, drawn at random with ``seed``. The second array is empty if ``held_out`` is 0."""
         if not held_out:
             return np.arange(self.count), np.arange(0)
         groups = self.count // self.unit
@@ -83,6 +83,6 @@ def _join(parts: list[Tensor], count: int) -> Tensor:
     if count == 1:
         return torch.stack(parts)
     raise Unsupported(
-        f"a result for {count} samples has shape {list(parts[0].shape)}, so its first axis is not the number of samples",
+        f"an output for {count} samples has shape {list(parts[0].shape)}, so its first axis is not the number of samples",
         "export the model with a batch axis on every output",
     )

@@ -1,14 +1,13 @@
 """Distillation: train a student to reproduce a teacher's outputs (Hinton, Vinyals, Dean 2015), with or without labels.
 
-Each output has a term in the loss:
+The loss has one term for each output. The term depends on the kind of the output:
 
-- Class scores, [n, classes], of a model with labels: ``(1 - share) CE(labels) + share T² KL(teacher ‖ student)``. Both distributions
-  are softened by the temperature T; if an output has probabilities, their logarithms are softened. The factor T² keeps gradients
-  independent of T.
+- Class scores, [n, classes], with labels: ``(1 - share) CE(labels) + share T² KL(teacher ‖ student)``. Both distributions are softened
+  by the temperature T. If an output has probabilities, T divides their logarithms. The factor T² keeps gradients independent of T.
 - Values: the squared error divided by the teacher's variance.
-- Without labels, rows of numbers that may be scores or values: both terms, which have the same optimum.
+- Rows of numbers that may be scores or values, without labels: the sum of both terms, which have the same optimum.
 
-Hints (Romero et al. 2015, FitNets) add squared errors between tensors inside the graphs, through 1×1 adaptors.
+Hints (Romero et al. 2015, FitNets) add squared errors between tensors inside the graphs. 1×1 adaptors match their channels.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ _TINY = 1e-12
 _PARITY = 1e-4
 """Maximum relative error of a float graph in torch against ONNX Runtime; with a larger error, training fails.
 
-Another order of summation causes errors of about 1e-6; a wrong operator causes far larger errors. INT8 graphs are not checked, because
-rounding may change their integers.
+A different order of summation causes errors of about 1e-6. A wrong operator causes far larger errors. INT8 graphs are not checked,
+because rounding may change their integers.
 """
 
 
@@ -51,16 +50,16 @@ class DistillOptions(Options, frozen=True):
 
     fit: FitOptions = FitOptions(epochs=100)
     temperature: Positive = 4.0
-    """T: softmax temperature of the loss; higher values emphasise the teacher's small probabilities. Usually 2 to 8."""
+    """T, the softmax temperature of the loss. Higher values emphasise the teacher's small probabilities. Usually 2 to 8."""
     teacher_share: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    """Weight of the teacher in the loss; the labels have the remaining weight. By default 0.7; 1 without labels."""
+    """Weight of the teacher in the loss. The labels have the remaining weight. Default: 0.7; without labels, 1."""
     hints: dict[str, str] = {}
-    """By the name of a student's tensor, the name of the teacher's tensor that it should resemble."""
+    """Names of tensors inside the student, mapped to the names of the teacher's tensors that they should resemble."""
     hint_weight: NotNegative = 1.0
 
 
 class OutputKind(enum.Enum):
-    """The kind of an output, which decides its loss."""
+    """The kind of an output, which determines the output's loss."""
 
     LOGITS = "logits"
     PROBABILITIES = "probabilities"
@@ -70,7 +69,7 @@ class OutputKind(enum.Enum):
 
 
 class DistillationLoss:
-    """The loss of a student relative to ``teacher`` and, if given, to ``labels`` (int [samples])."""
+    """The loss of a student against ``teacher`` and, if given, against ``labels`` (int [samples])."""
 
     def __init__(self, student: Artifact, teacher: Teacher, labels: Array | None, options: DistillOptions) -> None:
         """Raises InvalidData if the labels fit no output, Unsupported if no output is of a float type."""
@@ -97,7 +96,7 @@ class DistillationLoss:
             and node.output[0] in probabilities
             and all(a.i == -1 for a in node.attribute if a.name == "axis")
         }
-        """The inputs of outputs computed by Softmax. Their log-softmax does not underflow."""
+        """For each output computed by a Softmax, the Softmax's input. The log-softmax of this input does not underflow."""
 
     def __call__(self, tensors: Mapping[str, Tensor], rows: Tensor) -> Tensor:
         answers = self.teacher(tensors, rows)
@@ -135,7 +134,7 @@ def soft_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Ten
 def recover(
     model: TrainableModel, data: Dataset, teacher: Artifact | Teacher, options: FitOptions, **hooks: Unpack[Hooks]
 ) -> FitReport:
-    """Train ``model`` in place to reproduce the outputs of ``teacher``, the model before compression. Labels in the data are used too.
+    """Train ``model`` in place to reproduce the outputs of ``teacher``, the model before compression. Also uses labels in the data.
 
     Raises the errors of ``fit``; InvalidData if labels fit no output or an output of the teacher is not finite; InvalidModel if
     torch and ONNX Runtime compute different outputs.
@@ -198,7 +197,7 @@ def _kind(answer: Array, labelled: bool) -> OutputKind:
 
 
 def _variance(answer: Array) -> float:
-    """The variance of an output over samples, averaged over its elements. If the output is constant: its mean square, or 1 if zero."""
+    """The variance of an output over samples, averaged over elements. For a constant output, the mean square, or 1 if that is zero."""
     spread = float(answer.astype(np.float64).var(axis=0).mean())
     square = float((answer.astype(np.float64) ** 2).mean())
     return spread if spread > 1e-9 * square else square or 1.0

@@ -1,12 +1,12 @@
-"""Make a quantised graph trainable: FP32 weights, called masters, replace its integers, and logarithms replace its scales.
+"""Make a quantised graph trainable: FP32 master weights replace the integers, and logarithms replace the scales.
 
-The graph is the one that ONNX Runtime runs, so placement, ranges and rounding are identical. QuantizeLinear and DequantizeLinear have
-straight-through gradients. The constants become functions of the trained parameters:
+The trained graph is the graph that ONNX Runtime runs, so placement, ranges and rounding are identical. QuantizeLinear and
+DequantizeLinear have straight-through gradients. The constants become functions of the trained parameters:
 
-- A scale is its first value times ``exp(t)``, so it stays positive, and each step of ``t`` changes it in proportion. Shared scales
+- A scale is its initial value times ``exp(t)``. So it stays positive, and its relative change is the change of ``t``. Shared scales
   stay shared. Zero points do not change, so zero remains an integer.
-- An integer weight is ``clamp(round(w / s) + z)`` of its FP32 master ``w`` (Esser et al., "Learned Step Size Quantization", 2020).
-- An INT32 bias is ``round(b / (s_x s_w))`` of its master ``b``, with the current scales of input and weight.
+- An integer weight is ``clamp(round(w / s) + z)`` with the FP32 master ``w`` (Esser et al., "Learned Step Size Quantization", 2020).
+- An INT32 bias is ``round(b / (s_x s_w))``, where ``b`` is its master, and s_x and s_w are the current scales of input and weight.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class _Constant(NamedTuple):
 
 
 class FakeQuantization:
-    """Hooks on the constants of ``model``, an INT8 graph in QDQ form. Before training, they return exactly the constants' values."""
+    """Hooks on the constants of ``model``, an INT8 graph in QDQ form. Before training, hooks return exactly the constants' values."""
 
     def __init__(
         self, model: TrainableModel, floats: Mapping[str, Array], data: Dataset, scale_rate: float = 100.0
     ) -> None:
-        """``floats`` are the original FP32 weights, by the name of the integers with or without ``_quantized``. If a weight is
-        missing, or does not round to its integers, its master starts from the integers. ``scale_rate`` is the learning rate of the
-        logarithms of scales, relative to the learning rate of weights.
+        """``floats`` has the original FP32 weights, by the name of the integers with or without ``_quantized``. If a weight is
+        missing, or does not round to the integers, the master is initialised from the integers. ``scale_rate`` is the learning rate of
+        the logarithms of scales, relative to the learning rate of weights.
 
         Raises Unsupported if the model has no integer weights.
         """
@@ -59,9 +59,9 @@ class FakeQuantization:
         if not weights:
             raise Unsupported("the model has no integer weights", "quantise it first, in QDQ form")
         self.masters: dict[str, Any] = {}
-        """FP32 parameters by the name of the integers."""
+        """FP32 parameters, by the name of the integers."""
         self.logarithms: dict[str, Any] = {}
-        """Parameters by the name of the scale."""
+        """Parameters, by the name of the scale."""
         self.from_floats = 0
         """The number of weights whose masters are the original floats."""
         largest = max(int(model.constant(c.name).to(torch.int32).abs().max()) for c in weights)

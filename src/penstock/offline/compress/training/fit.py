@@ -34,8 +34,8 @@ _LOWEST = -sys.float_info.max
 
 
 def fit(model: TrainableModel, data: Dataset, loss: Loss, options: FitOptions, **hooks: Unpack[Hooks]) -> FitReport:
-    """Train ``model`` in place. Afterwards, even after an error, the model has the best validated parameters or, without validation,
-    the parameters after the last full epoch.
+    """Train ``model`` in place. Afterwards, even if an error is raised, the model has the parameters with the best validation score
+    or, without validation, those after the last full epoch.
 
     Raises InvalidConfig if the options are invalid; InvalidData if the data do not fit, or if the loss or the weights become NaN or
     infinite; InvalidArgument if the checkpoint is damaged or belongs to another run; Unsupported if there is nothing to train.
@@ -47,7 +47,7 @@ def fit(model: TrainableModel, data: Dataset, loss: Loss, options: FitOptions, *
 
 @contextlib.contextmanager
 def reproducible(threads: int) -> Iterator[None]:
-    """Run torch with ``threads`` threads, deterministic operators and a separate random state, and restore its settings."""
+    """Run torch with ``threads`` threads, deterministic operators and a separate random state. Afterwards, restore its settings."""
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.set_num_threads(threads)

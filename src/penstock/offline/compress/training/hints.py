@@ -1,4 +1,4 @@
-"""Hints: losses between tensors inside the student and the teacher. Adaptors match their channels and are discarded after training."""
+"""Hints: losses between tensors inside the student and the teacher. Adaptors match the channels, and are discarded after training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.offline.compress.training.trainable import TrainableModel
 
 
 class Hints:
-    """The squared error divided by the teacher's variance, averaged over ``pairs`` (student tensor to teacher tensor)."""
+    """The squared error divided by the teacher's variance, averaged over ``pairs`` of student tensor and teacher tensor."""
 
     def __init__(
         self, model: TrainableModel, data: Dataset, teacher: Teacher, pairs: Mapping[str, str], seed: int
@@ -29,7 +29,7 @@ class Hints:
             return
         missing = sorted(set(pairs.values()) - set(teacher.answers))
         if missing:
-            raise InvalidArgument(f"the teacher was made without the tensors {missing}", "name them in its `also`")
+            raise InvalidArgument(f"the teacher was made without the tensors {missing}", "name them in `also`")
         batches = TrainingBatches(model, data)
         with torch.no_grad():
             found = batches.forward(batches.inputs(np.arange(batches.unit)), list(pairs))

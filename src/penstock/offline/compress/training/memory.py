@@ -20,7 +20,7 @@ _PASSES = 2
 
 
 def training_bytes(artifact: Artifact, data: Dataset, batch: int) -> int:
-    """Estimate the bytes that training ``artifact`` on batches of ``batch`` samples of ``data`` takes.
+    """Estimate the memory in bytes for training ``artifact`` on batches of ``batch`` samples of ``data``.
 
     Work space inside operators, and results whose shapes cannot be inferred, are not counted.
     """

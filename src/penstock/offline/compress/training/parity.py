@@ -1,4 +1,4 @@
-"""Check, before training, that the torch module and ONNX Runtime compute the same outputs."""
+"""Check before training that the torch module and ONNX Runtime compute the same outputs."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from penstock.offline.sessions import loaded
 from penstock.tensor import Array
 
 _ROWS_AT_ONCE = 8
-"""Number of rows of which all computed tensors are held at once."""
+"""Number of rows for which all computed tensors are in memory at the same time."""
 
 
 def parity(model: TrainableModel, data: Dataset, rows: int = 64) -> float:
-    """The largest ``relative_error`` of the module's float outputs against ONNX Runtime without graph rewrites.
+    """The largest ``relative_error`` of the module's float outputs against ONNX Runtime without graph optimisations.
 
-    Runs the first ``rows`` samples, or the model's fixed batch size, in one call. Call it before training, which changes the module.
+    Runs the first ``rows`` samples, or the model's fixed batch size, in one call. Call before training, which changes the module.
     """
     rows = model.fixed_rows or min(rows, data.count)
     return max(_errors(model, data, rows).values(), default=0.0)
 
 
 def check_parity(model: TrainableModel, data: Dataset, rows: int = 64, tolerance: float = 1e-5) -> float:
-    """Return ``parity``. Raises InvalidModel, which names the first operator that computes something else, if the outputs differ by
-    more than ``tolerance``.
+    """Return ``parity``. If the outputs differ by more than ``tolerance``, raises InvalidModel, which names the first operator with a
+    different result.
 
-    If every operator agrees on the inputs that ONNX Runtime gives it, the module computes the same function. Then the outputs differ
-    only because the model amplifies rounding, such as an ArgMax over a tie.
+    If every operator agrees on the inputs that it has in ONNX Runtime, the module computes the same function. Outputs can then differ
+    only because the model amplifies rounding errors, as an ArgMax over a tie does.
     """
     error = parity(model, data, rows)
     if error <= tolerance:
@@ -54,7 +54,7 @@ def check_parity(model: TrainableModel, data: Dataset, rows: int = 64, tolerance
 def relative_error(ours: Array, theirs: Array) -> float:
     """``max |ours - theirs| / max |theirs|``, or the difference if ``theirs`` is zero.
 
-    Infinite if the shapes or the places of NaN and infinities differ.
+    Infinite if the shapes or the positions of NaN and infinities differ.
     """
     if ours.shape != theirs.shape:
         return float("inf")

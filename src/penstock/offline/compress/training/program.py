@@ -1,4 +1,4 @@
-"""Read a graph for training: its nodes in order, its constants, the constants to train, and the last use of each value."""
+"""Read a graph for training: nodes in order, constants, the constants to train, and the last use of each value."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ProgramStep(NamedTuple):
     run: Callable[..., Any]
     """The function that computes the node."""
     freed: tuple[str, ...]
-    """Values that no later node reads, so that they can be freed."""
+    """Values that can be freed, since no later node reads them."""
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class Program(msgspec.Struct, frozen=True):
 def read_program(proto: onnx.ModelProto, frozen: Collection[str], trained: Collection[str]) -> Program:
     """Read a checked model. Local functions are inlined.
 
-    Raises Unsupported with the names of all operators that cannot be computed, and for sequences, old opsets and unsupported types.
+    Raises Unsupported, with the names of all operators that cannot be computed, and for sequences, old opsets and unsupported types.
     Raises InvalidArgument if a name in ``frozen`` or ``trained`` is not a constant, or a name in ``trained`` is not FP32.
     """
     if proto.functions:

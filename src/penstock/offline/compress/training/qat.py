@@ -38,7 +38,7 @@ class QatOptions(Options, frozen=True):
 
     fit: FitOptions = FitOptions(learning_rate=5e-4, held_out=0.2)
     scale_rate: NotNegative = 100.0
-    """Learning rate of the logarithms of scales, relative to the learning rate of weights."""
+    """Learning rate of the logarithms of scales, as a multiple of the learning rate of weights."""
     frozen_after: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.8
     """Fraction of the steps after which scales are fixed. Weights continue to train."""
 
@@ -52,11 +52,11 @@ def train_quantized(
     teacher: Artifact | Teacher | None = None,
     **hooks: Unpack[Hooks],
 ) -> Artifact:
-    """Train the integers and scales of ``quantized`` to reproduce ``teacher``, which defaults to ``original``, its float model.
+    """Train the integers and scales of ``quantized`` to reproduce ``teacher``, by default the float model ``original``.
 
     Graph, types and zero points stay the same. The parameters with the best result on held-out rows are kept. If the trained model is
-    not better than ``quantized`` on these rows in ONNX Runtime, the result has the bytes of ``quantized``, and ``kept`` is "start" in
-    the provenance step. Raises Unsupported if there are no integer weights, and the errors of ``recover``.
+    not better than ``quantized`` on these rows in ONNX Runtime, the result is ``quantized``, unchanged, and the provenance step has
+    ``kept`` = "start". Raises Unsupported if there are no integer weights, and the errors of ``recover``.
     """
     options = options or QatOptions()
     options.check()
@@ -96,10 +96,10 @@ def train_quantized(
 def agreement(
     model: TrainableModel, artifact: Artifact, data: Dataset, *, as_written: bool = False
 ) -> dict[str, float]:
-    """Compare the outputs of ``model`` with those of ``artifact`` in ONNX Runtime. ``as_written`` disables graph optimisation there.
+    """Compare the outputs of ``model`` with those of ``artifact`` in ONNX Runtime. ``as_written`` disables graph optimisation.
 
-    Differences are in steps: the scale of a quantised output, or 1/255 of the range of a float output. The result has the fraction of
-    samples whose outputs are all ``within_one_step``, and the ``largest`` difference.
+    Differences are in steps: the scale of a quantised output, or 1/255 of the range of a float output. ``within_one_step`` is the
+    fraction of samples for which no output differs by more than one step. ``largest`` is the largest difference.
     """
     varying = varying_outputs(read_proto(model.artifact).graph)
     theirs = {

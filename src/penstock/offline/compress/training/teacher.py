@@ -31,8 +31,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class Teacher:
-    """The outputs of ``artifact`` for the rows of ``data``. They are computed once and kept in memory, and in the folder ``cache`` if
-    given."""
+    """The outputs of ``artifact`` for the rows of ``data``, computed once. Kept in memory and, if given, in the folder ``cache``."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class Teacher:
         exposed = _expose(artifact, also)
         self._live = get_engine("onnxruntime").load(exposed, {"threads": 1}) if live else None
         self.answers = _answers(exposed, data, cache)
-        """Outputs with one row per sample; floats of any type are stored as FP32."""
+        """Outputs, with one row per sample. Floats of any type are stored as FP32."""
         self._tensors = {name: torch.tensor(array) for name, array in self.answers.items()}
 
     def __call__(self, tensors: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:

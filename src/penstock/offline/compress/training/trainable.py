@@ -25,9 +25,9 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
     """An ONNX graph whose FP32 weights are parameters, computed on the CPU.
 
     An FP32 constant is a weight if it is the weight, bias or scale operand of an operator. Any other differentiable operand of more
-    than one element is also a weight, unless it has a value of 1e4 or more, as masks do. Settings, such as the bounds of Clip or the
-    statistics of BatchNormalization, are not weights. ``frozen`` names weights to leave unchanged; ``trained`` names other constants
-    to train. Integers are computed exactly. FP16 and BF16 constants are not trained.
+    than one element is also a weight, unless it contains a value of 1e4 or more, like a mask. Settings, such as the bounds of Clip or
+    the statistics of BatchNormalization, are not weights. ``frozen`` names weights to leave unchanged; ``trained`` names other
+    constants to train. Integers are computed exactly. FP16 and BF16 constants are not trained.
 
     If several nodes read a weight, they share one parameter. BatchNormalization keeps its statistics, regardless of ``train()``.
     ``double()`` gives the same model in FP64.
@@ -44,11 +44,11 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         self.input_names = list(program.inputs)
         self.output_names = list(program.outputs)
         self.weights: dict[str, Any] = {}
-        """Parameters by constant name."""
+        """Parameters, by the name of the constant."""
         self.weight_hooks: dict[str, Hook] = {}
-        """Hooks by constant name, called whenever the constant is read. A hook must be differentiable and keep the shape."""
+        """Hooks, by name of the constant, called whenever the constant is read. A hook must be differentiable and keep the shape."""
         self.value_hooks: dict[str, Hook] = {}
-        """Hooks by name of an input or computed tensor, called as soon as the tensor is available."""
+        """Hooks, by the name of an input or computed tensor, called as soon as the tensor is available."""
         self._computed = {name for step in program.steps for name in step.node.outputs} | set(self.input_names)
         self._keys: dict[str, str] = {}
         # ONNX names can contain dots; torch names cannot.
@@ -67,7 +67,7 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         return next((shape[0] for shape in self._program.inputs.values() if shape), None)
 
     def forward(self, inputs: Mapping[str, Tensor], also: Collection[str] = ()) -> dict[str, Tensor]:
-        """The outputs by name, and the tensors and constants in ``also``. Hooks are already applied to all of them.
+        """The outputs, and the tensors and constants in ``also``, by name. Hooks have been applied to all of them.
 
         Raises InvalidArgument if inputs are missing or do not fit, if ``also`` or a hook names an unknown tensor, or if a node cannot
         be computed.
@@ -96,7 +96,7 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         return name in self._computed
 
     def constant(self, name: str) -> Tensor:
-        """The constant ``name`` after its hook. Raises InvalidArgument if there is none."""
+        """The constant ``name``, with its hook applied. Raises InvalidArgument if there is no such constant."""
         if name not in self._keys:
             raise InvalidArgument(f"the model has no constant '{name}'")
         stored = getattr(self, self._keys[name])
@@ -104,7 +104,7 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         return stored if hook is None else hook(stored)
 
     def to_artifact(self, step: str, options: dict[str, Any], facts: dict[str, Any]) -> Artifact:
-        """The same graph with the current weights, as the hooks return them.
+        """The same graph with the current weights, with hooks applied.
 
         Raises InvalidArgument if a hook changed a shape, InvalidModel if a weight is not finite.
         """
@@ -157,8 +157,8 @@ def _fit(name: str, shape: Shape, inputs: Mapping[str, Tensor]) -> Tensor:
         len(got) != len(shape) or any(want not in (None, size) for want, size in zip(shape, got, strict=True))
     ):
         raise InvalidArgument(
-            f"input '{name}' has shape {['?' if size is None else size for size in shape]}, but is given {list(got)}",
-            "export the model with a free batch axis, or give batches of its size",
+            f"input '{name}' must have shape {['?' if size is None else size for size in shape]}, got {list(got)}",
+            "export the model with a free batch axis, or give batches of the model's batch size",
         )
     return inputs[name]
 

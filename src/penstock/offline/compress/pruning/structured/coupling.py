@@ -4,8 +4,8 @@ Every position of an axis carries an *atom*. A layer with constant weights creat
 copies the atoms of its inputs to its outputs, and joins atoms if it combines their elements. For example, Add joins the first channels
 of its operands, their second channels, and so on. Concat concatenates channels, Flatten repeats each channel, and a Reshape to heads
 joins the atoms of each head. Joined atoms form a *unit*, which is removed from all tensors at once. The units that one layer computes
-form a *group*; its number of units can be chosen. (DepGraph, Fang et al., "Towards Any Structural Pruning", 2023, joins whole layers.
-Joining single positions makes index arithmetic for Concat, Split and Flatten unnecessary.)
+form a *group*, whose number of units can be chosen. (DepGraph, Fang et al., "Towards Any Structural Pruning", 2023, joins whole
+layers. Joining single positions makes index arithmetic for Concat, Split and Flatten unnecessary.)
 
 Operators without a rule are never cut: their atoms are frozen, with a reason.
 """

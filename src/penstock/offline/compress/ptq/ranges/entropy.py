@@ -56,8 +56,7 @@ def entropy_range(histogram: Histogram) -> Range:
 def best_window(counts: Array) -> tuple[int, int]:
     """The best window [low, high) around the middle of ``counts``, shape (4096,). Optimises both ends in turn until neither changes.
 
-    A scan of one end first tries coarsely spaced bins on its side, then every bin near the best of them. A scan never increases the
-    divergence.
+    A scan of one end first tries coarsely spaced bins, then every bin near the best of them. It never increases the divergence.
     """
     windows = _Windows(counts, _LEVELS)
     filled = np.flatnonzero(counts)

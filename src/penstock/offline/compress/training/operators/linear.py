@@ -28,7 +28,7 @@ def conv(node: Node, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
 
 @operator("ConvTranspose", weights=(1, 2))
 def conv_transpose(node: Node, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The full transposed convolution, cropped by the pads and extended at the end by ``output_padding``."""
+    """The full transposed convolution, cropped by the padding, and extended at the end by ``output_padding``."""
     rank, sizes = _rank(node, x), list(x.shape[2:])
     windows = read_windows(node, list(weight.shape[2:]), sizes)
     extra = list(node.get("output_padding") or [0] * rank)

@@ -1,4 +1,4 @@
-"""Pooling over spatial windows, and over whole planes."""
+"""Pooling over spatial windows, and over all spatial axes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def max_pool(node: Node, x: Tensor) -> Tensor:
 
 @operator("AveragePool")
 def average_pool(node: Node, x: Tensor) -> Tensor:
-    """The sum of each window divided by its number of elements. Padding is counted only with ``count_include_pad``."""
+    """The sum of each window divided by its number of elements. Padding elements count only with ``count_include_pad``."""
     windows = _read(node, x)
     overhang = _overhang(node, windows, x)
     ones = torch.ones_like(x[:1, :1])

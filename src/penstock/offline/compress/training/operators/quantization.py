@@ -3,9 +3,9 @@
 Rounding follows ONNX Runtime: ``x / scale`` is clamped and rounded half to even, then the zero point is added. Between the two
 operators, a quantised tensor is a float tensor that holds integers, because torch only differentiates floats.
 
-For ``y = dequantize(quantize(x, s), s)``, the gradients are those of Esser et al., "Learned Step Size Quantization" (2020), eq. 3. The
-gradient with respect to ``x`` is 1 inside the range and 0 outside. The gradient with respect to ``s`` is ``round(x/s) - x/s`` inside;
-outside, it is the clamped integer minus the zero point. ``scaled_gradient`` multiplies the gradient of ``s`` by the factor of §2.2.
+For ``y = dequantize(quantize(x, s), s)``, the gradients are as in Esser et al., "Learned Step Size Quantization" (2020), eq. 3. The
+gradient with respect to ``x`` is 1 inside the range and 0 outside. The gradient with respect to ``s`` is ``round(x/s) - x/s`` inside,
+and the clamped integer minus the zero point outside. ``scaled_gradient`` multiplies the gradient of ``s`` by the factor of §2.2.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def round_through(x: Tensor) -> Tensor:
 
 
 def scaled_gradient(elements: int, largest: int) -> Callable[[Tensor], Tensor]:
-    """A weight hook for the scale of ``elements`` values that multiplies its gradient by ``1 / sqrt(elements * largest)``."""
+    """A weight hook for the scale of ``elements`` values. It multiplies the scale's gradient by ``1 / sqrt(elements * largest)``."""
     factor = 1 / math.sqrt(elements * largest)
     return lambda scale: scale.detach() + (scale - scale.detach()) * factor
 
@@ -56,7 +56,7 @@ def _per_axis(node: Node, x: Tensor, values: Tensor) -> Tensor:
 
 
 def along(values: Tensor, like: Tensor, axis: int) -> Tensor:
-    """Reshape ``values``, one value or one per position along ``axis``, to broadcast over ``like``."""
+    """Reshape ``values``, a single value or one value per position along ``axis``, to broadcast over ``like``."""
     if values.numel() == 1:
         return values.reshape(())
     return values.reshape([-1 if place == axis % like.ndim else 1 for place in range(like.ndim)])

@@ -12,7 +12,7 @@ from penstock.errors import Unsupported
 from penstock.offline.compress.training.torch import Tensor
 
 Run = Callable[..., Any]
-"""``(node, *inputs) -> Tensor``, or a tuple of them. An omitted input is None."""
+"""``(node, *inputs) -> Tensor`` or a tuple of tensors. An omitted input is None."""
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class Node(msgspec.Struct, frozen=True):
         return self.attributes.get(name, default)
 
     def ints(self, name: str, tensor: Tensor | None) -> list[int] | None:
-        """Integers that are an input in newer opsets and an attribute in older opsets. None if they are absent."""
+        """Integers that are an input in newer opsets and an attribute in older opsets. None if both are absent."""
         return self.get(name) if tensor is None else ints(tensor)
 
     def unsupported(self, what: str) -> Unsupported:
@@ -39,7 +39,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Operator(NamedTuple):
-    """The computation of one type of operator, and the inputs that can be trained."""
+    """The function that computes one type of operator, and the inputs that can be trained."""
 
     run: Run
     weights: frozenset[int]

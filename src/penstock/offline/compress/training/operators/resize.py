@@ -13,7 +13,7 @@ def resize(
     if node.opset < 11:
         scales = roi
     if node.get("antialias", 0) or node.get("keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise node.unsupported("a Resize with antialias or with the aspect ratio kept")
+        raise node.unsupported("a Resize with antialias or keep_aspect_ratio_policy")
     axes = [axis % x.ndim for axis in node.get("axes") or range(x.ndim)]
     lengths, factors = list(x.shape), [1.0] * x.ndim
     if sizes is not None and sizes.numel():

@@ -1,4 +1,4 @@
-"""Operators that move elements, and operators that compute shapes in int64."""
+"""Operators that move elements, and operators that compute shapes (int64)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def pad(
 
 
 def _padded_positions(node: Node, mode: str, length: int, before: int, behind: int) -> Tensor:
-    """The source element of each position of a padded axis of ``length`` elements."""
+    """For each position of a padded axis, the index of its source element. ``length`` is the size before padding."""
     at = torch.arange(-before, length + behind)
     if mode == "edge":
         return at.clamp(0, length - 1)

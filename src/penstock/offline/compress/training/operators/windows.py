@@ -21,7 +21,7 @@ class Windows(NamedTuple):
 
     @property
     def reach(self) -> list[int]:
-        """The extent of the dilated kernel."""
+        """The size of the dilated kernel."""
         return [(size - 1) * gap + 1 for size, gap in zip(self.kernel, self.dilation, strict=True)]
 
     def pad(self, x: Tensor, value: float = 0.0) -> Tensor:
@@ -48,8 +48,7 @@ def read_windows(node: Node, kernel: list[int], sizes: list[int]) -> Windows:
 
 
 def share(totals: list[int], upper: bool) -> tuple[list[int], list[int]]:
-    """Split padding into the parts before and after. If the padding is odd, the extra element goes after with ``upper``, otherwise
-    before."""
+    """Split padding into the parts before and after. If it is odd, the part after is larger if ``upper``, otherwise the other."""
     small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
     return (small, large) if upper else (large, small)
 
