@@ -102,7 +102,7 @@ def test_a_plan_is_kept_where_it_is_asked_for(penstock, net: Path) -> None:  # t
     assert second["built"]["size_bytes"] <= first["built"]["size_bytes"]
     done = penstock("compress", *arguments, "-o", "c.bundle", "--seed", "1", "--max-accuracy-loss", "4%")
     assert done.code == 2
-    assert "max accuracy loss 0.05 there, 0.04 here; seed 0 there, 1 here" in " ".join(done.err.split())
+    assert "max accuracy loss 0.05 in the folder, 0.04 now; seed 0 in the folder, 1 now" in " ".join(done.err.split())
     assert "optimize" not in done.err  # refused before any work
 
 

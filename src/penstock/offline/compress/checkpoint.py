@@ -80,7 +80,7 @@ def _pack(value: object) -> _Array:
         raise NotImplementedError(f"{type(value).__name__} cannot be stored")
     if value.nbytes > _MAX_ARRAY_BYTES:
         raise ResourceExhausted(
-            f"an array of {value.nbytes >> 30} GiB is too large for a checkpoint", "give fewer samples, or no checkpoint folder"
+            f"an array of {value.nbytes >> 30} GiB is too large for a checkpoint", "give fewer samples, or no folder"
         )
     plain: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data  # no copy
     return _Array(value.dtype.str, list(value.shape), plain)

@@ -138,7 +138,7 @@ class Method(Options, frozen=True, kw_only=True):
     threads: Count = 1
     """Threads for training and measuring."""
     budget_s: Annotated[NotNegative, Usage("seconds")] = 3.0
-    """Time limit for each measurement of speed."""
+    """Time to spend on each measurement of speed."""
     metric: Annotated[str, Usage(default="what suits the outputs and labels")] = ""
     """Accuracy metric: a name listed by penstock build --help, or module:function for a custom metric."""
     metric_output: Annotated[str, Usage(default="the first that fits")] = ""

@@ -285,7 +285,7 @@ def test_a_folder_is_of_one_plan(original: Artifact, data: Dataset, tmp_path: Pa
     for arguments, told in (
         ((networks.mlp(32), data, SIZE), "another model; another optimised model"),
         ((original, fewer, SIZE), "another data set"),
-        ((original, data, other), "max accuracy loss 0.2 there, 0.1 here"),
+        ((original, data, other), "max accuracy loss 0.2 in the folder, 0.1 now"),
     ):
         with pytest.raises(InvalidArgument, match=f"holds another plan: {told} \\(use the same"):
             plan(*arguments, route=route, folder=tmp_path)

@@ -49,9 +49,9 @@ def test_what_was_kept_is_found_again(tmp_path: Path, model: Artifact) -> None:
     ("changes", "told"),
     [
         ({"model": "b" * 64}, "another model"),
-        ({"epochs": "2.0"}, "epochs 1.0 there, 2.0 here"),
+        ({"epochs": "2.0"}, "epochs 1.0 in the folder, 2.0 now"),
         ({"machine": "a \x1b[31mCPU"}, "another machine"),
-        ({"model": "b" * 64, "epochs": "2.0"}, "another model; epochs 1.0 there, 2.0 here"),
+        ({"model": "b" * 64, "epochs": "2.0"}, "another model; epochs 1.0 in the folder, 2.0 now"),
         ({"seed": "0"}, "another seed"),
     ],
 )

@@ -99,7 +99,7 @@ def _refuse_other(folder: Path, there: Mapping[str, str], here: Mapping[str, str
 
 def _difference(name: str, there: str, here: str) -> str:
     is_shown = all(0 < len(value) <= _LONGEST_SHOWN and value.isprintable() for value in (there, here))
-    return f"{name} {there} there, {here} here" if is_shown else f"another {name}"
+    return f"{name} {there} in the folder, {here} now" if is_shown else f"another {name}"
 
 
 def remove_plan(folder: Path) -> None:
