@@ -50,7 +50,7 @@ class FactorizeOptions(Options, frozen=True):
     rows: Count = 1
     """Number of samples in a timed call; choose the batch size of serving."""
     samples: Count = 64
-    """Number of samples at the end of the data for measuring the error. If possible, only the other samples give the moments."""
+    """Number of samples at the end of the data for measuring the error. If possible, the moments exclude these samples."""
     batch_size: Count = 32
     threads: Count = 1
 

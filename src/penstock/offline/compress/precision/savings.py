@@ -34,7 +34,7 @@ class Savings(msgspec.Struct, frozen=True):
 def measure_savings(trials: Trials, names: Sequence[str], rows: int, budget_s: float, memory_bytes: int) -> Savings:
     """Time the groups ``names`` in this order for about ``budget_s`` seconds. Groups that do not fit into this time stay untimed.
 
-    At a time, as many versions are loaded as fit into ``memory_bytes`` by the engine's estimate, but at least two.
+    Loads as many versions at once as fit into ``memory_bytes`` by the engine's estimate, but at least two.
     """
     size = get_engine("onnxruntime").estimate(trials.mixed.artifact, {"threads": trials.judge.threads}).memory_bytes
     together = min(_MOST_TOGETHER, max(1, memory_bytes // size - 1))

@@ -79,7 +79,8 @@ def prune_iteratively(
 
     Retraining distils from ``artifact`` and uses labels if ``data`` has them. ``folder`` stores every level. A later call with the
     same arguments continues from this folder. When ``is_over()`` returns True, no further level starts. The provenance step records
-    the sparsity by layer, every level in order, and the accuracy of the original pruned without retraining.
+    the sparsity by layer, every level in order, and the accuracy of the original when it is pruned to the same sparsities without
+    retraining.
 
     Raises ContractUnmet, whose ``candidates`` are the levels, if no level meets the contract; InvalidArgument if ``folder`` holds
     another run; Unsupported for weights that cannot be trained; and the errors of ``magnitude.prune``, ``Judge`` and ``fit``.

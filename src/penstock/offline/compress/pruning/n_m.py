@@ -73,7 +73,7 @@ def _prune_layer(weight: ir.Value, array: Array, options: NMOptions) -> tuple[Ar
 
 
 def n_m_mask(rows: Array, n: int, m: int) -> Array:
-    """A mask of the ``n`` largest magnitudes of every ``m`` neighbours along the last axis. ``m`` must divide its length."""
+    """A mask of the ``n`` largest magnitudes of every ``m`` neighbours along the last axis. ``m`` must divide the axis length."""
     groups = np.abs(rows).reshape(*rows.shape[:-1], -1, m)
     order = np.argsort(-groups, axis=-1, kind="stable")
     mask = np.zeros(groups.shape, bool)

@@ -31,7 +31,7 @@ class Rounding:
         nodes = list(nodes)
         self._read = {name for node in nodes for name in node.input}
         self.sources: dict[str, str] = {}
-        """For each rounded tensor, the tensor whose range it uses: itself, or the tensor of which it is a rearrangement."""
+        """For each rounded tensor, the tensor whose range it uses: itself, or the input of a Reshape, pooling or similar operator."""
         self.absorbed: dict[str, str] = {}
         """For each tensor that only a Relu or Clip reads, the operator's output. Rounding to the output's range clips the tensor."""
         self.removed: set[str] = set()

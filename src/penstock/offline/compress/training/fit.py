@@ -35,7 +35,7 @@ _LOWEST = -sys.float_info.max
 
 def fit(model: TrainableModel, data: Dataset, loss: Loss, options: FitOptions, **hooks: Unpack[Hooks]) -> FitReport:
     """Train ``model`` in place. Afterwards, even if an error is raised, the model has the parameters with the best validation score
-    or, without validation, those after the last full epoch.
+    or, without validation, the parameters after the last full epoch.
 
     Raises InvalidConfig if the options are invalid; InvalidData if the data do not fit, or if the loss or the weights become NaN or
     infinite; InvalidArgument if the checkpoint is damaged or belongs to another run; Unsupported if there is nothing to train.

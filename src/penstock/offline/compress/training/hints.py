@@ -16,7 +16,7 @@ from penstock.offline.compress.training.trainable import TrainableModel
 
 
 class Hints:
-    """The squared error divided by the teacher's variance, averaged over ``pairs`` of student tensor and teacher tensor."""
+    """The squared error divided by the teacher's variance, averaged over ``pairs`` (student tensor: teacher tensor)."""
 
     def __init__(
         self, model: TrainableModel, data: Dataset, teacher: Teacher, pairs: Mapping[str, str], seed: int

@@ -39,7 +39,7 @@ class FitOptions(Options, frozen=True):
     clip_norm: Positive | None = None
     """Clip the total norm of the gradient of all parameters to this value."""
     held_out: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
-    """Fraction of the rows, drawn with ``seed``, that validate instead of train. Unused if a ``validate`` hook is given."""
+    """Fraction of the rows to hold out for validation, drawn with ``seed``. Unused if a ``validate`` hook is given."""
     patience: Count | None = None
     """Stop after this many successive validations without a new best score."""
     time_s: NotNegative | None = None

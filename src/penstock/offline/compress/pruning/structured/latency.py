@@ -30,7 +30,7 @@ _Axes = list[tuple[Labels | None, int]]
 
 
 class TimedLayer(NamedTuple):
-    """A layer with given widths. Equal keys mean equal time."""
+    """A layer with given widths: a key of the table. Equal layers take equal time."""
 
     node: bytes
     """Operator and attributes, serialised."""

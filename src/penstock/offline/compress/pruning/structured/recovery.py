@@ -109,7 +109,8 @@ def shrink(
 
 
 def next_move(rounds: Sequence[Round], options: ShrinkOptions) -> tuple[bool, int] | None:
-    """The next round as (True if it cuts, False if it only trains; number of the round from which it starts). None at the end."""
+    """The next round: True if it cuts or False if it only trains, and the number of the round from which it starts. None at the
+    end."""
     if rounds and rounds[-1].objection and rounds[-1].cut and options.second_chance:
         return False, len(rounds) - 1
     good = last_good(rounds)
