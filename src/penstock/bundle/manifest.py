@@ -74,7 +74,7 @@ class SourceModel(msgspec.Struct, frozen=True):
     digest: str
     format: Format
     file: str
-    """Its file name; empty if the model was passed in memory."""
+    """File name of the model; empty if the model was passed in memory."""
 
 
 class DeclaredStep(msgspec.Struct, frozen=True):
@@ -84,9 +84,9 @@ class DeclaredStep(msgspec.Struct, frozen=True):
     run: str
     """Name of the variant or transform that the step runs."""
     inputs: dict[str, str]
-    """For each input of the step, the pipeline's tensor that it reads."""
+    """Maps each input of the step to the pipeline tensor that it reads."""
     outputs: dict[str, str]
-    """For each output of the step, the pipeline's tensor that it produces."""
+    """Maps each output of the step to the pipeline tensor that it produces."""
     condition: str = ""
     """The step runs only if this condition holds, e.g. ``score >= 0.5``; empty: always."""
 
@@ -162,7 +162,7 @@ class Manifest(msgspec.Struct, frozen=True):
         if len(set(names)) < len(names):
             raise IntegrityError(f"two variants of bundle '{self.name}' have the same name")
         if self.serving.variant not in names:
-            raise IntegrityError(f"bundle '{self.name}' serves a variant that is not in it")
+            raise IntegrityError(f"bundle '{self.name}' serves a variant that it does not contain")
         if self.pipeline:
             try:
                 self.pipeline_graph()
@@ -171,7 +171,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     def _check_variant(self, variant: Variant, listed: set[str]) -> None:
         if not listed.issuperset(variant.paths):
-            raise IntegrityError(f"variant '{variant.name}' of bundle '{self.name}' names a file that is not in it")
+            raise IntegrityError(f"variant '{variant.name}' of bundle '{self.name}' lists a missing file")
         folder = PurePosixPath(variant.file).parent
         if any(not PurePosixPath(path).is_relative_to(folder) or path == variant.file for path in variant.beside):
             raise IntegrityError(f"variant '{variant.name}' of bundle '{self.name}' has files outside its folder")
@@ -200,7 +200,7 @@ def check_paths(paths: Sequence[str]) -> None:
     """Raise IntegrityError unless every path is below the bundle's folder and no two paths are equal, ignoring case."""
     for path in paths:
         if not is_contained(path) or _CONTROL.search(path):
-            raise IntegrityError(f"path '{path}' leaves the bundle")
+            raise IntegrityError(f"path '{path}' is outside the bundle")
     folders = {str(folder) for path in paths for folder in PurePosixPath(path).parents} - {"."}
     names = {name: unicodedata.normalize("NFKC", name).casefold() for name in (*paths, *folders)}
     counts = Counter(names[name] for name in (*paths, *folders))
@@ -210,7 +210,7 @@ def check_paths(paths: Sequence[str]) -> None:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The canonical bytes of ``manifest``, written with the lowest schema version that can represent it."""
+    """Encode ``manifest`` as canonical bytes, with the lowest schema version that can represent it."""
     version = max(manifest.schema_version, _needed_version(manifest))
     return msgspec.json.encode(msgspec.structs.replace(manifest, schema_version=version), order="sorted")
 
