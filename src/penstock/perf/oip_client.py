@@ -52,7 +52,7 @@ async def infer_all(
     concurrency: int = 8,
     timeout_s: float = 30.0,
 ) -> list[dict[str, Array]]:
-    """Send every request once, over up to ``concurrency`` connections. Returns their outputs by name, in the same order.
+    """Send every request once, over up to ``concurrency`` connections. Returns the outputs of each request, in order.
 
     The arrays may be read-only. Stops at the first failure. A lost connection raises Unavailable, and a timeout raises
     DeadlineExceeded. An error response raises InvalidArgument (status 400), NotFound (404), Unsupported (501), or PenstockError

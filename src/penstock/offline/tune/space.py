@@ -52,10 +52,10 @@ def originals(model: Artifact, threads: Sequence[int]) -> list[Candidate]:
 def candidates(
     versions: Sequence[Version], engines: Sequence[str], threads: Sequence[int], machine: MachineFacts
 ) -> list[Candidate]:
-    """Every candidate worth measuring on ``machine``. A version that can pay off only on some engines is tried only there.
+    """Every candidate worth measuring on ``machine``. A version that only some engines can run faster is tried only on these engines.
 
-    FP32 versions are also tried in BF16 on engines that support BF16, if the CPU does too. Emulated BF16 is slower and less accurate
-    than FP32.
+    FP32 versions are also tried in BF16 on engines that support BF16, if the CPU supports it too. Emulated BF16 is slower and less
+    accurate than FP32.
     """
     bf16 = next((isa for isa in _BF16_ISA if isa in machine.isa), None)
     found = []
