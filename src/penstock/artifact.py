@@ -74,8 +74,8 @@ class FileEntry(msgspec.Struct, frozen=True):
 class Artifact(msgspec.Struct, frozen=True):
     """A model's files with their digest and provenance.
 
-    The main file is always in memory. The other files stay on disk if the model was read from a path. Otherwise they are in
-    ``contents``, so that a bundle in one file can be served without unpacking it.
+    The main file is always in memory. The other files stay on disk if the model was read from a path. Otherwise, ``contents`` holds
+    the other files, so that a bundle in one file can be served without unpacking it.
     """
 
     data: bytes
@@ -141,7 +141,7 @@ class Artifact(msgspec.Struct, frozen=True):
         return cls(data, format, _digest_of_all(main.name, sha256(data), beside), main, name=main.name, beside=beside)
 
     def derive(self, data: bytes, step: str, options: dict[str, Any], facts: dict[str, Any]) -> Artifact:
-        """Create the artifact that ``step`` produces from this one."""
+        """Create the artifact that ``step`` produces from this artifact."""
         record = ProvenanceStep(step, self.digest, options, facts)
         return Artifact(data, self.format, sha256(data), provenance=(*self.provenance, record), source=self)
 
@@ -209,7 +209,7 @@ class Artifact(msgspec.Struct, frozen=True):
 
 
 def local_path(given: str | Path) -> Path:
-    """Convert ``given`` to a path. Raises Unsupported if it is a URL or the address of an object store."""
+    """Convert ``given`` to a path. Raises Unsupported for URLs and for addresses of object stores."""
     if address := _ADDRESS.match(str(given)):
         url = f"{address[1]}://{str(given)[address.end() :]}"
         kind = "a URL" if address[1].startswith("http") else "in an object store"

@@ -93,8 +93,7 @@ class InferResponse(msgspec.Struct):
 
 Outcome = InferResponse | PenstockError
 Done = Callable[[Outcome], None]
-"""Receives the responses to a request. It is called once. For a decoupled model, it is called until an error or a ``final``
-response."""
+"""Receives the responses to a request. Called once, or for a decoupled model until an error or a ``final`` response."""
 
 
 def check_bytes_elements(count: int) -> None:

@@ -62,9 +62,9 @@ class Model:
     def infer_rows(self, inputs: Mapping[str, Array], batch: int | None = None) -> dict[str, Array]:
         """Run inference on any number of rows, ``batch`` rows per call.
 
-        ``batch`` defaults to the size for which the bundle was tuned. For a model file, it defaults to 32, or to 1 if its rows are not
-        proven to be independent. Outputs are joined along their batch axis. An output without a batch axis is returned once if all
-        calls give the same value; otherwise the values of all calls are stacked.
+        ``batch`` defaults to the size for which the bundle was tuned. For a model file, the default is 32, or to 1 if the model's rows
+        are not proven to be independent. Outputs are joined along their batch axis. An output without a batch axis is returned once if
+        all calls give the same value; otherwise the values of all calls are stacked.
         """
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
         if optional := sorted(arrays.keys() & {spec.name for spec in self._loaded.optional_inputs}):

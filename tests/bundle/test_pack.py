@@ -111,7 +111,7 @@ def test_overwriting_never_removes_a_folder_of_something_else(tmp_path: Path) ->
 def test_overwriting_never_removes_a_file_beside_the_bundles_own(name: str, folder: bool, tmp_path: Path) -> None:
     target = packed(tmp_path / "a.bundle", folder=True)
     (target / name).write_text("a year's work")
-    with pytest.raises(AlreadyExists, match=f"holds '{name}'"):
+    with pytest.raises(AlreadyExists, match=f"contains '{name}'"):
         pack(manifest_for(FILES), FILES, target, overwrite=True, folder=folder)
     assert (target / name).read_text() == "a year's work"
 

@@ -98,7 +98,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
     name: str
     parent: str
-    """The attempt whose result was the input of this step; empty for the original model."""
+    """The attempt that produced the input of this step; empty if the input is the original model."""
     outcome: Literal["kept", "rejected", "failed", "skipped"]
     reason: str
     accuracy: Accuracy | None = None
@@ -122,13 +122,13 @@ class Evidence(msgspec.Struct, frozen=True):
     candidates: tuple[CandidateRecord, ...]
     conditions: Conditions
     baseline_latency: tuple[LatencyPoint, ...] = ()
-    """Profile of the original by batch size. Its calls were interleaved with calls of the chosen variant."""
+    """Profile of the original by batch size. Calls of the original and of the chosen variant were interleaved."""
     rows_per_call: int = 1
     """Number of rows per call when the candidates were timed and judged."""
     attempts: tuple[Attempt, ...] = ()
     """The attempts of a compression plan, in order."""
     optimization: dict[str, Any] = {}
-    """The optimiser's report: every pass, nodes before and after, measured error."""
+    """The optimiser's report: for every pass, the number of nodes before and after it, and the measured error."""
     data: dict[str, str] = {}
     """Digests of the calibration and evaluation data."""
     notes: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def optimized(self) -> CandidateRecord | None:
-        """The optimised graph in FP32 on the baseline's engine and threads. Its speed-up is the gain of graph optimisation."""
+        """The optimised FP32 graph, with the baseline's engine and threads. Its speed-up shows the gain of graph optimisation."""
         before = self.baseline
         same = [one for one in self.candidates if (one.engine, one.threads) == (before.engine, before.threads)]
         exact = (one for one in same if one.precision == "fp32" and not one.compression)
@@ -158,7 +158,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def limit(self) -> float:
-        """The maximum loss by the metric."""
+        """The maximum loss for the metric."""
         if self.metric != "fidelity":
             return self.max_accuracy_loss
         return math.inf if self.max_output_error is None else self.max_output_error

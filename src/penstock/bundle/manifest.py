@@ -1,7 +1,7 @@
 """The manifest of a bundle: the model's variants, serving configuration, evidence and provenance.
 
-The manifest is written as canonical JSON (sorted keys, no white space, UTF-8), so that equal manifests have equal bytes. It
-contains the digest of every file. Therefore its own digest, ``Bundle.digest``, identifies the whole bundle.
+The manifest is written as canonical JSON (sorted keys, no white space, UTF-8), so that equal manifests have equal bytes. The manifest
+contains the digest of every file. Therefore ``Bundle.digest``, the digest of the manifest, identifies the whole bundle.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.sha256"
 
 SCHEMA_VERSION = 4
-"""The newest schema version that this Penstock reads. It increases when older versions would misread a new manifest. Version 2 added
-coded variants; version 3 added formats other than ONNX, models of several files, and pipelines; version 4 added metrics.
+"""The newest schema version that this Penstock reads. The version increases when older versions of Penstock would misread a new
+manifest. Version 2 added coded variants; version 3 added formats other than ONNX, models of several files, and pipelines; version 4
+added metrics.
 """
 _PLAIN, _CODED, _FORMATS = 1, 2, 3
 _OLD_METRICS = {"top-1", "agreement", "fidelity"}
@@ -51,7 +52,7 @@ class Variant(msgspec.Struct, frozen=True):
     """``fp32``, ``bf16`` or ``int8``."""
     options: dict[str, Any] = {}
     requires: tuple[str, ...] = ()
-    """Instruction sets that the variant requires. On a CPU without them, outputs or speed would differ from the measurements."""
+    """Instruction sets that the variant requires. Without these, outputs or speed would differ from the measurements."""
     coding: Literal["", "coded"] = ""
     """``coded`` if the file is a coded model (``penstock.bundle.coded``), which is decoded on loading."""
     decoded_bytes: int = 0
@@ -88,7 +89,7 @@ class DeclaredStep(msgspec.Struct, frozen=True):
     outputs: dict[str, str]
     """Maps each output of the step to the pipeline tensor that it produces."""
     condition: str = ""
-    """The step runs only if this condition holds, e.g. ``score >= 0.5``; empty: always."""
+    """The step runs only if this condition holds, e.g. ``score >= 0.5``. An empty condition always holds."""
 
 
 _Count = Annotated[int, msgspec.Meta(ge=1)]

@@ -4,7 +4,8 @@ The same manifest and files always give the same bytes. Writing is atomic: the b
 ``<target>.<random>.partial`` next to the target, and renamed when it is complete. If the process is killed, this folder remains and
 can be removed. Penstock does not open it as a bundle.
 
-The comment of the zip is the SHA-256 of all bytes before it. It covers the zip's own structure, unlike the digests of the files.
+The comment of the zip is the SHA-256 of all bytes before it. The comment also covers the zip's own structure, unlike the digests of
+the files.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def infer(
 ) -> None:
     """Run a bundle or model over the rows of an npz file, in this process.
 
-    If the file contains an array named `labels`, the command also reports the accuracy. The metric and the judged outputs are those of
-    the bundle's contract.
+    If the file contains an array named `labels`, the command also reports the accuracy. The bundle's contract names the metric and the
+    judged outputs.
 
     [bold]Examples[/bold]
 

@@ -96,14 +96,14 @@ class Recipe(msgspec.Struct, frozen=True):
     careful: bool = True
     """Also try INT8 with equalised channels, ranges chosen for each tensor, and corrected biases."""
     dynamic: bool = True
-    """If matrix products hold most of the weights, also try dynamic INT8 (ranges computed at run time). It requires calls of one row,
-    because rows of a call influence each other. So it is only tried with the objective ``latency``, in addition to calibrated INT8."""
+    """If matrix products hold most of the weights, also try dynamic INT8 (ranges computed at run time). Rows of a call then influence
+    each other, so this is tried only for calls of one row (objective ``latency``), besides calibrated INT8."""
     objective: Literal["latency", "throughput", "size"] = "latency"
     """The quantity to optimise: latency of calls with one row, throughput of calls with sixteen rows, or size of the bundle."""
     compression: Compression | None = None
     """Options of the compression plan. None: no plan is made."""
     budget_s: float = 20.0
-    """Maximum seconds for timing candidates. Each is loaded at least three times anyway. More time gives narrower intervals."""
+    """Maximum seconds for timing candidates, but each candidate is loaded at least three times. More time gives narrower intervals."""
     overwrite: bool = False
     """Overwrite an existing file or folder that is not a bundle. An existing bundle is always overwritten."""
     folder: bool = False

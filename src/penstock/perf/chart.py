@@ -26,7 +26,7 @@ _TICKS = 5
 
 
 class Scale(NamedTuple):
-    """Title, number format and kind of an axis. An axis in per cent extends beyond 0 and 100 % only if a value lies outside."""
+    """Title, number format and kind of an axis. An axis in per cent stays within 0 and 100 %, unless a value lies outside."""
 
     title: str
     form: str = "{:g}"
@@ -137,7 +137,7 @@ def line_chart(
 def bar_chart(rows: Sequence[tuple[str, *tuple[float, ...]]], title: str, *scales: Scale) -> str:
     """Draw a bar chart. A row has a name and, for each of ``scales``, one value; the value is drawn as a bar from zero.
 
-    Values that are not finite are drawn as a dash. Bars are not logarithmic.
+    Values that are not finite are drawn as a dash. The length of a bar is always linear.
     """
     bottom = _TOP + _BAR * max(1, len(rows))
     room = (_WIDTH - _NAMES - _RIGHT + _COLUMN_GAP / 2) / len(scales)
@@ -196,8 +196,8 @@ def throughput_chart(profiles: Mapping[str, Sequence[LatencyPoint]]) -> str:
 def attempts_chart(attempts: Sequence[Attempt], original_bytes: int) -> str:
     """Draw all models that a plan measured, by size (logarithmic) and accuracy. A line connects each model to its source.
 
-    If the plan coded its models, sizes are those of the coded files. Hollow points are models that the plan did not keep. Returns ""
-    if nothing was measured.
+    If the plan coded its models, sizes are sizes of coded files. Hollow points are models that the plan did not keep. Returns "" if
+    nothing was measured.
     """
     measured = [(attempt, attempt.accuracy) for attempt in attempts if attempt.accuracy is not None]
     if not measured:

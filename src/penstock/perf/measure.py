@@ -140,8 +140,8 @@ def repeat(
 def speedup(base: Timings, other: Timings) -> Interval:
     """The speed of ``other`` relative to ``base``, with its 95 % interval.
 
-    Both must come from the same call of ``repeat`` or ``interleave``, because their loads or blocks are paired. The estimate is the
-    geometric mean of the ratios of the medians. The interval is Student's t-interval of the ratios' logarithms.
+    ``base`` and ``other`` must come from the same call of ``repeat`` or ``interleave``, because their loads or blocks are paired. The
+    estimate is the geometric mean of the ratios of the medians. The interval is Student's t-interval of the ratios' logarithms.
     """
     ratios = np.log(base.medians) - np.log(other.medians)
     count = len(ratios)

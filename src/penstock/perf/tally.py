@@ -53,7 +53,7 @@ class OpenLoopResult(LoadResult, frozen=True, kw_only=True):
 
 
 class Tally:
-    """Latencies and errors of the requests started after ``count_from``. Times are ``time.perf_counter`` seconds.
+    """Latencies and errors of the requests that start after the time given to ``count_from``. Times are ``time.perf_counter`` seconds.
 
     Throughput counts all responses within the window, including responses to earlier requests.
     """

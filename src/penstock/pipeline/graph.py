@@ -1,6 +1,6 @@
 """The declaration of a pipeline: steps that read and produce named tensors. The graph is checked once, so that no run can deadlock.
 
-A step is a model, or a transform before or after a model. It has named inputs and outputs.
+A step is a model, or a transform before or after a model. Inputs and outputs have names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PipelineStep(msgspec.Struct, frozen=True, eq=False):
     condition: Condition | None = None
     """If the condition does not hold, the step is skipped and its outputs are absent."""
     optional: frozenset[str] = frozenset()
-    """Inputs that may be absent. If any other input is absent, the step is skipped."""
+    """Inputs that may be absent. If a required input is absent, the step is skipped."""
     signature: Signature | None = None
     """Inputs and outputs of the step, with the batch dimension, if known."""
     batchable: bool = False

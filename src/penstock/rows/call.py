@@ -1,7 +1,7 @@
 """The table of rules, one per operator, and the argument of a rule: a node with the facts about its inputs.
 
-A rule returns the facts about the outputs. It must also ensure what ``check`` cannot derive from shapes: the operator does not combine
-elements along the batch axis of an input, and does not treat elements differently by their position on that axis.
+A rule returns the facts about the outputs. The rule must also ensure what ``check`` cannot derive from shapes: the operator does not
+combine elements along the batch axis of an input, and does not treat elements differently by their position on that axis.
 """
 
 from __future__ import annotations

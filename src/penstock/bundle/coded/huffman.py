@@ -57,7 +57,7 @@ def codes(lengths: Array) -> Array:
 
 
 def decoding_table(lengths: Array) -> Array:
-    """A table indexed by the next bits of the stream: ``symbol << 4 | length``, uint16. Its length is a power of two.
+    """A table of ``symbol << 4 | length`` (uint16), indexed by the next bits of the stream. The table's size is a power of two.
 
     ``lengths`` (uint8) must have at least two symbols. Raises IntegrityError if the lengths are incomplete (a bit pattern has no
     symbol) or over-subscribed (a bit pattern has several symbols).

@@ -4,9 +4,9 @@ Symbol ``i`` of a block is in lane ``i % lanes``. Each lane is a separate bit st
 every lane of many blocks, even if the blocks have different tables. This takes about 5 ns per symbol without compiled code. Threads do
 not help, because such short calls mainly wait for the interpreter's lock.
 
-A block starts with ``least`` (u16) and ``width`` (u8). Then come the lanes' lengths in bits, minus ``least``, as ``width``-bit
-numbers; then the lanes, without gaps. Both parts are padded to a byte with zeros. All numbers are little-endian, lowest bit first. The
-last symbols of lanes that are too short are filled with the symbol of the shortest code.
+A block starts with ``least`` (u16) and ``width`` (u8). Then come the lengths of the lanes in bits, each minus ``least`` and written
+with ``width`` bits. The lanes follow, without gaps. Lengths and lanes are each padded to a byte with zeros. All numbers are
+little-endian, lowest bit first. The last symbols of lanes that are too short are filled with the symbol of the shortest code.
 """
 
 from __future__ import annotations

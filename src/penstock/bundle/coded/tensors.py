@@ -64,7 +64,7 @@ class Coded(NamedTuple):
     streams: list[SymbolStream]
     blocks: list[bytes]
     half: bool = False
-    """True if the values are stored as FP16. Decoding converts them to FP32, the tensor's type."""
+    """True if the values are stored as FP16. Decoding converts the values to FP32, the tensor's type."""
     gap_bits: int = 0
 
     @property

@@ -260,7 +260,7 @@ def answers(model: LoadedModel, data: Dataset, batch: int = 64) -> Outputs:
 
 
 def joined(counts: Iterable[int], calls: Iterable[Mapping[str, Array]]) -> Outputs:
-    """Join the outputs of several calls to one row per sample. Each call has one of ``counts`` samples. Raises Unsupported."""
+    """Join the outputs of several calls to one row per sample. ``counts`` has the number of samples per call. Raises Unsupported."""
     parts: dict[str, list[Array]] = {}
     for count, outputs in zip(counts, calls, strict=True):
         for name, array in outputs.items():

@@ -113,7 +113,7 @@ def while_busy(busy: str) -> str:
 
 
 def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnmet:
-    """The error if none of ``records`` meets the contract. It states the missed limit and the nearest feasible limit."""
+    """The error if none of ``records`` meets the contract. The message states the missed limit and the nearest feasible limit."""
     measured = [record for record in records if record.accuracy is not None and record.p99_ms is not None]
     if not measured:
         return ContractUnmet("no candidate could be measured", "see the reasons: `penstock build --json` lists them")

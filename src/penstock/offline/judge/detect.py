@@ -1,6 +1,6 @@
 """Choose the metric from the shapes and values of outputs and labels, unless the user names a metric.
 
-Only outputs that are certainly class scores are judged by their highest element, which has no such meaning in other outputs.
+Only outputs that are certainly class scores are judged by their highest element. In other outputs, the highest element is not a class.
 """
 
 from __future__ import annotations

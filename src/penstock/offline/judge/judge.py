@@ -35,7 +35,7 @@ ORIGINAL = "original"
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """The comparison of one candidate's outputs with the original's outputs. It takes a few bytes per sample."""
+    """The comparison of one candidate's outputs with the original's outputs, in a few bytes per sample."""
 
     accuracy: Accuracy
     scores: Array

@@ -1,7 +1,7 @@
 """A metric: the quality of a model's outputs, compared with labels or with the original's outputs.
 
-A metric is a pure function of one output and its truth, both with one row per sample. It returns a single number or one score per row.
-The mean of the scores is then the metric's value. ``metric_table.py`` has all metrics by name.
+A metric is a pure function of one output and its truth, both with one row per sample. The function returns a single number or one
+score per row. The value of the metric is that number, or the mean of the scores. ``metric_table.py`` has all metrics by name.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ METRICS: dict[str, AccuracyMetric] = {
 def metric_named(name: str) -> AccuracyMetric:
     """The metric called ``name``, or the function ``module:function``. Raises InvalidArgument.
 
-    A function takes the output to judge and the labels (None without labels), both as arrays with one row per sample. It returns one
-    score per row, or a number. A higher score must be better. The loss is the difference of the values.
+    A function takes the output to judge and the labels (None without labels), both as arrays with one row per sample. The function
+    returns one score per row, or a number. A higher score must be better. The loss is the difference of the values.
     """
     if name in METRICS:
         return METRICS[name]

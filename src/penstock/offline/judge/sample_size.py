@@ -75,7 +75,7 @@ def too_few(
 
 
 def unproved(accuracy: Accuracy, max_loss: float) -> tuple[str, ...]:
-    """A note if ``accuracy`` is within ``max_loss`` without proof. The note states how many samples a proof needs."""
+    """A note if the loss is within ``max_loss``, but not proven. The note states how many samples a proof needs."""
     loss = accuracy.loss
     bound = loss.high if accuracy.bound is None else accuracy.bound
     if max_loss <= 0 or bound <= max_loss or loss.value > max_loss:

@@ -16,7 +16,7 @@ class Pass(ABC):
     """One rewrite of the graph, in place.
 
     The docstring of a pass numbers its rules and exceptions; comments in the code refer to these numbers. A pass keeps the names of
-    the graph's inputs and outputs. It may remove other names, but a remaining name must denote the same tensor as before. A tensor
+    the graph's inputs and outputs. Other names may disappear, but a remaining name must denote the same tensor as before. A tensor
     that a subgraph reads counts as used. A pass is deterministic.
     """
 

@@ -38,7 +38,7 @@ def plain_nodes(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def site(node: ir.Node) -> str:
-    """The name of the first output of ``node`` that has a name. It identifies the node."""
+    """The name of the first output of ``node`` that has a name. This name identifies the node."""
     return next((output.name for output in node.outputs if output.name), "")
 
 
@@ -132,7 +132,7 @@ def replace_by_constant(node: ir.Node, array: Array | ir.TensorProtocol) -> None
 def replace_by_input(node: ir.Node, source: ir.Value) -> bool:
     """Remove ``node``, whose first output equals ``source`` and whose other outputs are unused. Returns False if that is impossible.
 
-    If the output of ``node`` is a graph output, the producer of ``source`` takes over its name. Then ``source`` must have a producer
+    If the output of ``node`` is a graph output, the producer of ``source`` takes over this name. Then ``source`` must have a producer
     in the same graph and must not be a graph output itself.
     """
     graph, output = node.graph, node.outputs[0]

@@ -56,7 +56,7 @@ class Trial(msgspec.Struct, eq=False):
     def cost(self) -> float:
         """Latency relative to the original, times the square root of the number of threads. The candidate with the lowest cost wins.
 
-        With twice the threads, a call must be 1.4 times as fast. Otherwise, the cores serve more requests with more instances.
+        With twice the threads, a call must be 1.4 times as fast. If not, more instances with fewer threads serve more requests.
         """
         return math.sqrt(self.candidate.threads) / self.pace if self.pace else math.inf
 

@@ -42,7 +42,7 @@ class Candidate(Version, frozen=True, kw_only=True):
 
 
 def originals(model: Artifact, threads: Sequence[int]) -> list[Candidate]:
-    """The unmodified model on ONNX Runtime with its default settings, at each number of threads."""
+    """The unmodified model on ONNX Runtime with default settings: one candidate for each number of threads."""
     return [
         Candidate(model, name=f"{ORIGINAL}-t{count}", engine=BASELINE_ENGINE, threads=count, options={"threads": count})
         for count in threads
