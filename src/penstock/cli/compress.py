@@ -42,7 +42,7 @@ def compress(
     budget: Annotated[
         str,
         typer.Option(
-            help="Time limit for starting steps of the search. A running step may take 50% longer (at least 30s). "
+            help="Time limit for starting steps of the search. A running step may exceed the limit by 50% (at least 30s). "
             "Quantising before the search and measuring after it are not included."
         ),
     ] = "10m",
