@@ -74,15 +74,15 @@ class FileEntry(msgspec.Struct, frozen=True):
 class Artifact(msgspec.Struct, frozen=True):
     """A model's files with their digest and provenance.
 
-    The main file is always in memory. The other files stay on disk if the model was read from a path. Otherwise they are in
-    ``contents``, so that a bundle in one file can be served without unpacking it.
+    The main file is always in memory. The other files stay on disk if the model was read from a path. Otherwise, ``contents`` holds
+    the other files, so that a bundle in one file can be served without unpacking it.
     """
 
     data: bytes
     """The main file."""
     format: Format
     digest: str
-    """SHA-256 of ``data``, or of the list of all files if there are several."""
+    """SHA-256 of ``data`` if the model is one file, otherwise of the list of its files."""
     path: Path | None = None
     """The main file on disk; None if the model is only in memory."""
     provenance: tuple[ProvenanceStep, ...] = ()
@@ -91,9 +91,9 @@ class Artifact(msgspec.Struct, frozen=True):
     beside: tuple[FileEntry, ...] = ()
     """The other files, by their path from the main file's folder."""
     contents: Mapping[str, bytes] = {}
-    """Content of the files ``beside``, by path; empty if ``path`` is given."""
+    """Content of the files in ``beside``, by path; empty if ``path`` is given."""
     source: Artifact | None = None
-    """The artifact from which ``derive`` made this one. It is not part of the value: copies in other processes do not have it."""
+    """The artifact from which ``derive`` made this artifact. Comparing and pickling ignore this field."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Artifact) and self._value() == other._value()
@@ -141,7 +141,7 @@ class Artifact(msgspec.Struct, frozen=True):
         return cls(data, format, _digest_of_all(main.name, sha256(data), beside), main, name=main.name, beside=beside)
 
     def derive(self, data: bytes, step: str, options: dict[str, Any], facts: dict[str, Any]) -> Artifact:
-        """Create the artifact that ``step`` produces from this one."""
+        """Create the artifact that ``step`` produces from this artifact."""
         record = ProvenanceStep(step, self.digest, options, facts)
         return Artifact(data, self.format, sha256(data), provenance=(*self.provenance, record), source=self)
 
@@ -183,8 +183,8 @@ class Artifact(msgspec.Struct, frozen=True):
             yield Path(folder, self.file_name)
 
     def in_memory(self) -> int:
-        """The descriptor of an in-memory file that holds ``data`` and then ``contents``. Child processes inherit it, and engines can
-        load it as a file. The caller closes it.
+        """Write ``data`` and then ``contents`` to an in-memory file, and return its file descriptor. Child processes can inherit it,
+        and engines can load it as a file. The caller must close it.
         """
         file = os.memfd_create("penstock-model", os.MFD_CLOEXEC)
         try:
@@ -209,7 +209,7 @@ class Artifact(msgspec.Struct, frozen=True):
 
 
 def local_path(given: str | Path) -> Path:
-    """``given`` as a path on this machine. Raises Unsupported for a URL and for the address of an object store."""
+    """Convert ``given`` to a path. Raises Unsupported for URLs and for addresses of object stores."""
     if address := _ADDRESS.match(str(given)):
         url = f"{address[1]}://{str(given)[address.end() :]}"
         kind = "a URL" if address[1].startswith("http") else "in an object store"
@@ -232,7 +232,7 @@ def sha256_of_file(path: Path) -> tuple[str, int]:
 
 
 def file_entries(files: Mapping[str, bytes]) -> tuple[FileEntry, ...]:
-    """The entries of ``files`` (relative path -> content), sorted by path."""
+    """Path, size and digest of each file in ``files`` (relative path -> content), sorted by path."""
     return tuple(FileEntry(path, len(data), sha256(data)) for path, data in sorted(files.items()))
 
 

@@ -1,8 +1,8 @@
-"""Configuration: declaration, merging of sources, and explanation.
+"""Configuration: declares settings, merges their sources, and records the origin of each value.
 
-A configuration is a frozen ``msgspec.Struct`` next to the code that it configures; each field has a type, a default and a
-docstring. The sources are, in ascending precedence: the defaults, a TOML file, the environment (``PENSTOCK_<SECTION>_<FIELD>``),
-command-line flags, and ``--set name=value``. The origin of every value is recorded.
+A configuration is a frozen ``msgspec.Struct`` next to the code that it configures; each field has a type, a default and a docstring.
+The sources are, in ascending precedence: the defaults, a TOML file, the environment (``PENSTOCK_<SECTION>_<FIELD>``), command-line
+flags, and ``--set name=value``.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def resolve(
 ) -> Resolved[_Config]:
     """Merge the sources of ``section`` into a configuration. Raises InvalidConfig.
 
-    A flag of None counts as absent. ``into`` may list removed settings and their reasons in a class attribute ``REMOVED``.
-    ``assignments`` are the texts ``name=value`` of ``--set``. Repeated assignments to a list append their items. ``path`` is the path
-    of ``file``, for error messages.
+    A flag with value None counts as absent. The class attribute ``REMOVED`` of ``into`` maps removed settings to reasons.
+    ``assignments`` are the arguments ``name=value`` of ``--set``; repeated assignments to a list append items. ``path`` is the path of
+    ``file``, for error messages.
     """
     kinds = {field.name: field.type for field in msgspec.structs.fields(into)}
     removed: Mapping[str, str] = getattr(into, "REMOVED", {})
@@ -159,7 +159,7 @@ def read_text(kind: Any, text: str) -> Any:
 
 
 def write_text(value: Any) -> str:
-    """The text that ``read_text`` converts to ``value``; empty for None."""
+    """Format ``value`` so that ``read_text`` reads it back; empty for None."""
     if isinstance(value, tuple):
         return ",".join(value)
     if isinstance(value, bool):
@@ -168,7 +168,7 @@ def write_text(value: Any) -> str:
 
 
 def plain_type(kind: Any) -> Any:
-    """``kind`` without its annotations and without None."""
+    """The type in ``kind``, without ``Annotated`` and ``None``."""
     while get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     parts = [part for part in get_args(kind) if part is not NoneType]
@@ -176,7 +176,7 @@ def plain_type(kind: Any) -> Any:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint: the known word most similar to ``word``, or all known words."""
+    """A hint with the known word that is most similar to ``word``, or with all known words."""
     names = list(known)
     near = difflib.get_close_matches(word, names, n=1)
     return f"did you mean '{near[0]}'?" if near else f"use one of: {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""Dataset: samples for calibration or evaluation. They are checked against the model before any expensive step."""
+"""A dataset: samples for calibration or evaluation, checked against the model before any expensive step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Dataset(msgspec.Struct, frozen=True):
 
     @property
     def classes(self) -> Array | None:
-        """The labels if they are one class number per sample."""
+        """The labels if there is one class number per sample, otherwise None."""
         labels = self.labels
         return labels if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu" else None
 
@@ -51,8 +51,8 @@ class Dataset(msgspec.Struct, frozen=True):
         return {name: array[start:stop] for name, array in self.inputs.items()}
 
     def split(self, held_out: float, multiple: int = 1) -> tuple[Dataset, Dataset]:
-        """Split off the last fraction ``held_out``. Returns the first part, then the part that was split off. The size of each part is
-        a positive multiple of ``multiple``.
+        """Split off the last fraction ``held_out`` of the samples. Returns the remaining samples, then the split-off samples. Both
+        counts are positive multiples of ``multiple``.
         """
         parts = self.count // multiple
         self._check_splits(parts, multiple)
@@ -60,8 +60,7 @@ class Dataset(msgspec.Struct, frozen=True):
         return self._part(0, cut), self._part(cut, self.count)
 
     def split_shuffled(self, held_out: float, multiple: int = 1, seed: int = 0) -> tuple[Dataset, Dataset]:
-        """Like ``split``, for a random fraction ``held_out`` with nearly the same proportion of every class. Samples keep their
-        order."""
+        """Like ``split``, but splits off random samples, with nearly the same proportion of every class. Samples keep their order."""
         blocks = self.count // multiple
         self._check_splits(blocks, multiple)
         order = np.random.default_rng(seed).permutation(self.count)
@@ -137,7 +136,7 @@ def load_dataset(path: str | Path, signature: Signature) -> Dataset:
 
 
 def check_dataset(arrays: Mapping[str, Array], signature: Signature) -> Dataset:
-    """A dataset of the arrays for the inputs of ``signature``, and of ``labels``. Other arrays are ignored. Raises InvalidData."""
+    """Make a dataset from the arrays for the inputs of ``signature`` and the array ``labels``, if present. Raises InvalidData."""
     labels = arrays.get(LABELS) if LABELS not in signature.input_names else None
     missing = [name for name in signature.input_names if name not in arrays]
     if missing:
@@ -156,7 +155,7 @@ def check_dataset(arrays: Mapping[str, Array], signature: Signature) -> Dataset:
 
 
 def make_dataset(inputs: dict[str, Array], labels: Array | None) -> Dataset:
-    """Make a dataset, and its digest, from arrays that are already checked."""
+    """Make a dataset from arrays that are already checked, and compute its digest."""
     digest = hashlib.sha256()
     for name, array in sorted({**inputs, **({} if labels is None else {LABELS: labels})}.items()):
         digest.update(f"{name} {array.dtype} {array.shape};".encode())

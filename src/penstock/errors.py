@@ -17,12 +17,12 @@ The tree (one canonical code per class; transports map codes to statuses, the CL
     ├── Unavailable               UNAVAILABLE          temporary: starting, draining, port in use
     │   └── EngineUnavailable     UNAVAILABLE          an optional engine is not installed
     ├── Unsupported               UNIMPLEMENTED        valid, but not supported by Penstock
-    ├── WrongResult               INTERNAL             a method changed a model's outputs by more than it can explain
+    ├── WrongResult               INTERNAL             a compressed model's outputs are wrong
     ├── ContractUnmet             FAILED_PRECONDITION  no candidate meets the accuracy and latency contract
     └── IntegrityError            DATA_LOSS            a bundle differs from its digests
 
-The message states the cause, and ``hint`` how to fix it. Messages are safe to show to clients: they contain no server paths, secrets
-or tracebacks. ``quoted`` puts a client's text into a message, and ``bounded`` limits a message that leaves the server.
+The message states the cause, and ``hint`` states how to fix it. Messages are safe to show to clients: they contain no server paths,
+secrets or tracebacks. ``quoted`` puts a client's text into a message, and ``bounded`` limits a message that leaves the server.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Code(enum.Enum):
 
 
 class PenstockError(Exception):
-    """Base of the tree. ``message`` states what is wrong; ``hint`` states how to fix it.
+    """Base class of all errors. ``message`` states what is wrong; ``hint`` states how to fix it.
 
     ``retry_after_s`` (>= 0) is the time that the client should wait before a retry, if known.
     """
@@ -133,7 +133,7 @@ class Unsupported(PenstockError):
 
 
 class WrongResult(PenstockError):
-    """A compressed model that does not compute the original's function. It is not written."""
+    """The outputs of a compressed model are wrong. The model is not written."""
 
 
 class ContractUnmet(PenstockError):
@@ -148,7 +148,7 @@ class IntegrityError(PenstockError):
 
 
 def revive(kind: str, message: str, hint: str) -> PenstockError:
-    """Recreate an error that another process reported by class name. If the class has other arguments, use its base class."""
+    """Recreate an error that another process reported by class name. If the constructor of the class differs, use the base class."""
     found = globals().get(kind)
     return _anew(
         found if isinstance(found, type) and issubclass(found, PenstockError) else PenstockError, message, hint
@@ -161,7 +161,7 @@ def prefixed(prefix: str, error: PenstockError) -> PenstockError:
 
 
 def printable(text: str) -> str:
-    """``text`` with escapes for all characters that control a terminal, end a line or are invisible."""
+    """Escape all characters of ``text`` that control a terminal, end a line or are invisible."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
@@ -179,7 +179,7 @@ def quoted(text: str) -> str:
 
 
 def bounded(text: str, limit: int = _SHOWN_BYTES) -> str:
-    """``text`` for a client: printable, except for line ends. If it takes more than ``limit`` bytes as JSON, its middle is cut out."""
+    """Make ``text`` printable, except for line ends. If it takes more than ``limit`` bytes as JSON, cut out its middle."""
     kept = limit
     while True:
         part = text if len(text) <= kept else f"{text[: kept * 2 // 3]} … {text[-(kept // 3) :]}"

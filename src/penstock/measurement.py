@@ -1,4 +1,4 @@
-"""Types for measurements: an estimate with its interval, a latency profile, and the load of the machine; and Student's quantiles."""
+"""Types for measurements: estimates with intervals, latency profiles, and machine load. Also Student's quantiles."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class Conditions(msgspec.Struct, frozen=True):
     dirty: bool
     """True if the measurements are unreliable because of other work on the machine."""
     busy: str = ""
-    """What else ran while candidates were timed, if it was enough to disturb them; otherwise empty."""
+    """The other processes that disturbed the timing of candidates, as text; empty if there were none."""
 
     @property
     def disturbance(self) -> str:
-        """What disturbed the measurements; empty if nothing did."""
+        """The cause of disturbed measurements, as text; empty if there is none."""
         if not self.dirty:
             return ""
         return self.busy or f"load {self.load_before:g} before, {self.steal_percent:g} % of the time stolen"
 
 
 def percent(share: float, decimals: int = 2) -> str:
-    """``share`` in per cent, with ``decimals`` decimals, or with as many more as show it to four significant digits."""
+    """Format ``share`` in per cent, with ``decimals`` decimals or, if necessary, with more to show four significant digits."""
     digits = decimals
     while digits < _MOST_DECIMALS and not math.isclose(_shown(share, digits), share, rel_tol=1e-4):
         digits += 1
@@ -55,7 +55,7 @@ def percent(share: float, decimals: int = 2) -> str:
 
 
 def percent_beside(share: float, limit: float, decimals: int = 2) -> str:
-    """``share`` in per cent, with ``decimals`` decimals, or with as many more as show on which side of ``limit`` it is."""
+    """Format ``share`` in per cent, with ``decimals`` decimals or, if necessary, with more to show that it differs from ``limit``."""
     for digits in range(decimals, _MOST_DECIMALS):
         shown = _shown(share, digits)
         is_apart = (shown > limit) == (share > limit) and not math.isclose(shown, limit, rel_tol=1e-9)
@@ -70,9 +70,9 @@ def _shown(share: float, digits: int) -> float:
 
 @functools.lru_cache(1 << 10)
 def student(probability: float, freedom: int) -> float:
-    """The quantile of Student's distribution for ``probability`` ≥ 0.5.
+    """The quantile of Student's t-distribution for ``probability`` ≥ 0.5.
 
-    The distribution function is exact: a finite sum for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+    With a whole number of degrees of freedom, the distribution function is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4).
     """
     low, high = 0.0, math.pi / 2
     while high - low > _TOLERANCE:

@@ -12,10 +12,10 @@ from penstock.errors import DeadlineExceeded, InvalidArgument, PenstockError
 from penstock.tensor import Array
 
 MAX_BYTES_ELEMENTS = 1 << 20
-"""Maximum number of BYTES elements in a request. Parsing this many blocks the server's event loop for about a quarter of a second."""
+"""Maximum number of BYTES elements in a request. Parsing so many elements blocks the event loop for about 250 ms."""
 
 MAX_PARAMETERS = 1024
-"""Maximum number of parameters of a request or a tensor. A parameter takes many times its bytes in memory, and time to process."""
+"""Maximum number of parameters of a request or a tensor. A parsed parameter takes much more memory than its bytes in the request."""
 
 Parameters = dict[str, Any]
 
@@ -72,7 +72,7 @@ class InferRequest(msgspec.Struct):
     step: object = None
     """The request's role in its sequence; used by the scheduler."""
     held: Mapping[tuple[str, str], Any] | None = None
-    """For a request to an ensemble: the models, by name and version, that stay loaded until the request ends."""
+    """For a request to an ensemble: the models that stay loaded until the request ends, by name and version."""
     lease: object = None
     """The shared memory of the request's inputs and outputs; used by the server."""
 
@@ -93,8 +93,7 @@ class InferResponse(msgspec.Struct):
 
 Outcome = InferResponse | PenstockError
 Done = Callable[[Outcome], None]
-"""Receives the responses to a request. It is called once. For a decoupled model, it is called until an error or a ``final``
-response."""
+"""Receives the responses to a request. Called once, or for a decoupled model until an error or a ``final`` response."""
 
 
 def check_bytes_elements(count: int) -> None:

@@ -1,7 +1,7 @@
 """The cores and memory of a machine, the resources that a model needs, and the machine properties that determine speed.
 
-The number of cores is the number that this process may use: the minimum of the host's cores, the CPU affinity and the cgroup quota (v1
-and v2). ``os.cpu_count`` and similar functions return the host's cores even inside a container.
+Only cores that this process may use are counted: the minimum of the host's cores, the CPU affinity and the cgroup quota (v1 and v2).
+``os.cpu_count`` and similar functions return the host's cores even inside a container.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
 
     @property
     def has_integer_dot_product(self) -> bool:
-        """True if one instruction accumulates INT8 products in 32 bits (VNNI, AMX, dotprod), so that they cannot saturate."""
+        """True if the CPU can accumulate INT8 products in 32 bits (VNNI, AMX, dotprod), so that sums do not saturate."""
         return not _DOT_PRODUCT.isdisjoint(self.isa)
 
     def lacks(self, requires: Iterable[str]) -> list[str]:
@@ -58,8 +58,8 @@ INTEGER_DOT_PRODUCT = "integer_dot_product"
 """An entry of a variant's ``requires``. Any instruction set that accumulates INT8 products in 32 bits satisfies it."""
 
 CPU_WITHOUT = "PENSTOCK_CPU_WITHOUT"
-"""Environment variable: instruction sets to treat as absent, separated by commas. ``integer_dot_product`` stands for all that contain
-one. Engines still use them."""
+"""Environment variable: instruction sets to treat as absent, separated by commas. ``integer_dot_product`` stands for VNNI, AMX and
+dotprod. Engines still use these instruction sets."""
 
 _DOT_PRODUCT = {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}
 _RELEVANT_ISA = _DOT_PRODUCT | {
@@ -117,7 +117,7 @@ def usable_cores(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> int:
 
 
 class CorePlan(msgspec.Struct, frozen=True):
-    """The number of threads of each instance of a model, and the cores that the instance uses."""
+    """The threads and the cores of a model's instances."""
 
     threads: int
     """Number of threads per instance, for parallel work within an operator."""
@@ -129,9 +129,9 @@ def plan_cores(instances: int, threads: int, cores: Sequence[int], quota: float 
     """Distribute ``cores`` among ``instances`` (>= 1). ``quota`` is the CPU quota, in cores.
 
     Each instance gets a block of neighbouring ids, since such cores usually share caches and memory. It gets ``threads`` threads, but
-    no more than its share of the usable cores; if ``threads`` is 0, it gets exactly its share. So all instances together have more
-    threads than usable cores only if there are more instances than cores. No core is reserved for the event loop. The event loop needs
-    little time, and gets it, since the engine's threads do not spin.
+    no more than its share of the usable cores; if ``threads`` is 0, it gets exactly its share. There are more threads than usable
+    cores only if there are more instances than cores. The event loop has no core of its own: it needs little time, and the engine's
+    threads do not spin.
     """
     usable = max(1, min(len(cores), math.ceil(quota))) if quota else len(cores)
     fitting = max(1, usable // instances)

@@ -25,7 +25,7 @@ _MAX_BATCH = 32
 
 
 class Model:
-    """A loaded model, and a context manager. Only one thread may use it at a time, unless its engine is reentrant."""
+    """A loaded model; also a context manager. Only one thread may use it at a time, unless its engine is reentrant."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Model:
         return self._loaded.signature
 
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once on ``inputs`` (name -> array). Raises InvalidArgument if they do not fit ``signature``.
+        """Run once on ``inputs`` (name -> array). Raises InvalidArgument if ``inputs`` do not fit ``signature``.
 
         Inputs for which the model has a default value may be omitted.
         """
@@ -62,9 +62,9 @@ class Model:
     def infer_rows(self, inputs: Mapping[str, Array], batch: int | None = None) -> dict[str, Array]:
         """Run inference on any number of rows, ``batch`` rows per call.
 
-        ``batch`` defaults to the size for which the bundle was tuned. For a model file, it defaults to 32, or to 1 if its rows are not
-        proven to be independent. Outputs are joined along their batch axis. An output without a batch axis is returned once if all
-        calls give the same value; otherwise the values of all calls are stacked.
+        ``batch`` defaults to the size for which the bundle was tuned. For a model file, the default is 32, or to 1 if the model's rows
+        are not proven to be independent. Outputs are joined along their batch axis. An output without a batch axis is returned once if
+        all calls give the same value; otherwise the values of all calls are stacked.
         """
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
         if optional := sorted(arrays.keys() & {spec.name for spec in self._loaded.optional_inputs}):
@@ -131,9 +131,9 @@ class Model:
 
 
 def row_axis(signature: Signature, name: str, parts: Sequence[Array], rows: Sequence[int]) -> int | None:
-    """The first axis of output ``name`` that has one entry for each of ``rows`` in all calls; None if there is none.
+    """The first axis of output ``name`` whose size is the number of rows in every call; None if there is none.
 
-    If the inputs have a free number of rows, the axis must be free too. Otherwise it must be the first one.
+    If the inputs have a free number of rows, the axis must be free too. Otherwise it must be the output's first axis.
     """
     shape = next((spec.shape for spec in signature.outputs if spec.name == name), ())
     axes = list(range(parts[0].ndim))

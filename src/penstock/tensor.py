@@ -1,7 +1,7 @@
 """Tensors as the Open Inference Protocol defines them: datatypes, specs, signatures, and their wire form.
 
 A tensor in memory is a C-ordered ``numpy.ndarray``. For a BYTES tensor, the array has dtype ``object`` and its elements are ``bytes``.
-The wire form consists of the elements in little-endian row-major order. Each BYTES element is its length in 4 bytes, then its bytes.
+The wire form consists of the elements in little-endian row-major order. A 4-byte length precedes each BYTES element.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class DataType(enum.Enum):
 
     @classmethod
     def from_onnx(cls, number: int) -> DataType:
-        """The datatype of ``TensorProto.DataType`` ``number``. Raises Unsupported."""
+        """The datatype for ``number``, a value of ``TensorProto.DataType``. Raises Unsupported."""
         try:
             return _BY_ONNX[number]
         except KeyError:
@@ -187,7 +187,7 @@ def element_count(shape: Sequence[int]) -> int:
 
 
 def to_wire(array: Array) -> bytes | memoryview:
-    """The wire form of ``array``. It is a view of the array's memory if that is contiguous and little-endian."""
+    """Convert ``array`` to its wire form. Returns a view if the array is contiguous and little-endian."""
     if array.dtype.kind in "OSU":
         return _bytes_to_wire(array)
     if array.dtype.byteorder == ">":
@@ -197,9 +197,9 @@ def to_wire(array: Array) -> bytes | memoryview:
 
 
 def from_wire(buffer: Buffer, datatype: DataType, shape: Sequence[int]) -> Array:
-    """The array of ``datatype`` and ``shape`` whose wire form is ``buffer``. The array is a read-only view; only BYTES are copied.
+    """Read an array of ``datatype`` and ``shape`` from its wire form. Returns a read-only view; only BYTES are copied.
 
-    The size of ``buffer`` is checked before memory is allocated. Raises InvalidArgument if ``buffer`` does not have this size.
+    Raises InvalidArgument, before memory is allocated, if ``buffer`` has the wrong size.
     """
     count = element_count(shape)
     if datatype is DataType.BYTES:

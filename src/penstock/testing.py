@@ -1,4 +1,4 @@
-"""Fakes and assertions for Penstock's own tests and for users' tests. With these fakes, tests need not patch."""
+"""Fakes and assertions for Penstock's own tests and for users' tests. With these fakes, tests need no monkeypatching."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_files_must_be_those_of_the_manifest(files: dict[str, bytes], tmp_path: 
 @pytest.mark.parametrize("folder", [False, True])
 def test_paths_that_leave_the_bundle(path: str, folder: bool, tmp_path: Path) -> None:
     files = {**FILES, path: b"x"}
-    with pytest.raises(IntegrityError, match="leaves the bundle"):
+    with pytest.raises(IntegrityError, match="is outside the bundle"):
         pack(manifest_for(files), files, tmp_path / "inner" / "a.bundle", folder=folder)
     assert _tree(tmp_path) == []
 
@@ -98,7 +98,7 @@ def test_overwriting_never_removes_a_folder_of_something_else(tmp_path: Path) ->
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1").write_text("a year's work")
     for folder in (False, True):
-        with pytest.raises(AlreadyExists, match="holds no bundle"):
+        with pytest.raises(AlreadyExists, match="is a folder that is not a bundle"):
             pack(manifest_for(FILES), FILES, tmp_path / "thesis", overwrite=True, folder=folder)
     assert _tree(tmp_path) == ["thesis/chapter1"]
     (tmp_path / "empty").mkdir()
@@ -111,14 +111,14 @@ def test_overwriting_never_removes_a_folder_of_something_else(tmp_path: Path) ->
 def test_overwriting_never_removes_a_file_beside_the_bundles_own(name: str, folder: bool, tmp_path: Path) -> None:
     target = packed(tmp_path / "a.bundle", folder=True)
     (target / name).write_text("a year's work")
-    with pytest.raises(AlreadyExists, match=f"holds '{name}'"):
+    with pytest.raises(AlreadyExists, match=f"contains '{name}'"):
         pack(manifest_for(FILES), FILES, target, overwrite=True, folder=folder)
     assert (target / name).read_text() == "a year's work"
 
 
 def test_overwriting_takes_no_other_manifest_for_a_bundles(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text('{"name": "a web page"}')
-    with pytest.raises(AlreadyExists, match="holds no bundle"):
+    with pytest.raises(AlreadyExists, match="is a folder that is not a bundle"):
         pack(manifest_for(FILES), FILES, tmp_path, overwrite=True, folder=True)
     assert _tree(tmp_path) == [MANIFEST]
 

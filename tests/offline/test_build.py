@@ -366,7 +366,7 @@ def test_a_name_that_no_server_accepts_is_refused_before_the_work(
 
 
 def test_more_threads_than_cores_are_refused(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="from 1 to .* the cores of this machine"):
+    with pytest.raises(InvalidConfig, match="from 1 to .* cores of this machine"):
         build(model, tmp_path / "out.bundle", evaluate=samples(), recipe=Recipe(threads=(99999999999999999999,)))
 
 

@@ -21,41 +21,41 @@ class Accuracy(msgspec.Struct, frozen=True):
     """
     value: float
     loss: Interval
-    """Loss of the candidate against the original, with its 95 % interval. The loss is a difference of the values. For errors without a
-    scale, such as mae, it is a fraction of the original's value."""
+    """The candidate's loss of accuracy, with its 95 % interval: the difference between the values of original and candidate.
+    For errors without a scale, such as mae, the difference is divided by the original's value."""
     relative_error: float
-    """Norm of the difference from the original's output, divided by the norm of that output. The worst output counts."""
+    """Norm of the difference from the original's output, divided by the norm of that output; the maximum of all outputs."""
     samples: int
     bound: float | None = None
     """Upper bound of the loss at 95 % confidence; None in bundles of older versions."""
     spread: float = 0.0
-    """Standard deviation of the samples' losses, if the metric is the mean of their scores; otherwise 0."""
+    """Standard deviation of the loss per sample if the metric is a mean over samples; otherwise 0."""
     lost: int = 0
     won: int = 0
-    """Numbers of samples that only the original, and only the candidate, gets right; 0 if the metric does not count right samples."""
+    """Number of samples that only the original (``lost``) or only the candidate (``won``) gets right; 0 for other kinds of metrics."""
     looks: int = 1
-    """The confidence of 95 % holds for the intervals and bounds of this number of candidates together."""
+    """Number of candidates whose intervals and bounds are all valid together at 95 % confidence."""
     unjudged_output: str = ""
-    """The output that differs most from the original's, if the loss does not compare it with the original; empty if none."""
+    """The output that differs most from the original's, among outputs that the loss does not compare; empty if there is none."""
     unjudged_error: float = 0.0
-    """The fraction of changed classes in ``unjudged_output``, or its error relative to the spread of the original's output."""
+    """Deviation of ``unjudged_output``: the fraction of changed classes, or the error relative to the original output's spread."""
     broken: str = ""
-    """The places of NaN and infinities in the outputs; empty if there are none. If not empty, the other figures are not valid."""
+    """Where the outputs have NaN or infinity, as text; empty if all values are finite. If not empty, the other fields are invalid."""
     is_share: bool = True
     """True if ``value`` is displayed in per cent."""
 
     @property
     def shown(self) -> str:
-        """``value`` for people."""
+        """``value``, formatted for display."""
         return self.show(self.value)
 
     def show(self, value: float) -> str:
-        """A value of the metric for people."""
+        """Format a value of the metric for display."""
         return f"{value:.2%}" if self.is_share else f"{value:.4g}"
 
     @property
     def level(self) -> float:
-        """A figure whose best value is 1: ``value`` if ``is_share``, otherwise 1 minus the loss."""
+        """Accuracy on a scale whose best value is 1: ``value`` if ``is_share``, otherwise 1 minus the loss."""
         return self.value if self.is_share else 1 - self.loss.value
 
 
@@ -74,7 +74,7 @@ class CandidateRecord(msgspec.Struct, frozen=True):
     """The steps that changed weights or structure; empty if both are unchanged."""
     size_bytes: int = 0
     stored_bytes: int = 0
-    """Size as a coded model; 0 if the model is stored uncoded."""
+    """Size as a coded model, in bytes; 0 if the model is not coded."""
     batch: int = 1
     """The batch size with the highest throughput within the contract; measured only for finalists."""
     latency_ms: float | None = None
@@ -82,7 +82,7 @@ class CandidateRecord(msgspec.Struct, frozen=True):
     calls: int = 0
     """Number of timed calls from which the latencies were computed."""
     speedup: Interval | None = None
-    """Speed-up over the original with as many threads, timed in turns with it, with its 95 % interval."""
+    """Speed-up over the original with the same number of threads, with its 95 % interval. The two are timed in turns."""
     accuracy: Accuracy | None = None
     rows_per_second: float | None = None
     """Throughput at ``batch``."""
@@ -98,14 +98,14 @@ class Attempt(msgspec.Struct, frozen=True):
 
     name: str
     parent: str
-    """The attempt whose result was the input of this step; empty for the original model."""
+    """The attempt that produced the input of this step; empty if the input is the original model."""
     outcome: Literal["kept", "rejected", "failed", "skipped"]
     reason: str
     accuracy: Accuracy | None = None
     speedup: Interval | None = None
     size_bytes: int = 0
     stored_bytes: int = 0
-    """Size as a coded model; 0 if it was not coded."""
+    """Size as a coded model, in bytes; 0 if the model is not coded."""
     digest: str = ""
     """Digest of the resulting model; empty if there is none."""
     seconds: float = 0.0
@@ -122,13 +122,13 @@ class Evidence(msgspec.Struct, frozen=True):
     candidates: tuple[CandidateRecord, ...]
     conditions: Conditions
     baseline_latency: tuple[LatencyPoint, ...] = ()
-    """Profile of the original by batch size. Its calls were interleaved with calls of the chosen variant."""
+    """Profile of the original by batch size. Calls of the original and of the chosen variant were interleaved."""
     rows_per_call: int = 1
     """Number of rows per call when the candidates were timed and judged."""
     attempts: tuple[Attempt, ...] = ()
     """The attempts of a compression plan, in order."""
     optimization: dict[str, Any] = {}
-    """The optimiser's report: every pass, nodes before and after, measured error."""
+    """The optimiser's report: for every pass, the number of nodes before and after it, and the measured error."""
     data: dict[str, str] = {}
     """Digests of the calibration and evaluation data."""
     notes: tuple[str, ...] = ()
@@ -138,19 +138,19 @@ class Evidence(msgspec.Struct, frozen=True):
     metric_outputs: tuple[str, ...] = ()
     """The outputs that the metric judges."""
     metric_reason: str = ""
-    """The reason for the metric."""
+    """Why this metric was chosen."""
     max_output_error: float | None = 0.1
     """Maximum deviation of an output from the original's; None: unlimited."""
     prove_accuracy: bool = False
     """True if the maximum loss had to be proven at 95 % confidence."""
     trust_labels: bool = False
-    """True if labels were accepted on which the original may be no better than chance."""
+    """True if the build accepted labels on which the original may be no better than chance."""
     seen_rows: int = 0
     """Number of evaluation rows that are also calibration or training rows."""
 
     @property
     def optimized(self) -> CandidateRecord | None:
-        """The optimised graph in FP32 on the baseline's engine and threads. Its speed-up is the gain of graph optimisation."""
+        """The optimised FP32 graph, with the baseline's engine and threads. Its speed-up shows the gain of graph optimisation."""
         before = self.baseline
         same = [one for one in self.candidates if (one.engine, one.threads) == (before.engine, before.threads)]
         exact = (one for one in same if one.precision == "fp32" and not one.compression)
@@ -158,14 +158,14 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def limit(self) -> float:
-        """The maximum loss by the metric."""
+        """The maximum loss for the metric."""
         if self.metric != "fidelity":
             return self.max_accuracy_loss
         return math.inf if self.max_output_error is None else self.max_output_error
 
     @property
     def contract(self) -> str:
-        """The contract on accuracy and the reason for its metric, as text."""
+        """The accuracy limits of the contract, and why the metric was chosen, as text."""
         proof = " with 95 % confidence" if self.prove_accuracy else ""
         if not self.metric:
             return f"at most {percent(self.max_accuracy_loss)} loss of accuracy{proof}"

@@ -1,7 +1,7 @@
 """The manifest of a bundle: the model's variants, serving configuration, evidence and provenance.
 
-The manifest is written as canonical JSON (sorted keys, no white space, UTF-8), so that equal manifests have equal bytes. It
-contains the digest of every file. Therefore its own digest, ``Bundle.digest``, identifies the whole bundle.
+The manifest is written as canonical JSON (sorted keys, no white space, UTF-8), so that equal manifests have equal bytes. The manifest
+contains the digest of every file. Therefore ``Bundle.digest``, the digest of the manifest, identifies the whole bundle.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ MANIFEST = "manifest.json"
 MANIFEST_DIGEST = "manifest.sha256"
 
 SCHEMA_VERSION = 4
-"""The newest schema version that this Penstock reads. It increases when older versions would misread a new manifest. Version 2 added
-coded variants; version 3 added formats other than ONNX, models of several files, and pipelines; version 4 added metrics.
+"""The newest schema version that this Penstock reads. The version increases when older versions of Penstock would misread a new
+manifest. Version 2 added coded variants; version 3 added formats other than ONNX, models of several files, and pipelines; version 4
+added metrics.
 """
 _PLAIN, _CODED, _FORMATS = 1, 2, 3
 _OLD_METRICS = {"top-1", "agreement", "fidelity"}
@@ -51,7 +52,7 @@ class Variant(msgspec.Struct, frozen=True):
     """``fp32``, ``bf16`` or ``int8``."""
     options: dict[str, Any] = {}
     requires: tuple[str, ...] = ()
-    """Instruction sets that the variant requires. On a CPU without them, outputs or speed would differ from the measurements."""
+    """Instruction sets that the variant requires. Without these, outputs or speed would differ from the measurements."""
     coding: Literal["", "coded"] = ""
     """``coded`` if the file is a coded model (``penstock.bundle.coded``), which is decoded on loading."""
     decoded_bytes: int = 0
@@ -74,7 +75,7 @@ class SourceModel(msgspec.Struct, frozen=True):
     digest: str
     format: Format
     file: str
-    """Its file name; empty if the model was passed in memory."""
+    """File name of the model; empty if the model was passed in memory."""
 
 
 class DeclaredStep(msgspec.Struct, frozen=True):
@@ -84,11 +85,11 @@ class DeclaredStep(msgspec.Struct, frozen=True):
     run: str
     """Name of the variant or transform that the step runs."""
     inputs: dict[str, str]
-    """For each input of the step, the pipeline's tensor that it reads."""
+    """Maps each input of the step to the pipeline tensor that it reads."""
     outputs: dict[str, str]
-    """For each output of the step, the pipeline's tensor that it produces."""
+    """Maps each output of the step to the pipeline tensor that it produces."""
     condition: str = ""
-    """The step runs only if this condition holds, e.g. ``score >= 0.5``; empty: always."""
+    """The step runs only if this condition holds, e.g. ``score >= 0.5``. An empty condition always holds."""
 
 
 _Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -162,7 +163,7 @@ class Manifest(msgspec.Struct, frozen=True):
         if len(set(names)) < len(names):
             raise IntegrityError(f"two variants of bundle '{self.name}' have the same name")
         if self.serving.variant not in names:
-            raise IntegrityError(f"bundle '{self.name}' serves a variant that is not in it")
+            raise IntegrityError(f"bundle '{self.name}' serves a variant that it does not contain")
         if self.pipeline:
             try:
                 self.pipeline_graph()
@@ -171,7 +172,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     def _check_variant(self, variant: Variant, listed: set[str]) -> None:
         if not listed.issuperset(variant.paths):
-            raise IntegrityError(f"variant '{variant.name}' of bundle '{self.name}' names a file that is not in it")
+            raise IntegrityError(f"variant '{variant.name}' of bundle '{self.name}' lists a missing file")
         folder = PurePosixPath(variant.file).parent
         if any(not PurePosixPath(path).is_relative_to(folder) or path == variant.file for path in variant.beside):
             raise IntegrityError(f"variant '{variant.name}' of bundle '{self.name}' has files outside its folder")
@@ -200,7 +201,7 @@ def check_paths(paths: Sequence[str]) -> None:
     """Raise IntegrityError unless every path is below the bundle's folder and no two paths are equal, ignoring case."""
     for path in paths:
         if not is_contained(path) or _CONTROL.search(path):
-            raise IntegrityError(f"path '{path}' leaves the bundle")
+            raise IntegrityError(f"path '{path}' is outside the bundle")
     folders = {str(folder) for path in paths for folder in PurePosixPath(path).parents} - {"."}
     names = {name: unicodedata.normalize("NFKC", name).casefold() for name in (*paths, *folders)}
     counts = Counter(names[name] for name in (*paths, *folders))
@@ -210,7 +211,7 @@ def check_paths(paths: Sequence[str]) -> None:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The canonical bytes of ``manifest``, written with the lowest schema version that can represent it."""
+    """Encode ``manifest`` as canonical bytes, with the lowest schema version that can represent it."""
     version = max(manifest.schema_version, _needed_version(manifest))
     return msgspec.json.encode(msgspec.structs.replace(manifest, schema_version=version), order="sorted")
 

@@ -62,7 +62,7 @@ class Bundle:
         return Artifact.from_files(main.name, files, variant.format, self.manifest.provenance)
 
     def choose(self, machine: MachineFacts, has_engine: Callable[[str], bool] = lambda _: True) -> Variant:
-        """The first variant whose instruction sets ``machine`` supports and for whose engine ``has_engine`` returns True.
+        """The first variant that runs on ``machine``, which must support its instruction sets; ``has_engine`` must accept its engine.
 
         Raises Unavailable if there is none.
         """
@@ -80,7 +80,7 @@ class Bundle:
         )
 
     def differences(self, machine: MachineFacts) -> list[str]:
-        """The differences between ``machine`` and the machine of the build. If there are any, the profile may not be valid."""
+        """List the differences between ``machine`` and the machine of the build. Any difference may make the profile invalid."""
         built = self.manifest.machine
         facts = (
             ("CPU", built.cpu, machine.cpu),
@@ -93,8 +93,8 @@ class Bundle:
 def open_bundle(path: str | Path) -> Bundle:
     """Read and verify the bundle at ``path``.
 
-    Raises NotFound. Raises IntegrityError for any modification: e.g. a changed byte, an added or missing file, or a path outside
-    the bundle. Raises Unsupported for a newer schema and for a pipeline.
+    Raises NotFound. Raises IntegrityError for any modification: e.g. a changed byte, an added or missing file, or a path outside the
+    bundle. Raises Unsupported if the bundle has a newer schema or a pipeline.
     """
     path = local_path(path)
     if not path.exists():
@@ -174,11 +174,11 @@ def _sizes_in_archive(path: Path, archive: zipfile.ZipFile, total: int) -> dict[
             raise IntegrityError(f"entry '{info.filename}' of '{path.name}' is a link, which might leave the bundle")
         if info.compress_type != zipfile.ZIP_STORED:
             raise IntegrityError(
-                f"entry '{info.filename}' of '{path.name}' is compressed, but entries of bundles are stored"
+                f"entry '{info.filename}' of '{path.name}' is compressed, but bundles contain uncompressed entries"
             )
     # Stored entries that do not overlap are smaller than the file, so reading them takes no more memory than the file.
     if sum(info.file_size for info in infos) > total:
-        raise IntegrityError(f"the entries of '{path.name}' are larger than the file: they overlap")
+        raise IntegrityError(f"the entries of '{path.name}' overlap: together they are larger than the file")
     return {info.filename: info.file_size for info in infos}
 
 

@@ -1,10 +1,11 @@
-"""Write a bundle: one file (an uncompressed zip that any zip tool lists) or a folder of the same files.
+"""Write a bundle, either as one file (an uncompressed zip) or as a folder with the same files.
 
-The same manifest and files always give the same bytes. A bundle appears whole or not at all: it is written into the folder
-``<target>.<random>.partial`` next to the target, and renamed when it is complete. If the process is killed, this folder remains. It is
-never mistaken for a bundle and can be removed.
+The same manifest and files always give the same bytes. Writing is atomic: the bundle is written into the folder
+``<target>.<random>.partial`` next to the target, and renamed when it is complete. If the process is killed, this folder remains and
+can be removed. Penstock does not open it as a bundle.
 
-The comment of the zip is the SHA-256 of all bytes before it. It protects the container, which the digests of the files do not cover.
+The comment of the zip is the SHA-256 of all bytes before it. The comment also covers the zip's own structure, unlike the digests of
+the files.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def place(artifact: Artifact) -> dict[str, bytes]:
 def code_variants(
     manifest: Manifest, files: Mapping[str, bytes], options: CodingOptions | None = None
 ) -> tuple[Manifest, dict[str, bytes]]:
-    """The bundle with each ONNX model coded if that makes its file smaller. Raises the errors of ``coded.encode``."""
+    """Encode each ONNX model of the bundle if that makes its file smaller. Raises the errors of ``coded.encode``."""
     plain = {one.file for one in manifest.variants if one.format is Format.ONNX and not (one.coding or one.beside)}
     coded = {path: encode_model(files[path], options) for path in sorted(plain)}
     coded = {path: data for path, data in coded.items() if len(data) < len(files[path])}
@@ -72,9 +73,8 @@ def pack(
 ) -> None:
     """Write ``manifest`` and the ``files`` that it lists to ``target``.
 
-    ``overwrite`` replaces a file or a bundle, but not a folder that contains other files than those of a bundle. Raises AlreadyExists
-    if ``target`` exists and may not be replaced, ResourceExhausted if it cannot be written, IntegrityError if the parts of the
-    manifest contradict each other.
+    ``overwrite`` replaces a file or a bundle, but not a folder that contains any other file. Raises AlreadyExists if ``target`` exists
+    and may not be replaced, ResourceExhausted if it cannot be written, IntegrityError if the manifest contradicts itself.
     """
     if manifest.files != file_entries(files):
         raise PenstockError("the manifest does not list the files that are to be packed")
@@ -98,19 +98,19 @@ def check_folder(target: Path) -> None:
     try:
         manifest = decode((target / MANIFEST).read_bytes())
     except (OSError, PenstockError):
-        raise AlreadyExists(f"'{target}' is a folder that holds no bundle", "choose another name") from None
+        raise AlreadyExists(f"'{target}' is a folder that is not a bundle", "choose another name") from None
     own = {MANIFEST, MANIFEST_DIGEST, *(entry.path for entry in manifest.files)}
     for path in sorted(target.rglob("*")):
         name = path.relative_to(target).as_posix()
         if name not in own and (path.is_symlink() or not path.is_dir()):
             raise AlreadyExists(
-                f"'{target}' holds '{name}', which does not belong to the bundle and would be lost",
+                f"'{target}' contains '{name}', which is not part of the bundle and would be lost",
                 "move it or choose another name",
             )
 
 
 def zip_bytes(entries: Mapping[str, bytes]) -> bytes:
-    """A zip of ``entries`` with its digest as comment. Entries are stored in order after the manifest, with fixed times and modes."""
+    """A zip of ``entries`` with its digest as comment. The manifest comes first. Times and modes are fixed."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for path in sorted(entries, key=lambda path: (path not in (MANIFEST, MANIFEST_DIGEST), path)):

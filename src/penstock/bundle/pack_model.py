@@ -39,7 +39,7 @@ def pack_model(
     artifact = model if isinstance(model, Artifact) else Artifact.from_file(model)
     known = engines_for(artifact.format)
     if not known:
-        raise Unsupported(f"models of format '{artifact.format.value}' cannot be in a bundle", "serve the file itself")
+        raise Unsupported(f"models of format '{artifact.format.value}' cannot be in a bundle", "serve the model file")
     if engine and engine not in known:
         hint = f"use {', '.join(known)}"
         raise Unsupported(f"engine '{engine}' does not run models of format '{artifact.format.value}'", hint)

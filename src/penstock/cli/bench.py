@@ -44,12 +44,12 @@ def bench(
     ],
     model: Annotated[str, typer.Option(help="Name of the model to send requests to.", show_default=False)],
     concurrency: Annotated[
-        str | None, typer.Option(help="Closed loop: numbers of busy connections. Default: 1,16,64.")
+        str | None, typer.Option(help="Closed loop: numbers of connections to test. Default: 1,16,64.")
     ] = None,
     rate: Annotated[
-        str | None, typer.Option(help="Open loop: requests per second, as Poisson arrivals, e.g. 500 or 100,500.")
+        str | None, typer.Option(help="Open loop: request rates to test, in requests per second, e.g. 100,500.")
     ] = None,
-    duration: Annotated[float, typer.Option(help="Seconds of measurement per row.")] = 5.0,
+    duration: Annotated[float, typer.Option(help="Seconds to measure each connection count or rate.")] = 5.0,
     warmup: Annotated[float, typer.Option(help="Seconds of load before the measurement.")] = 1.0,
     timeout: Annotated[
         float, typer.Option(help="Seconds to wait for a response; after that, the request counts as an error.")
@@ -68,11 +68,11 @@ def bench(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Send the requests over gRPC to this address, encrypted if the URL is https; closed loop only.",
+            help="Send the requests over gRPC to this address, with TLS if the URL is https. Closed loop only.",
         ),
     ] = None,
     key: Annotated[
-        str, typer.Option(envvar="PENSTOCK_KEY", help="Key that the server requires.", show_default=False)
+        str, typer.Option(envvar="PENSTOCK_KEY", help="API key to send to the server.", show_default=False)
     ] = "",
     ca: Annotated[
         Path | None,

@@ -50,11 +50,11 @@ def build(
     engine: Annotated[list[str] | None, typer.Option(help="Try only this engine; may be repeated.")] = None,
     threads: options.Threads = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="Try only this INT8 calibration, `best` or `none`; may be repeated.")
+        list[str] | None, typer.Option(help="Try only this INT8 calibration method; may be repeated. `none`: no INT8.")
     ] = None,
     budget: Annotated[
         str,
-        typer.Option(help="Maximum time for measuring candidates; more time gives narrower intervals."),
+        typer.Option(help="Maximum time for measuring candidates. A longer time gives narrower intervals."),
     ] = "20s",
     report: options.Report = None,
     folder: Annotated[bool, typer.Option("--folder", help="Write the bundle as a folder, not as one file.")] = False,
@@ -64,7 +64,7 @@ def build(
     """Build a bundle: optimise, quantise, measure and choose under a contract.
 
     The arrays in the npz files are named after the model's inputs and have one row per sample; an array `labels` is used to measure
-    accuracy. Without --calibrate, INT8 is not tried. Without --evaluate, a fifth of the calibration data is held out.
+    accuracy. Without --calibrate, INT8 is not tried. Without --evaluate, a fifth of the calibration data is held out for evaluation.
 
     [bold]Examples[/bold]
 
@@ -168,7 +168,7 @@ def _methods(names: list[str] | None) -> tuple[RangeMethod, ...]:
     if names == ["none"]:
         return ()
     if "none" in names:
-        raise InvalidArgument("--method none excludes all other methods", "remove none, or remove the others")
+        raise InvalidArgument("--method none cannot be combined with others", "remove none, or remove the others")
     known = {method.value: method for method in RangeMethod}
     for name in names:
         if name not in known and name != _BEST:

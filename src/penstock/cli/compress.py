@@ -15,7 +15,7 @@ from penstock.offline.build import Compression, Recipe, build
 from penstock.offline.compress.planner.plan_store import remove_plan
 
 _TIMING_SHARE, _MAX_TIMING_S = 0.1, 20.0
-"""The time for the final choice, after the plan's budget: this fraction of the budget, but at most this many seconds."""
+"""Time for the final choice, in addition to the plan's budget: a fraction of the budget, and the maximum in seconds."""
 
 
 def compress(
@@ -42,8 +42,8 @@ def compress(
     budget: Annotated[
         str,
         typer.Option(
-            help="Time for the search. No step starts after this time, but a running step may continue for half as long "
-            "again (at least 30s). Quantising before the search and measuring after it are not included."
+            help="Time limit for starting steps of the search. A running step may exceed the limit by 50% (at least 30s). "
+            "Quantising before the search and measuring after it are not included."
         ),
     ] = "10m",
     epochs: Annotated[float, typer.Option(help="Passes over the data in each training run.")] = 10,
@@ -51,14 +51,14 @@ def compress(
     threads: options.Threads = None,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Folder for finished steps; default: the output's name with .plan, removed at the end."),
+        typer.Option(help="Folder for finished steps. Default: the output's name with .plan, removed at the end."),
     ] = None,
     name: options.Name = "",
     report: options.Report = None,
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
-    """Compress a model under a contract. Tries pruning, low rank, quantisation, weight sharing and training; keeps steps that pay.
+    """Compress a model under a contract. Tries pruning, factorisation, quantisation, weight sharing and training.
 
     Training needs no labels, because it reproduces the original's outputs. Repeat the command to continue an interrupted run. Steps
     that train the model need `pip install 'penstock\\[torch]'`.

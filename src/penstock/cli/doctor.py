@@ -31,7 +31,7 @@ def doctor(
 ) -> None:
     """Check each model's configuration against the model, and show the corrected file.
 
-    The exit code is 1 if the server would not serve a model.
+    The exit code is 1 if the server would reject one of the models.
 
     [bold]Examples[/bold]
 

@@ -45,7 +45,7 @@ def infer(
     ],
     outputs: Annotated[Path | None, typer.Option(help="Write the outputs to this npz file.")] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Rows per call; default: the batch size of the bundle, else 32.")
+        int | None, typer.Option(min=1, help="Rows per call. Default: the bundle's batch size; 32 for a model file.")
     ] = None,
     trust_labels: Annotated[
         bool, typer.Option("--trust-labels", help="Accept labels on which the model is no better than chance.")
@@ -54,8 +54,8 @@ def infer(
 ) -> None:
     """Run a bundle or model over the rows of an npz file, in this process.
 
-    If the file contains an array named `labels`, the command also reports the accuracy, by the metric of the bundle's contract and on
-    the outputs that it names.
+    If the file contains an array named `labels`, the command also reports the accuracy. The bundle's contract names the metric and the
+    judged outputs.
 
     [bold]Examples[/bold]
 

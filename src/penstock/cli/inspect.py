@@ -27,9 +27,7 @@ _STYLES = {"chosen": "bold green", "rejected": "red", "failed": "red", "baseline
 
 
 def inspect(
-    bundle: Annotated[
-        Path, typer.Argument(help="The bundle, a file or a folder; or an ONNX file.", show_default=False)
-    ],
+    bundle: Annotated[Path, typer.Argument(help="A bundle (file or folder) or an ONNX file.", show_default=False)],
     report: Annotated[Path | None, typer.Option(help="Also write the build's HTML report to this path.")] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Show every candidate, not only the best of each kind.")

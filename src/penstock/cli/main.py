@@ -36,9 +36,9 @@ from penstock.version import __version__
 
 _PANELS = {
     "Build a bundle": {
-        "build": "Optimise and quantise a model, measure the candidates, and pack the fastest within the contract.",
-        "compress": "Search for the best sequence of compression methods within a contract.",
-        "inspect": "Show a bundle's models, measurements, and rejected candidates with reasons, or an ONNX file.",
+        "build": "Optimise and quantise a model, measure the candidates, and pack the fastest that meets the contract.",
+        "compress": "Search for the best sequence of compression methods that meets a contract.",
+        "inspect": "Show the contents and measurements of a bundle, or the contents of an ONNX file.",
     },
     "Serve": {
         "serve": "Serve bundles and models over the Open Inference Protocol (KServe v2).",
@@ -48,7 +48,7 @@ _PANELS = {
     },
     "Run and measure": {
         "infer": "Run a bundle or model on the rows of an npz file, without a server.",
-        "bench": "Send load to a server, closed or open loop, and report throughput and latencies.",
+        "bench": "Load-test a server with a closed or an open loop, and report throughput and latencies.",
     },
     "Single compression methods": {entry.name: entry.summary for entry in METHODS.values()},
 }
@@ -99,7 +99,7 @@ def run() -> None:
 
 
 def make_app(command: str | None) -> typer.Typer:
-    """The application with only ``command`` imported; the other commands appear only in ``--help``."""
+    """Make the application. Only ``command`` is imported; the other commands appear only in ``--help``."""
     app = typer.Typer(
         help="Penstock builds bundles from trained models and serves them. Every decision is based on measurements.",
         epilog="Every command has --help with examples, and --json for scripts.",

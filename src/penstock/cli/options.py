@@ -21,14 +21,14 @@ MaxAccuracyLoss = Annotated[str, typer.Option(help="Maximum loss of accuracy aga
 MaxOutputError = Annotated[
     str,
     typer.Option(
-        help="Maximum difference of every output from the original's: fraction of changed classes, or relative error. The only limit"
-        " if no metric of accuracy applies."
+        help="Maximum difference of any output from the original's: fraction of changed classes, or relative error. If accuracy"
+        " cannot be measured, this is the only limit."
     ),
 ]
 Metric = Annotated[
     str,
     typer.Option(
-        help=f"Metric of accuracy: {', '.join(METRICS)}; or your own module:function. Default: chosen by the outputs and labels."
+        help=f"Metric of accuracy: {', '.join(METRICS)}; or your own module:function. Default: depends on the outputs and labels."
     ),
 ]
 MetricOutput = Annotated[str, typer.Option(help="Output that the metric judges; default: the first suitable output.")]
@@ -36,13 +36,13 @@ TrustLabels = Annotated[
     bool, typer.Option("--trust-labels", help="Accept labels on which the original is no better than chance.")
 ]
 ProveAccuracy = Annotated[
-    bool, typer.Option("--prove-accuracy", help="Require proof of the maximum loss at 95% confidence.")
+    bool, typer.Option("--prove-accuracy", help="Require that the loss limit is proven at 95% confidence.")
 ]
 P99 = Annotated[str | None, typer.Option(help="Required p99 latency of one call, e.g. 5ms.")]
 Threads = Annotated[str | None, typer.Option(help="Thread counts to try, e.g. 1,2.")]
 Name = Annotated[str, typer.Option(help="Name of the served model; default: the bundle's file name.")]
 Report = Annotated[Path | None, typer.Option(help="Also write an HTML report to this path.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite a target that is not a bundle.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the target even if it is not a bundle.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 
@@ -55,7 +55,7 @@ def read_contract(
     prove_accuracy: bool,
     trust_labels: bool,
 ) -> Contract:
-    """The contract of these options. Raises InvalidArgument, InvalidConfig."""
+    """Make the contract from these options. Raises InvalidArgument, InvalidConfig."""
     return Contract(
         parse_share(max_accuracy_loss),
         parse_milliseconds(p99) if p99 else None,

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 class StageProgress:
     """A context manager that draws one progress bar per stage. Call it with (stage, done, total).
 
-    Without a terminal, it prints one line for each finished stage instead, so that bars do not mix with error messages.
+    Without a terminal, it prints one line for each finished stage, so that bars do not mix with error messages.
     """
 
     def __init__(self) -> None:

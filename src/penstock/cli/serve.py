@@ -26,8 +26,8 @@ def serve(
     The command prints one line when all models are loaded and warm. SIGTERM or Ctrl-C drains the server: it stops reporting ready,
     answers the requests in flight, and exits. A second signal ends it immediately.
 
-    Every setting can be given in a file, in the environment (PENSTOCK_SERVER_NAME), and here: common ones as options, all others
-    with --set. "penstock config show" lists all settings and their origin.
+    Every setting can be given in a file, in the environment (PENSTOCK_SERVER_NAME), or on the command line. Use --set for settings
+    without an option. "penstock config show" lists all settings and their origin.
 
     [bold]Examples[/bold]
 

@@ -17,7 +17,7 @@ from penstock.online.server.config import PANELS, ServerConfig
 
 
 class ServerSettings(msgspec.Struct, frozen=True):
-    """The configuration from all sources: the server's settings, and the settings of single models by name."""
+    """The configuration from all sources: the server's settings, and each model's settings by the model's name."""
 
     server: Resolved[ServerConfig]
     models: Mapping[str, Mapping[str, Any]]
@@ -34,7 +34,7 @@ def grouped_settings() -> Iterator[tuple[str, Setting]]:
 
 
 def option_name(setting: Setting) -> str:
-    """The option of a setting. The option of a list may be repeated and is singular: ``--load-model`` for ``load_models``."""
+    """The option's name for a setting. For a list, the name is singular, since the option may be repeated: ``--load-model``."""
     name = setting.name.removesuffix("s") if get_origin(setting.kind) is tuple else setting.name
     return f"--{name.replace('_', '-')}"
 
@@ -55,7 +55,7 @@ def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
             typer.Option(
                 "--set",
                 metavar="NAME=VALUE",
-                help="Set any setting, including those without an option; may be repeated. Lists are a,b or a JSON array.",
+                help="Set any setting, including those without an option; may be repeated. Write lists as a,b or as a JSON array.",
             ),
         ),
     ]

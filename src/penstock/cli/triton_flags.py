@@ -25,7 +25,7 @@ DEFAULTS: Mapping[str, Any] = {
     "max_request_bytes": 1 << 30,
     "max_json_bytes": 64 << 20,
 }
-"""Triton's defaults that differ from those of ``ServerConfig``. Triton does not limit the size of tensors."""
+"""Defaults that differ between Triton and ``ServerConfig``. The size limits are high, since Triton does not limit tensors."""
 
 _WORDS = {"true": "1", "on": "1", "false": "0", "off": "0"}
 _PARTS = re.compile(r"(?:([^,=]+),)?([^,=]+)=(.+)", re.DOTALL)
@@ -42,9 +42,9 @@ class TritonFlag(NamedTuple):
 
 
 def translate(arguments: Sequence[str]) -> tuple[Settings, list[str]]:
-    """Settings of ``ServerConfig`` by name, and notes on flags without effect. Raises InvalidArgument.
+    """Convert flags to settings of ``ServerConfig`` by name, and notes on flags without effect. Raises InvalidArgument.
 
-    As in Triton, the value follows after ``=`` or as the next argument, and a name may be abbreviated if it is unambiguous.
+    As in Triton, a value follows ``=`` or is the next argument, and a flag's name may be abbreviated if it stays unambiguous.
     """
     settings: Settings = {}
     notes: list[str] = []

@@ -1,8 +1,8 @@
-"""Run models in a child process, because ONNX Runtime may end its process.
+"""Run models in a child process, because ONNX Runtime can crash its process.
 
-Some kernels divide an integer by the length of an axis. If the length is 0, SIGFPE ends the process, which no exception handler can
-catch. Some graph rewrites abort the process. All calls share one child process, which the first call starts. If the child dies, the
-next call starts a new one. The child ends with its parent.
+Some kernels divide an integer by the length of an axis. If the length is 0, the signal SIGFPE kills the process; an exception handler
+cannot catch it. Some graph rewrites abort the process. All calls share one child process, which the first call starts. If the child
+dies, the next call starts a new one. The child ends with its parent.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class Apart:
         self._lock = threading.Lock()
 
     def forward(self, artifact: Artifact, inputs: Mapping[str, Array], *, as_written: bool = True) -> dict[str, Array]:
-        """The outputs of ``artifact`` on ``inputs``, computed on one thread. ``as_written`` means the same as in ``loaded``.
+        """Run ``artifact`` on ``inputs`` with one thread. ``as_written`` means the same as in ``loaded``.
 
         Raises PenstockError if the model fails, ends its process, or runs longer than a minute.
         """
         return self.call(_forward, artifact, dict(inputs), as_written, patience_s=_PATIENCE_S)
 
     def call(self, function: Callable[..., T], *arguments: object, patience_s: float | None = None) -> T:
-        """The result of a function of a module, called in the child.
+        """Call a function of a module in the child process, and return its result.
 
-        Raises PenstockError if the function does, if it ends its process, or if it runs longer than ``patience_s``.
+        Raises PenstockError if the function raises it, ends its process, or runs longer than ``patience_s``.
         """
         with self._lock:
             try:
@@ -120,10 +120,10 @@ def serve(questions: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def forked(function: Callable[..., T], *arguments: object) -> T:
-    """The result of a function, called in a copy of this process, which then ends. Nothing that it loads remains.
+    """Call a function in a copy of this process, and return its result. The copy then ends, so nothing that it loaded remains.
 
-    Call this only from a process without threads, such as a child of ``Apart`` that has loaded no model: other threads do not exist
-    in the copy, but their locks do. Raises PenstockError if the function does, or if it ends its process.
+    Call this only from a process without threads, such as a child of ``Apart`` that has loaded no model: other threads do not exist in
+    the copy, but their locks do. Raises PenstockError if the function raises it, or ends its process.
     """
     reading, writing = os.pipe()
     child = os.fork()

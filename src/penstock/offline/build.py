@@ -4,8 +4,8 @@
 
     model.onnx ─ optimise ─ calibrate ─ quantise ─ (plan) ─ tune ─ pack ─ digits.bundle
 
-A compression plan is made only if the recipe asks for one. The last step writes the bundle atomically, so a build that is killed
-leaves an earlier bundle intact.
+The plan is optional: see ``Recipe.compression``. The last step writes the bundle atomically, so a build that is killed leaves an
+earlier bundle intact.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 _HELD_OUT = 0.2
 _KEPT_SHARE, _KEPT_BYTES = 4, 4 << 30
-"""Cache size for parsed models and sessions, in bytes, if the usable memory is unknown. Otherwise it is a quarter of that memory."""
+"""Cache size for parsed models and sessions: a quarter of the usable memory, or 4 GiB if the usable memory is unknown."""
 _SHORT_CALL_MS = 1.0
 _THROUGHPUT_ROWS = 16
 _FEW_CALLS = 100
@@ -96,14 +96,14 @@ class Recipe(msgspec.Struct, frozen=True):
     careful: bool = True
     """Also try INT8 with equalised channels, ranges chosen for each tensor, and corrected biases."""
     dynamic: bool = True
-    """If matrix products hold most of the weights, also try INT8 with ranges computed at run time. Its outputs for a row depend on the
-    other rows of the call, so it is only tried for calls of one row, the objective ``latency``, beside calibrated INT8."""
+    """If matrix products hold most of the weights, also try dynamic INT8 (ranges computed at run time). Rows of a call then influence
+    each other, so this is tried only for calls of one row (objective ``latency``), besides calibrated INT8."""
     objective: Literal["latency", "throughput", "size"] = "latency"
     """The quantity to optimise: latency of calls with one row, throughput of calls with sixteen rows, or size of the bundle."""
     compression: Compression | None = None
     """Options of the compression plan. None: no plan is made."""
     budget_s: float = 20.0
-    """Maximum seconds for timing candidates, but each is loaded at least three times. More time gives narrower intervals."""
+    """Maximum seconds for timing candidates, but each candidate is loaded at least three times. More time gives narrower intervals."""
     overwrite: bool = False
     """Overwrite an existing file or folder that is not a bundle. An existing bundle is always overwritten."""
     folder: bool = False
@@ -138,7 +138,7 @@ def build(
     """Build ``model`` into a bundle at ``output``.
 
     ``calibrate`` and ``evaluate`` are npz files or mappings of arrays named after the model's inputs, with one row per sample; an
-    array named ``labels`` has the right answers. Without ``calibrate``, INT8 is not tried. Without ``evaluate``, a fifth of
+    array named ``labels`` contains the labels. Without ``calibrate``, INT8 is not tried. Without ``evaluate``, a fifth of
     ``calibrate`` is held out for evaluation. Raises InvalidModel, InvalidData, InvalidConfig, ContractUnmet, AlreadyExists,
     ResourceExhausted.
     """
@@ -267,7 +267,7 @@ def _threads(recipe: Recipe, machine: MachineFacts) -> tuple[int, ...]:
     for count in recipe.threads:
         if not 1 <= count <= machine.cores:
             raise InvalidConfig(
-                f"a thread count must be from 1 to {machine.cores}, the cores of this machine, got {count}",
+                f"a thread count must be from 1 to {machine.cores}, the number of cores of this machine, got {count}",
                 "change --threads",
             )
     return tuple(sorted(set(recipe.threads))) or thread_counts(machine.cores)
@@ -462,5 +462,5 @@ def _variants(chosen: Candidate, fp32: Artifact) -> tuple[tuple[Variant, ...], d
 
 
 def instances(cores: int, threads: int, call_ms: float) -> int:
-    """Number of instances: one if calls take less time than a handover between threads, else as many as the cores allow."""
+    """Number of instances: one if a call is shorter than a handover between threads, otherwise as many as the cores allow."""
     return 1 if call_ms < _SHORT_CALL_MS else max(1, cores // threads)

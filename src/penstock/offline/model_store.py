@@ -2,7 +2,7 @@
 
 A build runs within ``keep_models``. In this block, ``remembered`` returns the earlier result for a key, and ``borrowed`` returns a
 session that is already loaded. Outside the block, nothing is cached. The store has a limit in bytes; it drops the least recently used
-entries first. At the end of the block, it drops all entries. Other threads do not use the store.
+entries first. At the end of the block, it drops all entries. Only one thread uses the store.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ModelStore:
         self._bytes = 0
 
     def take(self, kind: str, key: Hashable, make: Callable[[], Any], size_bytes: int) -> _Kept:
-        """The object of ``kind`` under ``key``, made now if it is not cached. It counts as in use until ``give_back``."""
+        """The object with this ``kind`` and ``key``, made now if it is not cached. The object is in use until ``give_back``."""
         kept = self._kept.get((kind, key))
         if kept is None:
             value = make()
@@ -87,7 +87,7 @@ def keep_models(limit_bytes: int) -> Iterator[ModelStore]:
 
 
 def remembered(kind: str, key: Hashable, make: Callable[[], T], size_bytes: int) -> T:
-    """The result of ``make``, or its earlier result under the same ``key``. Callers share the result and must not change it."""
+    """The result of ``make``, or the result cached under ``key``. Callers share the result and must not change it."""
     store = _current.get()
     if store is None:
         return make()
@@ -99,7 +99,7 @@ def remembered(kind: str, key: Hashable, make: Callable[[], T], size_bytes: int)
 
 @contextlib.contextmanager
 def borrowed(key: Hashable, load: Callable[[], LoadedModel], size_bytes: int) -> Iterator[LoadedModel]:
-    """The session from ``load``, or the session cached under ``key``. Without a store, it is unloaded at the end of the block."""
+    """The session from ``load``, or the session cached under ``key``. Without a store, the session is unloaded after the block."""
     store = _current.get()
     if store is None:
         model = load()

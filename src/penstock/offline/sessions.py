@@ -31,8 +31,8 @@ def loaded(
 ) -> Iterator[LoadedModel]:
     """``artifact``, loaded and ready to run. Raises the errors of ``session``.
 
-    With ``as_written``, ONNX Runtime does not optimise the graph, so that every tensor of the file exists. It also releases memory
-    after each large batch.
+    With ``as_written``, ONNX Runtime does not optimise the graph, so that every tensor of the file exists. ONNX Runtime also releases
+    memory after each large batch.
     """
     with session(artifact, engine, {"threads": threads, **(_AS_WRITTEN if as_written else {})}) as model:
         yield model

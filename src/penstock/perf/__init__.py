@@ -1,1 +1,1 @@
-"""Measurement: load tests of servers, and comparisons of the latency of models in this process, with confidence intervals."""
+"""Measurement with confidence intervals: load tests of servers, and latency comparisons of models in this process."""

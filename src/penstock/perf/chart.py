@@ -19,14 +19,14 @@ _SERIES_COLORS = ("#64748b", "#059669", "#2563eb", "#d97706", "#7c3aed", "#dc262
 _LINE = 15
 """Height of a line of text in pixels."""
 _TITLE, _GAP = 22, 6
-"""In pixels: the width of a title at the left, and the distance between neighbouring ticks."""
+"""Width of a title at the left, and distance between neighbouring ticks, in pixels."""
 _BAR, _NAMES, _LONGEST_NAME, _COLUMN_GAP = 20, 210, 28, 60
-"""Height of a row of bars, width of the column of names (both in pixels), maximum letters of a name, pixels between columns."""
+"""Height of a row of bars, width of the column of names, maximum length of a name (in characters), gap between columns; in pixels."""
 _TICKS = 5
 
 
 class Scale(NamedTuple):
-    """Title, number format and kind of an axis. An axis in per cent extends beyond 0 and 100 % only if a value lies outside."""
+    """Title, number format and kind of an axis. An axis in per cent stays within 0 and 100 %, unless a value lies outside."""
 
     title: str
     form: str = "{:g}"
@@ -106,7 +106,7 @@ def line_chart(
     y_scale: Scale,
     marks: Sequence[tuple[str, float]] = (),
 ) -> str:
-    """A line chart with a line through the points (x, y) of each of ``series``, and a dashed horizontal line for each of ``marks``.
+    """Draw a line chart: each of ``series`` is a line through points (x, y), and each of ``marks`` is a dashed horizontal line.
 
     Points that are not finite, or not positive on a logarithmic axis, are skipped.
     """
@@ -135,9 +135,9 @@ def line_chart(
 
 
 def bar_chart(rows: Sequence[tuple[str, *tuple[float, ...]]], title: str, *scales: Scale) -> str:
-    """A chart of ``rows``. A row has a name and, for each of ``scales``, one value, which is drawn as a bar from zero.
+    """Draw a bar chart. A row has a name and, for each of ``scales``, one value; the value is drawn as a bar from zero.
 
-    Values that are not finite are drawn as a dash. Bars are not logarithmic.
+    Values that are not finite are drawn as a dash. The length of a bar is always linear.
     """
     bottom = _TOP + _BAR * max(1, len(rows))
     room = (_WIDTH - _NAMES - _RIGHT + _COLUMN_GAP / 2) / len(scales)
@@ -170,7 +170,7 @@ def pareto(records: Sequence[CandidateRecord]) -> list[CandidateRecord]:
 
 
 def pareto_chart(evidence: Evidence) -> str:
-    """All candidates by latency (logarithmic) and accuracy, with the Pareto front and the minimum accuracy."""
+    """Draw all candidates by latency (logarithmic) and accuracy, with the Pareto front and the minimum accuracy."""
     records = _measured((evidence.baseline, *evidence.candidates))
     floor = _value(evidence.baseline) - evidence.limit
     metric = evidence.baseline.accuracy.metric if evidence.baseline.accuracy else "accuracy"
@@ -187,16 +187,16 @@ def pareto_chart(evidence: Evidence) -> str:
 
 
 def throughput_chart(profiles: Mapping[str, Sequence[LatencyPoint]]) -> str:
-    """Rows per second of one instance by batch size (both logarithmic), one line per profile."""
+    """Draw the throughput of one instance by batch size (both logarithmic), with one line per profile."""
     rates = {name: [(p.batch, p.batch / p.p50_ms * 1e3) for p in points] for name, points in profiles.items()}
     x_scale, y_scale = Scale("batch size", log=True), Scale("rows/s", "{:,.0f}", log=True)
     return line_chart(rates, "Throughput by batch size", x_scale, y_scale)
 
 
 def attempts_chart(attempts: Sequence[Attempt], original_bytes: int) -> str:
-    """All models that a plan measured, by size (logarithmic) and accuracy. Lines connect models to their parents.
+    """Draw all models that a plan measured, by size (logarithmic) and accuracy. A line connects each model to its source.
 
-    If the plan coded its models, sizes are those of the coded files. Hollow points are models that the plan did not keep. Empty if
+    If the plan coded its models, sizes are sizes of coded files. Hollow points are models that the plan did not keep. Returns "" if
     nothing was measured.
     """
     measured = [(attempt, attempt.accuracy) for attempt in attempts if attempt.accuracy is not None]

@@ -38,7 +38,7 @@ class ConditionsWatch:
 class OthersWatch:
     """Measures the CPU time that other processes use on this process's cores, from construction to ``finish``.
 
-    Child processes of this process count as its own once they have ended.
+    Child processes of this process count as other processes until they have ended.
     """
 
     def __init__(self, cores: Sequence[int] = (), proc: Path = _PROC, clock: Clock = _SYSTEM_CLOCK) -> None:
@@ -46,7 +46,7 @@ class OthersWatch:
         self._start, self._used = clock.now(), self._others()
 
     def finish(self) -> str:
-        """What else ran, if it was enough to disturb a measurement; otherwise empty."""
+        """The CPU use of other processes as text, if it may have disturbed a measurement; otherwise empty."""
         cores, seconds = len(self._cores), self._clock.now() - self._start
         others = (self._others() - self._used) / max(seconds, 1e-6)
         return f"other processes used {others:.1f} of {cores} cores" if others > _BUSY_SHARE * cores else ""

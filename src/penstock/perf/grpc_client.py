@@ -34,7 +34,7 @@ OnLost = Callable[["Lane", str], None]
 
 
 def framed(message: bytes) -> bytes:
-    """``message`` in gRPC framing: a flag for "not compressed", the length, and the message."""
+    """Frame ``message`` for gRPC: a zero byte (not compressed), the length, and the message."""
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
@@ -106,7 +106,7 @@ class Lane:
         return b"".join(self.chunks)[5:]
 
     def drop(self, why: str) -> None:
-        """Cancel the call in flight and leave the connection. ``on_lost`` is then called with ``why``."""
+        """Cancel the call in flight and remove the lane from its connection. ``on_lost`` is then called with ``why``."""
         self._connection.leave(self)
         asyncio.get_running_loop().call_soon(self.lost, why)
 
@@ -290,7 +290,7 @@ class GrpcConnection(asyncio.Protocol):
             while size - position >= 9:
                 length = int.from_bytes(data[position : position + 3], "big")
                 if length > h2.MIN_FRAME_SIZE:
-                    raise ValueError("not HTTP/2, or a frame above the agreed size")
+                    raise ValueError("not HTTP/2, or a frame that is too large")
                 end = position + 9 + length
                 if end > size:
                     break

@@ -56,7 +56,7 @@ class Address(msgspec.Struct, frozen=True):
         if not host or any(mark.isspace() for mark in url):
             raise InvalidArgument(f"bad URL '{url}': the host is missing", hint)
         if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
-            raise InvalidArgument(f"bad URL '{url}': it has more than scheme, host and port", hint)
+            raise InvalidArgument(f"bad URL '{url}': only scheme, host and port are allowed", hint)
         tls = _trusting(ca) if parts.scheme == "https" else None
         return cls(host, _PORTS[parts.scheme] if port is None else port, tls, key)
 
@@ -89,7 +89,7 @@ def _trusting(ca: Path | None) -> ssl.SSLContext:
 
 
 class AnswerHead(NamedTuple):
-    """The parsed head of a response. ``json_size`` is the Inference-Header-Content-Length, if present."""
+    """The parsed head of a response. ``json_size`` is the value of the header Inference-Header-Content-Length, if present."""
 
     status: int
     """200 if the request succeeded, otherwise the HTTP or gRPC status, depending on ``protocol``."""
@@ -225,8 +225,8 @@ class HttpSession:
         self._answer: asyncio.Future[HttpAnswer]
 
     async def ask(self, request: bytes) -> HttpAnswer:
-        """Send a complete request and await the response. Raises Unavailable if the connection cannot be made or is lost, and
-        DeadlineExceeded.
+        """Send a complete request and await the response. Raises Unavailable if the connection fails, and DeadlineExceeded after the
+        timeout.
         """
         self._answer = asyncio.get_running_loop().create_future()
         try:

@@ -1,9 +1,9 @@
 """Load generation with a closed or an open loop.
 
-In a *closed* loop, each of several connections sends its next request when its last request is answered. An *open* loop sends
-requests on schedule, as a Poisson process of a given rate. If no connection is free, a request waits and is never skipped. Its
-latency counts from the scheduled time. Latencies therefore include all waiting that a stalled server causes, which avoids
-"coordinated omission" (Gil Tene, "How NOT to Measure Latency").
+In a *closed* loop, each connection sends its next request when its last request is answered. An *open* loop sends requests on
+schedule, as a Poisson process of a given rate. If no connection is free, a request waits and is never skipped. Latency is measured
+from the scheduled time. Latencies therefore include all waiting that a stalled server causes, which avoids "coordinated omission" (Gil
+Tene, "How NOT to Measure Latency").
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def closed_loop(
     *,
     connect: Connect = connect,
 ) -> ClosedLoopResult:
-    """Send ``requests`` in rotation over ``concurrency`` busy connections. Raises InvalidArgument, Unavailable.
+    """Send ``requests`` in rotation over ``concurrency`` connections. Raises InvalidArgument, Unavailable.
 
     ``connect`` opens HTTP/1.1 connections by default. For gRPC, pass a ``GrpcConnector``.
     """

@@ -22,7 +22,7 @@ from penstock.perf.pacing import PreciseTimer
 from penstock.perf.tally import Tally
 
 Check = Callable[[int, bytes, int | None], bool]
-"""Called with ``(index of the request, body, json_size)`` of each response. Returns True if the response is correct. Must be fast."""
+"""Called for each response with ``(request index, body, json_size)``. Returns True if the response is correct. Must be fast."""
 
 TIMED_OUT = "time-out"
 NO_CONNECTION = "no connection"

@@ -1,4 +1,4 @@
-"""Time functions as production runs them, warm and one after another, and compare their speed.
+"""Time functions under the conditions of production (warm, one call after another), and compare their speed.
 
 ::
 
@@ -6,8 +6,8 @@
     load 2:  warm up b, a    b a a b b a a b ...
     ...
 
-A model that is loaded twice has two speeds: its memory lies elsewhere, and its threads run on other cores. More calls of one load do
-not reveal this, so ``repeat`` times several loads, and ``speedup`` takes a load as one observation (T. Kalibera, R. Jones, "Rigorous
+A model's speed differs from load to load, because its memory and its threads are placed differently. More calls within one load do not
+reveal this. So ``repeat`` times several loads, and ``speedup`` treats a load as one observation (T. Kalibera, R. Jones, "Rigorous
 benchmarking in reasonable time", ISMM 2013).
 """
 
@@ -30,7 +30,7 @@ from penstock.tensor import Array
 Run = Callable[[], object]
 
 LOADS = 8
-"""Number of loads of a measurement that decides."""
+"""Number of loads for a measurement that decides between candidates."""
 FEWEST_LOADS = 3
 _BLOCK_SECONDS, _SHORTEST_BLOCK_SECONDS = 0.02, 0.01
 _WARM_UP_SECONDS = 0.01
@@ -50,10 +50,10 @@ class Timings(msgspec.Struct, frozen=True):
     seconds: Sequence[Array]
     """The latencies of each load or, within one load, of each block, in seconds."""
     busy: str = ""
-    """What else ran on the machine, if it was enough to disturb the measurement; otherwise empty."""
+    """Other processes that disturbed the measurement, as text; empty if there were none."""
 
     def joined(self, other: Timings) -> Timings:
-        """These timings and ``other``, which were measured apart."""
+        """These timings together with ``other``, which were measured separately."""
         return Timings((*self.seconds, *other.seconds), self.busy or other.busy)
 
     @property
@@ -88,9 +88,9 @@ def interleave(
 ) -> dict[str, Timings]:
     """Time ``runs`` in turns, within about ``budget_s`` seconds and in at least two blocks each.
 
-    A block is a pause and then calls of one run for 10 to 20 ms, of which the first tenth is dropped. In the pause, threads of the
-    run before stop spinning. The order is random, and every second round has the order of the round before reversed, so that a drift
-    affects all alike. Timing ends early after ``enough`` calls of each run.
+    A block is a pause, then calls of one run for 10 to 20 ms; the first tenth of the calls is dropped. In the pause, threads of the
+    previous run stop spinning. The order is random, and every second round reverses the previous order, so that a drift affects all
+    runs. Timing ends early after ``enough`` calls of each run.
     """
     rng = random.Random(seed)
     order = list(runs)
@@ -126,10 +126,10 @@ def interleave(
 def repeat(
     time_load: Callable[[int], Mapping[str, Array]], loads: int, budget_s: float, clock: Clock = _SYSTEM_CLOCK
 ) -> dict[str, Timings]:
-    """Time ``loads`` loads, or as many as start within ``budget_s`` seconds, but at least three.
+    """Time ``loads`` loads, or fewer if ``budget_s`` seconds are over, but at least three.
 
-    ``time_load(number)`` loads everything afresh and returns the latencies by name. Only the time, never a latency, decides how many
-    loads there are, so that intervals stay valid.
+    ``time_load(number)`` loads everything afresh and returns the latencies by name. The number of loads depends on time but never on a
+    measured latency, so that intervals stay valid.
     """
     end, found = clock.now() + budget_s, list[Mapping[str, Array]]()
     while len(found) < loads and (len(found) < FEWEST_LOADS or clock.now() < end):
@@ -140,13 +140,13 @@ def repeat(
 def speedup(base: Timings, other: Timings) -> Interval:
     """The speed of ``other`` relative to ``base``, with its 95 % interval.
 
-    Both must come from one call of ``repeat`` or ``interleave``, because their loads or blocks are paired. The estimate is the
-    geometric mean of the ratios of the medians. The interval is Student's, for the logarithms of the ratios; it needs two pairs.
+    ``base`` and ``other`` must come from the same call of ``repeat`` or ``interleave``, because their loads or blocks are paired. The
+    estimate is the geometric mean of the ratios of the medians. The interval is Student's t-interval of the ratios' logarithms.
     """
     ratios = np.log(base.medians) - np.log(other.medians)
     count = len(ratios)
     if count < 2:
-        raise ValueError("one pair of latencies has no interval")
+        raise ValueError("an interval needs at least two pairs of latencies")
     value = float(ratios.mean())
     reach = student(0.975, count - 1) * float(ratios.std(ddof=1)) / math.sqrt(count)
     return Interval(*(math.exp(one) for one in (value, value - reach, value + reach)))

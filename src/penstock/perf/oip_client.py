@@ -52,7 +52,7 @@ async def infer_all(
     concurrency: int = 8,
     timeout_s: float = 30.0,
 ) -> list[dict[str, Array]]:
-    """Send every request once, over up to ``concurrency`` connections. Returns the outputs by name, in the order of ``requests``.
+    """Send every request once, over up to ``concurrency`` connections. Returns the outputs of each request, in order.
 
     The arrays may be read-only. Stops at the first failure. A lost connection raises Unavailable, and a timeout raises
     DeadlineExceeded. An error response raises InvalidArgument (status 400), NotFound (404), Unsupported (501), or PenstockError
@@ -99,10 +99,10 @@ def infer_request(
     binary: bool,
     parameters: Mapping[str, str | int | bool] = MappingProxyType({}),
 ) -> bytes:
-    """A complete HTTP inference request. With ``binary``, the request and the response carry tensors as raw bytes after the JSON.
+    """Build a complete HTTP inference request. With ``binary``, request and response carry tensors as raw bytes after the JSON.
 
-    ``parameters`` are request parameters, such as ``timeout`` in microseconds. Raises Unsupported for a datatype and InvalidData for
-    a value without a JSON form.
+    ``parameters`` are request parameters, such as ``timeout`` in microseconds. Raises Unsupported if a datatype has no JSON form,
+    InvalidData if a value has none.
     """
     entries: list[dict[str, Any]] = []
     raw: list[bytes | memoryview] = []
@@ -154,7 +154,7 @@ def decode_answer(body: bytes, json_size: int | None) -> dict[str, Array]:
 
 
 def random_inputs(signature: Signature, batch: int, count: int, seed: int = 0) -> list[dict[str, Array]]:
-    """Random inputs of ``count`` requests. A free first dimension becomes ``batch``; other free dimensions become 1.
+    """Generate random inputs for ``count`` requests. A free first dimension becomes ``batch``; other free dimensions become 1.
 
     Floats are standard normal. Integers are 0 or 1, which are valid tokens, masks and indices. Raises InvalidArgument if ``batch``
     is not 1 and the first dimension of an input is fixed at another size.

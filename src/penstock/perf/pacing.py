@@ -27,8 +27,8 @@ def poisson_arrivals(rate: float, seed: int) -> Iterator[float]:
 class PreciseTimer:
     """A timer with the resolution of the kernel's timers. It calls back once after each ``arm``.
 
-    Event loops round times to milliseconds, and a small model's latency is much shorter. This timer uses a ``timerfd`` on Linux
-    and the event loop's timer on other systems.
+    Event loops round times to milliseconds, which is too coarse for small models. This timer uses a ``timerfd`` on Linux and the event
+    loop's timer on other systems.
     """
 
     def __init__(self, callback: Callable[[], None]) -> None:
@@ -43,7 +43,7 @@ class PreciseTimer:
             self._loop.add_reader(self._fd, self._expired)
 
     def arm(self, delay_s: float) -> None:
-        """Call back in ``delay_s`` seconds, instead of at an earlier armed time."""
+        """Call back in ``delay_s`` seconds. This cancels an earlier pending callback."""
         if self._fd >= 0:
             self._set(max(1, int(delay_s * 1e9)))
             return

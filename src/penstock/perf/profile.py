@@ -13,7 +13,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Default batch sizes."""
 
 HAND_OVER_MS = 0.1
-"""Seconds that a server typically adds to one call: waking the instance, merging, splitting, waking the event loop."""
+"""Milliseconds that a server typically adds to one call: waking the instance, merging, splitting, waking the event loop."""
 
 _ENOUGH_CALLS = 300
 _ENOUGH = 0.95
@@ -27,9 +27,9 @@ def profile(
     batches: Sequence[int] = BATCHES,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> dict[str, tuple[LatencyPoint, ...]]:
-    """Profile all ``models``, interleaved, at each batch size of ``batches``. The batch sizes share ``budget_s`` evenly, but a batch
-    size takes no more time than its p99 needs. ``samples`` have rows along their first axis. Unless all models are batchable,
-    only their fixed batch is profiled. Batches whose minimum number of calls would exceed the whole budget are skipped.
+    """Profile all ``models``, interleaved, at each batch size of ``batches``. Each batch size gets the same part of ``budget_s``, but
+    takes no longer than its p99 needs. ``samples`` have rows along their first axis. If a model is not batchable, only the fixed batch
+    size is profiled. Batch sizes whose minimum number of calls exceeds the whole budget are skipped.
     """
     if not all(model.signature.batchable for model in models.values()):
         batches = (max(model.signature.smallest_batch for model in models.values()),)
@@ -54,10 +54,10 @@ def rows_per_second(point: LatencyPoint) -> float:
 
 
 def knee(points: Sequence[LatencyPoint], p99_ms: float | None = None) -> LatencyPoint:
-    """The smallest batch that reaches 95 % of the best rows per second, among the batches with a p99 within ``p99_ms``.
+    """The smallest batch size with at least 95 % of the highest throughput, among batch sizes with a p99 of at most ``p99_ms``.
 
-    The throughput includes the server's overhead per call, which favours larger batches of very fast models. If no batch is within
-    ``p99_ms``, the result is the first point.
+    The throughput includes the server's overhead per call, which favours larger batches of very fast models. If no batch size meets
+    ``p99_ms``, returns the first point.
     """
     allowed = [point for point in points if p99_ms is None or point.p99_ms <= p99_ms] or list(points[:1])
     served = [point.batch / (point.p50_ms + HAND_OVER_MS) for point in allowed]

@@ -14,7 +14,7 @@ _MAX_ERROR_BYTES = 1000  # longer bodies of error responses are truncated
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one run. Latencies are exact order statistics of the successful requests; NaN if there are none."""
+    """Result of one run. Latencies are exact quantiles over the successful requests; NaN if there are none."""
 
     throughput: float
     """Successful requests in the window, per second."""
@@ -45,7 +45,7 @@ class OpenLoopResult(LoadResult, frozen=True, kw_only=True):
     """Result of an open loop. ``throughput`` is the achieved rate; it is below ``offered_rate`` if the server cannot keep up."""
 
     rate: float
-    """The rate that was asked for, in requests per second."""
+    """The requested rate, in requests per second."""
     offered_rate: float
     """Requests per second that the Poisson process scheduled. Varies randomly around ``rate``."""
     connections: int
@@ -53,7 +53,7 @@ class OpenLoopResult(LoadResult, frozen=True, kw_only=True):
 
 
 class Tally:
-    """Latencies and errors of the requests started after ``count_from``. Times are ``time.perf_counter`` seconds.
+    """Latencies and errors of the requests that start after the time given to ``count_from``. Times are ``time.perf_counter`` seconds.
 
     Throughput counts all responses within the window, including responses to earlier requests.
     """

@@ -28,7 +28,7 @@ class Condition(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Read ``TENSOR`` (not zero), ``not TENSOR`` (zero) or e.g. ``TENSOR >= 0.5``. Raises InvalidConfig."""
+        """Parse ``TENSOR`` (not zero), ``not TENSOR`` (zero) or a comparison, e.g. ``TENSOR >= 0.5``. Raises InvalidConfig."""
         if match := _FORM.fullmatch(text):
             negation, tensor, comparison, number = match.groups()
             if comparison is None:
@@ -40,7 +40,7 @@ class Condition(msgspec.Struct, frozen=True):
         raise InvalidConfig(f"the condition '{text[:100]}' cannot be read", hint)
 
     def holds(self, array: Array) -> bool:
-        """True if the condition holds for every element of ``array``. Raises InvalidArgument if it holds only for some."""
+        """True if the condition holds for every element of ``array``. Raises InvalidArgument if it holds for some elements only."""
         if array.dtype.kind == "O" or not array.size:
             has = "text" if array.size else "no element"
             raise InvalidArgument(f"the condition '{self}' needs a number, but its tensor has {has}")

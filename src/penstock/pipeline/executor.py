@@ -1,6 +1,6 @@
 """One run of a graph: a step starts as soon as its inputs are available, and a tensor is released after its last consumer.
 
-A run uses callbacks instead of tasks: a started step reports its outcome by a callback, possibly before ``start`` returns.
+A run uses callbacks instead of tasks. A step calls back with its outcome, possibly before ``start`` returns.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Work(Protocol):
 Told = Mapping[str, Array] | PenstockError
 """Arrays by name, or an error."""
 Start = Callable[[PipelineStep, dict[str, Array], Callable[[Told], None]], Work | None]
-"""``start(step, inputs, done)`` starts a step on read-only ``inputs``. The step calls ``done`` once with its outputs. If it has done
-so when ``start`` returns, ``start`` returns None. Inputs and outputs have the step's own names. Raises PenstockError."""
+"""``start(step, inputs, done)`` starts a step on read-only ``inputs``. The step calls ``done`` once. ``start`` returns None if the
+step has already called ``done``. Inputs and outputs have the step's own tensor names. Raises PenstockError."""
 
 
 class PipelineRun:
-    """Runs a graph once. At the end, ``done`` is called once, with the wanted outputs that exist, in order, or with the first error.
-    An error cancels all running steps. Only one thread may use the object.
+    """Runs a graph once. At the end, it calls ``done`` once: with the wanted outputs that are present, in order, or with the first
+    error. An error cancels all running steps. Only one thread may use the object.
     """
 
     def __init__(self, plan: GraphPlan, start: Start, done: Callable[[Told], None]) -> None:
@@ -51,13 +51,13 @@ class PipelineRun:
         self._is_advancing = False
 
     def begin(self, inputs: Mapping[str, Array]) -> None:
-        """Start the run on ``inputs``, some of which may be absent. Call once. May call ``done`` before it returns."""
+        """Start the run. ``inputs`` may lack some of the graph's inputs. Call once. May call ``done`` before it returns."""
         for name in self._plan.inputs:
             self._settle(name, inputs.get(name))
         self._advance()
 
     def cancel(self) -> None:
-        """End with Cancelled, unless the run has ended. Idempotent."""
+        """End the run with Cancelled, unless it has already ended. Idempotent."""
         self._end(Cancelled("the request was cancelled"))
 
     def _settle(self, tensor: str, array: Array | None) -> None:

@@ -1,6 +1,6 @@
-"""The declaration of a pipeline: steps that read and produce named tensors. It is checked once, so that no run can deadlock.
+"""The declaration of a pipeline: steps that read and produce named tensors. The graph is checked once, so that no run can deadlock.
 
-A step is a model, or a transform before or after a model. It has named inputs and outputs.
+A step is a model, or a transform before or after a model. Inputs and outputs have names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PipelineStep(msgspec.Struct, frozen=True, eq=False):
     condition: Condition | None = None
     """If the condition does not hold, the step is skipped and its outputs are absent."""
     optional: frozenset[str] = frozenset()
-    """Inputs that may be absent. If any other input is absent, the step is skipped."""
+    """Inputs that may be absent. If a required input is absent, the step is skipped."""
     signature: Signature | None = None
     """Inputs and outputs of the step, with the batch dimension, if known."""
     batchable: bool = False
@@ -33,13 +33,13 @@ class PipelineStep(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def reads(self) -> frozenset[str]:
-        """The graph's tensors that must be settled before the step can start."""
+        """The graph's tensors that must be produced, or be known to be absent, before the step can start."""
         read = self.inputs.values()
         return frozenset(read) if self.condition is None else frozenset((*read, self.condition.tensor))
 
 
 class GraphPlan(msgspec.Struct, frozen=True, eq=False):
-    """The steps to run for the outputs ``wanted``. A tensor can be freed when it has been read ``uses`` times."""
+    """The steps to run for the outputs ``wanted``. A tensor can be freed after ``uses`` reads."""
 
     steps: tuple[PipelineStep, ...]
     """In topological order."""
@@ -48,11 +48,11 @@ class GraphPlan(msgspec.Struct, frozen=True, eq=False):
     optional: frozenset[str]
     """Outputs of the graph that may be absent."""
     readers: Mapping[str, Sequence[int]]
-    """For each tensor, the positions of the steps that read it."""
+    """Maps each tensor to the indices in ``steps`` of the steps that read it."""
     uses: Mapping[str, int]
-    """For each tensor, the number of steps that read it, plus one if it is wanted."""
+    """Maps each tensor to the number of steps that read it, plus one if it is a wanted output."""
     givers: Mapping[str, int]
-    """For each tensor, the number of steps that may produce it. The tensor is absent when all of them have been skipped."""
+    """Maps each tensor to the number of steps that may produce it. If all these steps are skipped, the tensor is absent."""
 
 
 class Graph(msgspec.Struct, frozen=True, eq=False):
@@ -92,8 +92,8 @@ def declare(
 ) -> Graph:
     """Check ``steps``, and make the graph with ``signature``. Any input, and any output in ``optional``, may be absent from a request.
 
-    Raises InvalidConfig, whose message names the step or the tensor, for unknown tensors, tensors with two producers (unless their
-    conditions exclude one another), outputs without a producer, cycles, and datatypes or shapes that do not fit.
+    Raises InvalidConfig for unknown tensors, tensors with two producers (unless their conditions exclude one another), outputs without
+    a producer, cycles, and datatypes or shapes that do not fit. The message names the step or the tensor.
     """
     inputs, outputs = tuple(signature.input_names), tuple(signature.output_names)
     for name, count in Counter(step.name for step in steps).items():

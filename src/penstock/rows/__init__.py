@@ -1,1 +1,1 @@
-"""Proves that the rows of an ONNX model do not depend on each other, so that requests can be merged along the first axis."""
+"""Proves that the rows of an ONNX model are independent of each other, so that requests can be merged along the first axis."""

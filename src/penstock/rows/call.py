@@ -1,7 +1,7 @@
-"""The table of rules for operators, and the argument of a rule: a node with the facts of its inputs.
+"""The table of rules, one per operator, and the argument of a rule: a node with the facts about its inputs.
 
-A rule returns the facts of the outputs. It must also guarantee a property that ``check`` cannot derive from the shapes: the operator
-does not combine elements along the batch axis of an input, and it does not treat elements differently by their position on that axis.
+A rule returns the facts about the outputs. The rule must also ensure what ``check`` cannot derive from shapes: the operator does not
+combine elements along the batch axis of an input, and does not treat elements differently by their position on that axis.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from penstock.rows.graph import OnnxNode
 from penstock.rows.sizes import Number, Size, depends_on_batch
 
 Facts = list[Fact | None]
-"""The facts of a node's outputs. None marks an output that is unused, or that the proof must not use."""
+"""The facts about a node's outputs. None stands for an output that is unused, or that the proof must not use."""
 
 
 class Call:
-    """A ``node`` with the facts of its inputs. ``version`` is the opset version. ``unknowns`` yields new symbols."""
+    """A ``node`` with the facts about its inputs. ``version`` is the opset version. ``unknowns`` yields new symbols."""
 
     def __init__(self, node: OnnxNode, version: int, inputs: Sequence[Fact | None], unknowns: Iterator[Size]) -> None:
         self.node = node
@@ -26,7 +26,7 @@ class Call:
         self.version = version
         self.inputs = inputs
         self.accounted: set[int] = set()
-        """Inputs whose shape is all that the rule uses, or in whose elements the rule tracks the batch size."""
+        """Inputs that ``check`` skips: the rule uses only their shape, or tracks the batch size in their elements."""
         self.makes_rows = False
         """True if the operator repeats a constant for each row."""
         self._unknowns = unknowns
@@ -46,19 +46,19 @@ class Call:
         return next(self._unknowns)
 
     def constants(self, *positions: int) -> None:
-        """Raise Dependent if one of the inputs depends on the rows."""
+        """Raise Dependent if an input at ``positions`` depends on the rows."""
         for position in positions:
             if (fact := self.get(position)) is not None and fact.is_rows:
                 stop(f"has an input '{self.node.inputs[position]}' that depends on the rows")
 
     def singles(self, *positions: int) -> None:
-        """Raise Dependent unless each of the inputs is absent or a constant of one element."""
+        """Raise Dependent unless each input at ``positions`` is absent or a constant with one element."""
         for position in positions:
             if (fact := self.get(position)) is not None and not fact.is_single:
                 stop(f"has more than one element in its input '{self.node.inputs[position]}'")
 
     def mixes(self, fact: Fact, *axes: int) -> None:
-        """Raise Dependent if the combined ``axes``, which may be negative, include the batch axis of ``fact``."""
+        """Raise Dependent if ``axes``, along which the operator combines elements, include the batch axis of ``fact``."""
         if fact.is_rows and any(axis % fact.rank == fact.axis for axis in axes):
             stop("mixes the rows of a batch")
 
@@ -71,7 +71,7 @@ class Call:
         return found
 
     def sizes(self, position: int) -> list[Number]:
-        """The elements of an input. Unlike with ``numbers``, an element may depend on the batch size."""
+        """The elements of an input. Unlike in ``numbers``, elements may depend on the batch size."""
         value = self[position].value
         self.accounted.add(position)
         if value is None:
@@ -79,7 +79,7 @@ class Call:
         return list(value.flat)
 
     def integers(self, name: str, position: int) -> list[int] | None:
-        """A value that is an attribute in older versions of the operator, and an input in newer versions. None if it is absent."""
+        """A parameter that is an attribute in older versions of the operator and an input in newer versions; None if absent."""
         if (given := self.attribute(name)) is not None:
             return [given] if isinstance(given, int) else list(given)
         if self.get(position) is None:
@@ -94,13 +94,13 @@ class Call:
         return self.within(self.attribute("axis", default), rank)
 
     def within(self, axis: int, rank: int) -> int:
-        """``axis``, which may be negative, converted to a non-negative index."""
+        """Convert ``axis``, which may be negative, to a non-negative index."""
         if not -rank <= axis < rank:
             stop(f"has axis {axis}, but {rank} axes")
         return axis % rank
 
     def check(self, outputs: Facts) -> None:
-        """Raise Dependent if an output lacks the rows or the batch size of an input, or has rows although no input has rows."""
+        """Raise Dependent if an output loses the rows or the batch size of an input, or has rows although no input has rows."""
         facts = [fact for fact in outputs if fact is not None]
         has_rows = False
         for position, fact in enumerate(self.inputs):
@@ -139,7 +139,7 @@ def keeps_shape(
     singles: Sequence[int] = (),
     domain: str = "",
 ) -> None:
-    """Register the rule of ``operators`` whose output has the shape of their first input.
+    """Register a rule for ``operators`` whose output has the shape of their first input.
 
     The operators combine elements along the axes ``mixed``. The inputs ``constants`` must not depend on the rows. The inputs
     ``singles`` must have one element.

@@ -1,8 +1,8 @@
-"""Facts about a tensor that hold for every request: its shape, and its elements if these are shapes, axes or indices.
+"""Facts about a tensor that hold for every request: its shape, and its elements if they are shapes, axes or indices.
 
-The batch axis of a tensor is the axis whose size is a multiple ``k`` of the batch size. Elements ``i*k`` to ``(i+1)*k - 1`` of
-this axis depend only on row ``i`` of the inputs. The axis may also repeat this order several times (``interleaved``). A tensor
-without a batch axis is constant: it is the same for all requests that can be merged.
+The batch axis of a tensor is the axis whose size is a multiple ``k`` of the batch size. Elements ``i*k`` to ``(i+1)*k - 1`` of this
+axis depend only on row ``i`` of the inputs. The axis may run through all rows several times (``interleaved``). A tensor without a
+batch axis is constant: it is the same for all requests that can be merged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.tensor import Array, DataType
 Shape = tuple[Number, ...]
 
 MAX_KNOWN = 256
-"""The elements of a larger tensor are not tracked, because it probably holds data, not shapes or axes."""
+"""Maximum number of elements to track. A larger tensor probably holds data, not shapes or axes."""
 
 
 _KNOWN = {DataType.INT32, DataType.INT64, DataType.FP32, DataType.FP64, DataType.BOOL}
@@ -27,7 +27,7 @@ _KNOWN = {DataType.INT32, DataType.INT64, DataType.FP32, DataType.FP64, DataType
 
 
 class Dependent(Exception):
-    """The proof stops at ``node``, so rows may depend on each other. Messages print the predicate ``reason`` after the node."""
+    """The proof stops at ``node``, so rows may depend on each other. The error message is the node followed by ``reason``."""
 
     def __init__(self, reason: str, node: OnnxNode | None = None) -> None:
         super().__init__(reason)
@@ -43,7 +43,7 @@ def stop(reason: str) -> NoReturn:
 class Fact:
     """The facts about a tensor; ``value`` holds a Number for each element, or is None if the elements are unknown.
 
-    Raises Dependent if the batch size appears in more than one axis, or in any way other than as a factor.
+    Raises Dependent if the batch size occurs in more than one axis, or in another way than as a factor.
     """
 
     __slots__ = ("_tensor", "_value", "axis", "shape")
@@ -62,7 +62,7 @@ class Fact:
 
     @classmethod
     def of(cls, value: Array | Sequence[Number] | Number) -> Fact:
-        """A constant whose elements are known, as numbers or symbols."""
+        """The facts about a constant with these elements, which are numbers or symbols."""
         array = np.asarray(value, object)
         return cls(array.shape, array)
 
@@ -96,7 +96,7 @@ class Fact:
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The shape of an element-wise operation. Raises Dependent if it combines a row with other rows, or with several elements."""
+    """The shape of an element-wise operation. Raises Dependent if the operation mixes rows."""
     rank = max(map(len, shapes))
     return tuple(
         _meet([shape[axis - rank + len(shape)] for shape in shapes if axis >= rank - len(shape)])
@@ -118,8 +118,8 @@ def _meet(sizes: Sequence[Number]) -> Number:
 
 
 def join(first: Fact, second: Fact, unknown: Iterator[Number]) -> Fact:
-    """The facts that hold for both tensors. If the sizes of an axis differ, the result has a new size from ``unknown``. Raises
-    Dependent if no facts hold for both.
+    """The facts that hold for both tensors. An axis with two different sizes gets a new size from ``unknown``. Raises Dependent if no
+    facts hold for both tensors.
     """
     if first.rank != second.rank or first.axis != second.axis or first.holds_batch_size or second.holds_batch_size:
         stop("can have outputs of different forms")

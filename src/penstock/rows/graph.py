@@ -15,8 +15,8 @@ from penstock.protocol.varint import read_varint
 from penstock.tensor import Array, DataType
 
 Attribute = Any
-"""The value of an attribute: an ``int``, ``float``, ``str``, ``OnnxTensor`` or ``OnnxGraph``, a tuple of these values, or a
-reference. None for a value of any other type."""
+"""The value of an attribute: an ``int``, ``float``, ``str``, ``OnnxTensor``, ``OnnxGraph``, a tuple of these, or an
+``AttributeReference``. None for a value of any other type."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _INT, _FLOAT, _TEXT, _SPAN = "int", "float", "text", "span"
@@ -49,25 +49,25 @@ _BY_NUMBER = {each.onnx: each for each in DataType}
 
 
 class AttributeReference(NamedTuple):
-    """A reference to the attribute ``name`` of the function's caller."""
+    """A reference to the attribute ``name`` of the node that calls the function."""
 
     name: str
 
 
 class OnnxTensor(NamedTuple):
-    """A constant of the model. ``data`` is the whole model's bytes, not only the constant's."""
+    """A constant of the model. ``data`` contains the bytes of the whole model; the constant is at ``start`` to ``end``."""
 
     name: str
     dims: tuple[int, ...]
     datatype: DataType | None
     field: str
-    """The field that holds the elements; empty if they are outside the model's file, or split over several fields."""
+    """The protobuf field with the elements; empty if the elements are in another file, or in several fields."""
     start: int
     end: int
     data: bytes
 
     def array(self) -> Array | None:
-        """The elements; None if they are not numbers, or are outside the model's file."""
+        """The elements as an array; None if the elements are not numbers, or are in another file."""
         datatype, count = self.datatype, int(np.prod(self.dims, dtype=object))
         if not self.field or datatype is None or datatype is DataType.BYTES:
             return None
@@ -124,7 +124,7 @@ class OnnxModel(NamedTuple):
 
 
 def read_graph(model: bytes) -> OnnxModel:
-    """The graph of ``model``, a serialized ModelProto. Raises ValueError if the bytes are not well-formed protobuf."""
+    """Read the graph of ``model``, a serialized ModelProto. Raises ValueError if the bytes are not well-formed protobuf."""
     try:
         found = _message(model, 0, len(model), "Model", 0)
     except IndexError:
@@ -143,7 +143,7 @@ def read_graph(model: bytes) -> OnnxModel:
 def _message(data: bytes, position: int, end: int, kind: str, depth: int) -> dict[str, list[Any]]:
     """The fields of one message: a list of values for each name, in the order of the bytes."""
     if depth > _MAX_DEPTH:
-        raise ValueError(f"nested deeper than {_MAX_DEPTH}")
+        raise ValueError(f"the model is nested deeper than {_MAX_DEPTH} levels")
     fields, found = _FIELDS[kind], defaultdict[str, list[Any]](list)
     while position < end:
         tag = data[position]
@@ -160,9 +160,9 @@ def _message(data: bytes, position: int, end: int, kind: str, depth: int) -> dic
                 number, position = read_varint(data, position - 1, end)
             stop = position + (number if wire == _LENGTH else 0)
         elif stop == position:
-            raise ValueError(f"wire type {wire} at byte {position}")
+            raise ValueError(f"invalid wire type {wire} at byte {position}")
         if stop > end:
-            raise ValueError(f"a field of {stop - position} bytes at byte {position} of {end}")
+            raise ValueError(f"the field at byte {position} ends after its message, which ends at byte {end}")
         if field is not None:
             name, of = field
             if wire == _LENGTH and (of not in {_INT, _FLOAT} or name in _PACKED):

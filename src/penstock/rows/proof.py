@@ -1,8 +1,7 @@
-"""Decides whether requests to a model can be merged. It tries to prove that each row of the model's outputs depends on only one
-row of its inputs.
+"""Decides whether requests to a model can be merged, by a proof that each row of its outputs depends on only one row of its inputs.
 
-The proof follows the rows from the first axis of the inputs through every operator. It stops at the first operator that mixes
-rows, depends on their number, or has no rule. The proof uses only the graph, so it holds for all values of the inputs.
+The proof follows the rows from the first axis of the inputs through every operator. It stops at the first operator that mixes rows,
+depends on the number of rows, or has no rule. The proof uses only the graph, so it holds for all values of the inputs.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _MAX_NAME = 80
 
 
 def unproven(artifact: Artifact, signature: Signature) -> str:
-    """The reason why the rows of a model may depend on each other; empty if they are proven to be independent.
+    """Why the rows of a model may depend on each other; empty if the rows are proven to be independent.
 
     ``signature`` has the inputs that clients send, including inputs with a default value, and the outputs that clients receive.
     """
@@ -41,7 +40,7 @@ def unproven(artifact: Artifact, signature: Signature) -> str:
 
 
 def advice(signature: Signature) -> str:
-    """Advice to the user of a model whose rows may depend on each other. Only a model with a free first dimension can run batches."""
+    """Advice to the user of a model whose rows may depend on each other. Batches need a free first dimension."""
     if signature.batchable:
         return "set 'max_batch_size' if its rows are independent"
     return "export the model with a free first dimension to merge its requests"

@@ -1,11 +1,11 @@
 """Sizes of axes as products of an integer and symbols, and the arithmetic that models use to compute shapes.
 
-A number is an ``int``, a ``float`` or a ``Size``. One symbol is the batch size. Every other symbol stands for a number that is
-equal for all requests that can be merged. Operations other than products return a new symbol, which identifies the operation and
-its operands. Equal symbols therefore are equal numbers.
+A number is an ``int``, a ``float`` or a ``Size``. One symbol is the batch size. Every other symbol stands for a number that is equal
+for all requests that can be merged. Operations other than products return a new symbol, which identifies the operation and its
+operands. Equal symbols therefore stand for equal numbers.
 
-Numbers that a model rounds, or that can overflow, are opaque. Their symbols are never simplified, because ``x * 3 / 3`` need not
-be ``x``. All floats are opaque, and so are integers that may need more than 32 bits.
+Numbers that a model rounds, or that can overflow, are opaque: their symbols are never simplified, because ``x * 3 / 3`` may differ
+from ``x``. All floats are opaque, and so are integers that may need more than 32 bits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Number = Any
 
 _BATCH = "N"
 _OPAQUE, _COMPUTED = ".", ":"
-"""The second character of a computed symbol. It tells whether the symbol is opaque."""
+"""The second character of a computed symbol, which shows whether the symbol is opaque."""
 _MAX_INTEGER = 1 << 31
 """The limit of 32-bit integers, the narrowest integers with which a model may compute sizes."""
 _MAX_FACTOR = 1 << 24
@@ -89,7 +89,7 @@ def outer_of(size: Number) -> Number:
 
 
 def plain(size: Number) -> Number:
-    """``size`` without the record of how its axis interleaves rows. Sizes without such a record are unchanged."""
+    """``size`` without the information how its axis interleaves rows. Other sizes are unchanged."""
     if not isinstance(size, Size) or not any(isinstance(each, _Interleaved) for each in size.symbols):
         return size
     others = tuple(each for each in size.symbols if not isinstance(each, _Interleaved))
@@ -106,7 +106,7 @@ def depends_on_batch(number: Number) -> bool:
 
 
 def result(operation: str, *operands: Number, kind: str = _COMPUTED) -> Size:
-    """A symbol that stands for the result of an operation that this module does not compute."""
+    """A symbol for the result of an operation that this module does not compute."""
     text = f"{operation}({', '.join(map(repr, operands))})"
     digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
     return Size(1, (f"{_BATCH if any(map(depends_on_batch, operands)) else '#'}{kind}{digest}",))
@@ -121,7 +121,7 @@ def is_opaque(number: Number) -> bool:
 
 
 def bounded(number: Number) -> Number:
-    """``number`` as an element of a tensor. The result is opaque if it may overflow the tensor's type."""
+    """``number`` as an element of a tensor; an opaque symbol if the number may overflow the tensor's type."""
     limit, factor = (_MAX_FACTOR, number.factor) if isinstance(number, Size) else (_MAX_INTEGER, number)
     return number if isinstance(number, float) or -limit <= factor < limit else _opaque("overflow", number)
 
@@ -179,7 +179,7 @@ def minus(first: Number, second: Number) -> Number:
 
 
 def divide(first: Number, second: Number) -> Number:
-    """The quotient by ONNX's rules: integers are rounded towards zero."""
+    """The quotient by ONNX's rules, which round integers towards zero."""
     if isinstance(first, int) and isinstance(second, int) and second:
         whole = abs(first) // abs(second)
         return whole if (first < 0) == (second < 0) else -whole
@@ -199,7 +199,7 @@ def modulo(first: Number, second: Number) -> Number:
 
 
 def rounded(first: Number, how: Callable[[float], int] = math.floor) -> Number:
-    """The float ``first`` rounded to an integral float by ``how``."""
+    """The float ``first``, rounded by ``how`` to a float without a fraction."""
     if isinstance(first, float) and math.isfinite(first):
         return float(how(first))
     return first if first == _FLOAT_BATCH else _opaque(f"round {how.__name__}", first)
@@ -224,7 +224,7 @@ def to_float(number: Number, bits: int = 32) -> Number:
 
 
 def equal(first: Number, second: Number) -> Number:
-    """1 if the numbers are equal, 0 if not, and a symbol if this is unknown. Sizes of axes are known not to be negative."""
+    """1 if the numbers are equal, 0 if not, and a symbol if this is unknown. Assumes that sizes of axes are not negative."""
     if isinstance(first, int | float) and isinstance(second, int | float):
         return int(first == second)
     if first == second and not is_opaque(first):  # a float can be NaN

@@ -33,7 +33,7 @@ class Scope(NamedTuple):
 
 
 class Walk:
-    """One pass over ``model``. Raises Dependent with the node at which the proof stops."""
+    """One pass over ``model``. Raises Dependent, which names the node at which the proof stops."""
 
     def __init__(self, model: OnnxModel) -> None:
         self._model = model
@@ -41,7 +41,7 @@ class Walk:
         self._nodes = 0
 
     def run(self, inputs: Mapping[str, Fact], wanted: Sequence[str]) -> list[Fact]:
-        """The facts of the tensors ``wanted`` of the model's graph."""
+        """The facts about the tensors ``wanted`` of the model's graph."""
         return self._graph(self._model.graph, inputs, Scope({}, self._model.opsets, {}), wanted)
 
     def _graph(self, graph: OnnxGraph, inputs: Mapping[str, Fact], scope: Scope, wanted: Sequence[str]) -> list[Fact]:

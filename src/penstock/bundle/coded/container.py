@@ -2,12 +2,12 @@
 
 The file, all numbers little-endian::
 
-    magic "PSTC", version u8, then sizes u32 of the packed header, of the header, and of its description; CRC-32 of the packed header
+    magic "PSTC"; u8 version; u32 sizes of packed header, unpacked header and description; u32 CRC-32 of the packed header
     header, raw deflate: the description (msgpack, ``Description``), then the ONNX file without the data of coded tensors
-    blocks: of each tensor in the order of the file, each a CRC-32 and the block; see ``tensors`` and ``lanes``
+    blocks: the blocks of each tensor, in file order; a CRC-32 precedes each block; see ``tensors`` and ``lanes``
 
 Encoding cuts the raw data of initialisers out of the model file, and decoding inserts the data again, so decoding does not parse ONNX.
-The description contains the SHA-256 of the model file. Decoding rejects a coded model that yields different bytes.
+The description contains the SHA-256 of the model file. Decoding fails if the decoded bytes have another SHA-256.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.errors import IntegrityError, InvalidArgument, InvalidModel, Resou
 from penstock.resources import usable_memory
 
 MAX_BYTES = 2 << 30
-"""Maximum size of an ONNX file."""
+"""Maximum size of an ONNX file, in bytes."""
 MAGIC, _VERSION = b"PSTC", 1
 HEAD = struct.Struct("<4sBIIII")
 _CRC = struct.Struct("<I")
@@ -45,15 +45,13 @@ class CodingOptions(msgspec.Struct, frozen=True):
     """Options of the encoding."""
 
     max_code_bits: int = 11
-    """Maximum length of a Huffman code, 8 to 15 bits. Longer codes decode more slowly. Large alphabets get longer codes if
-    necessary.
-    """
+    """Maximum length of a Huffman code, 8 to 15 bits. Longer codes decode more slowly. Large alphabets raise this maximum."""
     min_tensor_bytes: int = 64
     """Smaller tensors stay in the graph, and are not coded."""
 
 
 class Description(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The header's description of the model."""
+    """The description in the header: size and digest of the model file, and its coded tensors."""
 
     model_bytes: int
     sha256: bytes
@@ -61,9 +59,9 @@ class Description(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 def encode(model: bytes, options: CodingOptions | None = None) -> bytes:
-    """The ONNX file ``model`` as a coded model; ``decode`` returns the same bytes.
+    """Encode the ONNX file ``model``. ``decode`` returns the same bytes.
 
-    Raises InvalidModel if ``model`` is not an ONNX file, InvalidArgument for options out of range, Unsupported above ``MAX_BYTES``.
+    Raises InvalidModel if ``model`` is not an ONNX file, InvalidArgument for invalid options, Unsupported above ``MAX_BYTES``.
     """
     options = options or CodingOptions()
     if not 8 <= options.max_code_bits <= 15 or options.min_tensor_bytes < 0:
@@ -103,17 +101,17 @@ def encode(model: bytes, options: CodingOptions | None = None) -> bytes:
 
 
 def decode(data: bytes, max_bytes: int = MAX_BYTES) -> bytes:
-    """The model file that was encoded.
+    """Decode a coded model to the original model file.
 
-    Raises IntegrityError if ``data`` was modified or decodes to more than ``max_bytes``; ResourceExhausted if memory does not
-    suffice; Unsupported if a newer Penstock wrote it. Sizes are checked before memory is allocated.
+    Raises IntegrityError if ``data`` was modified or decodes to more than ``max_bytes``; ResourceExhausted if there is not enough
+    memory; Unsupported if a newer Penstock wrote ``data``. Sizes are checked before memory is allocated.
     """
     description, graph, decoders = parse(data, max_bytes)
     # A coded model of zeros is tiny, so only the declared size shows how much memory decoding needs.
     if 2 * description.model_bytes > (usable := usable_memory()) > 0:
         raise ResourceExhausted(
-            f"the coded model takes {description.model_bytes >> 20} MiB decoded and twice that while decoding, "
-            f"but only {usable >> 20} MiB of memory are available",
+            f"decoding the coded model takes {2 * description.model_bytes >> 20} MiB of memory, "
+            f"but only {usable >> 20} MiB are available",
             "open it on a machine with more memory",
         )
     pieces: list[bytes | memoryview] = []
@@ -139,7 +137,7 @@ def parse(data: bytes, max_bytes: int) -> tuple[Description, memoryview, list[De
         raise IntegrityError("this is not a coded model")
     _, version, packed_size, header_size, description_size, crc = HEAD.unpack_from(data)
     if version != _VERSION:
-        raise Unsupported(f"the coded model has version {version}, this Penstock reads {_VERSION}", "upgrade")
+        raise Unsupported(f"the coded model has version {version}, but this Penstock reads {_VERSION}", "upgrade")
     body = memoryview(data)[HEAD.size :]
     if packed_size > len(body) or description_size > header_size:
         raise IntegrityError("the coded model was cut off, or its sizes are wrong")
@@ -173,7 +171,7 @@ def _sizes(description: Description, graph_bytes: int, max_bytes: int) -> list[i
         sizes.append(prod(tensor.shape) * ITEM_SIZES[tensor.dtype])
     before = [tensor.graph_bytes for tensor in description.tensors]
     if min(before, default=0) < 0 or sum(before) > graph_bytes or sum(sizes) + graph_bytes != description.model_bytes:
-        raise IntegrityError("the parts of the coded model do not add up to the model")
+        raise IntegrityError("the sizes of the coded model's parts do not add up to the size of the model")
     return sizes
 
 

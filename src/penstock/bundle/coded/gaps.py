@@ -25,7 +25,7 @@ def to_gaps(positions: Array, bits: int) -> Array:
 
 
 def to_positions(symbols: Array, bits: int, values: int, count: int) -> Array:
-    """Decode ``symbols`` into positions, int64 [values]. Raises IntegrityError unless there are ``values``, all below ``count``."""
+    """Decode ``symbols`` into positions (int64). Raises IntegrityError unless there are ``values`` positions, all below ``count``."""
     filler = (1 << bits) - 1
     steps = symbols.astype(np.int64)
     is_value = steps != filler
@@ -33,5 +33,5 @@ def to_positions(symbols: Array, bits: int, values: int, count: int) -> Array:
     positions = steps.cumsum()[is_value] - 1
     fits = len(positions) == values and (not values or positions[-1] < count)
     if not fits or (len(symbols) and not is_value[-1]):
-        raise IntegrityError("the positions of a coded tensor do not fit it")
+        raise IntegrityError("a tensor of the coded model has invalid positions")
     return np.asarray(positions)

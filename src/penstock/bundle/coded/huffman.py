@@ -18,7 +18,7 @@ MAX_ALPHABET = 4096
 
 
 def code_lengths(counts: Array, limit: int) -> Array:
-    """The lengths, uint8 [symbols], of the shortest code with no length above ``limit``, for symbols seen ``counts`` (> 0) times.
+    """The code lengths (uint8) of an optimal code without lengths above ``limit``. ``counts`` (> 0) are the symbols' frequencies.
 
     A single symbol needs no bits: its length is 0. ``2 ** limit`` must be at least the number of symbols.
     """
@@ -48,7 +48,7 @@ def code_lengths(counts: Array, limit: int) -> Array:
 
 
 def codes(lengths: Array) -> Array:
-    """The code of each symbol, uint16. ``lengths`` must be the lengths of a complete code. The first bit is the lowest."""
+    """The code of each symbol, uint16. ``lengths`` must be the lengths of a complete code. The lowest bit of a code is its first."""
     order = np.argsort(lengths, kind="stable")
     spans = 1 << (MAX_LENGTH - lengths[order].astype(np.int64))
     found = np.empty(len(lengths), np.uint16)
@@ -57,13 +57,13 @@ def codes(lengths: Array) -> Array:
 
 
 def decoding_table(lengths: Array) -> Array:
-    """A table indexed by the next bits of the stream: ``symbol << 4 | length``, uint16. Its length is a power of two.
+    """A table of ``symbol << 4 | length`` (uint16), indexed by the next bits of the stream. The table's size is a power of two.
 
-    ``lengths`` (uint8) must have at least two symbols. Raises IntegrityError unless the code is complete: over-subscribed lengths
-    contradict each other, and incomplete lengths leave some bit patterns without a symbol.
+    ``lengths`` (uint8) must have at least two symbols. Raises IntegrityError if the lengths are incomplete (a bit pattern has no
+    symbol) or over-subscribed (a bit pattern has several symbols).
     """
     if not 2 <= len(lengths) <= MAX_ALPHABET or lengths.min() < 1 or lengths.max() > MAX_LENGTH:
-        raise IntegrityError("a Huffman table of the coded model has lengths that are impossible for a code")
+        raise IntegrityError("a Huffman table of the coded model has invalid code lengths")
     width = int(lengths.max())
     order = np.argsort(lengths, kind="stable")
     spans = 1 << (width - lengths[order].astype(np.int64))

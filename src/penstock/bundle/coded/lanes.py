@@ -1,12 +1,12 @@
 """Bit streams that numpy decodes fast. A block of up to 65,536 symbols is split into lanes, which are decoded in lock-step.
 
-Symbol ``i`` of a block is in lane ``i % lanes``. Each lane is a separate bit stream. One vectorised table look-up decodes a symbol of
-every lane of many blocks, even if the blocks have different tables. This takes about 5 ns per symbol without compiled code. (Threads
-do not help: the calls are so short that threads would mainly wait for the interpreter's lock.)
+Symbol ``i`` of a block is in lane ``i % lanes``. Each lane is a separate bit stream. One table look-up in numpy decodes a symbol of
+every lane of many blocks, even if the blocks have different tables. This takes about 5 ns per symbol without compiled code. Threads do
+not help, because such short calls mainly wait for the interpreter's lock.
 
-A block is ``least u16, width u8``, then for each lane its length in bits minus ``least``, in ``width`` bits, padded to a byte, then
-the lanes without gaps, padded to a byte. All numbers are little-endian, lowest bit first; padding bits are zero. The last step of a
-block is padded with the symbol of the shortest code.
+A block starts with ``least`` (u16) and ``width`` (u8). Then come the lengths of the lanes in bits, each minus ``least`` and written
+with ``width`` bits. The lanes follow, without gaps. Lengths and lanes are each padded to a byte with zeros. All numbers are
+little-endian, lowest bit first. The last symbols of lanes that are too short are filled with the symbol of the shortest code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LENGTH_MASK = 15
 
 
 class Block(NamedTuple):
-    """The bytes of a block, its number of symbols (1 … ``BLOCK``), and the decoding table of its code."""
+    """An encoded block: its bytes, its number of symbols (1 … ``BLOCK``), and its decoding table."""
 
     data: memoryview
     symbols: int
@@ -49,7 +49,7 @@ class Block(NamedTuple):
 
 
 def encode_block(symbols: Array, lengths: Array) -> bytes:
-    """Encode ``symbols`` with the canonical code of ``lengths``. There are 1 to BLOCK symbols, all below ``len(lengths)``."""
+    """Encode 1 to BLOCK ``symbols`` with the canonical code for ``lengths``. Every symbol is below ``len(lengths)``."""
     lanes = -(-len(symbols) // _STEPS)
     steps = -(-len(symbols) // lanes)
     filled = np.full(steps * lanes, lengths.argmin())
@@ -71,7 +71,7 @@ def encode_block(symbols: Array, lengths: Array) -> bytes:
 
 
 def decode_blocks(blocks: Sequence[Block]) -> list[Array]:
-    """The symbols of each block, uint16 [symbols]. Raises IntegrityError for bytes that ``encode_block`` cannot have written."""
+    """Decode each block into its symbols (uint16). Raises IntegrityError for bytes that ``encode_block`` cannot have written."""
     found: list[Array] = [np.empty(0, np.uint16)] * len(blocks)
     # The lanes are in descending order of their numbers of steps, so that the unfinished lanes always come first.
     order = sorted(range(len(blocks)), key=lambda number: -blocks[number].steps)

@@ -94,7 +94,7 @@ def _fields(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, in
         if kind == _LENGTH:
             size, position = read_varint(data, position, end)
         if size is None or position + size > end:
-            raise ValueError(f"field {tag >> 3} of wire type {kind} at byte {position} of {end}")
+            raise ValueError(f"field {tag >> 3} (wire type {kind}) at byte {position} is invalid or too long")
         if kind == _LENGTH:
             yield tag >> 3, position, position + size
         position += size

@@ -22,19 +22,19 @@ class TensorSummary(msgspec.Struct, frozen=True):
     codec: Codec
     dense_bytes: int
     code_bytes: int
-    """Bytes of the coded values or, without Huffman codes, of the stored data. Includes the CRCs."""
+    """Bytes of the coded values and their CRCs; without Huffman codes, bytes of the stored data and its CRC."""
     gap_bytes: int
     table_bytes: int
     """Bytes of codebook and code lengths, before the header is deflated."""
     values: int
-    """Number of stored elements: all elements, or only the elements other than zero."""
+    """Number of stored elements: all elements or, if zeros are left out, the nonzero elements."""
     zeros: int
-    """Number of elements that are zero, stored or not."""
+    """Number of elements that are zero."""
     symbols: int
     """Number of distinct values among the stored elements."""
     gap_bits: int
     entropy_bytes: float
-    """Lower bound on the bytes of values and gaps in any code that encodes symbols one by one."""
+    """Entropy of values and gaps, in bytes: the minimum size with any code that encodes symbols one by one."""
 
     @property
     def sparsity(self) -> float:
@@ -60,7 +60,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def describe(data: bytes, max_bytes: int = MAX_BYTES) -> Summary:
-    """The summary of a coded model. Raises the errors of ``decode``, but does not check digests."""
+    """Summarise a coded model. Raises the same errors as ``decode``, but does not check digests."""
     description, graph, decoders = parse(data, max_bytes)
     tensors = tuple(map(_summarize, decoders))
     header_bytes = HEAD.unpack_from(data)[2] + HEAD.size

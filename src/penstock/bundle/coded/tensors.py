@@ -1,4 +1,4 @@
-"""The coding of one tensor: verbatim, deflated, Huffman-coded, or Huffman-coded without its zeros. The smallest of these is used.
+"""Encode one tensor: verbatim, deflated, Huffman-coded, or Huffman-coded without its zeros, whichever is smallest.
 
 Tensors are treated as bit patterns (unsigned integers of the element's size), so that decoding restores every bit: ``-0.0`` is not
 zero, and a NaN keeps its payload.
@@ -37,14 +37,14 @@ class SymbolStream(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     count: int
     alphabet: bytes
-    """The values of the symbols: ascending, delta-coded with wrap-around. Floats are FP16 if the tensor is ``half``."""
+    """The values of the symbols in ascending order, delta-coded with wrap-around. Floats are FP16 if ``half`` is True."""
     lengths: bytes
     """Code lengths, two per byte, the first in the lower half; empty if the alphabet has only one symbol."""
     sizes: list[int]
 
 
 class CodedTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A tensor in the description."""
+    """A coded tensor, as recorded in the header."""
 
     name: str
     dtype: str
@@ -64,7 +64,7 @@ class Coded(NamedTuple):
     streams: list[SymbolStream]
     blocks: list[bytes]
     half: bool = False
-    """True if the values are stored as FP16. Decoding converts them to FP32, the tensor's type."""
+    """True if the values are stored as FP16. Decoding converts the values to FP32, the tensor's type."""
     gap_bits: int = 0
 
     @property
@@ -74,7 +74,7 @@ class Coded(NamedTuple):
 
 
 def encode_tensor(payload: memoryview, item_size: int, limit: int) -> Coded:
-    """The smallest coding of ``payload``, elements of ``item_size`` bytes, with codes of at most ``limit`` bits."""
+    """Encode ``payload``, which has elements of ``item_size`` bytes. Huffman codes have at most ``limit`` bits."""
     choices = [_stored("verbatim", bytes(payload))]
     alphabet, index, counts = _census(np.frombuffer(payload, PATTERNS[item_size]))
     if len(alphabet):
@@ -94,7 +94,7 @@ def _reluctance(codec: Codec) -> float:
 
 
 def deflate(data: bytes | memoryview, level: int = 9) -> bytes:
-    """``data`` as raw deflate."""
+    """Compress ``data`` to a raw deflate stream."""
     packer = zlib.compressobj(level, zlib.DEFLATED, -15)
     return packer.compress(data) + packer.flush()
 
@@ -115,7 +115,7 @@ class Decoder:
     """Decodes one tensor in two steps, so that the blocks of many tensors can be decoded together."""
 
     def __init__(self, tensor: CodedTensor, data: Sequence[memoryview], size: int) -> None:
-        """``data`` has the tensor's blocks, and ``size`` is its size in bytes. Raises IntegrityError if these are inconsistent."""
+        """``data`` has the tensor's blocks; the tensor takes ``size`` bytes. Raises IntegrityError if ``tensor`` contradicts them."""
         self.tensor = tensor
         self.size = size
         self._data = data
@@ -154,7 +154,7 @@ class Decoder:
             _require(not stream.lengths)
 
     def symbols(self, decoded: Sequence[Array]) -> list[Array]:
-        """The symbols of each stream, given the symbols of ``blocks``."""
+        """The symbols of each stream; ``decoded`` has the symbols of each block."""
         return self._spelt([np.arange(MAX_ALPHABET, dtype=np.uint16)] * len(self._alphabets), decoded)
 
     def _spelt(self, alphabets: Sequence[Array], decoded: Sequence[Array]) -> list[Array]:
@@ -170,7 +170,7 @@ class Decoder:
         return found
 
     def finish(self, decoded: Sequence[Array]) -> bytes | memoryview:
-        """The tensor's bytes, given the symbols of ``blocks``. Raises IntegrityError."""
+        """The tensor's bytes; ``decoded`` has the symbols of each block. Raises IntegrityError."""
         if self.tensor.codec == "verbatim":
             _require(len(self._data[0]) == self.size)
             return self._data[0]
@@ -192,7 +192,7 @@ class Decoder:
 
 
 def entropy_bytes(symbols: Array) -> float:
-    """The bytes of ``symbols`` at the entropy of their counts: the minimum for any code that encodes symbols one by one (Shannon)."""
+    """The entropy of ``symbols`` in bytes: the minimum size with any code that encodes symbols one by one (Shannon)."""
     counts = np.bincount(symbols)
     share = counts[counts > 0] / max(1, len(symbols))
     return float(-(share * np.log2(share)).sum() * len(symbols) / 8)
@@ -281,4 +281,4 @@ def _block_counts(count: int) -> list[int]:
 
 def _require(fits: bool) -> None:
     if not fits:
-        raise IntegrityError("a tensor of the coded model has a contradictory description")
+        raise IntegrityError("a tensor of the coded model is inconsistent with its description")

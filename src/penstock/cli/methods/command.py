@@ -27,7 +27,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {"share": parse_share, "seconds": pa
 
 
 def make_command(name: str) -> Callable[..., None]:
-    """The command of the method ``name``: a function whose signature typer reads."""
+    """Make the command of the method ``name``. typer reads its options from its signature."""
     read = MethodCommand(name)
 
     def command(**raw: Any) -> None:
@@ -41,7 +41,7 @@ def make_command(name: str) -> Callable[..., None]:
 
 
 class MethodCommand:
-    """One method as a command: declares and parses the options, runs the method, and shows the outcome."""
+    """The command of one method: declares and parses the options, runs the method, and shows the outcome."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -108,7 +108,7 @@ def _files(method: type[Method]) -> list[inspect.Parameter]:
         help="npz file with samples for the method; an array named `labels` is used if present.",
     )
     evaluate = typer.Option(
-        help="npz file with samples to measure accuracy and speed on; the method does not see them. "
+        help="npz file with samples to measure accuracy and speed on. The method does not use them. "
         "Without it, only sizes are reported."
     )
     return [

@@ -31,7 +31,7 @@ class OnnxFacts(msgspec.Struct):
     operators: dict[str, int]
     """Number of nodes by operator, subgraphs included."""
     dependent_rows: str
-    """The reason why requests cannot be merged. Empty: the rows are proven to be independent."""
+    """Why requests cannot be merged; empty if the rows are proven to be independent."""
 
 
 def read(artifact: Artifact) -> OnnxFacts:

@@ -1,4 +1,4 @@
-"""Tables that never lose a cell: a pipe gets every column in full, and a narrow terminal folds cells and names missing columns."""
+"""Print tables. A pipe gets every column in full. A narrow terminal folds cells, and a line names omitted columns."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def print_table(
     minor: Sequence[str] = (),
     styles: Sequence[str] = (),
 ) -> None:
-    """Print a table of ``rows``. The first column and those titled in ``texts`` are text, all others numbers.
+    """Print a table of ``rows``. The first column and the columns titled in ``texts`` contain text; all other columns contain numbers.
 
-    Columns titled in ``minor`` are left out of a narrow terminal, in this order, until the table fits; a line then names them. The
-    cells of the remaining columns are folded. ``styles`` are the styles of the rows.
+    If the terminal is too narrow, columns titled in ``minor`` are omitted in this order until the table fits, and a line names them.
+    Cells of the remaining columns are folded. ``styles`` has one style per row.
     """
     left_out = _left_out(console.width, titles, rows, minor)
     kept = [number for number, title in enumerate(titles) if title not in left_out]

@@ -1,7 +1,7 @@
-"""Accuracy of a candidate relative to the original model, compared on the same samples by one metric.
+"""Accuracy of a candidate relative to the original model, by one metric on the same samples.
 
 A candidate is compared in two ways. The loss compares the candidate's metric with the original's metric; the truth is the labels or,
-without labels, the original's outputs. The deviation compares every output with the original's output, unless the loss does so.
+without labels, the original's outputs. The deviation compares each output with the original's output, unless the loss already does.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TINY = 1e-9
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """The original's outputs on the evaluation data, and the metric that judges other outputs against them."""
+    """The original's outputs on the evaluation data, and the metric that compares candidates with them."""
 
     choice: Choice
     answers: Outputs
@@ -75,7 +75,7 @@ class Reference(msgspec.Struct, frozen=True):
     def compare(self, outputs: Outputs) -> Accuracy:
         """The accuracy of a candidate with these ``outputs`` for the same samples.
 
-        Raises PenstockError if shapes differ or the metric fails. Outputs with NaN or infinity get no score; ``broken`` names them.
+        Raises PenstockError if shapes differ or the metric fails. Outputs with NaN or infinity get no score, and ``broken`` is set.
         """
         for name, array in self.answers.items():
             if outputs[name].shape != array.shape:
@@ -99,12 +99,12 @@ class Reference(msgspec.Struct, frozen=True):
         )
 
     def value(self, outputs: Outputs, labels: Array | None = None) -> float:
-        """The metric of ``outputs`` for ``labels``, by default the reference's. Raises PenstockError if the metric fails."""
+        """The metric's value for ``outputs`` and ``labels`` (default: the reference's). Raises PenstockError if the metric fails."""
         rows = self._rows(outputs, np.arange(len(self.answers[self.output])), labels)
         return float(np.mean(rows))
 
     def scores(self, outputs: Outputs) -> Array:
-        """A score for each sample. The mean score is the metric or, for metrics that are not means, 1 minus the deviation."""
+        """One score per sample. The mean score is the metric's value or, for metrics that are not means, 1 minus the deviation."""
         if not_finite({name: outputs[name] for name in self.choice.outputs}):
             kept = [np.isfinite(_numbers(outputs[name])).all(axis=1) for name in self.choice.outputs]
             usable = np.logical_and.reduce(kept)
@@ -115,9 +115,9 @@ class Reference(msgspec.Struct, frozen=True):
         return np.asarray(self._rows(outputs, np.arange(len(self.answers[self.output]))), np.float64)
 
     def divergence(self, outputs: Outputs) -> Array:
-        """The distance of ``outputs`` from the original's, per sample, float32. Unlike accuracy, it is continuous.
+        """The distance of each sample's ``outputs`` from the original's, as float32. Unlike accuracy, it is continuous.
 
-        The distance is the KL divergence, summed over judged outputs with class scores; without such outputs, the relative error.
+        The distance is the KL divergence, summed over judged outputs with class scores. Without class scores, the relative error.
         """
         if scored := self._scored():
             total = np.sum([share_divergence(self.answers[name], outputs[name]) for name in scored], axis=0)
@@ -125,13 +125,13 @@ class Reference(msgspec.Struct, frozen=True):
         return np.asarray(self.divergence_of(outputs), np.float32)
 
     def divergence_of(self, outputs: Outputs) -> Array:
-        """The relative error of each sample's worst judged output."""
+        """The relative error of each sample: the maximum over the judged outputs."""
         return np.asarray(
             np.max([deviations(self.answers[name], outputs[name]) for name in self.choice.outputs], axis=0)
         )
 
     def interval(self, differences: Array) -> Interval:
-        """The mean of differences of ``scores`` with its approximate 95 % interval, for the search among candidates."""
+        """The mean of ``differences`` between scores, with its approximate 95 % interval. Only the search among candidates uses it."""
         if not self._scored():
             return mean_interval(differences)
         differences = differences.astype(np.float64)
@@ -233,13 +233,13 @@ class Reference(msgspec.Struct, frozen=True):
 def make_reference(
     answers: Outputs, labels: Array | None, metric: str = "", output: str = "", looks: int = 1
 ) -> Reference:
-    """The reference with the metric that ``choose_metric`` finds. Raises its errors."""
+    """Make the reference with the metric that ``choose_metric`` selects. Raises the errors of ``choose_metric``."""
     choice = choose_metric(answers, labels, metric, output)
     return Reference(choice, answers, labels if choice.metric.labels else None, looks)
 
 
 def not_finite(outputs: Outputs) -> str:
-    """A text that says where ``outputs`` have NaN or infinity; empty if all values are finite."""
+    """Where ``outputs`` have NaN or infinity, as text; empty if all values are finite."""
     for name, array in outputs.items():
         if array.dtype.kind not in "OSUiub":
             bad = np.flatnonzero(~np.isfinite(_numbers(array)).all(axis=1))
@@ -260,7 +260,7 @@ def answers(model: LoadedModel, data: Dataset, batch: int = 64) -> Outputs:
 
 
 def joined(counts: Iterable[int], calls: Iterable[Mapping[str, Array]]) -> Outputs:
-    """The outputs of ``calls``, which have ``counts`` samples each, as one row per sample. Raises Unsupported as ``answers`` does."""
+    """Join the outputs of several calls to one row per sample. ``counts`` has the number of samples per call. Raises Unsupported."""
     parts: dict[str, list[Array]] = {}
     for count, outputs in zip(counts, calls, strict=True):
         for name, array in outputs.items():
@@ -298,7 +298,7 @@ def _called(metric: AccuracyMetric, output: Array, truth: Array | None) -> Array
     if found.shape not in ((), (len(output),)):
         raise InvalidData(
             f"the metric {metric.name} returned shape {list(found.shape)} for {len(output)} samples",
-            "return one number, or one per sample",
+            "return one number, or one number per sample",
         )
     with np.errstate(over="ignore", invalid="ignore"):
         is_finite = np.isfinite(found.mean())  # finite scores may have an infinite sum

@@ -22,15 +22,15 @@ _TRUST = (
 def check_labels(
     name: str, value: Callable[[Array], float], labels: Array, higher: bool, who: str = "the original", seed: int = 0
 ) -> None:
-    """Raise InvalidData if the metric ``name``, computed by ``value``, is no better on ``labels`` than on shuffled labels. ``who`` is
-    the model whose outputs are judged.
+    """Raise InvalidData if the metric ``name`` is no better on ``labels`` than on shuffled labels. ``value`` computes the metric, and
+    ``who`` names the judged model.
 
     The check is a permutation test at 5 %. Fewer than 20 labels are not tested.
     """
     if len(labels) >= 2 and (labels == labels[:1]).all():
         raise InvalidData(
             f"all {len(labels)} labels are the same, so they cannot show whether answers are right",
-            "give samples of at least two classes; --trust-labels accepts them as they are",
+            "give samples of at least two classes, or use --trust-labels",
         )
     if len(labels) < _FEWEST:
         return

@@ -30,7 +30,7 @@ class Contract(msgspec.Struct, frozen=True):
     """Require that the upper bound of the 95 % interval of the loss is within ``max_accuracy_loss``, not only the estimate."""
 
     max_output_error: float = 0.1
-    """Maximum deviation of every output from the original's output: the fraction of changed classes, or the error relative to the
+    """Maximum deviation of any output from the original's output: the fraction of changed classes, or the error relative to the
     output's spread. If the metric is fidelity, this limit replaces ``max_accuracy_loss``."""
     metric: str = ""
     """Name of the metric, or ``module:function``. Empty: a metric that suits the model's outputs and the labels."""
@@ -56,11 +56,11 @@ class Contract(msgspec.Struct, frozen=True):
             )
 
     def limit(self, metric: str) -> float:
-        """The maximum loss by ``metric``."""
+        """The maximum loss for the metric ``metric``."""
         return self.max_output_error if metric == "fidelity" else self.max_accuracy_loss
 
     def accuracy_objection(self, accuracy: Accuracy) -> str:
-        """The reason why ``accuracy`` violates the contract; empty if the contract is met."""
+        """Why ``accuracy`` violates the contract; empty if it meets the contract."""
         return accuracy.broken or self._loss_objection(accuracy) or self._deviation_objection(accuracy)
 
     def _loss_objection(self, accuracy: Accuracy) -> str:
@@ -89,7 +89,7 @@ class Contract(msgspec.Struct, frozen=True):
         return proven if self.prove_accuracy else accuracy.loss.value
 
     def latency_objection(self, p99_ms: float) -> str:
-        """The reason why a p99 of ``p99_ms`` violates the contract; empty if the contract is met."""
+        """Why a p99 of ``p99_ms`` violates the contract; empty if it meets the contract."""
         if self.p99_ms is None or p99_ms <= self.p99_ms:
             return ""
         return f"p99 {p99_ms:.3g} ms, {self.p99_ms:.3g} ms are allowed"
@@ -101,19 +101,19 @@ def is_faster(speedup: Interval) -> bool:
 
 
 def unproven_speed(than: str, speedup: Interval | None, busy: str) -> str:
-    """The verdict on a candidate that is not provably faster ``than`` another; ``busy`` is what else ran on the machine."""
+    """The verdict on a candidate that is not provably faster than the model ``than``. ``busy`` describes other load on the machine."""
     if speedup is not None and speedup.high < 1:
         return f"slower than {than}{while_busy(busy)}"
     return f"not measurable here, the machine was busy ({busy})" if busy else f"not provably faster than {than}"
 
 
 def while_busy(busy: str) -> str:
-    """The reservation about a measured speed; empty if nothing else ran on the machine."""
+    """A caveat about a measured speed; empty if there was no other load on the machine."""
     return f", measured while the machine was busy ({busy})" if busy else ""
 
 
 def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnmet:
-    """The error if none of ``records`` meets the contract. It names the missed requirement, and the nearest feasible requirement."""
+    """The error if none of ``records`` meets the contract. The message states the missed limit and the nearest feasible limit."""
     measured = [record for record in records if record.accuracy is not None and record.p99_ms is not None]
     if not measured:
         return ContractUnmet("no candidate could be measured", "see the reasons: `penstock build --json` lists them")

@@ -1,6 +1,6 @@
-"""Choose the metric from the shapes and values of outputs and labels, if the user names none.
+"""Choose the metric from the shapes and values of outputs and labels, unless the user names a metric.
 
-Only outputs that are certainly class scores are judged by their highest element, since every other output has a highest element too.
+Only outputs that are certainly class scores are judged by their highest element. In other outputs, the highest element is not a class.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def choose_metric(answers: Mapping[str, Array], labels: Array | None, name: str = "", output: str = "") -> Choice:
-    """The metric ``name`` for ``output``. If an argument is empty, it is chosen to suit the original's answers and the labels.
+    """Choose the metric ``name`` for ``output``. An empty argument is chosen to suit the original's outputs and the labels.
 
     Raises InvalidArgument for an unknown metric or output, InvalidData if the labels suit no output.
     """
@@ -61,7 +61,7 @@ def has_class_scores(name: str, array: Array, names: Mapping[str, Array]) -> boo
 
 
 def scored_output(answers: Mapping[str, Array], labels: Array) -> str:
-    """The first output with scores [samples, classes] for all class numbers in ``labels``. Raises InvalidData if there is none."""
+    """The first output with scores [samples, classes] for all classes in ``labels``. Raises InvalidData if there is none."""
     for name, array in answers.items():
         if is_float(array) and array.ndim == 2 and array.shape[1] > max(1, labels.max(initial=0)):
             return name

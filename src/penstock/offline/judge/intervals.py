@@ -42,7 +42,7 @@ GROUPS = 20
 
 
 def tail(looks: int = 1) -> float:
-    """The allowed probability that a one-sided bound is wrong, if ``looks`` bounds must be valid together (Bonferroni)."""
+    """The allowed probability that a one-sided bound is wrong. ``looks`` bounds must be valid together (Bonferroni)."""
     return (1 - CONFIDENCE) / looks
 
 
@@ -86,9 +86,9 @@ def loss_bound(samples: int, lost: int, won: int, probability: float) -> float:
 
 
 def proves_loss(samples: int, lost: int, won: int, limit: float, probability: float) -> bool:
-    """True if counts as good as these have at most the given ``probability`` when the true loss is ``limit`` or more.
+    """True if the counts prove a loss below ``limit``: for a loss of ``limit`` or more, so good counts have at most ``probability``.
 
-    Counts are ordered by their likelihood ratio. The probability is exact: the maximum over the rates of wins that ``won`` allows.
+    Counts are ordered by their likelihood ratio. The probability is exact: the maximum over all rates of wins that fit ``won``.
     """
     if (lost - won) / samples >= limit or limit >= 1:
         return limit >= 1 and lost < samples
@@ -138,10 +138,9 @@ def mean_bound(values: Array, probability: float, most: float = 1.0) -> float:
 
 
 def bets_needed(limit: float, mean: float, spread: float, probability: float, most: float = 1.0) -> int | None:
-    """About the number of values of this ``mean`` and standard deviation ``spread`` with which ``mean_bound`` is at most ``limit``.
+    """Estimate how many values with this ``mean`` and standard deviation ``spread`` make ``mean_bound`` at most ``limit``.
 
-    The mean growth of the logarithm of the wealth is expanded to the second order; if ``spread`` is 0, it is exact. None if no bet is
-    expected to win.
+    The estimate expands the mean growth of the log wealth to the second order. If ``spread`` is 0, it is exact. None if no bet wins.
     """
     if mean >= limit or limit >= most:
         return None
@@ -160,10 +159,10 @@ def bounded_interval(values: Array, looks: int = 1, least: float = -1.0, most: f
 def jackknife_interval(
     statistic: Callable[[Array], float], samples: int, looks: int = 1, scale: float = 1.0
 ) -> Interval:
-    """``statistic`` of all rows with an approximate two-sided interval. It is computed by leaving out groups of rows in turn.
+    """``statistic`` of all rows with an approximate two-sided interval. The jackknife leaves out groups of rows in turn.
 
     ``statistic`` takes row numbers. The interval always allows for one unseen kind of row, which could change the statistic by
-    ``scale``. For a single row, the interval is plus or minus nearly ``scale``.
+    ``scale``. For a single row, the interval extends nearly ``scale`` to both sides.
     """
     value, groups = statistic(np.arange(samples)), min(GROUPS, samples)
     half = tail(looks) / 2

@@ -1,7 +1,7 @@
 """The judge: compares candidates with the original on samples that were not used for calibration or training.
 
-The original is the model that the user gave. Its outputs are computed once, and candidates are compared with them sample by sample.
-Candidates are timed in turns with the original; see ``race.py``.
+The original is the user's model. Its outputs are computed once, and candidates are compared with them sample by sample. Candidates and
+the original are timed in turns; see ``race.py``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ORIGINAL = "original"
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """The comparison of one candidate's outputs with the original's. Takes a few bytes per sample."""
+    """The comparison of one candidate's outputs with the original's outputs, in a few bytes per sample."""
 
     accuracy: Accuracy
     scores: Array
@@ -59,7 +59,7 @@ class Comparison(msgspec.Struct, frozen=True):
     threads: int
     rows: int
     busy: str = ""
-    """What else ran on the machine, if it was enough to disturb the timing; otherwise empty."""
+    """Other processes that disturbed the timing, as text; empty if there were none."""
 
     @property
     def size_ratio(self) -> float:
@@ -68,7 +68,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class Judge:
-    """Judges candidates against ``original`` on ``data``. All models run in ``engine`` with ``threads`` threads."""
+    """Compares candidates with ``original`` on ``data``. All models run in ``engine`` with ``threads`` threads."""
 
     def __init__(
         self,
@@ -104,8 +104,8 @@ class Judge:
         return self.reference.metric
 
     def assess(self, candidate: Artifact) -> Judgement:
-        """Run ``candidate`` on all samples, and judge its outputs. Raises PenstockError if it does not run or its outputs have other
-        shapes.
+        """Run ``candidate`` on all samples, and judge its outputs. Raises PenstockError if ``candidate`` fails, or its outputs differ
+        in shape from the original's.
         """
         with loaded(candidate, self.threads, engine=self._engine) as model:
             return self.assess_loaded(model)
@@ -146,7 +146,7 @@ class Judge:
 def checked_reference(
     found: Outputs, labels: Array | None, contract: Contract, looks: int = 1, who: str = "the original"
 ) -> Reference:
-    """The reference with the outputs ``found`` of ``who``. Raises the errors of ``Judge`` about data, labels and metric."""
+    """Make the reference from ``found``, the outputs of ``who``. Raises the errors of ``Judge`` about data, labels and metric."""
     if broken := not_finite(found):
         raise InvalidData(f"{who}'s {broken}", "remove these samples, or repair the model")
     reference = make_reference(found, labels, contract.metric, contract.output, looks)
@@ -154,7 +154,7 @@ def checked_reference(
         exact = ", ".join(name for name, metric in METRICS.items() if not metric.unprovable)
         raise InvalidConfig(
             f"a loss of {reference.metric} cannot be proven: {cause}",
-            f"use --metric with one of {exact}, and labels if it needs them; or do not require a proof",
+            f"use --metric with one of {exact} (and labels if the metric needs them), or do not require a proof",
         )
     if reference.labels is not None and not contract.trust_labels:
         check_labels(

@@ -1,7 +1,7 @@
 """A metric: the quality of a model's outputs, compared with labels or with the original's outputs.
 
-A metric is a pure function of one output and its truth, both with one row per sample. It returns a single number, or one score per
-row. In the second case, the mean score is the metric. ``metric_table.py`` has all metrics by name.
+A metric is a pure function of one output and its truth, both with one row per sample. The function returns a single number or one
+score per row. The value of the metric is that number, or the mean of the scores. ``metric_table.py`` has all metrics by name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class AccuracyMetric(msgspec.Struct, frozen=True):
     fits: Callable[[Array, Array | None], bool]
     """Returns True if an output and labels have shapes and types that the metric accepts."""
     truth: Callable[[Array], Array] | None = None
-    """Without labels, derives the truth from the original's output. None if labels are required."""
+    """Derives the truth from the original's output if there are no labels. None if labels are required."""
     labels: bool = True
     """False if labels are never used."""
     higher: bool = True
@@ -36,16 +36,16 @@ class AccuracyMetric(msgspec.Struct, frozen=True):
     relative: bool = False
     """True if a loss is relative to the original's value; False if it is a difference."""
     span: tuple[float, float] | None = None
-    """The range of a row's score. None if the metric is a single number or the range is unlimited; intervals are then approximate."""
+    """The range of a row's score. None (single number, or unlimited range) makes intervals approximate."""
     alone: bool = True
     """True if a row's score depends on no other row."""
     kind: Literal["classes", "numbers", "other"] = "other"
-    """The measure of an output's distance from the original's output: the fraction of changed classes, the relative error, or the
-    metric with the original's output as truth."""
+    """How to measure the deviation of an output: fraction of changed classes, relative error, or the metric itself, with the
+    original's output as truth."""
 
     @property
     def unprovable(self) -> str:
-        """Why the bound on a loss is not valid for every number of samples; empty if it is."""
+        """Why the bound on a loss is not valid for every number of samples; empty if the bound is valid."""
         if self.span is None:
             return "its intervals are approximate"
         return (

@@ -21,8 +21,8 @@ METRICS: dict[str, AccuracyMetric] = {
 def metric_named(name: str) -> AccuracyMetric:
     """The metric called ``name``, or the function ``module:function``. Raises InvalidArgument.
 
-    A function takes the output to judge and the labels (None without labels), both as arrays with one row per sample. It returns one
-    score per row, or a number. A higher score is better, and a loss is a difference.
+    A function takes the output to judge and the labels (None without labels), both as arrays with one row per sample. The function
+    returns one score per row, or a number. A higher score must be better. The loss is the difference of the values.
     """
     if name in METRICS:
         return METRICS[name]
@@ -47,7 +47,7 @@ def _found(module: str, function: str) -> Function:
     except BaseException as error:  # noqa: BLE001 - the user's module may raise SystemExit
         raise InvalidArgument(
             f"cannot load the metric '{module}:{function}': {type(error).__name__}: {error}",
-            "give a module that Python can import from here, and a function in it",
+            "give a module that Python can import, and a function of this module",
         ) from None
     finally:
         if here in sys.path:

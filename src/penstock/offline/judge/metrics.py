@@ -29,7 +29,7 @@ _LEAST_SHARE = 1e-12
 
 def matched_pairs(count: int, total: float, squares: float) -> Interval:
     """The approximate 95 % interval of the mean of ``count`` independent paired differences, from their sum ``total`` and sum of
-    squares ``squares``. The search uses this interval; ``intervals.py`` has the bounds that decide about the contract.
+    squares ``squares``. Only the search uses this interval; the contract uses the bounds in ``intervals.py``.
 
     1. Usually it is the adjusted Wald interval for matched pairs of Agresti and Min (2005), plus half a lost and half a won sample.
     2. If no pair differs, the Wald interval is too narrow. The exact bound of Clopper and Pearson (1934) for the rate of pairs that
@@ -44,7 +44,7 @@ def matched_pairs(count: int, total: float, squares: float) -> Interval:
 
 
 def mean_interval(values: Array) -> Interval:
-    """The mean of ``values`` with its normal 95 % interval. For a single value, it is wide but finite, since JSON needs that."""
+    """The mean of ``values`` with its normal 95 % interval. For a single value, the interval is wide but finite, as JSON requires."""
     values = values.astype(np.float64)
     spread = _Z95 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else _WORST
     mean, spread = float(values.mean()), min(spread, _WORST)
@@ -52,10 +52,10 @@ def mean_interval(values: Array) -> Interval:
 
 
 def sample_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) -> Array:
-    """Relative error of each sample's worst output: norm of the difference divided by norm of the reference, at most 1.
+    """Relative error of each sample's worst output: the norm of the difference divided by the norm of the reference, at most 1.
 
-    The error is 1 if a sample has NaN or infinity at a place where the reference is finite. A norm counts as at least a hundredth of
-    the output's mean norm, so that a reference near zero does not exaggerate the error.
+    The error is 1 if a sample has NaN or infinity at a place where the reference is finite. A reference's norm counts as at least 1 %
+    of the output's mean norm, so that a reference near zero does not exaggerate the error.
     """
     errors = []
     for name, want in reference.items():
@@ -74,11 +74,11 @@ def output_errors(reference: Mapping[str, Array], outputs: Mapping[str, Array]) 
 
 
 def deviations(reference: Array, output: Array) -> Array:
-    """The difference between each row and the same row of the reference, relative to the spread of the reference's rows. For text and
-    integers, the difference is the proportion of unequal elements.
+    """The difference of each row from the reference's row, relative to the spread of the reference's rows. For text and integers, the
+    difference is the proportion of unequal elements.
 
-    The spread of numbers, or of rows of numbers, is measured from the mean row, so that a large offset does not hide an error. For
-    other tensors, it is the root mean square norm. A NaN or infinity counts as a difference of at least the spread.
+    If rows are numbers or vectors, the spread is measured from the mean row, so that a large offset does not hide an error. For other
+    tensors, the spread is the root mean square norm. A NaN or infinity counts as a difference of at least the spread.
     """
     if not reference.size:
         return np.zeros(len(reference))
@@ -93,7 +93,7 @@ def deviations(reference: Array, output: Array) -> Array:
 
 
 def share_divergence(reference: Array, outputs: Array) -> Array:
-    """KL(reference‖outputs) of each row's class probabilities: the softmax of its scores, or its scores if these are probabilities."""
+    """KL(reference‖outputs) of each row's class probabilities: the scores, after softmax unless they already are probabilities."""
     are_shares = _are_shares(reference)
     want, got = (_log_shares(array, are_shares) for array in (reference, outputs))
     return np.asarray((np.exp(want) * (want - got)).sum(axis=1))

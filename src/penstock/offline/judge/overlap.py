@@ -13,7 +13,7 @@ _SHOWN = 10
 
 
 def seen_rows(judged: Dataset, fitted: Dataset) -> Array:
-    """The numbers of the rows of ``judged`` whose inputs equal those of a row of ``fitted``."""
+    """The indices of the rows of ``judged`` that have the same inputs as a row of ``fitted``."""
     known = set(_digests(fitted))
     return np.flatnonzero([digest in known for digest in _digests(judged)])
 

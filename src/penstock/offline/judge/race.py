@@ -1,8 +1,8 @@
-"""Race: times models against one another, warm and alone.
+"""Race: times models in turns, warm and with nothing else running in the process.
 
-A child process that has loaded nothing waits for races. For every load it makes a copy of itself, which loads only the models of the
-race, times them in turns, and ends. Models timed earlier, and whatever this process keeps, therefore have no influence: no memory, no
-spinning threads, no caches.
+A child process that has loaded nothing waits for races. For every load it forks a copy of itself, which loads only the models of the
+race, times them in turns, and ends. So memory, spinning threads and caches of earlier races or of this process cannot influence the
+timings.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def race_entrants(
 ) -> dict[_Name, Timings]:
     """Time a call of each of ``entrants`` with ``inputs``. Timings are paired by load.
 
-    They are loaded ``loads`` times, or as often as ``budget_s`` seconds allow, but at least three times. Raises PenstockError if one
-    of them does not load or run.
+    The models are loaded ``loads`` times, or as often as ``budget_s`` seconds allow, but at least three times. Raises PenstockError if
+    a model does not load or run.
     """
     found = _child.call(_race, list(entrants.values()), dict(inputs), budget_s, loads)
     return dict(zip(entrants, found, strict=True))

@@ -1,4 +1,4 @@
-"""The number of samples that is needed to prove that a loss is within its limit, and notes on data with too few samples."""
+"""The number of samples needed to prove that a loss is within its limit, and notes on data with too few samples."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MOST = 1 << 22
 
 
 def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02, looks: int = 1) -> int | None:
-    """The number of samples that proves a loss within ``max_loss`` at 95 % confidence by ``proves_loss``.
+    """The number of samples with which ``proves_loss`` can prove a loss within ``max_loss`` at 95 % confidence.
 
     ``loss`` is the true loss. ``changed`` is the fraction of samples that only one of the two models gets right; it is at least
     ``loss``. ``looks`` is the number of candidates that are judged on the same samples. None if ``loss`` is not below ``max_loss``, or
-    so close to it that more than four million samples would be needed.
+    if more than four million samples would be needed.
     """
     if not 0 < max_loss <= 1 or not -1 <= loss <= 1 or not 0 <= changed <= 1:
         raise InvalidArgument(
@@ -50,10 +50,10 @@ def samples_needed(max_loss: float, loss: float = 0.0, changed: float = 0.02, lo
 def too_few(
     samples: int, metric: str, max_loss: float, what: str, looks: int = 1, *, prove: bool = False
 ) -> tuple[str, ...]:
-    """A note if ``samples`` samples cannot prove a loss within ``max_loss``, even if no answer changes. The note suggests a number of
-    samples; ``what`` names their kind in the note. ``prove`` says that the contract requires a proof.
+    """A note if ``samples`` samples cannot prove a loss within ``max_loss``, even if no output changes. The note suggests a number of
+    samples and calls them ``what``. ``prove`` is True if the contract requires a proof.
 
-    There is no note for metrics whose losses cannot be proven, or for a maximum loss of 0, which no number of samples can prove.
+    There is no note if a proof is impossible, because of the metric or because the maximum loss is 0.
     """
     if max_loss <= 0 or _width(metric) is None:
         return ()
@@ -75,7 +75,7 @@ def too_few(
 
 
 def unproved(accuracy: Accuracy, max_loss: float) -> tuple[str, ...]:
-    """A note if ``accuracy`` is within ``max_loss`` but not proven to be. The note states how many samples would prove it."""
+    """A note if the loss is within ``max_loss``, but not proven. The note states how many samples a proof needs."""
     loss = accuracy.loss
     bound = loss.high if accuracy.bound is None else accuracy.bound
     if max_loss <= 0 or bound <= max_loss or loss.value > max_loss:
@@ -89,7 +89,7 @@ def unproved(accuracy: Accuracy, max_loss: float) -> tuple[str, ...]:
 
 
 def proof_advice(accuracy: Accuracy, max_loss: float) -> str:
-    """The number of samples that would prove the loss if the estimate is correct, or why none can be named: the end of a sentence."""
+    """The end of a sentence: how many samples would prove the loss if the estimate is correct, or why a number is not possible."""
     reason = ""
     if _width(accuracy.metric) is None:
         reason = f"a loss of {accuracy.metric} cannot be proven"

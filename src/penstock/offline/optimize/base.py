@@ -16,8 +16,8 @@ class Pass(ABC):
     """One rewrite of the graph, in place.
 
     The docstring of a pass numbers its rules and exceptions; comments in the code refer to these numbers. A pass keeps the names of
-    the graph's inputs and outputs. Any other name must denote the same tensor as before, or disappear. A tensor that a subgraph refers
-    to counts as used. A pass is deterministic.
+    the graph's inputs and outputs. Other names may disappear, but a remaining name must denote the same tensor as before. A tensor
+    that a subgraph reads counts as used. A pass is deterministic.
     """
 
     name: ClassVar[str]
@@ -26,8 +26,8 @@ class Pass(ABC):
     def applications(self, model: ir.Model, skipped: Collection[str] = ()) -> Iterator[str]:
         """Edit ``model``, whose values have inferred types and shapes, one application at a time.
 
-        Yields the site of each application after the change was made. A site is the name of a value that identifies the application:
-        the same model has the same sites. Sites in ``skipped`` are not changed. If the caller stops early, the model is valid.
+        Yields the site of each application after the change is made. A site is the name of a value that identifies the application;
+        the sites of a model are always the same. Sites in ``skipped`` are not changed. If the caller stops early, the model is valid.
         """
 
     def call(self, model: ir.Model) -> bool:
@@ -39,7 +39,7 @@ class NodePass(Pass):
     """A pass that rewrites nodes one by one, in order. It visits nodes of the standard domain without subgraphs."""
 
     def applications(self, model: ir.Model, skipped: Collection[str] = ()) -> Iterator[str]:
-        """Rewrite the nodes; skip those that an earlier rewrite removed. A node's site is its first output."""
+        """Rewrite the nodes, except nodes that an earlier rewrite removed. A node's site is its first output."""
         for node in graph.plain_nodes(model):
             site = graph.site(node)
             if site not in skipped and self.rewrite(node, model):
@@ -58,18 +58,18 @@ class PassRecord(msgspec.Struct, frozen=True):
     status: Literal["applied", "unchanged", "reverted"]
     nodes_before: int
     nodes_after: int
-    """Number of nodes after the pass; for a reverted pass, the same as before it."""
+    """Number of nodes after the pass; equal to ``nodes_before`` if the pass was undone."""
     max_relative_error: float | None
-    """Error against the original over all samples. Passes that are verified together share the error after the last of them. None if
-    nothing was run. In JSON, an infinite error is null too.
+    """Error against the original over all samples. Passes that are verified together share one error: the error after the last pass.
+    None if no comparison was run. In JSON, an infinite error is also null.
     """
     seconds: float
     reason: str = ""
-    """Why the pass, or part of it, was undone. Names the site, the output, its error and the first divergent tensor, or says why no
+    """Why the pass, or part of it, was undone. States the site, the output, its error and the first differing tensor, or why no
     comparison was possible. Empty if all applications were kept.
     """
     example: str = ""
-    """The smallest model found on which an undone application changes the outputs, as ONNX text; empty if there is none."""
+    """The smallest known model whose outputs an undone application changes, as ONNX text; empty if there is none."""
 
 
 class OptimizeReport(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ class OptimizeReport(msgspec.Struct, frozen=True):
 
     @property
     def reverted(self) -> dict[str, str]:
-        """Why passes, or parts of them, were undone, by the name of the pass."""
+        """Maps the name of each pass that was undone, fully or partly, to the reason."""
         return {record.name: record.reason for record in self.passes if record.reason}
 
     @property

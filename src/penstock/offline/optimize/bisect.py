@@ -1,7 +1,7 @@
 """Find the single application of a pass that changes a model's outputs, and a minimal model that reproduces the change.
 
 The search is a bisection over the number of applications, as in LLVM's ``-opt-bisect-limit``. With no application, the outputs are
-right; with all applications, they are wrong. So there is a number at which one more application makes the outputs wrong.
+right; with all applications, they are wrong. So there is an application that turns right outputs into wrong outputs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHOWN_ELEMENTS = 16
 
 
 def first_wrong(count: int, is_wrong: Callable[[int], bool]) -> int:
-    """A number, at most ``count``, of applications with wrong outputs, while one application fewer gives right outputs."""
+    """A number, at most ``count``: with this number of applications, the outputs are wrong; with one fewer, they are right."""
     right, wrong = 0, count
     while wrong - right > 1:
         middle = (right + wrong) // 2
@@ -48,8 +48,8 @@ def applied(current: Pass, proto: onnx.ModelProto, skipped: Collection[str], lim
 def minimal_model(before: onnx.ModelProto, current: Pass) -> str:
     """The smallest part of ``before``, as ONNX text, on which the pass is wrong; empty if none is found.
 
-    ``before`` must be a model whose outputs the pass changes. The first part consists of the nodes that the pass changes; each further
-    part adds their neighbours.
+    ``before`` must be a model whose outputs the pass changes. The first part contains the nodes that the pass changes; each further
+    part adds neighbouring nodes.
     """
     after = to_proto(applied(current, before, ()))
     kept = {node.SerializeToString(deterministic=True) for node in after.graph.node}

@@ -38,7 +38,7 @@ def plain_nodes(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def site(node: ir.Node) -> str:
-    """The name of the first output of ``node`` that has a name. It identifies the node."""
+    """The name of the first output of ``node`` that has a name. This name identifies the node."""
     return next((output.name for output in node.outputs if output.name), "")
 
 
@@ -53,14 +53,14 @@ def opset(model: ir.Model) -> int:
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """True if ``value`` is an initialiser that is neither a graph input nor a graph output, so that no caller sees a change."""
+    """True if ``value`` is an initialiser that the model's caller cannot access, i.e. neither a graph input nor a graph output."""
     if value is None or not value.is_initializer() or value.const_value is None:
         return False
     return not value.is_graph_input() and not value.is_graph_output()
 
 
 def constant(value: ir.Value | None) -> Array | None:
-    """The array of a constant value, which must not be modified; None if it is not constant."""
+    """The array of ``value``, which callers must not modify; None if ``value`` is not constant."""
     if value is None or not is_constant(value) or value.const_value is None:
         return None
     return value.const_value.numpy()
@@ -77,7 +77,7 @@ def is_used(value: ir.Value) -> bool:
 
 
 def sole_consumer(value: ir.Value) -> ir.Node | None:
-    """The only consumer of ``value``, if it is in the same graph. None if there are several, or if ``value`` is a graph output."""
+    """The only consumer of ``value``. None if it is in another graph, if there are several, or if ``value`` is a graph output."""
     uses = value.uses()
     if len(uses) != 1 or value.is_graph_output():
         return None
@@ -111,7 +111,7 @@ def float_attribute(node: ir.Node, name: str, default: float) -> float:
 
 
 def add_constant(graph: ir.Graph, array: Array, like: str) -> ir.Value:
-    """A new initialiser of ``graph`` with the value ``array`` and an unused name derived from ``like``."""
+    """Add an initialiser to ``graph`` with the value ``array`` and an unused name derived from ``like``."""
     name = FreshNames(graph)(f"{like}_folded")
     tensor = ir.Tensor(np.ascontiguousarray(array).reshape(array.shape), name=name)
     return _register(graph, tensor, name)
@@ -130,10 +130,10 @@ def replace_by_constant(node: ir.Node, array: Array | ir.TensorProtocol) -> None
 
 
 def replace_by_input(node: ir.Node, source: ir.Value) -> bool:
-    """Remove ``node``, whose first output equals ``source`` and whose other outputs are unused; False if that is impossible.
+    """Remove ``node``, whose first output equals ``source`` and whose other outputs are unused. Returns False if that is impossible.
 
-    If the output of ``node`` is a graph output, the producer of ``source`` writes it under the same name. Then ``source`` must have
-    a producer in the same graph and must not be a graph output itself.
+    If the output of ``node`` is a graph output, the producer of ``source`` takes over this name. Then ``source`` must have a producer
+    in the same graph and must not be a graph output itself.
     """
     graph, output = node.graph, node.outputs[0]
     assert isinstance(graph, ir.Graph)
@@ -152,7 +152,7 @@ def replace_by_input(node: ir.Node, source: ir.Value) -> bool:
 
 
 def replace_by_nodes(node: ir.Node, nodes: list[ir.Node]) -> None:
-    """Replace ``node`` by ``nodes``. The first output of the last of ``nodes`` becomes the value that ``node`` produced."""
+    """Replace ``node`` by ``nodes``. The first output of the last new node takes the place of the output of ``node``."""
     graph, output, result = node.graph, node.outputs[0], nodes[-1].outputs[0]
     assert isinstance(graph, ir.Graph)
     name, output.name = output.name, None
@@ -167,7 +167,7 @@ def replace_pair(
 ) -> None:
     """Replace ``first`` and ``second`` by one node of ``op_type``. ``first`` must have one used output, which only ``second`` reads.
 
-    The new node takes the place of ``second`` and writes the same value under the same name.
+    The new node takes the place of ``second`` and produces the same value under the same name.
     """
     assert isinstance(first.graph, ir.Graph)
     replace_by_nodes(second, [ir.Node("", op_type, inputs, attributes, num_outputs=1, name=first.name)])

@@ -1,8 +1,8 @@
 """Linear layers: the function that Conv, ConvTranspose, Gemm and MatMul compute from their weight, bias and attributes.
 
 All passes, quantisation, pruning, factorisation and training use this module. The operators compute ``y = W x + b`` for each output
-channel. A subsequent ``s y + t`` per channel folds into the weights: ``W' = s W``, ``b' = s b + t`` (Jacob et al., "Quantization and
-Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", 2018, §3.2).
+channel. A subsequent ``s y + t`` per channel can be folded into the weights: ``W' = s W``, ``b' = s b + t`` (Jacob et al.,
+"Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", 2018, §3.2).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from penstock.offline.optimize.names import FreshNames
 from penstock.tensor import Array
 
 WEIGHT_INPUTS = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (1,), "MatMul": (0, 1)}
-"""The linear operators, with the inputs of each that a constant weight can be. Forms describe a weight that is the second input."""
+"""The linear operators, and the indices of the inputs that can be the weight. ``LinearForm`` describes a weight at index 1."""
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
 
 class LinearForm(NamedTuple):
-    """The product that a node computes with its weight, which is its second input."""
+    """How a node computes a product with its weight, which is its second input."""
 
     inputs: int
-    """The summed axis of the weight."""
+    """The axis of the weight over which the product sums."""
     outputs: int
     """The axis of the weight's output channels; in a ConvTranspose, the channels of one group."""
     groups: int = 1
@@ -44,7 +44,7 @@ class LinearForm(NamedTuple):
 
 
 def linear_form(op_type: str, attribute: Callable[[str, Any], Any]) -> LinearForm | None:
-    """The form of a linear operator, by its attributes: ``attribute(name, default)``. None for other operators.
+    """The form of a linear operator; None for other operators. ``attribute(name, default)`` reads an attribute.
 
     For a MatMul, the form has the axes of a weight on the right.
     """
@@ -80,8 +80,8 @@ def form_of(node: ir.Node) -> LinearForm | None:
 def make_plain(node: ir.Node) -> bool:
     """Rewrite a Gemm with a constant weight as ``x W + b`` with one bias per output channel. Returns True if it changed.
 
-    ``alpha`` becomes part of the weight, and ``beta`` of the bias. If ``x`` is transposed, or the bias is computed or differs between
-    rows, separate nodes do this. The Gemm is not changed if a folded value is not finite.
+    ``alpha`` becomes part of the weight, and ``beta`` of the bias. Separate nodes transpose ``x``, and add a bias that is computed or
+    differs between rows. The Gemm is not changed if a folded value is not finite.
     """
     form, weight, bias_value = form_of(node), graph.constant(graph.input_of(node, 1)), graph.input_of(node, 2)
     weight_value, owner = graph.input_of(node, 1), node.graph
@@ -139,16 +139,16 @@ class Linear(NamedTuple):
     bias: Array
     """FP64, one per channel, already multiplied by the ``beta`` of a Gemm."""
     channel_view: tuple[int, ...]
-    """A shape of ``weight`` in which the output channels have axes of their own."""
+    """A shape of ``weight`` with separate axes for the output channels."""
     scale_view: tuple[int, ...]
-    """The shape in which one number per channel broadcasts over ``channel_view``."""
+    """The shape of one number per channel that broadcasts over ``channel_view``."""
 
     @property
     def channels(self) -> int:
         return len(self.bias)
 
     def per_channel(self, array: Array) -> Array | None:
-        """``array`` as FP64 with one number per channel. None if ``array``, broadcast over ``y``, does not apply exactly one number to
+        """``array`` as FP64 with one number per channel. None unless broadcasting ``array`` over ``y`` applies exactly one number to
         each channel.
         """
         rank = self.weight.ndim
@@ -158,10 +158,10 @@ class Linear(NamedTuple):
         return np.broadcast_to(array.astype(np.float64).reshape(-1), self.channels)
 
     def fold(self, follower: ir.Node, scale: Array, shift: Array) -> bool:
-        """Replace the node and ``follower``, its sole consumer, by one node for ``scale * y + shift`` (FP64, per channel).
+        """Replace the node and ``follower``, its sole consumer, by one node that computes ``scale * y + shift`` (FP64, per channel).
 
         The folded values are computed in FP64 and rounded once to the weight's type. Other nodes that share the weights keep the old
-        weights. Returns False, without a change, if a folded weight is not finite.
+        weights. Changes nothing and returns False if a folded weight is not finite.
         """
         scaled = self.weight.reshape(self.channel_view).astype(np.float64) * scale.reshape(self.scale_view)
         with np.errstate(over="ignore"):  # values out of range for FP16 are rejected below
@@ -183,7 +183,7 @@ class Linear(NamedTuple):
 
 
 def read_linear(node: ir.Node | None) -> Linear | None:
-    """``node`` as a Linear; None for any other operator, or if the weight or bias is not constant."""
+    """Read ``node`` as a Linear. None for any other operator, or if the weight or bias is not constant."""
     form = None if node is None or node.op_type == "MatMul" else form_of(node)
     if node is None or form is None:
         return None

@@ -20,9 +20,9 @@ _EXPORT_AGAIN = "export the model again, or fetch it again if it was downloaded"
 
 
 def load_model(artifact: Artifact) -> ir.Model:
-    """The model of ``artifact``, including its external data, which is read from the folder of ``artifact.path``.
+    """Load the model of ``artifact`` with its external data from the folder of ``artifact.path``.
 
-    Before IR version 4, a model had to list initialisers as inputs; these become plain initialisers. Raises InvalidModel if the bytes
+    Before IR version 4, a model had to list initialisers as inputs; such inputs are removed. Raises InvalidModel if the bytes
     are corrupt, ``onnx.checker`` rejects the model, or external data is missing or outside the model's folder. Raises Unsupported
     for models over 2 GiB and for sparse initialisers.
     """
@@ -30,7 +30,7 @@ def load_model(artifact: Artifact) -> ir.Model:
 
 
 def read_proto(artifact: Artifact) -> onnx.ModelProto:
-    """The checked protobuf of ``artifact`` with its external data, as a copy that the caller may change.
+    """Read and check the protobuf of ``artifact``, with its external data. The caller may change the result.
 
     Raises the errors of ``load_model``.
     """
@@ -62,7 +62,7 @@ def _parse(artifact: Artifact) -> onnx.ModelProto:
 
 
 def infer_shapes(proto: onnx.ModelProto) -> ir.Model:
-    """The model with the types and shapes that ONNX shape inference finds; unchanged if inference fails."""
+    """Add the types and shapes that ONNX shape inference finds. If inference fails, nothing is added."""
     # Shapes are optional: a rule that needs a shape skips nodes with an unknown shape.
     with contextlib.suppress(Exception):
         proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
@@ -70,7 +70,7 @@ def infer_shapes(proto: onnx.ModelProto) -> ir.Model:
 
 
 def self_contained(artifact: Artifact) -> Artifact:
-    """``artifact`` as one file that includes its external weights. Raises the errors of ``read_proto``."""
+    """Merge ``artifact`` and its external weights into one file. Raises the errors of ``read_proto``."""
     proto = read_proto(artifact)
     if not has_external_data(artifact.data):
         return artifact

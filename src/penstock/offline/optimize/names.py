@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 
 class FreshNames:
-    """Gives every new tensor a name that is not used in the graph or its subgraphs, and that was not given before."""
+    """Returns names for new tensors: never a name from the graph or its subgraphs, and never the same name twice."""
 
     def __init__(self, graph: onnx.GraphProto | ir.Graph) -> None:
         self._taken = set(_names_in(graph) if isinstance(graph, onnx.GraphProto) else _names_of(graph))
@@ -51,7 +51,7 @@ def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 
 
 def reads(node: onnx.NodeProto) -> set[str]:
-    """The inputs of ``node`` and of all nodes in its subgraphs. These include tensors of the subgraphs."""
+    """The inputs of ``node`` and of all nodes in its subgraphs, including tensors that the subgraphs define."""
     within = [{value.name for value in graph.output}.union(*map(reads, graph.node)) for graph in subgraphs(node)]
     return set(node.input).union(*within) - {""}
 

@@ -34,12 +34,12 @@ _MAX_WRONG = 8
 def optimize(
     artifact: Artifact, samples: Sequence[Mapping[str, Array]] = (), passes: Sequence[Pass] | None = None
 ) -> tuple[Artifact, OptimizeReport]:
-    """Returns a self-contained artifact with the same outputs and fewer nodes, and the report of every pass.
+    """Optimise ``artifact``. Returns a self-contained artifact with the same outputs and fewer nodes, and a report on every pass.
 
-    ``samples`` are real inputs on which the outputs are compared, in addition to generated inputs; the first 8 are used. ``passes``
-    replaces the default passes. If an application of a pass changes the outputs, it is undone, and the record of the pass gives the
-    reason and a minimal model. The result is deterministic, and a self-contained model that no pass changes keeps its bytes. Raises
-    InvalidModel or Unsupported for a model that cannot be read, InvalidArgument for a sample that does not fit.
+    Outputs are compared on generated inputs, and on the first 8 of ``samples``, which are real inputs. ``passes`` replaces the default
+    passes. An application of a pass that changes the outputs is undone; the record of the pass gives the reason and a minimal model.
+    The result is deterministic, and a self-contained model that no pass changes keeps its bytes. Raises InvalidModel or Unsupported
+    for a model that cannot be read, InvalidArgument for a sample that does not fit the model.
     """
     active = default_passes() if passes is None else list(passes)
     options = {"passes": [current.name for current in active]}

@@ -1,4 +1,4 @@
-"""Inputs for comparing two models, generated from a signature with a seed. They include extreme values and unusual sizes."""
+"""Generate inputs for the comparison of two models, from a signature and a seed. They include extreme values and unusual sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class LabelledInputs(dict[str, Array]):
-    """Inputs by name, with a ``label`` for messages. ``is_odd`` marks sizes that may end the process; see ``apart.py``."""
+    """Inputs by name, with a ``label`` for messages. ``is_odd`` marks sizes that may crash the process; see ``apart.py``."""
 
     def __init__(self, label: str, inputs: dict[str, Array], *, is_odd: bool = False) -> None:
         super().__init__(inputs)
@@ -33,8 +33,8 @@ class LabelledInputs(dict[str, Array]):
 
 
 def generate(signature: Signature, free_size: int) -> Iterator[LabelledInputs]:
-    """Generate deterministic samples. Normally distributed values come in batches of 1 and 3; zeros, large values and negative values
-    in a batch of 1.
+    """Generate deterministic samples: normally distributed values in batches of 1 and 3, and zeros, large values and negative values
+    in batches of 1.
 
     A free first axis is the batch axis. Every other free dimension has the size ``free_size``. Integers are 0 or 1, so that they are
     valid indices; in the sample ``large``, they are at most 99. The model may reject some samples.
@@ -51,11 +51,11 @@ def generate(signature: Signature, free_size: int) -> Iterator[LabelledInputs]:
 def generate_sizes(
     signature: Signature, free_size: int, names: Mapping[str, Sequence[str]] | None = None
 ) -> Iterator[LabelledInputs]:
-    """Generate samples for sizes of the free dimensions that ``generate`` does not cover, with normally distributed values.
+    """Generate samples with normally distributed values, for sizes of free dimensions that ``generate`` does not cover.
 
     In two samples, all free dimensions have different sizes. In up to five samples with batch size 2, all other free dimensions have
-    the same size: twice ``free_size``, 1, 5, 17 or 0. One sample has batch size 0. ``names`` has the names of the dimensions by input;
-    dimensions with the same name have the same size. The model may reject some samples.
+    the same size: twice ``free_size``, 1, 5, 17 or 0. One sample has batch size 0. ``names`` maps inputs to names of dimensions;
+    dimensions with the same name get the same size. The model may reject some samples.
     """
     doubled = [2 * free_size] if free_size <= _LARGEST_DOUBLED else []
     found = [_separate_shapes(signature, names or {}, least) for least in (0, free_size)]
@@ -72,7 +72,7 @@ def generate_sizes(
 def free_sizes(signature: Signature) -> tuple[int, ...]:
     """Sizes to try for free dimensions after the first axis, smallest first; a single size if there are none.
 
-    Sizes with which an input has more than four million elements are left out.
+    A size is left out if an input would have more than four million elements.
     """
     is_free = any(-1 in spec.shape[1:] for spec in signature.inputs)
     larger = _FREE_SIZES[1:] if is_free else ()

@@ -40,7 +40,7 @@ _NEGLIGIBLE = 1e-3
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The result of a comparison. ``failure`` says where and by how much the outputs differ; it is empty if they agree."""
+    """The result of a comparison. ``failure`` states where and by how much the outputs differ; empty if the outputs agree."""
 
     max_relative_error: float | None
     failure: str = ""
@@ -49,14 +49,14 @@ class Verdict(msgspec.Struct, frozen=True):
 class Verifier:
     """Stores the original's outputs, and compares changed models with them.
 
-    The inputs are up to 8 of ``samples``, and generated samples (``samples.py``) with several sizes of each free dimension, if the
-    original accepts them. Outputs agree under these conditions: shapes and datatypes are the same; NaN and infinities are in the same
-    places; integers, booleans and text are equal; for floats, ``max |new - old| / max |old|`` is at most ``tolerance``. The default
-    tolerance depends on the narrowest float type among the model's tensors: 1e-4 for FP32, 1e-2 for FP16, 5e-2 for BF16, 1e-6 for
-    FP64.
+    The inputs are up to 8 of ``samples``, and all generated samples (``samples.py``) that the original accepts. Generated samples
+    cover several sizes of each free dimension. Outputs agree under these conditions: shapes and datatypes are the same; NaN and
+    infinities are in the same places; integers, booleans and text are equal; for floats, ``max |new - old| / max |old|`` is at most
+    ``tolerance``. The default tolerance depends on the narrowest float type among the model's tensors: 1e-4 for FP32, 1e-2 for FP16,
+    5e-2 for BF16, 1e-6 for FP64.
 
-    ``obstacle`` is the reason why no comparison is possible; otherwise, it is empty. Raises InvalidArgument if one of ``samples`` does
-    not fit the model's signature.
+    ``obstacle`` is the reason if no comparison is possible, otherwise empty. Raises InvalidArgument if one of ``samples`` does not fit
+    the model's signature.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ def _may_be_empty(graph: onnx.GraphProto) -> bool:
 
 
 def compare(old: Array, new: Array | None, magnitude: float = 0.0) -> tuple[float, str]:
-    """``(error, difference)``: the relative error and a text. If something other than floats differs, the error is infinite.
+    """Returns the relative error, and the difference as text. If something other than floats differs, the error is infinite.
 
     ``magnitude`` is the tensor's largest magnitude on any sample. The error is relative to at least a thousandth of ``magnitude``.
     """
@@ -172,7 +172,7 @@ def _exact_difference(old: Array, new: Array | None) -> str:
 
 
 def first_divergence(original: Artifact, data: bytes, sample: LabelledInputs, tolerance: float) -> str:
-    """The first tensor of both models that differs, in the changed model's order; empty if none is found.
+    """The first tensor that differs between the models, in the changed model's order; empty if none is found.
 
     The text includes the operator that writes the tensor: ``'h3' (Conv)``.
     """
@@ -211,7 +211,7 @@ def _largest(array: Array) -> float:
 
 
 def default_tolerance(model: onnx.ModelProto) -> float:
-    """The tolerance for ``model``: that of the narrowest float type among its tensors."""
+    """The tolerance of the narrowest float type among the tensors of ``model``."""
     values = [*model.graph.input, *model.graph.output]
     types = {tensor.data_type for tensor in model.graph.initializer} | {v.type.tensor_type.elem_type for v in values}
     return max((_TOLERANCES[one] for one in types if one in _TOLERANCES), default=_TOLERANCES[ir.DataType.FLOAT])

@@ -1,4 +1,4 @@
-"""The choice of the finalists and the winner among measured trials."""
+"""Choose the finalists and the winner among measured trials."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FINALISTS = 4
 """Number of candidates that are measured a second time, for longer. The best exact candidates are measured in addition."""
 
 CLOSE_CALL = 1.05
-"""Candidates within this ratio of the lowest cost are a close call. Those with the fewest threads win, then those whose rows are
-independent, so that requests can be merged."""
+"""If several candidates are within this ratio of the lowest cost, it is a close call. The fewest threads win, then independent rows,
+because they allow the server to merge requests."""
 
 SAME_SPEED = 1.02
-"""Among the candidates that win a close call, those within this ratio of the lowest cost count as equally fast. The one with the least
-loss wins, then the one with the least error."""
+"""Among the winners of a close call, candidates within this ratio of the lowest cost count as equally fast. The least loss wins, then
+the least error."""
 
 CLOSE_SIZE = 1.01
 """Among candidates within this ratio of the smallest size, the fastest wins."""
@@ -43,7 +43,7 @@ class Trial(msgspec.Struct, eq=False):
     speedup: Interval | None = None
     """Speed-up over the original with the same number of threads."""
     pace: float = 0.0
-    """Speed relative to the original with the fewest threads: the product of the speed-ups of two pairs. It only ranks trials."""
+    """Speed relative to the original with the fewest threads: the product of two measured speed-ups. Only used to rank trials."""
     status: Status = "outrun"
     reason: str = ""
     latency: tuple[LatencyPoint, ...] = ()
@@ -54,15 +54,15 @@ class Trial(msgspec.Struct, eq=False):
 
     @property
     def cost(self) -> float:
-        """Latency relative to the original, times the square root of the number of threads. The candidate of lowest cost wins.
+        """Latency relative to the original, times the square root of the number of threads. The candidate with the lowest cost wins.
 
-        Twice the threads must make a call 1.4 times as fast. Otherwise the cores serve more requests with more instances.
+        With twice the threads, a call must be 1.4 times as fast. If not, more instances with fewer threads serve more requests.
         """
         return math.sqrt(self.candidate.threads) / self.pace if self.pace else math.inf
 
     @property
     def busy(self) -> str:
-        """What disturbed the timings; empty if nothing did."""
+        """Other processes that disturbed the timings, as text; empty if there were none."""
         return self.timings.busy if self.timings else ""
 
     def reject(self, reason: str) -> None:
@@ -75,7 +75,7 @@ def running(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def finalists(trials: Sequence[Trial], smallest: bool = False) -> list[Trial]:
-    """The running trials of lowest cost (with ``smallest``: size), and the fastest exact trial for each of their thread counts.
+    """The running trials with the lowest cost (with ``smallest``: size), and the fastest exact trial for each of their thread counts.
 
     Only finalists are checked against the p99 limit: in the short screening, p99 depends more on other load than on the model.
     """
@@ -89,13 +89,13 @@ def finalists(trials: Sequence[Trial], smallest: bool = False) -> list[Trial]:
 
 
 def choose(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract, compare: Compare) -> Trial | None:
-    """The winner, or None if no trial meets the contract. ``bases`` are trials of the original, one for each number of threads.
+    """The winner, or None if no trial meets the contract. ``bases`` are the trials of the original, one per thread count.
 
     1. An exact candidate must beat the original with the same number of threads.
     2. An inexact candidate must beat the original and the fastest exact candidate with the same number of threads.
-    3. Among these and the originals that were not beaten, the lowest cost wins. In a close call, few threads decide, then
-       independent rows, then accuracy.
-    4. If no candidate of rule 3 meets the required latency, the fastest exact candidate that meets it wins.
+    3. Among candidates that meet rule 1 or 2, and originals that were not beaten, the lowest cost wins.
+       In a close call, the fewest threads win, then independent rows, then the best accuracy.
+    4. If no candidate of rule 3 meets the required latency, the fastest exact candidate within the required latency wins.
     """
     alive = running(trials)
     proven = [trial for trial in alive if _is_proven(trial, alive, compare)]  # 1, 2
@@ -120,7 +120,7 @@ def choose_smallest(bases: Sequence[Trial], trials: Sequence[Trial], contract: C
 
 
 def explain_sizes(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]) -> None:
-    """Set the reason of every trial after a choice by size."""
+    """After a choice by size, record why each trial won or lost."""
     least = _disk_bytes(winner)
     for trial in (*bases, *running(trials)):
         larger = _disk_bytes(trial) / least
@@ -134,7 +134,7 @@ def explain_sizes(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]
 
 
 def explain(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]) -> None:
-    """Set the reason of every trial that was not rejected."""
+    """Record why each trial that was not rejected won or lost."""
     for trial in (*bases, *running(trials)):
         if trial is winner:
             continue

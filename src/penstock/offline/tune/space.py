@@ -42,7 +42,7 @@ class Candidate(Version, frozen=True, kw_only=True):
 
 
 def originals(model: Artifact, threads: Sequence[int]) -> list[Candidate]:
-    """The unmodified model on ONNX Runtime with its default settings, at each number of threads."""
+    """The unmodified model on ONNX Runtime with default settings: one candidate for each number of threads."""
     return [
         Candidate(model, name=f"{ORIGINAL}-t{count}", engine=BASELINE_ENGINE, threads=count, options={"threads": count})
         for count in threads
@@ -52,10 +52,10 @@ def originals(model: Artifact, threads: Sequence[int]) -> list[Candidate]:
 def candidates(
     versions: Sequence[Version], engines: Sequence[str], threads: Sequence[int], machine: MachineFacts
 ) -> list[Candidate]:
-    """Every candidate worth measuring on ``machine``. A version that can pay off only on some engines is tried only there.
+    """Every candidate worth measuring on ``machine``. A version that only some engines can run faster is tried only on these engines.
 
-    FP32 versions are also tried in BF16 on engines that support BF16, if the CPU does too. Emulated BF16 is slower and less accurate
-    than FP32.
+    FP32 versions are also tried in BF16 on engines that support BF16, if the CPU supports it too. Emulated BF16 is slower and less
+    accurate than FP32.
     """
     bf16 = next((isa for isa in _BF16_ISA if isa in machine.isa), None)
     found = []

@@ -6,11 +6,10 @@
      │        │        (all)               (few, more loads)
     failed  rejected
 
-Candidates are timed in pairs, each against the original with as many threads, with nothing else loaded. What a pair's timings say
-therefore does not depend on the other candidates. All versions are screened with the fewest threads. Only the best of them are
-screened with more threads. Speeds are measured and never estimated: a candidate beats the original only if the lower bound of its
-speed-up is above 1. A candidate that changes the arithmetic must also beat the best exact candidate in this way, in a pair of these
-two.
+Each candidate is timed in a pair with the original, with the same number of threads and nothing else loaded. So the timings of a pair
+do not depend on other candidates. All versions are screened with the fewest threads. Only the best versions are screened with more
+threads. Speeds are measured and never estimated: a candidate beats the original only if the lower bound of its speed-up is above 1. A
+candidate that changes the arithmetic must also beat the best exact candidate, and is timed in a pair with it.
 """
 
 from __future__ import annotations
@@ -63,11 +62,11 @@ class TuningLimits(msgspec.Struct, frozen=True):
     """Bounds and goal of a tuning run."""
 
     budget_s: float = 20.0
-    """Maximum seconds for timing. The first three loads of each pair and measuring accuracy are not included."""
+    """Maximum seconds for timing, without the first three loads of each pair and without the measurement of accuracy."""
     rows: int = 1
     """Samples in a timed call."""
     smallest: bool = False
-    """Choose the smallest candidate under the contract instead of the fastest."""
+    """Choose the smallest candidate that meets the contract, instead of the fastest."""
 
 
 class TuneResult(msgspec.Struct, frozen=True):
@@ -83,7 +82,7 @@ class TuneResult(msgspec.Struct, frozen=True):
     rows_per_call: int
     conditions: Conditions
     choice: Choice
-    """The metric of accuracy, and the reason for it."""
+    """The metric of accuracy, and why it was chosen."""
     notes: tuple[str, ...] = ()
     """Remarks on the data."""
 

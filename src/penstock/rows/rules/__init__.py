@@ -1,1 +1,1 @@
-"""One module per family of operators. Each states the effect of its operators on the rows of their inputs."""
+"""One module per family of operators. The rules state how an operator affects the rows of its inputs."""

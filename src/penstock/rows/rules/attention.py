@@ -53,7 +53,7 @@ def multi_head(call: Call) -> Facts:
 
 @rule("Attention", domain=MICROSOFT)
 def packed_attention(call: Call) -> Facts:
-    """A mask of one axis is not supported, because its values decide which of several meanings it has."""
+    """A mask with one axis is not supported, because its meaning depends on its values."""
     rows = _first_axis(call, 0)
     call.constants(1, 2)
     mask = call.get(3)

@@ -104,7 +104,7 @@ def gather_nd(call: Call) -> Fact:
 
 
 def same(first: Number, second: Number) -> Number:
-    """The size of an axis that two tensors share. Raises Dependent if it is the batch axis of only one of them."""
+    """The size of an axis that two tensors share. Raises Dependent if the axis is the batch axis of only one tensor."""
     if first != second and (depends_on_batch(first) or depends_on_batch(second)):
         stop("combines rows with other rows, or with constants")
     return first

@@ -152,7 +152,7 @@ def pool(call: Call) -> Facts:
 
 
 def windows(call: Call, x: Fact, kernel: Sequence[Number]) -> list[Number]:
-    """The sizes of the axes along which a window slides."""
+    """The output sizes of the axes along which a window slides."""
     count = x.rank - 2
     strides, dilations = call.attribute("strides") or (1,) * count, call.attribute("dilations") or (1,) * count
     pads, how = call.attribute("pads") or (0,) * 2 * count, call.attribute("auto_pad", "NOTSET")

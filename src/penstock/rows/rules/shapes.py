@@ -85,7 +85,7 @@ def flatten(call: Call) -> Fact:
 
 
 def reshaped(x: Fact, wanted: Sequence[Number]) -> Fact:
-    """``x`` reshaped to ``wanted``, in which -1 is inferred."""
+    """``x`` reshaped to ``wanted``, where a size of -1 is inferred."""
     shape = _without_rest(x, wanted)
     place = next((axis for axis, size in enumerate(shape) if depends_on_batch(size)), -1)
     if x.is_rows:

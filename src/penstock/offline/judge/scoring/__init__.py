@@ -1,1 +1,1 @@
-"""The metrics, by the kind of answer that they judge."""
+"""The metrics, by the kind of output that they judge."""

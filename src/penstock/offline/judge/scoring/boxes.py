@@ -17,10 +17,10 @@ _SAMPLES = 16
 
 def mean_average_precision(output: Array, truth: Array) -> float:
     """The average precision (AP) of COCO: the area under the precision-recall curve, averaged over classes and over the overlaps 0.50,
-    0.55, …, 0.95. The area uses all points of the curve; COCO uses 101. All boxes of a sample count; COCO counts at most 100.
+    0.55, …, 0.95. Unlike in COCO, all points of the curve count (not 101), and all boxes of a sample (not at most 100).
 
     Output: boxes [samples, boxes, 6] with left, top, right, bottom, score, class. Truth: labels, or the original's boxes, [samples,
-    boxes, 5] without score. Boxes with a negative class or without area are padding, in both.
+    boxes, 5] without score. In both, boxes with a negative class or without area are padding.
     """
     output, truth = _without_padding(output), _without_padding(truth)
     classes = np.unique(truth[..., 4][truth[..., 4] >= 0])
@@ -41,7 +41,7 @@ def mean_average_precision(output: Array, truth: Array) -> float:
 
 
 def iou(output: Array, truth: Array) -> float:
-    """For each class, the intersection over the union of its positions in output and truth, over all samples. The result is the mean.
+    """The intersection over union (IoU) of each class's positions in output and truth, over all samples; averaged over the classes.
 
     Output: scores [samples, classes, …] or class numbers [samples, …]. Truth: labels, or the original's classes, as class numbers
     [samples, …]; negative labels are skipped.
@@ -53,7 +53,7 @@ def iou(output: Array, truth: Array) -> float:
         (both & (truth == one)).sum() / ((truth == one) | (found == one)).sum() for one in np.union1d(found, truth)
     ]
     if not shares:
-        raise InvalidData("no place has a label", "give class numbers of at least 0")
+        raise InvalidData("no position has a label", "give class numbers of at least 0")
     return float(np.mean(shares))
 
 

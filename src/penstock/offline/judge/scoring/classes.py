@@ -23,7 +23,7 @@ def is_ids(array: Array) -> bool:
 
 def classes_of(output: Array) -> Array:
     """The class numbers in ``output``. Class numbers are returned unchanged. Scores [samples, classes, …] give the class with the
-    highest score. A single score per sample gives class 1 if it is above one half (a probability) or above zero (any other score).
+    highest score. A single score per sample gives class 1 if it is above 0.5 (for a probability) or above 0 (for any other score).
     """
     if not is_float(output):
         return output.reshape(len(output), -1) if output.ndim > 1 else output[:, None]
@@ -34,7 +34,7 @@ def classes_of(output: Array) -> Array:
 
 
 def hits(output: Array, truth: Array) -> Array:
-    """The fraction of each row's classes that are right: 0 or 1 if a sample has one class.
+    """The fraction of right classes in each row. If a sample has one class, the fraction is 0 or 1.
 
     Output: scores [samples, classes, …], or class numbers or text [samples, …]. Labels: class numbers [samples, …]. The mean is the
     accuracy of ``sklearn.metrics.accuracy_score``.
@@ -57,7 +57,7 @@ def top_5(output: Array, truth: Array) -> Array:
 
 
 def f1(output: Array, truth: Array) -> float:
-    """The mean of the classes' F1, where F1 is the harmonic mean of precision and recall (macro F1 of scikit-learn).
+    """The macro F1 of scikit-learn: the mean of F1 over the classes, where F1 is the harmonic mean of precision and recall.
 
     Output: scores [samples, classes] or class numbers [samples]. Labels: class numbers [samples].
     """
@@ -71,7 +71,7 @@ def f1(output: Array, truth: Array) -> float:
 
 def auc(output: Array, truth: Array) -> float:
     """The area under the ROC curve: the probability that a positive sample has a higher score than a negative sample, where ties count
-    half (J. Hanley, B. McNeil, *Radiology* 143, 1982). With several classes, the mean over each class against all others.
+    half (J. Hanley, B. McNeil, *Radiology* 143, 1982). With several classes, the mean over the classes, one against the rest.
 
     Output: scores [samples], [samples, 1] or [samples, classes]. Labels: class numbers [samples], or 0 and 1 [samples, classes].
     """
@@ -79,7 +79,7 @@ def auc(output: Array, truth: Array) -> float:
 
 
 def average_precision(output: Array, truth: Array) -> float:
-    """The mean precision at each positive sample, in order of falling score (``average_precision_score`` of scikit-learn). With
+    """The mean precision at each positive sample, in descending order of scores (``average_precision_score`` of scikit-learn). With
     several classes, the mean over the classes.
 
     Output: scores [samples], [samples, 1] or [samples, classes]. Labels: class numbers [samples], or 0 and 1 [samples, classes].

@@ -22,8 +22,8 @@ def cosine(output: Array, truth: Array) -> Array:
 
 
 def rank(output: Array, truth: Array) -> float:
-    """The mean over samples of Spearman's rank correlation between two lists: the sample's similarities to other samples in the
-    output, and in the truth.
+    """Spearman's rank correlation between a sample's similarities to other samples in the output and in the truth, averaged over the
+    samples.
 
     The result is 1 if a search finds the same samples in the same order. Output and labels, or the original's output: embeddings
     [samples, …]. Similarities are cosines to at most 512 evenly spaced samples.

@@ -14,8 +14,8 @@ from penstock.tensor import Array
 def fidelity(output: Array, truth: Array) -> Array:
     """1 minus each row's difference from the original's row, relative to the spread of the original's rows; at least 0.
 
-    Output: any shape. The spread of columns of numbers is measured from their mean, so an output that hardly varies must be precise;
-    see ``metrics.deviations``.
+    Output: any shape. The spread of a column is measured from its mean, so an output that hardly varies must be precise; see
+    ``metrics.deviations``.
     """
     return np.asarray(1 - deviations(truth, output).clip(max=1.0))
 
@@ -69,7 +69,7 @@ def _varying(spread: Array) -> Array:
 
 
 def same_size(output: Array, labels: Array | None) -> bool:
-    """True for numbers, if there are as many labels as numbers in the output."""
+    """True if the output has numbers, and there are as many labels as numbers."""
     if not is_float(output) and not is_ids(output):
         return False
     return labels is None or (labels.dtype.kind in "iufb" and labels.size == output.size)

@@ -50,7 +50,7 @@ def cer(output: Array, truth: Array) -> float:
 def distance(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
     """The least number of insertions, deletions and replacements that turn ``a`` into ``b`` (V. Levenshtein, 1966).
 
-    A column of the table of distances is kept as two integers, whose bits say where it rises and where it falls (G. Myers, *Journal of
+    A column of the distance table is stored as two integers, whose bits mark where the column rises and falls (G. Myers, *Journal of
     the ACM* 46, 1999). A step therefore costs a few operations on integers instead of ``len(a)`` comparisons.
     """
     places: dict[Hashable, int] = {}

@@ -1,4 +1,4 @@
-"""The passes, one per file. ``default_passes`` lists the passes of every build, in order."""
+"""The passes, one per file. ``default_passes`` returns the passes of every build, in order."""
 
 from __future__ import annotations
 

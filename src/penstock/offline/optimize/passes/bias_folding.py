@@ -25,7 +25,7 @@ class BiasFolding(NodePass):
 
     Not folded:
 
-    4. A ``y`` that another node, a subgraph or the model's caller also reads.
+    4. ``y`` if another node, a subgraph or the model's caller also reads it.
     5. A ``c`` that is not constant, or that does not broadcast over ``y`` per channel. For example, ``[C]`` and ``[1, W]`` after a
        Conv extend along its last axis, and ``[N, 1]`` after a Gemm along its rows. A ``c`` of higher rank or with more channels
        changes the shape.

@@ -12,7 +12,7 @@ from penstock.offline.optimize.base import Pass
 
 
 class CommonSubexpression(Pass):
-    """Merge equal constants and equal nodes. Only the first constant or node stays; it replaces its copies.
+    """Merge equal constants and equal nodes. The first constant or node replaces all its copies.
 
     Merged (value numbering: Cocke and Schwartz, "Programming Languages and Their Compilers", 1970):
 

@@ -21,7 +21,7 @@ _QUANTIZATION = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantiz
 
 
 class ConstantFolding(NodePass):
-    """Replace nodes whose value is known by initialisers of the same name.
+    """Replace nodes that have a known value by initialisers of the same name.
 
     Folded, in the order of the graph, so that one run folds a whole chain:
 

@@ -20,7 +20,7 @@ class ConvBatchNorm(NodePass):
 
     Not folded:
 
-    2. A ``y`` that another node, a subgraph or the model's caller also reads.
+    2. ``y`` if another node, a subgraph or the model's caller also reads it.
     3. BatchNormalization in training mode, with a second output in use, or with ``spatial`` = 0 (per activation). Also before opset 7,
        which has no attribute for the training mode.
     4. Parameters that are not constant, that are not one per channel, or that give a weight that is not finite.

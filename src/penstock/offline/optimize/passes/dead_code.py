@@ -11,7 +11,7 @@ from penstock.offline.optimize.base import Pass
 
 
 class DeadCode(Pass):
-    """Remove nodes and initialisers whose values no node, no subgraph and no caller of the model reads.
+    """Remove nodes and initialisers that are not read by a node, a subgraph or the model's caller.
 
     Removed:
 

@@ -12,7 +12,7 @@ from penstock.offline.optimize.base import NodePass
 
 
 class IdentityElimination(NodePass):
-    """Replace each node that keeps the values, shape and type of its input by this input.
+    """Remove each node whose output has the values, shape and type of its input.
 
     Removed:
 
@@ -28,8 +28,7 @@ class IdentityElimination(NodePass):
 
     Not removed:
 
-    9. A node whose output is a graph output, and whose input is a graph input, an initialiser or another graph output: both names must
-       stay.
+    9. A node that reads a graph input, an initialiser or a graph output, and writes a graph output: both names must stay.
     10. A node whose rule needs a shape or type that is unknown, a Slice with computed bounds, and Dropout before opset 7.
     """
 

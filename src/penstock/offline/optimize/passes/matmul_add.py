@@ -17,8 +17,8 @@ class MatMulAdd(NodePass):
 
     Not fused:
 
-    2. An ``x`` of another or of unknown rank, which Gemm does not accept; integers.
-    3. An ``x W`` with a second consumer; a ``W`` or ``b`` that is computed; a ``b`` of another shape; opsets before 11, whose Gemm
+    2. An ``x`` with another rank or an unknown rank, because Gemm does not accept it; integers.
+    3. A MatMul with a second consumer; a ``W`` or ``b`` that is computed; a ``b`` of another shape; opsets before 11, whose Gemm
        requires ``b``.
     """
 
