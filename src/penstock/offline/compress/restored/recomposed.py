@@ -70,12 +70,11 @@ def _approximates(layer: SplittableLayer, form: SplitForm, factors: list[Array],
         old, new = (np.moveaxis(one, 3, 1) for one in (old, new))
         old, new = (one.reshape(one.shape[0] * one.shape[1], -1) for one in (old, new))
         last = np.moveaxis(last, 3, 1)
-        last = last.reshape(-1, last.shape[2])
     left, sizes, _ = np.linalg.svd(last.reshape(len(old), -1), full_matrices=False)
-    span = left[:, sizes > _NEGLIGIBLE * sizes.max(initial=0.0)]
+    span = left[:, sizes > _NEGLIGIBLE * sizes.max()]
     shift = bias - (0.0 if layer.bias is None else layer.bias)
-    expected = shift - span @ (span.T @ shift) if form is SplitForm.CHANNEL else np.zeros_like(shift)
-    if np.linalg.norm(shift - expected) > _CLOSE * (np.linalg.norm(shift) + _CLOSE * np.linalg.norm(bias)):
+    wrong = span @ (span.T @ shift) if form is SplitForm.CHANNEL else shift
+    if np.linalg.norm(wrong) > _CLOSE * (np.linalg.norm(shift) + _CLOSE * np.linalg.norm(bias)):
         return False
     flat = old.reshape(len(old), -1)
     projected = (span @ (span.T @ flat)).reshape(old.shape)

@@ -171,7 +171,9 @@ def test_scores_without_an_angle_do_full_harm_and_warn_of_nothing(sign: int) -> 
 
 
 @given(*(st.integers(-60, 0) for _ in range(2)), *(st.integers(0, 60) for _ in range(2)), st.integers(0, 40))
-def test_alike_is_mutual_and_independent_of_size_and_sign(low: int, low2: int, high: int, high2: int, size: int) -> None:
+def test_alike_is_mutual_and_independent_of_size_and_sign(
+    low: int, low2: int, high: int, high2: int, size: int
+) -> None:
     def are_apart(one: Range, other: Range) -> bool:
         return len(distinct({"one": one, "other": other})) == 2
 
