@@ -28,7 +28,7 @@ _HALF = 0.501
 """Half a step, and the error of computing in FP32."""
 _PROBED = 512
 """Number of elements that are compared first."""
-_ROUNDINGS = ("QuantizeLinear", "DequantizeLinear")
+_TINY = np.finfo(np.float32).tiny
 _HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
@@ -70,11 +70,12 @@ class _Integers(NamedTuple):
     integers: Array
     scale: Array
     zero: Array
-    limits: tuple[int, int]
+    limits: tuple[float, float]
 
     def steps_from(self, weight: Array) -> Array:
         """The distance of each element from ``weight``, in steps."""
-        exact = np.divide(weight, self.scale, dtype=_wide(self.integers)) + self.zero
+        with np.errstate(over="ignore"):
+            exact = np.divide(weight, self.scale, dtype=_wide(self.integers)) + self.zero
         return np.asarray(np.abs(exact.clip(*self.limits) - self.integers))
 
     def part(self) -> _Integers:
@@ -99,10 +100,9 @@ class _Unrounding:
         before = read_proto(source).graph
         self._floats: FloatModel | None = None
         known = [*constants(before)]
-        if not any(node.op_type in _ROUNDINGS for node in before.node):
-            with contextlib.suppress(Unsupported):  # another opset is needed for INT8 only
-                self._floats = float_model(source)
-                known += map(numpy_helper.to_array, self._floats.weights.values())
+        with contextlib.suppress(Unsupported):  # rounded already, or of an opset without INT8
+            self._floats = float_model(source)
+            known += map(numpy_helper.to_array, self._floats.weights.values())
         self._known: dict[tuple[int, ...], list[Array]] = {}
         for array in known:
             if array.dtype in (np.float32, np.float64):
@@ -114,7 +114,7 @@ class _Unrounding:
         for node in self._graph.node:
             nodes += self._undone(node)
         used = {value.name for value in self._graph.output}.union(*map(reads, nodes))
-        kept = [node for node in nodes if node.op_type != "QuantizeLinear" or not used.isdisjoint(node.output)]
+        kept = [node for node in nodes if not used.isdisjoint(node.output)]
         del self._graph.node[:]
         self._graph.node.extend(kept)
         used = {value.name for value in self._graph.output}.union(*map(reads, kept))
@@ -170,12 +170,7 @@ class _Unrounding:
         made = onnx.NodeProto()
         made.CopyFrom(known)
         made.input[0] = first.input[0]
-        bounds = [-np.inf, np.inf]
-        if known.op_type == "Relu":
-            bounds[0] = 0.0
-        else:
-            given = attributes_of(known)
-            bounds = [given.get("min", bounds[0]), given.get("max", bounds[1])]
+        bounds = [0.0 if known.op_type == "Relu" else -np.inf, np.inf]
         for place, name in enumerate(known.input[1:]):
             if name:
                 self._tensors.setdefault(name, self._floats.weights[name])
@@ -203,10 +198,10 @@ class _Unrounding:
         packed, scales = self._array(node.input[1]), self._array(node.input[2])
         rows, columns, bits, size = (given[name] for name in ("K", "N", "bits", "block_size"))
         if bits == 4:
-            packed = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+            packed = np.stack([packed & 15, packed >> 4], axis=-1)
         integers = packed.reshape(columns, -1)[:, :rows].T
         along = np.repeat(scales.reshape(columns, -1), size, axis=1)[:, :rows].T
-        along = np.where(along == 0, np.float32(1), along)
+        along = np.where(along == 0, _TINY, along)  # such blocks are zero
         found = _Integers(integers, along, np.array(1 << (bits - 1)), (0, (1 << bits) - 1))
         name = f"{node.output[0]}_weight"
         self._put(name, found, node.input[1])
@@ -247,10 +242,9 @@ class _Unrounding:
         ]
         if not found:
             raise _wrong(what)
-        exact = rounded._replace(
-            limits=(-(2**62), 2**62)
-        )  # of the weights beyond a limit, the one that is not far beyond it
-        nearest = min(found, key=lambda weight: float(exact.steps_from(weight).sum())) if len(found) > 1 else found[0]
+        # Of the weights beyond a limit, the one that is not far beyond it.
+        exact = rounded._replace(limits=(-np.inf, np.inf))
+        nearest = min(found, key=lambda weight: float(exact.steps_from(weight).sum()))
         self._tensors[name] = numpy_helper.from_array(np.ascontiguousarray(nearest, np.float32).reshape(shape), name)
 
     def _array(self, name: str) -> Array:
