@@ -147,9 +147,11 @@ def test_what_is_accepted_does_not_depend_on_the_size(size, has_bias):
 def test_factors_of_a_lower_rank_are_right_for_a_weight_of_that_rank(rank):
     left, right = orthogonal(6, 3, 0), orthogonal(5, 3, 1)
     weight = left[:, :rank] @ right[:, :rank].T
-    factors = [left, right.T.copy()]
-    factors[1][2] = 0
-    assert matrix(weight, factors, None, None) == (rank == 2)
+    pairs = [left[:, :2], right[:, :2]]
+    for more in ([left[:, 2], np.zeros(5)], [np.zeros(6), right[:, 1]]):
+        before, after = (np.column_stack(pair) for pair in zip(pairs, more, strict=True))
+        factors = [before, after.T]
+        assert matrix(weight, factors, None, None) == (rank == 2)
 
 
 def test_factors_of_zeros_are_right_for_a_weight_of_zeros():
@@ -166,4 +168,34 @@ def test_a_factor_that_is_no_constant_is_found():
     original, made, ways, _ = split("wide", SplitForm.CHANNEL, aware=False)
     made.graph.node[0].input[1] = "computed"
     with pytest.raises(WrongResult, match="lacks a factor of layer 'y'"):
+        recomposed(made, original, ways)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e6])
+def test_three_factors_may_have_any_size(size):
+    original, made, ways, _ = split("conv", SplitForm.TUCKER, aware=True)
+    before = onnx.load_model_from_string(original.data)
+    for graph in (before.graph, made.graph):
+        sized = [graph.node[-1].input[place] for place in (1, 2)]  # the last factor and the bias
+        for tensor in graph.initializer:
+            if tensor.name in sized:
+                array = numpy_helper.to_array(tensor) * np.float32(size)
+                tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    original = Artifact.from_bytes(before.SerializeToString())
+    recomposed(made, original, ways)
+    core = next(one for one in made.graph.initializer if one.name == made.graph.node[1].input[1])
+    right = numpy_helper.to_array(core)
+    wrong = [1.1 * right, np.zeros_like(right)]
+    for one in wrong:
+        core.CopyFrom(numpy_helper.from_array(one.astype(np.float32), core.name))
+        with pytest.raises(WrongResult):
+            recomposed(made, original, ways)
+
+
+def test_a_first_factor_of_zeros_is_found():
+    original, made, ways, _ = split("conv", SplitForm.TUCKER, aware=False)
+    for tensor in made.graph.initializer:
+        if tensor.name == made.graph.node[0].input[1]:
+            tensor.CopyFrom(numpy_helper.from_array(0 * numpy_helper.to_array(tensor), tensor.name))
+    with pytest.raises(WrongResult):
         recomposed(made, original, ways)

@@ -133,6 +133,8 @@ def test_harm_of_scores_is_their_angle_and_of_the_rest_their_error() -> None:
     assert output_harm({"y": two}, {"y": 1.1 * two}) == pytest.approx(0.1, rel=1e-5)
     assert output_harm({"y": scores, "z": two}, {"y": scores, "z": 1.1 * two}) == pytest.approx(0.1, rel=1e-5)
     assert output_harm({"y": scores, "z": two}, {"y": scores, "z": two[:, :1]}) == 1
+    three = np.stack([scores, scores], axis=2)
+    assert output_harm({"y": three}, {"y": 1.1 * three}) == pytest.approx(0.1, rel=1e-5)
     for array in (scores, two):
         assert output_harm({"y": array}, {"y": array[:, 1:]}) == output_harm({"y": array}, {"y": array.ravel()}) == 1
 
@@ -195,7 +197,7 @@ def test_percentiles_are_those_of_their_names() -> None:
 
 
 MLP = networks.mlp(16)
-LONG = make_dataset({"x": np.random.default_rng(0).standard_normal((64, 16)).astype(np.float32) ** 3}, None)
+LONG = make_dataset({"x": np.random.default_rng(0).standard_normal((64, 16)).astype(np.float32) ** 5}, None)
 
 
 def test_tensors_with_a_range_of_their_own_and_several_candidates_are_measured() -> None:
@@ -228,7 +230,7 @@ def test_errors_are_the_harms_of_the_whole_quantised_models() -> None:
     for name, (method, percent) in CANDIDATES.items():
         made = quantize(MLP, ranges(statistics, method, SCHEME, percent), SCHEME)
         assert choice.errors[name] == pytest.approx(
-            output_harm(before, answers_of(made, LONG, as_written=True)), rel=0.01
+            output_harm(before, answers_of(made, LONG, as_written=True)), rel=0.05
         )
 
 

@@ -178,7 +178,7 @@ class _Trials:
             memory_bytes=_MEMORY_BYTES,
             signature=signature,
         )
-        self._reference = answers_of(artifact, data, options.threads, batch_size=_BATCH, as_written=True)
+        self._reference = answers_of(artifact, data, options.threads, as_written=True)
         self.calls = 1
 
     def harms(self, candidates: Mapping[str, Mapping[str, Range]]) -> Iterator[tuple[str, list[float] | None]]:
@@ -314,7 +314,7 @@ def _roundable(model: FloatModel, placement: QdqPlacement) -> list[str]:
 def _own_errors(known: TensorStatistics, candidates: Sequence[Range], scheme: IntegerScheme) -> list[float]:
     """The mean squared error of the tensor itself with each range."""
     histogram = known.histogram
-    if len(candidates) < 2 or not histogram.count:
+    if len(candidates) < 2:
         return [0.0] * len(candidates)
     ends = np.array([[range.low for range in candidates], [range.high for range in candidates]])
     return [float(error) / histogram.count for error in squared_error(histogram, scheme)(*ends)]
