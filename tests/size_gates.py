@@ -19,7 +19,7 @@ ROOM_LINES = {
     "cli": 2_277,
     "engines": 1_892,
     "offline": 824,
-    "offline/compress": 15_319,
+    "offline/compress": 15_315,
     "offline/judge": 2_302,
     "offline/optimize": 1_971,
     "offline/tune": 609,

@@ -372,3 +372,25 @@ def test_the_largest_error_of_each_output_is_reported_with_its_sizes():
     original, made, data = lengthwise(0.3, 0.2)
     found = against_original(check_explained(original, made, data))
     assert (found.output, found.sizes, found.error) == ("y", "x [16, 5, 8]", pytest.approx(0.3))
+
+
+def test_a_first_step_that_trains_has_no_bound_at_other_sizes():
+    original, made, data = lengthwise(0.0, 3.0)
+    found = against_original(check_explained(original, original.derive(made.data, "recover", {}, {}), data))
+    assert found.error == pytest.approx(3.0)
+
+
+def test_without_rounding_both_ways_to_run_a_model_agree_closely():
+    original, made, data = lengthwise(0.1, 0.1)
+    (one,) = (one for one in check_explained(original, made, data) if one.reason.startswith("between"))
+    assert one.bound < 0.01
+
+
+def test_sizes_that_the_original_does_not_take_are_left_out():
+    n = Network()
+    n.op("MatMul", n.op("Reshape", "x", n.weight(np.array([-1, 40]))), n.normal(40, 4), name="y")
+    original = n.artifact({"x": ["N", "L", 8]}, {"y": ["M", 4]})
+    sizes = {
+        one.sizes for one in check_explained(original, original.derive(original.data, "recover", {}, {}), rows((5, 8)))
+    }
+    assert sizes == {"x [16, 5, 8]"}

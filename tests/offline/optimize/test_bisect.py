@@ -1,11 +1,13 @@
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.artifact import Artifact
+from penstock.errors import InvalidModel
 from penstock.offline.optimize.base import NodePass
 from penstock.offline.optimize.bisect import applied, first_wrong, minimal_model
 from penstock.offline.optimize.model import infer_shapes, to_proto
@@ -157,17 +159,62 @@ def test_the_text_of_a_part_has_at_most_4000_characters(parse):
     assert len(minimal_model(before, DropRelu())) == 4000
 
 
-def test_a_part_of_unknown_types_shows_nothing(parse):
-    artifact = parse("agraph (float[N, 3] x) => (float[N, 3] y) { a = Abs(x)\n b = Relu(a)\n c = Neg(b)\n y = Neg(c) }")
-    before = onnx.load_model_from_string(artifact.data)
-    assert minimal_model(before, DropReluAfter(0)) == ""
+def test_a_part_ends_where_types_are_known(parse):
+    """The type of ``b`` is unknown, so its reader belongs to the part."""
+    artifact = parse("agraph (float[N, 3] x) => (float[N, 3] y) { b = Relu(x)\n y = Neg(b) }")
+    before = to_proto(ir.from_proto(onnx.load_model_from_string(artifact.data)))  # as a pass writes it, without types
+    text = minimal_model(before, DropReluAfter(0))
+    assert [node.op_type for node in onnx.parser.parse_model(text).graph.node] == ["Relu", "Neg"]
 
 
-def test_a_pass_that_is_right_or_fails_shows_nothing(parse):
+def test_a_part_gives_what_the_rest_reads(parse):
+    artifact = parse("""agraph (float[N, 3] x) => (float[N, 3] y, float[N, 3] z) {
+        a = Neg(x)\n b = Relu(a)\n c = Abs(b)\n y = Exp(b)\n d = Sin(a)\n z = Add(c, d)
+    }""")
+    operators, text = minimal(artifact, DropReluAfter(1))
+    graph = onnx.parser.parse_model(text).graph
+    assert operators == ["Neg", "Relu", "Abs", "Exp"]
+    assert [[value.name for value in values] for values in (graph.input, graph.output)] == [["x"], ["a", "c", "y"]]
+
+
+def test_a_part_that_runs_on_no_input_shows_nothing(parse):
+    """Without the node that makes it, the shape is an input, which no generated value fits."""
+
+    class DropReluAfterReshape(DropRelu):
+        def rewrite(self, node, model):
+            producer = node.inputs[0].producer()
+            return producer is not None and producer.op_type == "Reshape" and super().rewrite(node, model)
+
+    artifact = parse(
+        """agraph (float[2, 3, 5] x) => (float[6, 5] y) {
+            s = Neg(k)\n a = Reshape(x, s)\n b = Relu(a)\n c = Neg(b)\n y = Neg(c)
+        }""",
+        k=np.array([-6, -5]),
+    )
+    assert minimal(artifact, DropReluAfterReshape())[0] == ["Neg", "Reshape", "Relu", "Neg", "Neg"]
+
+
+@pytest.mark.parametrize(("count", "is_shown"), [(16, True), (17, False)])
+def test_weights_of_up_to_16_elements_are_shown(parse, count, is_shown):
+    artifact = parse(
+        f"agraph (float[N, {count}] x) => (float[N, {count}] y) {{ a = Relu(x)\n y = Add(a, w) }}",
+        w=np.ones(count, np.float32),
+    )
+
+    class DropReluBeforeAdd(DropRelu):
+        def rewrite(self, node, model):
+            return bool(node.outputs[0].consumers()) and super().rewrite(node, model)
+
+    (weight,) = onnx.parser.parse_model(minimal(artifact, DropReluBeforeAdd())[1]).graph.initializer
+    assert bool(weight.raw_data or weight.float_data) is is_shown
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), InvalidModel("the pass refuses it", "give another model")])
+def test_a_pass_that_is_right_or_fails_shows_nothing(parse, error):
     class Fails(DropRelu):
         def rewrite(self, node, model):
             if len(model.graph) < 3:
-                raise ZeroDivisionError
+                raise error
             return super().rewrite(node, model)
 
     artifact = parse("agraph (float[N, 3] x) => (float[N, 3] y) { a = Abs(x)\n b = Relu(a)\n c = Abs(b)\n y = Abs(c) }")

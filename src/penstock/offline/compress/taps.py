@@ -24,6 +24,10 @@ from penstock.tensor import Array, Signature
 Progress = Callable[[int, int], None]
 """Called with the number of finished steps and the total."""
 
+BATCH_SIZE = 32
+"""Samples in a batch, unless the model has a fixed batch size."""
+GROUP_BYTES = 256 << 20
+"""Bytes of the tensors that are read together, for one batch."""
 _MEMORY_SHARE = 0.5
 """Maximum fraction of the machine's memory for one batch of the largest tensor and of the tensor from which it is computed."""
 _NAMED = 5
@@ -42,9 +46,9 @@ class Taps:
         artifact: Artifact,
         data: Data,
         *,
-        batch_size: int = 32,
+        batch_size: int = BATCH_SIZE,
         threads: int = 1,
-        memory_bytes: int = 256 << 20,
+        memory_bytes: int = GROUP_BYTES,
         signature: Signature | None = None,
     ) -> None:
         """``memory_bytes`` limits the total size of a group's tensors for one batch. A larger tensor is read alone.

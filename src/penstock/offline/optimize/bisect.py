@@ -89,8 +89,8 @@ def _part(model: onnx.ModelProto, chosen: Collection[int]) -> onnx.ModelProto | 
     inputs = [name for name in read if name not in written | constant]
     others = {name for number, node in enumerate(graph.node) if number not in chosen for name in _reads(node)}
     others.update(value.name for value in graph.output)
-    outputs = sorted(written & others) or sorted(written)
-    if not outputs or any(name not in types for name in (*inputs, *outputs)):
+    outputs = sorted(written & others)
+    if any(name not in types for name in (*inputs, *outputs)):
         return None
     part = helper.make_graph(
         nodes, "part", [types[name] for name in inputs], [types[name] for name in outputs], weights

@@ -10,10 +10,12 @@ import pytest
 
 import networks
 from penstock.artifact import Artifact
+from penstock.dataset import make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument, InvalidData, Unsupported
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.ranges.histogram import TensorStatistics
+from penstock.offline.model_store import keep_models
 
 
 def counts(statistics: dict[str, TensorStatistics]) -> dict[str, tuple[int, int, list[int]]]:
@@ -132,3 +134,13 @@ def test_nothing_to_quantise_is_unsupported() -> None:
 def test_every_tensor_of_the_widest_placement_is_covered() -> None:
     found = collect(networks.cnn(8), {"x": networks.images(2)})
     assert len(found) == 12
+
+
+def test_statistics_are_kept_within_the_memory_of_a_build() -> None:
+    """Besides two sessions of 32 MiB, 8 MiB hold at most 42 sets of six histograms of 32 KiB."""
+    artifact = networks.mlp(8)
+    sets = [make_dataset({"x": np.full((2, 16), value, np.float32)}, None) for value in range(1, 61)]
+    with keep_models(72 << 20) as store:
+        for data in [*sets, sets[-1], sets[0]]:
+            collect(artifact, data)
+        assert store.made["statistics"] == len(sets) + 1

@@ -97,3 +97,105 @@ def test_what_the_factors_do_to_places_remains_a_difference():
     pads.ints[:] = [2, 0, 2, 0]
     want = run(made, data)
     assert np.abs(run(recomposed(made, original, ways), data) - want).max() > 1e-2
+
+
+def matrix(weight: np.ndarray, factors: list[np.ndarray], bias: np.ndarray | None, shifted: np.ndarray | None) -> bool:
+    """True if ``factors``, applied in turn to rows, and the bias ``shifted`` are accepted for a product with ``weight``."""
+
+    def model(arrays: list[np.ndarray], last: np.ndarray | None, names: list[str]) -> Artifact:
+        n, x = Network(), "x"
+        for name, array in zip(names, arrays, strict=True):
+            ends = [n.weight(last.astype(np.float32))] if last is not None and name == names[-1] else []
+            x = n.op("MatMul" if not ends else "Gemm", x, n.weight(array.astype(np.float32)), *ends, name=name)
+            n.nodes[-1].name = name
+        return n.artifact({"x": ["N", len(arrays[0])]}, {x: ["N", arrays[-1].shape[1]]})
+
+    original = model([weight], bias, ["y"])
+    made = onnx.load_model_from_string(model(factors, shifted, ["y_factor0", "y_factor1"]).data)
+    try:
+        found = recomposed(made, original, {"y": {"form": "channel", "ranks": [factors[0].shape[1]]}})
+    except WrongResult:
+        return False
+    (array,) = (numpy_helper.to_array(one) for one in found.graph.initializer if len(one.dims) == 2)
+    np.testing.assert_allclose(array, factors[0] @ factors[1], rtol=1e-4, atol=1e-6 * np.abs(weight).max())
+    return True
+
+
+def orthogonal(rows: int, columns: int, seed: int) -> np.ndarray:
+    return np.linalg.qr(np.random.default_rng(seed).standard_normal((rows, columns)))[0]
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e9])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_what_is_accepted_does_not_depend_on_the_size(size, has_bias):
+    """``weight`` is a sum of three products of vectors. The factors keep the largest two, or others."""
+    left, right, large = orthogonal(6, 3, 0), orthogonal(5, 3, 1), size * np.array([4.0, 2.0, 1.0])
+    weight = left * large @ right.T
+    bias = size * np.arange(1.0, 6.0) if has_bias else None
+    best = [left[:, :2] * large[:2], right[:, :2].T]
+    inside, outside = size * right[:, 0], size * right[:, 2]
+    assert matrix(weight, best, bias, bias)
+    assert not matrix(weight, [1.01 * best[0], best[1]], bias, bias)
+    assert not matrix(weight, [best[0], best[1] + 0.01 * right[:, 2:].T], bias, bias)
+    if bias is not None:
+        assert matrix(weight, best, bias, bias + outside)
+        assert not matrix(weight, best, bias, bias + 0.01 * inside)
+        assert not matrix(weight, best, bias, bias + outside + 0.01 * inside)
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_factors_of_a_lower_rank_are_right_for_a_weight_of_that_rank(rank):
+    left, right = orthogonal(6, 3, 0), orthogonal(5, 3, 1)
+    weight = left[:, :rank] @ right[:, :rank].T
+    pairs = [left[:, :2], right[:, :2]]
+    for more in ([left[:, 2], np.zeros(5)], [np.zeros(6), right[:, 1]]):
+        before, after = (np.column_stack(pair) for pair in zip(pairs, more, strict=True))
+        factors = [before, after.T]
+        assert matrix(weight, factors, None, None) == (rank == 2)
+
+
+def test_factors_of_zeros_are_right_for_a_weight_of_zeros():
+    zeros = np.zeros((6, 5))
+    assert matrix(zeros, [np.zeros((6, 2)), np.zeros((2, 5))], None, None)
+    assert not matrix(zeros + 1, [np.zeros((6, 2)), np.zeros((2, 5))], None, None)
+
+
+def test_factors_of_another_shape_are_found():
+    assert not matrix(np.ones((6, 5)), [np.ones((6, 2)), np.ones((2, 4))], None, None)
+
+
+def test_a_factor_that_is_no_constant_is_found():
+    original, made, ways, _ = split("wide", SplitForm.CHANNEL, aware=False)
+    made.graph.node[0].input[1] = "computed"
+    with pytest.raises(WrongResult, match="lacks a factor of layer 'y'"):
+        recomposed(made, original, ways)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e6])
+def test_three_factors_may_have_any_size(size):
+    original, made, ways, _ = split("conv", SplitForm.TUCKER, aware=True)
+    before = onnx.load_model_from_string(original.data)
+    for graph in (before.graph, made.graph):
+        sized = [graph.node[-1].input[place] for place in (1, 2)]  # the last factor and the bias
+        for tensor in graph.initializer:
+            if tensor.name in sized:
+                array = numpy_helper.to_array(tensor) * np.float32(size)
+                tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    original = Artifact.from_bytes(before.SerializeToString())
+    recomposed(made, original, ways)
+    core = next(one for one in made.graph.initializer if one.name == made.graph.node[1].input[1])
+    right = numpy_helper.to_array(core)
+    wrong = [1.1 * right, np.zeros_like(right)]
+    for one in wrong:
+        core.CopyFrom(numpy_helper.from_array(one.astype(np.float32), core.name))
+        with pytest.raises(WrongResult):
+            recomposed(made, original, ways)
+
+
+def test_a_first_factor_of_zeros_is_found():
+    original, made, ways, _ = split("conv", SplitForm.TUCKER, aware=False)
+    for tensor in made.graph.initializer:
+        if tensor.name == made.graph.node[0].input[1]:
+            tensor.CopyFrom(numpy_helper.from_array(0 * numpy_helper.to_array(tensor), tensor.name))
+    with pytest.raises(WrongResult):
+        recomposed(made, original, ways)

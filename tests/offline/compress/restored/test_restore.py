@@ -3,8 +3,10 @@ import pickle
 from networks import mlp
 from penstock.artifact import Artifact
 from penstock.offline.compress.pruning.magnitude import GlobalRule, PruneOptions, prune
+from penstock.offline.compress.pruning.n_m import prune_n_m
 from penstock.offline.compress.restored.restore import RESTORED, restored, steps
 from penstock.offline.compress.sharing.share import share
+from penstock.offline.optimize.model import read_proto
 
 ORIGINAL = mlp(32)
 PRUNED = prune(ORIGINAL, PruneOptions(GlobalRule(0.5)))
@@ -37,3 +39,10 @@ def test_each_step_is_undone_to_its_own_source():
         pair = restored(*step)
         assert pair.wanted == step[2]
         assert pair.found is pair.wanted  # without a run, because nothing else was changed
+
+
+def test_pruning_by_pattern_may_keep_smaller_elements_than_it_removes():
+    made = prune_n_m(ORIGINAL)
+    found, wanted = restored("prune_n_m", made, ORIGINAL)
+    weights = [read_proto(one).graph.initializer for one in (found, wanted, made)]
+    assert list(weights[0]) == list(weights[1]) != list(weights[2])

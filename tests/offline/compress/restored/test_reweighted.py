@@ -1,9 +1,11 @@
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from networks import mlp
+from networks import Network, mlp
 from penstock.artifact import Artifact
 from penstock.errors import WrongResult
 from penstock.offline.compress.pruning.magnitude import GlobalRule, PruneOptions, prune
@@ -98,3 +100,88 @@ def test_zeros_stay_zeros():
     array[tuple(np.argwhere(array == 0)[0])] = np.unique(array[array > 0])[0]
     with pytest.raises(WrongResult):
         unshared(changed(made, "w0", array), PRUNED, facts(made))
+
+
+def single(array: np.ndarray) -> Artifact:
+    """A model with ``array`` as its only weight, w0."""
+    n = Network()
+    n.op("MatMul", "x", n.weight(array), name="y")
+    return n.artifact({"x": ["N", len(array)]}, {"y": ["N", array.shape[1]]})
+
+
+@pytest.mark.parametrize("kept", [0, 3, 6])
+def test_elements_of_one_magnitude_may_be_removed_in_any_number(kept):
+    array = np.float32([[2, -2], [2, 2], [-2, 2]])
+    after = np.where(np.arange(6).reshape(3, 2) < kept, array, 0).astype(np.float32)
+    found = unpruned(proto(single(after)), single(array), {"w0": {"nonzero": kept}})
+    assert (arrays(found)["w0"] == array).all()
+
+
+def test_a_weight_of_another_type_or_shape_is_not_put_back():
+    made = single(np.zeros((2, 4), np.float32))
+    assert arrays(unpruned(proto(made), single(np.ones((4, 2), np.float32)), {"w0": {"nonzero": 0}}))["w0"].shape == (
+        2,
+        4,
+    )
+
+
+NUMBERS = st.integers(-50, 50).filter(bool)
+
+
+@given(st.lists(NUMBERS, min_size=4, max_size=10), st.sets(NUMBERS, min_size=1, max_size=5), st.data())
+@pytest.mark.parametrize("size", [1.0, 2.0**-30, 2.0**30])
+def test_exactly_the_nearest_values_are_accepted(size, numbers, values, data):
+    old = np.array([numbers, numbers[::-1]])
+    choice = np.array(sorted(values))
+    nearest = choice[np.abs(old[..., None] - choice).argmin(-1)]
+    used = np.unique(nearest)
+    other = nearest.copy()
+    other[0, 0] = data.draw(st.sampled_from(used.tolist()))
+    for new in (nearest, other):
+        left = np.unique(new)  # a value that no element has is unknown
+        is_right = (np.abs(new - old) == np.abs(old[..., None] - left).min(-1)).all()
+        original, made = (single((size * one).astype(np.float32)) for one in (old, new))
+        facts = {"w0": {"relative_error": 100.0}}
+        if is_right:
+            assert (arrays(unshared(proto(made), original, facts))["w0"] == size * old).all()
+        else:
+            with pytest.raises(WrongResult, match="other values than the nearest"):
+                unshared(proto(made), original, facts)
+
+
+@pytest.mark.parametrize(("stated", "fits"), [(1.0, True), (0.9, False)])
+def test_the_error_is_at_most_the_stated_one(stated, fits):
+    old = np.float32([[1, 2, 3], [4, 5, 6]])
+    new = np.where(old < 4, 2, 5).astype(np.float32)
+    facts = {"w0": {"relative_error": stated * float(np.linalg.norm(new - old) / np.linalg.norm(old))}}
+    if fits:
+        unshared(proto(single(new)), single(old), facts)
+    else:
+        with pytest.raises(WrongResult):
+            unshared(proto(single(new)), single(old), facts)
+
+
+def test_zeros_stay_zeros_within_any_error():
+    zeros, old = np.zeros((2, 3), np.float32), np.float32([[0, 2, 3], [4, 5, 6]])
+    unshared(proto(single(zeros)), single(zeros), {"w0": {"relative_error": 0.0}})
+    new = np.float32([[2, 2, 2], [5, 5, 5]])
+    with pytest.raises(WrongResult):
+        unshared(proto(single(new)), single(old), {"w0": {"relative_error": 1.0}})
+
+
+@pytest.mark.parametrize(("stated", "fits"), [(1.0, True), (0.9, False)])
+def test_the_error_of_integers_is_relative_to_their_distance_from_zero(stated, fits):
+    def model(array: np.ndarray) -> Artifact:
+        n = Network()
+        weight = n.op("DequantizeLinear", n.weight(array), n.weight(np.float32(1)), n.weight(np.int8(100)))
+        n.op("MatMul", "x", weight, name="y")
+        return n.artifact({"x": ["N", 2]}, {"y": ["N", 3]})
+
+    old, new = np.int8([[101, 102, 103], [104, 105, 106]]), np.int8([[102, 102, 102], [105, 105, 105]])
+    error = float(np.linalg.norm(1.0 * new - old) / np.linalg.norm(1.0 * old - 100))
+    facts = {"w0": {"relative_error": stated * error}}
+    if fits:
+        assert (arrays(unshared(proto(model(new)), model(old), facts))["w0"] == old).all()
+    else:
+        with pytest.raises(WrongResult):
+            unshared(proto(model(new)), model(old), facts)

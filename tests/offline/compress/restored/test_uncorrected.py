@@ -1,5 +1,6 @@
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import numpy_helper
 
@@ -54,3 +55,35 @@ def test_only_the_biases_are_put_back(name, placement):
     tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     found = uncorrected(wrong, source)
     assert (run(Artifact.from_bytes(found.SerializeToString()), inputs) != want).any()
+
+
+def model(body: str, **weights: np.ndarray) -> onnx.ModelProto:
+    graph = f"agraph (float[N, 2] x) => (float[N, 2] y) {{ {body} }}"
+    made = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{graph}')
+    made.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    return made
+
+
+EYE, ONES = np.eye(2, dtype=np.float32), np.ones(2, np.float32)
+ROWS = np.float32([[1, 2], [3, 4]])
+
+
+@pytest.mark.parametrize("inputs", ["a, b", "b, a"])
+def test_a_constant_bias_of_either_input_is_put_back(inputs):
+    body = f"a = MatMul(x, w)\n y = Add({inputs})"
+    source = Artifact.from_bytes(model(body, w=EYE, b=ONES).SerializeToString())
+    found = uncorrected(model(body, w=EYE, b=5 * ONES), source)
+    assert (run(Artifact.from_bytes(found.SerializeToString()), {"x": ROWS}) == ROWS + 1).all()
+
+
+def test_a_bias_that_the_model_did_not_have_is_removed():
+    source = Artifact.from_bytes(model("y = Gemm(x, w)", w=EYE).SerializeToString())
+    found = uncorrected(model("y = Gemm(x, w, b)", w=EYE, b=ONES), source)
+    assert list(found.graph.node[-1].input) == ["x", "w"]
+    assert (run(Artifact.from_bytes(found.SerializeToString()), {"x": ROWS}) == ROWS).all()
+
+
+def test_another_operator_remains_a_difference():
+    source = Artifact.from_bytes(model("y = Sub(x, b)", b=ONES).SerializeToString())
+    found = uncorrected(model("y = Add(x, b)", b=5 * ONES), source)
+    assert (run(Artifact.from_bytes(found.SerializeToString()), {"x": ROWS}) == ROWS + 5).all()

@@ -10,11 +10,11 @@ from penstock.errors import InvalidArgument
 from penstock.offline.compress.batches import Data
 from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement, float_model, nothing_to_quantise
 from penstock.offline.compress.ptq.ranges.histogram import Histogram, TensorStatistics
-from penstock.offline.compress.taps import Progress, Taps, no_progress
+from penstock.offline.compress.taps import BATCH_SIZE, GROUP_BYTES, Progress, Taps, no_progress
 from penstock.offline.model_store import remembered
 from penstock.offline.sessions import signature_of
 
-_STATISTICS_BYTES = 64 << 10
+_STATISTICS_BYTES = 65536
 """Approximate size of the statistics of one tensor."""
 
 
@@ -22,9 +22,9 @@ def collect(
     artifact: Artifact,
     data: Data,
     tensors: Sequence[str] | None = None,
-    batch_size: int = 32,
+    batch_size: int = BATCH_SIZE,
     progress: Progress = no_progress,
-    memory_bytes: int = 256 << 20,
+    memory_bytes: int = GROUP_BYTES,
 ) -> dict[str, TensorStatistics]:
     """Collect statistics of ``tensors``, by default of all tensors that can need a range in an INT8 version of the model.
 

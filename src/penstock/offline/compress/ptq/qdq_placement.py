@@ -124,12 +124,9 @@ class FloatModel:
             raise InvalidArgument(
                 f"no node of the model is called {sorted(unknown)}", "a name has the form OPERATOR_NUMBER, e.g. Conv_3"
             )
-        chosen: dict[str, onnx.NodeProto] = {}
         excluded = self._scores()[0] | self._variances()
-        for node in self.nodes:
-            if node.domain in ("", "ai.onnx") and node.name not in excluded and self._fits(node, placement, chosen):
-                chosen[node.name] = node
-        useful = self._read(self._connected(list(chosen.values())))
+        allowed = (node for node in self.nodes if node.domain in ("", "ai.onnx") and node.name not in excluded)
+        useful = self._read(self._connected(node for node in allowed if self._fits(node, placement)))
         nodes = self._with_producers(node for node in useful if node.name not in keep_float)
         return nodes if any(node.op_type in LINEAR_OPS for node in nodes) else []
 
@@ -139,7 +136,7 @@ class FloatModel:
 
     def tensors(self, names: Iterable[str]) -> list[str]:
         """The FP32 tensors among ``names`` that are not weights, in order."""
-        return [name for name in dict.fromkeys(names) if name and name not in self.weights and self.is_float(name)]
+        return [name for name in dict.fromkeys(names) if name not in self.weights and self.is_float(name)]
 
     def unclippable(self) -> set[str]:
         """Tensors whose largest values must not be clipped (rules 2 and 3)."""
@@ -150,7 +147,7 @@ class FloatModel:
         """The ranges that are known without data (rule 3)."""
         return {node.output[0]: _FIXED[node.op_type] for node in self.nodes if node.op_type in _FIXED}
 
-    def _connected(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    def _connected(self, nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
         """The products among ``nodes``, and the other ``nodes`` to which a path within ``nodes`` leads from a product (rule 4)."""
         computed = set[str]()
         found: list[onnx.NodeProto] = []
@@ -183,7 +180,7 @@ class FloatModel:
         """The names of the nodes and tensors from the last linear operators before a Softmax to that Softmax."""
         nodes: set[str] = set()
         tensors: set[str] = set()
-        waiting = [node.input[0] for node in self.nodes if node.op_type in ("Softmax", "LogSoftmax") and node.input]
+        waiting = [node.input[0] for node in self.nodes if node.op_type in ("Softmax", "LogSoftmax")]
         while waiting:
             tensor = waiting.pop()
             if tensor in tensors or tensor in self.weights:
@@ -217,14 +214,13 @@ class FloatModel:
                 nodes.add(node.name)
         return nodes
 
-    def _fits(self, node: onnx.NodeProto, placement: QdqPlacement, chosen: dict[str, onnx.NodeProto]) -> bool:
+    def _fits(self, node: onnx.NodeProto, placement: QdqPlacement) -> bool:
         if not node.input or not (self.is_float(node.input[0]) and self.is_float(node.output[0])):
             return False
         if node.op_type in LINEAR_OPS:
             return self._fits_linear(node, placement)
         if node.op_type in ACTIVATIONS:
-            producer = self.producers.get(node.input[0])
-            return producer is not None and producer.name in chosen and self._keeps_zero(node)
+            return self._keeps_zero(node)
         return placement is QdqPlacement.WIDE and node.op_type in _WIDE_OPS
 
     def _fits_linear(self, node: onnx.NodeProto, placement: QdqPlacement) -> bool:
@@ -232,7 +228,7 @@ class FloatModel:
         if factor is None:
             two_activations = node.op_type == "MatMul" and node.input[0] not in self.weights
             return two_activations and placement is QdqPlacement.WIDE and self.is_float(node.input[1])
-        if not self.is_float(node.input[1]) or node.input[0] in self.weights:
+        if node.input[0] in self.weights:
             return False
         if node.op_type == "MatMul":
             return len(factor.dims) == 2
@@ -246,7 +242,7 @@ class FloatModel:
             return True
         channels = factor.dims[output_axis(node)]
         bias = self.weights.get(node.input[2])
-        return bias is not None and self.is_float(node.input[2]) and list(bias.dims) == [channels]
+        return bias is not None and list(bias.dims) == [channels]
 
     def _keeps_zero(self, node: onnx.NodeProto) -> bool:
         """True if the activation maps zero to zero. Otherwise an integer range, which always contains zero, cannot replace it."""

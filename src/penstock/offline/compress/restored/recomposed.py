@@ -42,13 +42,14 @@ def recomposed(made: onnx.ModelProto, source: Artifact, split: dict[str, dict[st
     nodes = {node.name: node for node in made.graph.node}
     for name, way in split.items():
         layer = known[name]
-        chain = [nodes.get(f"{name}_factor{number}") for number in range(2 + (way["form"] == SplitForm.TUCKER.value))]
-        if any(node is None or node.input[1] not in tensors for node in chain):
+        names = [f"{name}_factor{number}" for number in range(2 + (way["form"] == SplitForm.TUCKER.value))]
+        chain = [nodes[one] for one in names if one in nodes and nodes[one].input[1] in tensors]
+        if len(chain) < len(names):
             raise WrongResult(f"the split model lacks a factor of layer '{name}'", FIX)
-        arrays = [tensors[node.input[1]] for node in chain if node is not None]
+        arrays = [tensors[node.input[1]] for node in chain]
         factors = [array if layer.kernel else array.T for array in arrays]
         weight, last = _product(factors), chain[-1]
-        given = tensors.get(last.input[2]) if last is not None and len(last.input) > 2 else None
+        given = tensors.get(last.input[2]) if len(last.input) > 2 else None
         bias = np.zeros(len(layer.weight)) if given is None else given.astype(np.float64)
         if not _approximates(layer, SplitForm(way["form"]), factors, weight, bias):
             raise WrongResult(f"the factors of layer '{name}' do not approximate its weight and bias", FIX)
@@ -70,15 +71,13 @@ def _approximates(layer: SplittableLayer, form: SplitForm, factors: list[Array],
         old, new = (np.moveaxis(one, 3, 1) for one in (old, new))
         old, new = (one.reshape(one.shape[0] * one.shape[1], -1) for one in (old, new))
         last = np.moveaxis(last, 3, 1)
-        last = last.reshape(-1, last.shape[2])
     left, sizes, _ = np.linalg.svd(last.reshape(len(old), -1), full_matrices=False)
-    span = left[:, sizes > _NEGLIGIBLE * sizes.max(initial=0.0)]
+    span = left[:, sizes > _NEGLIGIBLE * sizes.max()]
     shift = bias - (0.0 if layer.bias is None else layer.bias)
-    expected = shift - span @ (span.T @ shift) if form is SplitForm.CHANNEL else np.zeros_like(shift)
-    if np.linalg.norm(shift - expected) > _CLOSE * (np.linalg.norm(shift) + _CLOSE * np.linalg.norm(bias)):
+    wrong = span @ (span.T @ shift) if form is SplitForm.CHANNEL else shift
+    if np.linalg.norm(wrong) > _CLOSE * (np.linalg.norm(shift) + _CLOSE * np.linalg.norm(bias)):
         return False
-    flat = old.reshape(len(old), -1)
-    projected = (span @ (span.T @ flat)).reshape(old.shape)
+    projected = (span @ (span.T @ _matrix(old))).reshape(old.shape)
     if span.shape[1] < left.shape[1] and np.linalg.norm(projected - old) > _CLOSE * np.linalg.norm(old):
         return False  # a factor of lower rank is right only if the weight has that rank
     if form is not SplitForm.TUCKER:
@@ -88,12 +87,16 @@ def _approximates(layer: SplittableLayer, form: SplitForm, factors: list[Array],
 
 def _is_oblique(projected: Array, factors: list[Array], norm: float) -> bool:
     """True if the product of ``factors`` is ``projected`` · X · first for some X with first · X = 1."""
-    first = factors[0].reshape(len(factors[0]), -1)
+    first = _matrix(factors[0])
     inner = np.moveaxis(_product(factors[1:]), 1, -1).reshape(-1, len(first))
     outer = np.moveaxis(projected, 1, -1).reshape(len(inner), -1)
-    weight = norm / max(float(np.linalg.norm(first)), 1e-300)  # makes both parts of the system count
+    weight = norm / (np.linalg.norm(first) or 1.0)  # makes both parts of the system count
     one = np.eye(len(first))
     system, wanted = np.concatenate([outer, weight * first]), np.concatenate([inner, weight * one])
-    found = np.linalg.lstsq(system, wanted, rcond=None)[0]
+    found = np.linalg.lstsq(system, wanted)[0]
     is_inverse = np.abs(first @ found - one).max() <= _OBLIQUE
     return bool(is_inverse and np.linalg.norm((outer @ found - inner) @ first) <= _OBLIQUE * norm)
+
+
+def _matrix(array: Array) -> Array:
+    return array.reshape(len(array), -1)

@@ -66,8 +66,8 @@ def _has_nearest(layer: SharedTensor, after: Array) -> bool:
         return False
     old, new = (array[~is_zero].astype(np.float64) for array in (layer.array, after))
     values = np.unique(new)
-    at = np.searchsorted(values, old).clip(1, max(1, len(values) - 1))
-    nearest = np.minimum(*(np.abs(values[np.minimum(place, len(values) - 1)] - old) for place in (at - 1, at)))
+    at = np.searchsorted(values, old)
+    nearest = np.minimum(*(np.abs(values[np.clip(place, 0, len(values) - 1)] - old) for place in (at - 1, at)))
     return bool((np.abs(new - old) <= nearest + _CLOSE * (np.abs(old) + np.abs(new))).all())
 
 

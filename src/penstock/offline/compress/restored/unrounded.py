@@ -27,8 +27,8 @@ FIX = "use the original or another method, and report the model: this is a defec
 _HALF = 0.501
 """Half a step, and the error of computing in FP32."""
 _PROBED = 512
-"""Number of elements to compare first, before all elements are compared."""
-_ROUNDINGS = ("QuantizeLinear", "DequantizeLinear")
+"""Number of elements that are compared first."""
+_TINY = np.finfo(np.float32).tiny
 _HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
@@ -70,11 +70,12 @@ class _Integers(NamedTuple):
     integers: Array
     scale: Array
     zero: Array
-    limits: tuple[int, int]
+    limits: tuple[float, float]
 
     def steps_from(self, weight: Array) -> Array:
         """The distance of each element from ``weight``, in steps."""
-        exact = np.divide(weight, self.scale, dtype=_wide(self.integers)) + self.zero
+        with np.errstate(over="ignore"):
+            exact = np.divide(weight, self.scale, dtype=_wide(self.integers)) + self.zero
         return np.asarray(np.abs(exact.clip(*self.limits) - self.integers))
 
     def part(self) -> _Integers:
@@ -99,10 +100,9 @@ class _Unrounding:
         before = read_proto(source).graph
         self._floats: FloatModel | None = None
         known = [*constants(before)]
-        if not any(node.op_type in _ROUNDINGS for node in before.node):
-            with contextlib.suppress(Unsupported):  # another opset is needed for INT8 only
-                self._floats = float_model(source)
-                known += map(numpy_helper.to_array, self._floats.weights.values())
+        with contextlib.suppress(Unsupported):  # rounded already, or of an opset without INT8
+            self._floats = float_model(source)
+            known += map(numpy_helper.to_array, self._floats.weights.values())
         self._known: dict[tuple[int, ...], list[Array]] = {}
         for array in known:
             if array.dtype in (np.float32, np.float64):
@@ -114,7 +114,7 @@ class _Unrounding:
         for node in self._graph.node:
             nodes += self._undone(node)
         used = {value.name for value in self._graph.output}.union(*map(reads, nodes))
-        kept = [node for node in nodes if node.op_type != "QuantizeLinear" or not used.isdisjoint(node.output)]
+        kept = [node for node in nodes if not used.isdisjoint(node.output)]
         del self._graph.node[:]
         self._graph.node.extend(kept)
         used = {value.name for value in self._graph.output}.union(*map(reads, kept))
@@ -170,12 +170,7 @@ class _Unrounding:
         made = onnx.NodeProto()
         made.CopyFrom(known)
         made.input[0] = first.input[0]
-        bounds = [-np.inf, np.inf]
-        if known.op_type == "Relu":
-            bounds[0] = 0.0
-        else:
-            given = attributes_of(known)
-            bounds = [given.get("min", bounds[0]), given.get("max", bounds[1])]
+        bounds = [0.0 if known.op_type == "Relu" else -np.inf, np.inf]
         for place, name in enumerate(known.input[1:]):
             if name:
                 self._tensors.setdefault(name, self._floats.weights[name])
@@ -203,10 +198,10 @@ class _Unrounding:
         packed, scales = self._array(node.input[1]), self._array(node.input[2])
         rows, columns, bits, size = (given[name] for name in ("K", "N", "bits", "block_size"))
         if bits == 4:
-            packed = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+            packed = np.stack([packed & 15, packed >> 4], axis=-1)
         integers = packed.reshape(columns, -1)[:, :rows].T
         along = np.repeat(scales.reshape(columns, -1), size, axis=1)[:, :rows].T
-        along = np.where(along == 0, np.float32(1), along)
+        along = np.where(along == 0, _TINY, along)  # such blocks are zero
         found = _Integers(integers, along, np.array(1 << (bits - 1)), (0, (1 << bits) - 1))
         name = f"{node.output[0]}_weight"
         self._put(name, found, node.input[1])
@@ -224,9 +219,9 @@ class _Unrounding:
         if rounding is None or rounding.op_type != "DynamicQuantizeLinear" or both is None or len(known) != 1:
             return [node]
         if {*both.input} - {*known} != {rounding.output[1]} or node.input[2] != rounding.output[2]:
-            raise WrongResult(f"tensor '{node.input[0]}' is quantised and dequantised differently", FIX)
-        scale, zero = self._array(known[0]), self._array(node.input[3])
-        integers = self._array(node.input[1])
+            raise WrongResult(f"tensor '{node.input[0]}' is not restored with the parameters that rounded it", FIX)
+        scale, integers = self._array(known[0]), self._array(node.input[1])
+        zero = self._array(node.input[3]) if len(node.input) > 3 else np.zeros((), integers.dtype)
         name, exact = f"{node.output[0]}_weight", f"{node.output[0]}_exact"
         self._put(name, _Integers(integers, scale, zero, _limits(integers)), node.input[1])
         weight = self._array(name) / scale
@@ -247,10 +242,9 @@ class _Unrounding:
         ]
         if not found:
             raise _wrong(what)
-        exact = rounded._replace(
-            limits=(-(2**62), 2**62)
-        )  # of the weights beyond a limit, the one that is not far beyond it
-        nearest = min(found, key=lambda weight: float(exact.steps_from(weight).sum())) if len(found) > 1 else found[0]
+        # Of the weights beyond a limit, the one that is not far beyond it.
+        exact = rounded._replace(limits=(-np.inf, np.inf))
+        nearest = min(found, key=lambda weight: float(exact.steps_from(weight).sum()))
         self._tensors[name] = numpy_helper.from_array(np.ascontiguousarray(nearest, np.float32).reshape(shape), name)
 
     def _array(self, name: str) -> Array:

@@ -178,7 +178,7 @@ class _Trials:
             memory_bytes=_MEMORY_BYTES,
             signature=signature,
         )
-        self._reference = answers_of(artifact, data, options.threads, batch_size=_BATCH, as_written=True)
+        self._reference = answers_of(artifact, data, options.threads, as_written=True)
         self.calls = 1
 
     def harms(self, candidates: Mapping[str, Mapping[str, Range]]) -> Iterator[tuple[str, list[float] | None]]:
@@ -198,7 +198,6 @@ class _Trials:
 
     def whole(self, ranges: Mapping[str, Range]) -> float:
         """The harm to the outputs of the whole model quantised to ``ranges``."""
-        self.calls += 1
         if self._probe is None:
             self._probe = RangeProbe(quantize(self._artifact, ranges, self._scheme, self._placement), self._scheme)
         outputs = self._probe.answers(ranges, self._data, self._options.threads, _BATCH)
@@ -293,7 +292,7 @@ def _cosine(scores: Array, others: Array) -> Array:
     )
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.nan_to_num((one * other).sum(axis=1) / norms, nan=0.0, posinf=0.0, neginf=0.0))
+        return np.asarray(np.nan_to_num((one * other).sum(axis=1) / norms, posinf=0.0, neginf=0.0))
 
 
 def _best(
@@ -307,15 +306,15 @@ def _best(
 
 
 def _roundable(model: FloatModel, placement: QdqPlacement) -> list[str]:
-    """Tensors that have a range of their own in the integer model. Excludes the model's outputs, which are not clipped."""
+    """Tensors that have a range of their own in the integer model."""
     sources = Rounding(model, model.integer_nodes(placement), placement).sources
-    return [name for name, source in sources.items() if name == source and name not in model.output_names]
+    return [name for name, source in sources.items() if name == source]
 
 
 def _own_errors(known: TensorStatistics, candidates: Sequence[Range], scheme: IntegerScheme) -> list[float]:
     """The mean squared error of the tensor itself with each range."""
     histogram = known.histogram
-    if len(candidates) < 2 or not histogram.count:
+    if len(candidates) < 2:
         return [0.0] * len(candidates)
     ends = np.array([[range.low for range in candidates], [range.high for range in candidates]])
     return [float(error) / histogram.count for error in squared_error(histogram, scheme)(*ends)]
