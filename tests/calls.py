@@ -25,7 +25,7 @@ class FakeCall:
         self.ended = False
         self.error: PenstockError | None = None
         self.is_paused = self.is_parked = False
-        self.occupied = 0
+        self.occupied = self.spent = 0
         self.resumed: Callable[[], None] = lambda: None
 
     def reserve(self, size: int) -> None:
@@ -39,6 +39,9 @@ class FakeCall:
 
     def occupy(self, size: int) -> None:
         self.occupied += size
+
+    def spend(self, units: int) -> None:
+        self.spent += units
 
     def send(self, *parts: Buffer) -> None:
         if not self.ended:

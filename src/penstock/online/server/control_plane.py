@@ -243,6 +243,10 @@ class ControlPlane:
             if name in ("", one.name) and version in ("", one.version)
         ]
 
+    def served_statistics(self) -> list[ModelStatistics]:
+        """The statistics of every model version that this process serves. Do not change them."""
+        return self._repository.statistics()
+
     def inherit(self) -> None:
         """Continue the counters of the process that this process replaces. Call this before other processes can query this process."""
         if (kept := self._group.inherited()) is not None:

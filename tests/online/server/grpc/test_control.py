@@ -40,6 +40,12 @@ class Control:
         self.told.append((name, version))
         return [model.to_dict() for model in self._models]
 
+    def served_statistics(self) -> list[ModelStatistics]:
+        return list(self._models)
+
+    async def repository_index(self, ready: bool = False) -> list[dict[str, Any]]:
+        return [{"name": model.name, "version": model.version} for model in self._models]
+
     async def log_settings(self, update: Any = None) -> dict[str, Any]:
         self.told.append(update)
         return {"log_info": True, "log_verbose_level": 3, "log_file": ""}
@@ -194,6 +200,35 @@ def test_stages_of_python_models_do_not_break_statistics() -> None:
     (one,) = answer.model_stats
     expected = {key: value for key, value in busy().to_dict().items() if key != "stage_stats"}
     assert one == json_format.ParseDict(expected, type(one)())
+
+
+def spent(method: str, models: int, batch_sizes: int, data: bytes = b"") -> int:
+    """The units that a survey of ``models`` models charges."""
+
+    async def survey() -> int:
+        served = [ModelStatistics(str(number), "1") for number in range(models)]
+        for one in served:
+            one.batches = {rows: BatchStatistics() for rows in range(1, batch_sizes + 1)}
+        call = FakeCall()
+        invoke(made(Control(*served)).methods[f"/inference.GRPCInferenceService/{method}".encode()], call, data)
+        async with asyncio.timeout(20):
+            while not call.ended:
+                await asyncio.sleep(0)
+        return call.spent
+
+    return asyncio.run(survey())
+
+
+@pytest.mark.parametrize("models", [0, 1, 20])
+@pytest.mark.parametrize("batch_sizes", [0, 64])
+def test_the_charge_for_a_survey_follows_its_length(models: int, batch_sizes: int) -> None:
+    named = messages.message("inference.ModelStatisticsRequest")(name="0").SerializeToString()
+    padded = b"\x1a\xff\x7f" + bytes(16383)  # an unknown field, which makes the message large
+    assert spent("ModelStatistics", models, batch_sizes) == models * (3 + batch_sizes // 2)
+    assert spent("ModelStatistics", models, batch_sizes, padded) == models * (3 + batch_sizes // 2)
+    assert spent("RepositoryIndex", models, batch_sizes) == models
+    if models:
+        assert spent("ModelStatistics", models, batch_sizes, named) == models + 2 + batch_sizes // 2
 
 
 def test_calls_for_statistics_that_wait_hold_no_statistics() -> None:

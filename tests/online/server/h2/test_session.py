@@ -25,7 +25,7 @@ from h2_servers import (
 )
 from http_servers import LOOPS
 from penstock.online.server.h2.guard import BURST, CALL
-from penstock.online.server.h2.session import CONNECTION_WINDOW, MAX_FRAME, STREAM_BYTES, STREAM_WINDOW
+from penstock.online.server.h2.session import CONNECTION_WINDOW, INCLUDED_BYTES, MAX_FRAME, STREAM_BYTES, STREAM_WINDOW
 from penstock.protocol import h2_frames as h2
 from penstock.protocol.h2_frames import ErrorCode
 
@@ -488,6 +488,21 @@ def test_open_calls_count_before_their_messages_arrive() -> None:
         assert (answer.status, answer.message) == (14, str(server.budget.refusal()))
         first.socket.shutdown(socket.SHUT_WR)
         second.socket.shutdown(socket.SHUT_WR)
+        server.until(lambda: server.budget.used == 0)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_an_open_call_includes_a_small_message(more: int) -> None:
+    frame_bytes = INCLUDED_BYTES + more
+    with GrpcServer() as server:
+        peer = server.connect()
+        peer.send(peer.headers(1, HOLD))
+        server.until(lambda: server.budget.used > 0)
+        before = server.call(lambda: server.budget.used)
+        peer.send(data_frame(1, message(bytes(frame_bytes - 5)), h2.END_STREAM), h2.ping(b"penstock"))
+        next(peer.frames(h2.PING))
+        assert server.call(lambda: server.budget.used) - before == (frame_bytes if more else 0)
+        peer.send(h2.rst_stream(1, ErrorCode.CANCEL))
         server.until(lambda: server.budget.used == 0)
 
 

@@ -53,6 +53,11 @@ class GrpcCall(Protocol):
         The transport stops reading from a connection while too many bytes of its messages are being decoded.
         """
 
+    def spend(self, units: int) -> None:
+        """Charge ``units`` of work on the event loop, in addition to ``GrpcMethod.units``. Only a method that was just called may call
+        this.
+        """
+
     def send(self, *parts: Buffer) -> None:
         """Send one message. It consists of parts, so that large parts need not be joined. The parts must not change afterwards.
 
@@ -104,4 +109,4 @@ class GrpcMethod(msgspec.Struct, frozen=True):
     max_bytes: int | None = None
     """Maximum bytes of a message, both compressed and decompressed; None means the server's limit."""
     units: int = CALL_UNITS
-    """Cost of a message and its response on the event loop, in the units of ``Turns``."""
+    """Cost of a message and its response on the event loop, in the units of ``Turns``. ``GrpcCall.spend`` adds to it."""

@@ -26,10 +26,17 @@ from penstock.tensor import Buffer
 
 _log = logging.getLogger(__name__)
 
+_VERSION_UNITS = 1
+"""Units per served model version in every survey, and in addition the units per listed version."""
+_LISTED_UNITS = 2
+_BATCHES_A_UNIT = 2
+"""Entries of batch sizes per unit."""
 _COPIES = 3
 """Number of copies of a large message in memory while it is parsed: as bytes, in the protobuf class, and as values."""
 
 Unary = Callable[[GrpcCall, Buffer], None]
+Weigh = Callable[[Message], int]
+"""Takes a request, and returns the units of ``Turns`` that its response costs because it lists models."""
 Answer = Callable[[Message, str], Message | Awaitable[Message]]
 """Takes a request and the client's name, and returns the response. Raises PenstockError."""
 
@@ -75,17 +82,23 @@ class GrpcControl:
             "CudaSharedMemoryRegister": self._cuda_register,
             "CudaSharedMemoryUnregister": self._cuda_unregister,
         }
-        return {name: self._unary(name, answer) for name, answer in answers.items()}
+        surveys: dict[str, Weigh] = {"ModelStatistics": self._statistics_units, "RepositoryIndex": self._index_units}
+        return {name: self._unary(name, answer, surveys.get(name)) for name, answer in answers.items()}
 
-    def _unary(self, name: str, answer: Answer) -> Unary:
+    def _unary(self, name: str, answer: Answer, weigh: Weigh | None) -> Unary:
         kind = messages.message(f"inference.{name}Request")
 
         def run(call: GrpcCall, data: Buffer) -> None:
             if len(data) > INLINE_BYTES:
+                if weigh is not None:
+                    call.spend(weigh(kind()))  # an empty request selects all models
                 self._start(call, self._parse_and_answer(call, kind, data, answer))
                 return
             try:
-                reply = answer(parse(kind, data), call.client)
+                request = parse(kind, data)
+                if weigh is not None:
+                    call.spend(weigh(request))
+                reply = answer(request, call.client)
             except PenstockError as error:
                 call.finish(error)
                 return
@@ -139,6 +152,15 @@ class GrpcControl:
         rows = [{key: one[key] for key in one if key != "stage_stats"} for one in statistics]
         # Not on another thread: the rows of all waiting calls would then be in memory at once.
         return messages.ModelStatisticsResponse(model_stats=rows)
+
+    def _statistics_units(self, request: Message) -> int:
+        served = self._control.served_statistics()
+        listed = [one for one in served if request.name in ("", one.name)]
+        batches = sum(len(one.batches) for one in listed)
+        return _VERSION_UNITS * len(served) + _LISTED_UNITS * len(listed) + batches // _BATCHES_A_UNIT
+
+    def _index_units(self, request: Message) -> int:
+        return _VERSION_UNITS * len(self._control.served_statistics())
 
     def _named(self, request: Message, client: str) -> tuple[str, str]:
         """The model name and version in ``request``. Raises InvalidArgument, PermissionDenied."""

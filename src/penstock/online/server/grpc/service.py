@@ -27,10 +27,9 @@ _LARGE = frozenset({"ModelInfer", "ModelStreamInfer", "RepositoryModelLoad"})
 """Methods whose messages may be as large as the server allows. Messages of all other methods are limited to ``_SMALL_BYTES``."""
 _CHECKS = frozenset({"Check", "Watch", "ServerLive", "ServerReady", "ModelReady", "ModelInfer", "ModelStreamInfer"})
 """Methods whose messages cost no more than the default of ``GrpcMethod.units``."""
-_SURVEYS = frozenset({"ModelStatistics", "RepositoryIndex", "ServerReflectionInfo"})
-"""Methods whose responses list all models or types."""
 _CONTROL_UNITS = 24
-_SURVEY_UNITS = 160
+_REFLECTION_UNITS = 160
+"""The response may list all types."""
 
 
 class _Stream(Protocol):
@@ -111,7 +110,7 @@ def _units(name: str) -> int:
     """See ``GrpcMethod.units``."""
     if name in _CHECKS:
         return CALL_UNITS
-    return _SURVEY_UNITS if name in _SURVEYS else _CONTROL_UNITS
+    return _REFLECTION_UNITS if name == "ServerReflectionInfo" else _CONTROL_UNITS
 
 
 def _admitting(guard: Guard | None) -> Callable[[Metadata], str] | None:

@@ -29,7 +29,9 @@ STREAM_WINDOW = 4 << 20
 CONNECTION_WINDOW = 16 << 20
 MAX_FRAME = 1 << 20
 STREAM_BYTES = 2 << 10
-"""Memory of an open stream, without its headers and its messages."""
+"""Memory of an open stream, its deadline, and a message of ``INCLUDED_BYTES``. Headers and larger messages are added to it."""
+INCLUDED_BYTES = 1 << 10
+"""If the only message of a call has at most this number of bytes, it is not charged separately."""
 
 _LOW_ALLOWANCE = CONNECTION_WINDOW // 2
 _COPIED_BYTES = 1 << 14
@@ -110,10 +112,9 @@ class H2Session:
                 and length <= stream.limit
                 and (said is None or said == content)
                 and self.calls.admits(stream)
-                and self._budget.take(content)
+                and (content <= INCLUDED_BYTES or self._take(stream, content))
             ):
                 # Fast path for the common case: the only message of the call, complete in one frame.
-                stream.charged += content
                 stream.half_closed = True
                 start += _PREFIX_BYTES
                 stream.call(flag, data[start:stop] if length <= _COPIED_BYTES else memoryview(data)[start:stop])
@@ -226,9 +227,8 @@ class H2Session:
     # Streams: see ``Carrier``
 
     def charge(self, stream: H2Stream, size: int) -> None:
-        if not self._budget.take(size):
+        if not self._take(stream, size):
             raise self._budget.refusal()
-        stream.charged += size
 
     @property
     def gate(self) -> Gate:
@@ -263,6 +263,13 @@ class H2Session:
         if more < 0:
             self._budget.give(-more)
         stream.charged = held
+
+    def _take(self, stream: H2Stream, size: int) -> bool:
+        """Charge ``size`` bytes to the budget until ``stream`` ends. Returns False if the budget's limit is reached."""
+        if not self._budget.take(size):
+            return False
+        stream.charged += size
+        return True
 
     def grant(self, stream: H2Stream) -> None:
         if stream.allowance >= STREAM_WINDOW // 2 or self.calls.waits_for_units(stream) or stream.inflating is not None:

@@ -170,6 +170,9 @@ class H2Stream(msgspec.Struct, eq=False):
         if size < 0 and self.gone:
             self.leave()
 
+    def spend(self, units: int) -> None:
+        self.carrier.calls.units -= units
+
     def send(self, *parts: Buffer) -> None:
         if self.finished or self.gone:
             return

@@ -1,4 +1,6 @@
 import json
+import tracemalloc
+from typing import Any
 
 import numpy as np
 import orjson
@@ -41,3 +43,36 @@ def test_infinities_and_nan_are_bare_words() -> None:
 def test_the_memory_of_sizes_is_bounded() -> None:
     for count in range(3000):
         assert from_json("x", "INT8", [count], [1] * count).shape == (count,)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "kind", "most"),
+    [
+        ("FP32", np.float64, 4),
+        ("FP32", np.int64, 4),
+        ("INT8", np.int64, 1),
+        ("FP64", np.int64, 0),
+        ("UINT64", np.int64, 0),
+    ],
+)
+def test_long_lists_are_converted_with_little_more_memory_than_the_result(datatype: str, kind: Any, most: int) -> None:
+    count = 1_000_000
+    values = (np.arange(count) % 100).astype(kind)
+    expected = values.astype(DataType(datatype).dtype)
+    tracemalloc.start()
+    try:
+        array = from_json("x", datatype, [count], values)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert array.dtype == expected.dtype
+    assert np.array_equal(array, expected)
+    assert peak <= most * count + 500_000
+
+
+@pytest.mark.parametrize("place", [0, 16_384, 99_999])
+def test_a_number_too_large_is_found_anywhere_in_a_long_list(place: int) -> None:
+    values = np.zeros(100_000)
+    values[place] = 1e39
+    with pytest.raises(InvalidArgument, match="too large"):
+        from_json("x", "FP32", [100_000], values)

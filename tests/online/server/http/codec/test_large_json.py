@@ -177,6 +177,21 @@ def test_what_is_accepted_is_json(text: bytes) -> None:
         assert found == decode(text)
 
 
+@pytest.mark.parametrize("end", [b"1.5", b"18446744073709551615"])
+def test_a_list_that_changes_its_type_is_not_copied(end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    text, values = b"[" + b"7," * 500_000 + end + b"]", [7] * 500_000 + [json.loads(end)]
+    tracemalloc.start()
+    try:
+        sizes, found = announced(large_json.read(text, msgspec.json.decode))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.tolist() == values
+    assert peak <= 500_000 * 8 * 9 // 8 + len(text) + 300_000
+    assert peak <= max(sizes)
+
+
 @pytest.mark.parametrize("text", [b"[" + b"1.5," * 300_000 + b"1.5]", b'{"a":[' + b"0," * 500_000 + b"0]}"])
 def test_the_text_is_not_copied(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # pieces of the usual size

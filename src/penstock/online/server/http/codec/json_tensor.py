@@ -18,6 +18,7 @@ import numpy as np
 import orjson
 
 from penstock.errors import InvalidArgument
+from penstock.online.server.http.codec.large_json import converted
 from penstock.online.server.offload import Steps, finish
 from penstock.tensor import Array, DataType, as_bytes, element_count
 
@@ -122,22 +123,31 @@ def _flatten(name: str, values: list[Any]) -> list[Any]:
 
 
 def _fit(name: str, datatype: str, values: Array) -> Array:
-    """Convert ``values``, an array that ``large_json`` returned, to ``datatype``. Raises InvalidArgument."""
+    """Convert ``values``, a flat array that ``large_json`` returned, to ``datatype``. The result may take its place in memory.
+
+    Raises InvalidArgument.
+    """
     dtype, kind = DataType(datatype).dtype, values.dtype.kind
     if dtype.kind in "iu" and kind in "iu":
         known = np.iinfo(dtype)
         if values.min(initial=0) >= known.min and values.max(initial=0) <= known.max:
-            return values.astype(dtype)
+            return converted(values, dtype)
         raise InvalidArgument(f"the data of input '{name}' do not fit {datatype}: a number is too large")
     if dtype.kind == "f" and kind in "iuf":
         with np.errstate(over="ignore"):
-            array: Array = values.astype(dtype)
-        if not np.array_equal(np.isinf(array), np.isinf(values)):
+            array = converted(values, dtype)
+        if array.itemsize < values.itemsize and _overflows(values, array):
             raise InvalidArgument(f"the data of input '{name}' do not fit {datatype}: a number is too large")
         return array
     if dtype.kind == kind:
         return values
     raise InvalidArgument(f"the data of input '{name}' do not fit {datatype}: its elements have another type")
+
+
+def _overflows(values: Array, array: Array) -> bool:
+    """True if numbers in ``values`` have become infinities in ``array``. Compares in short pieces, to need little memory."""
+    parts = [slice(start, start + _PIECE) for start in range(0, array.size, _PIECE)]
+    return any(not np.array_equal(np.isinf(array[part]), np.isinf(values[part])) for part in parts)
 
 
 def to_json(name: str, array: Array) -> bytes:

@@ -88,7 +88,9 @@ def read(text: Buffer, decode: Decode) -> Steps[Any]:
         array = yield from _read_list(text, start, stop, decode, held)
         held += array.nbytes if array.dtype != np.object_ else _ELEMENT_BYTES * array.size + stop - start
         arrays.append(array)
-    yield held + len(rest) + _ELEMENT_BYTES * marks
+    # The caller converts the numbers to their datatypes. If their size changes, it shrinks at least to half.
+    converting = sum(array.nbytes for array in arrays if array.dtype.kind in "iuf") // 2
+    yield held + converting + len(rest) + _ELEMENT_BYTES * marks
     return _put(decode(rest), arrays)
 
 
@@ -97,6 +99,20 @@ def compact(elements: list[Any]) -> Array:
     values = _Elements()
     values.add(elements)
     return values.array()
+
+
+def converted(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Convert ``values``, a flat array, in short pieces, so that little memory is needed in addition to the result.
+
+    If the elements keep their size, the result takes the place of ``values`` in memory.
+    """
+    if values.dtype == dtype:
+        return values
+    made: Array = values.view(dtype) if values.itemsize == dtype.itemsize else np.empty(values.size, dtype)
+    for start in range(0, values.size, _PIECE_BYTES):
+        stop = start + _PIECE_BYTES
+        made[start:stop] = values[start:stop].astype(dtype)
+    return made
 
 
 def _without(text: memoryview, lists: Iterable[tuple[int, int]]) -> bytes:
@@ -181,8 +197,10 @@ def _read_list(text: memoryview, start: int, stop: int, decode: Decode, held: in
         skeleton += rest.translate(None, _UNSTRUCTURED)
         if end < stop:
             skeleton += b","
-    yield held + values.size + _SHAPE_COPIES * len(skeleton)
-    array, shape = values.array(), _shape(bytes(skeleton))
+    is_flat = skeleton.rfind(b"[") == 0 and skeleton.find(b"]") == len(skeleton) - 1
+    if not is_flat:
+        yield held + values.size + _SHAPE_COPIES * len(skeleton)
+    array, shape = values.array(), [len(skeleton) - 1] if is_flat else _shape(bytes(skeleton))
     if array.size != math.prod(shape):
         raise InvalidArgument(_UNEVEN)
     return array.reshape(shape)
@@ -282,9 +300,9 @@ class _Elements:
             raise InvalidArgument(_MIXED)
         common = "d" if "d" in (letter, self._letter) else "Q"
         known = self.array()
-        if common == "Q" and (known < 0).any():
+        if common == "Q" and known.min(initial=0) < 0:
             raise InvalidArgument(_TOO_LARGE)
-        self._data = bytearray(known.astype(f"<{_DTYPES[common]}").tobytes())
+        converted(known, np.dtype(f"<{_DTYPES[common]}"))  # in place
         return common
 
 
