@@ -145,7 +145,7 @@ def test_exactly_the_nearest_values_are_accepted(size, numbers, values, data):
         if is_right:
             assert (arrays(unshared(proto(made), original, facts))["w0"] == size * old).all()
         else:
-            with pytest.raises(WrongResult, match="other values than the nearest"):
+            with pytest.raises(WrongResult, match="do not have the nearest shared value"):
                 unshared(proto(made), original, facts)
 
 
