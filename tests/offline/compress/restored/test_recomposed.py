@@ -199,3 +199,13 @@ def test_a_first_factor_of_zeros_is_found():
             tensor.CopyFrom(numpy_helper.from_array(0 * numpy_helper.to_array(tensor), tensor.name))
     with pytest.raises(WrongResult):
         recomposed(made, original, ways)
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e9])
+def test_three_factors_may_share_their_size_in_any_way(size):
+    original, made, ways, _ = split("conv", SplitForm.TUCKER, aware=True)
+    sizes = {made.graph.node[0].input[1]: size, made.graph.node[2].input[1]: 1 / size}
+    for tensor in made.graph.initializer:
+        array = numpy_helper.to_array(tensor) * np.float32(sizes.get(tensor.name, 1))
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    recomposed(made, original, ways)

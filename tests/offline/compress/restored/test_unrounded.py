@@ -377,8 +377,9 @@ def test_weights_of_any_length_and_order_are_put_back(method, transposed):
         unrounded(made, original)
 
 
-def test_a_block_of_scale_zero_holds_zeros_only():
-    weight = ODD.copy() / 16
+@pytest.mark.parametrize("size", [1 / 16, 16])
+def test_a_block_of_scale_zero_holds_zeros_only(size):
+    weight = ODD * np.float32(size)
     weight[:16, 0] = 0
     original, made = blocks("int8", weight)
     with warnings.catch_warnings():
