@@ -103,6 +103,19 @@ def test_the_contract_of_a_bundle_names_the_metric(penstock, folder: Path) -> No
         assert (answer["metric"], answer["accuracy"]) == expected
 
 
+@pytest.mark.parametrize("cut", [0.0, 0.5, None])
+def test_the_contract_of_a_bundle_has_the_cut(penstock, folder: Path, cut: float | None) -> None:
+    """Logits that are all from 0 to 1 on these rows are not probabilities; bundles of older versions have no cut."""
+    logits = np.linspace(0.02, 0.48, 24, dtype=np.float32)[:, None]
+    np.savez("logits.npz", x=logits / models.linear_weight(1, 1), labels=np.ones(24, np.int64))
+    found = evidences.evidence(evidences.record("fp32"), metric="top-1", metric_outputs=("y",))
+    found = msgspec.structs.replace(found, metric_cut=cut, trust_labels=True)
+    packed(folder / "one.bundle", {"model.onnx": models.linear(1, 1).data}, evidence=found)
+    answer = penstock("infer", "one.bundle", "--inputs", "logits.npz", "--json").json
+    assert answer["accuracy"] == (1.0 if cut == 0 else 0.0)
+    assert f"scores above {0.5 if cut is None else cut:g} are class 1" in answer["metric_reason"]
+
+
 @pytest.mark.parametrize("metric", ["top-1", "agreement"])
 def test_the_contract_of_a_bundle_names_the_output(penstock, folder: Path, metric: str) -> None:
     x = np.random.default_rng(3).normal(size=(60, 3)).astype(np.float32)

@@ -139,6 +139,9 @@ class Evidence(msgspec.Struct, frozen=True):
     """The outputs that the metric judges."""
     metric_reason: str = ""
     """The reason for the metric."""
+    metric_cut: float | None = None
+    """The score above which a sample is of class 1, if the judged output has one score per sample. Otherwise, and in bundles of older
+    versions, None."""
     max_output_error: float | None = 0.1
     """Maximum deviation of an output from the original's; None: unlimited."""
     prove_accuracy: bool = False

@@ -132,21 +132,23 @@ def _judged(evidence: Evidence | None, data: Dataset, outputs: dict[str, Array],
     """
     if data.labels is None:
         return _Judged()
-    metric, reason = "", ""
+    metric, reason, cut = "", "", None
     if evidence is not None and evidence.metric_outputs:
         outputs = {name: array for name, array in outputs.items() if name in evidence.metric_outputs} or outputs
         trust_labels = trust_labels or evidence.trust_labels
-        metric, reason = evidence.metric, "the metric of the bundle's contract"
+        metric, reason, cut = evidence.metric, "the metric of the bundle's contract", evidence.metric_cut
         if metric not in METRICS:
             cause = f"{reason} is the function {metric}, which infer does not call"
             return _Judged(metric, tuple(outputs), reason, why_none=cause)
         if not METRICS[metric].labels:
             metric, reason = "", f"{reason}, {metric}, does not use labels"
     try:
-        contract = Contract(metric=metric, trust_labels=trust_labels)
+        contract = Contract(metric=metric, cut=cut, trust_labels=trust_labels)
         reference = checked_reference(outputs, data.labels, contract, who="the model")
         choice = reference.choice
-        reason = reason if metric else "; ".join(filter(None, (reason, choice.reason)))
+        # Without the metric of a contract, the reason for the choice includes the cut.
+        above = f"scores above {choice.cut:g} are class 1" if metric and choice.cut is not None else ""
+        reason = "; ".join(filter(None, (reason, above if metric else choice.reason)))
         return _Judged(reference.metric, choice.outputs, reason, reference.value(outputs))
     except PenstockError as error:
         return _Judged(

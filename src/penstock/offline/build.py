@@ -157,17 +157,19 @@ def _build(
     _check_target(output, recipe)
     machine = machine_facts()
     engines, threads = _engines(recipe), _threads(recipe, machine)
-    options = _plan_options(recipe, threads)
+    known = _plan_options(recipe, threads)
     given = model if isinstance(model, Artifact) else Artifact.from_file(model)
     original, source = self_contained(given), SourceModel(given.digest, given.format, given.name)
     signature = _signature(original)
     seed = recipe.compression.seed if recipe.compression else 0
     calibration, evaluation = _data(calibrate, evaluate, signature, seed)
-    _check_plan(original, calibration, options, recipe)
+    _check_plan(original, calibration, known, recipe)
     with _blaming(evaluate if evaluate is not None else calibrate):
         # Reject labels or a metric that do not fit the model before any long work.
         judge = Judge(original, evaluation, min(threads), contract=recipe.contract)
     warnings = _warned(judging(judge.reference, recipe.contract))
+    # One cut between two classes holds for every candidate, on whatever samples it is judged.
+    recipe = msgspec.structs.replace(recipe, contract=judge.contract)
 
     on_progress("optimize", 0, 1)
     sample = evaluation.rows(0, signature.smallest_batch)
@@ -178,7 +180,7 @@ def _build(
     with _blaming(calibrate):
         is_smallest = recipe.objective == "size"
         int8, notes = integer_versions(fp32, calibration, _integer_choice(recipe), machine, on_progress)
-    planned = _plan(fp32, original, calibration, options, recipe, on_progress)
+    planned = _plan(fp32, original, calibration, _plan_options(recipe, threads), recipe, on_progress)
     tried = candidates(_versions([Version(fp32), *int8, *planned.versions], recipe), engines, threads, machine)
     rows = _THROUGHPUT_ROWS if recipe.objective == "throughput" and signature.batchable else signature.smallest_batch
     limits = TuningLimits(recipe.budget_s, rows, is_smallest)
@@ -370,6 +372,7 @@ def _evidence(
         metric=tuned.choice.metric.name,
         metric_outputs=tuned.choice.outputs,
         metric_reason=tuned.choice.reason,
+        metric_cut=tuned.choice.cut,
         max_output_error=recipe.contract.max_output_error if isfinite(recipe.contract.max_output_error) else None,
         prove_accuracy=recipe.contract.prove_accuracy,
         trust_labels=recipe.contract.trust_labels,

@@ -226,15 +226,21 @@ class Reference(msgspec.Struct, frozen=True):
             return 1 - same if metric.higher else same
         kind = metric.kind if name in self.choice.outputs else "numbers"
         if kind == "classes" or has_class_scores(name, want, self.answers):
-            return 1 - float(hits(output, classes_of(want)).mean())
+            cut = self.choice.cut or 0.0
+            return 1 - float(hits(output, classes_of(want, cut), cut).mean())
         return min(_WORST, float(np.sqrt((deviations(want, output) ** 2).mean())))
 
 
 def make_reference(
-    answers: Outputs, labels: Array | None, metric: str = "", output: str = "", looks: int = 1
+    answers: Outputs,
+    labels: Array | None,
+    metric: str = "",
+    output: str = "",
+    looks: int = 1,
+    cut: float | None = None,
 ) -> Reference:
     """The reference with the metric that ``choose_metric`` finds. Raises its errors."""
-    choice = choose_metric(answers, labels, metric, output)
+    choice = choose_metric(answers, labels, metric, output, cut)
     return Reference(choice, answers, labels if choice.metric.labels else None, looks)
 
 

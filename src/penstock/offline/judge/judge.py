@@ -96,6 +96,8 @@ class Judge:
             # If rows may depend on each other, they are served one by one, so they are judged in this way.
             self._batch = 1 if unproven(original, model.signature) else _BATCH
             self.reference = checked_reference(answers(model, data, self._batch), data.labels, contract, looks)
+        self.contract = msgspec.structs.replace(contract, cut=self.reference.choice.cut)
+        """The contract, with the cut between two classes that the original's outputs decide."""
         self.baseline = self._judgement(self.reference.answers)
         """The original compared with itself; its loss is 0."""
 
@@ -149,7 +151,7 @@ def checked_reference(
     """The reference with the outputs ``found`` of ``who``. Raises the errors of ``Judge`` about data, labels and metric."""
     if broken := not_finite(found):
         raise InvalidData(f"{who}'s {broken}", "remove these samples, or repair the model")
-    reference = make_reference(found, labels, contract.metric, contract.output, looks)
+    reference = make_reference(found, labels, contract.metric, contract.output, looks, contract.cut)
     if contract.prove_accuracy and (cause := reference.choice.metric.unprovable):
         exact = ", ".join(name for name, metric in METRICS.items() if not metric.unprovable)
         raise InvalidConfig(
