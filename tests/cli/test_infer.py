@@ -9,10 +9,13 @@ import pytest
 import evidences
 import models
 from bundles import packed
+from networks import Network
+from penstock.bundle.manifest import ServingConfig
 from penstock.bundle.open import open_bundle
 from penstock.bundle.pack_model import pack_model
 from penstock.cli.infer import write_npz
 from penstock.errors import ResourceExhausted
+from penstock.offline.sessions import signature_of
 from penstock.tensor import DataType
 
 ROWS = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1]], np.float32)
@@ -146,6 +149,23 @@ def test_labels_are_accepted_by_the_rule_of_the_build(penstock, folder: Path) ->
     for arguments in (("a.bundle", "--trust-labels"), ("b.bundle",)):
         answer = penstock("infer", *arguments, "--inputs", "wrong.npz", "--json").json
         assert 0.2 < answer["accuracy"] < 0.8
+
+
+def test_rows_that_may_depend_on_each_other_are_noted(penstock, folder: Path) -> None:
+    n = Network()
+    n.op("Sub", "x", n.op("ReduceMean", "x", axes=[0], keepdims=1), name="y")
+    model = n.artifact({"x": ["N", 3]}, {"y": ["N", 3]})
+    (folder / "centred.onnx").write_bytes(model.data)
+    serving = ServingConfig("fp32", 1, 1, max_batch=1)
+    packed(folder / "centred.bundle", {"model.onnx": model.data}, signature=signature_of(model), serving=serving)
+    for target in ("centred.onnx", "centred.bundle"):
+        (note,) = penstock("infer", target, "--inputs", "data.npz", "--json").json["notes"]
+        assert "rows of the model may depend on each other (" in note
+        assert note.endswith("every row was run alone, as the server runs it")
+        assert "note: rows of" in penstock("infer", target, "--inputs", "data.npz").out
+        (note,) = penstock("infer", target, "--inputs", "data.npz", "--batch", "5", "--json").json["notes"]
+        assert "calls of 5 rows" in note
+    assert penstock("infer", "linear.onnx", "--inputs", "data.npz", "--json").json["notes"] == []
 
 
 def test_outputs_that_are_not_finite_have_no_accuracy(penstock, folder: Path) -> None:

@@ -16,7 +16,7 @@ from penstock.cli.views.tables import make_console
 from penstock.dataset import Dataset, load_dataset
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.offline.judge.contract import Contract
-from penstock.offline.judge.judge import checked_reference
+from penstock.offline.judge.judge import checked_reference, coupling_notes
 from penstock.offline.judge.metric_table import METRICS
 from penstock.runtime import open as open_model
 from penstock.storage.atomic import check_writable, real_path, whole_file
@@ -73,7 +73,8 @@ def infer(
         variant = model.variant.name if model.variant else None
     if outputs is not None:
         write_npz(outputs, results)
-    judged = _judged(model.manifest.evidence if model.manifest else None, data, results, trust_labels)
+    judged = _judged(model.manifest.evidence if model.manifest else None, data, results, trust_labels, model.coupling)
+    notes = coupling_notes(model.coupling, batch or 1)
     facts: dict[str, Any] = {
         "model": model.name,
         "variant": variant,
@@ -85,6 +86,7 @@ def infer(
         "metric_reason": judged.reason,
         "accuracy": judged.accuracy,
         "accuracy_note": judged.why_none,
+        "notes": notes,
         "outputs": {name: list(array.shape) for name, array in results.items()},
         "written": str(outputs) if outputs else None,
     }
@@ -104,6 +106,8 @@ def infer(
         console.print(f"accuracy  {told}", markup=False, soft_wrap=True)
     elif judged.why_none:
         console.print(f"accuracy  not computed: {judged.why_none}", markup=False, soft_wrap=True)
+    for note in notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
     if outputs is not None:
         console.print(f"written to {outputs}")
 
@@ -124,7 +128,9 @@ def _check_target(outputs: Path, bundle: Path, inputs: Path) -> None:
     check_writable(outputs)
 
 
-def _judged(evidence: Evidence | None, data: Dataset, outputs: dict[str, Array], trust_labels: bool) -> _Judged:
+def _judged(
+    evidence: Evidence | None, data: Dataset, outputs: dict[str, Array], trust_labels: bool, coupling: str
+) -> _Judged:
     """The accuracy by the metric, on the outputs, and with the rule for labels of the bundle's contract, as ``penstock build`` judges.
 
     If there is no contract, or if its metric does not use labels, the metric suits the outputs and the labels. A bundle must not run
@@ -144,7 +150,7 @@ def _judged(evidence: Evidence | None, data: Dataset, outputs: dict[str, Array],
             metric, reason = "", f"{reason}, {metric}, does not use labels"
     try:
         contract = Contract(metric=metric, cut=cut, trust_labels=trust_labels)
-        reference = checked_reference(outputs, data.labels, contract, who="the model")
+        reference = checked_reference(outputs, data.labels, contract, who="the model", coupling=coupling)
         choice = reference.choice
         # Without the metric of a contract, the reason for the choice includes the cut.
         above = f"scores above {choice.cut:g} are class 1" if metric and choice.cut is not None else ""

@@ -38,7 +38,7 @@ from penstock.offline.compress.ptq.drift import about
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.versions import IntegerChoice, Version, integer_versions
 from penstock.offline.judge.contract import Contract, is_faster
-from penstock.offline.judge.judge import ORIGINAL, Judge, judging
+from penstock.offline.judge.judge import ORIGINAL, Judge, coupling_notes, judging
 from penstock.offline.judge.overlap import overlap_notes
 from penstock.offline.judge.sample_size import unproved
 from penstock.offline.model_store import keep_models
@@ -167,7 +167,7 @@ def _build(
     with _blaming(evaluate if evaluate is not None else calibrate):
         # Reject labels or a metric that do not fit the model before any long work.
         judge = Judge(original, evaluation, min(threads), contract=recipe.contract)
-    warnings = _warned(judging(judge.reference, recipe.contract))
+    warnings = _warned((*judging(judge.reference, recipe.contract), *coupling_notes(judge.coupling)))
     # One cut between two classes holds for every candidate, on whatever samples it is judged.
     recipe = msgspec.structs.replace(recipe, contract=judge.contract)
 
