@@ -221,6 +221,21 @@ def test_a_metric_that_fails_is_a_clear_error() -> None:
             make_reference({"y": SCORES[:, :1]}, None, f"{__name__}:{name}").original()
 
 
+def test_a_metric_that_is_not_deterministic_is_refused() -> None:
+    """Its losses would be noise, and the loss of the original itself not 0."""
+    judge = make_reference({"y": RANDOM}, None, f"{__name__}:wavers")
+    with pytest.raises(
+        InvalidData, match="wavers is not deterministic: for the same outputs it is 0.1 at first, and 0.2"
+    ):
+        judge.check_metric()
+    make_reference({"y": RANDOM}, None, f"{__name__}:is_positive").check_metric()
+
+
+def wavers(output: np.ndarray, labels: object, calls: list[int] = []) -> float:  # noqa: B006 - a state
+    calls.append(1)
+    return len(calls) / 10
+
+
 def test_an_interrupted_metric_interrupts() -> None:
     with pytest.raises(KeyboardInterrupt):
         make_reference({"y": SCORES[:, :1]}, None, f"{__name__}:interrupted").original()

@@ -103,6 +103,17 @@ class Reference(msgspec.Struct, frozen=True):
         rows = self._rows(outputs, np.arange(len(self.answers[self.output])), labels)
         return float(np.mean(rows))
 
+    def check_metric(self) -> None:
+        """Raise InvalidData if the metric fails on the original's outputs, or gives another result for the same outputs."""
+        every = np.arange(len(self.answers[self.output]))
+        first, again = (self._rows(self.answers, every) for _ in range(2))
+        if first.shape != again.shape or not np.allclose(first, again, rtol=1e-6, atol=1e-9):
+            raise InvalidData(
+                f"the metric {self.metric} is not deterministic: for the same outputs it is {np.mean(first):.6g} at first, and "
+                f"{np.mean(again):.6g} when it is called again",
+                "seed its random numbers, and keep no state from call to call",
+            )
+
     def scores(self, outputs: Outputs) -> Array:
         """A score for each sample. The mean score is the metric or, for metrics that are not means, 1 minus the deviation."""
         if not_finite({name: outputs[name] for name in self.choice.outputs}):

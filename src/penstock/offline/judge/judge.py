@@ -172,6 +172,7 @@ def checked_reference(
             f"a loss of {reference.metric} cannot be proven: {cause}",
             f"use --metric with one of {exact}, and labels if it needs them; or do not require a proof",
         )
+    reference.check_metric()  # A metric that fails must fail before long work.
     if reference.labels is not None and not contract.trust_labels:
         check_labels(
             f"{reference.metric} of output '{reference.output}'",
@@ -181,7 +182,6 @@ def checked_reference(
             who,
             "; ".join(coupling_notes(coupling)),
         )
-    reference.original()  # A metric that fails must fail before long work.
     return reference
 
 
