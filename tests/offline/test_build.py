@@ -518,6 +518,18 @@ def test_a_plan_without_data_is_refused(model: Path, tmp_path: Path) -> None:
         build(model, tmp_path / "out.bundle", evaluate=tmp_path / "data.npz", recipe=recipe)
 
 
+def test_copies_of_rows_prove_nothing(tmp_path: Path) -> None:
+    x = RNG(0).standard_normal((40, 3)).astype(np.float32)
+    data = {"x": x[[*range(40), 3, 7]], "labels": (x @ models.linear_weight()).argmax(axis=1)[[*range(40), 3, 7]]}
+    contract = Contract(prove_accuracy=True)
+    recipe = msgspec.structs.replace(QUICK, contract=contract)
+    with pytest.raises(InvalidData, match=r"2 of 42 evaluation rows are copies.*only 40 distinct rows") as error:
+        build(models.linear(), tmp_path / "o.bundle", evaluate=data, recipe=recipe)
+    assert "remove the copies" in (error.value.hint or "")
+    relabelled = {**data, "labels": np.append(data["labels"][:40], 1 - data["labels"][40:])}
+    build(models.linear(), tmp_path / "o.bundle", evaluate=relabelled, recipe=recipe)
+
+
 def test_the_cut_between_two_classes_is_decided_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan judges on other rows, on which all logits may be from 0 to 1; the bundle says where the cut is."""
     cuts: list[float | None] = []

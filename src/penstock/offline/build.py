@@ -39,7 +39,7 @@ from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.versions import IntegerChoice, Version, integer_versions
 from penstock.offline.judge.contract import Contract, is_faster
 from penstock.offline.judge.judge import ORIGINAL, Judge, coupling_notes, judging
-from penstock.offline.judge.overlap import overlap_notes
+from penstock.offline.judge.overlap import check_distinct, overlap_notes
 from penstock.offline.judge.sample_size import unproved
 from penstock.offline.model_store import keep_models
 from penstock.offline.optimize.base import OptimizeReport
@@ -162,7 +162,7 @@ def _build(
     original, source = self_contained(given), SourceModel(given.digest, given.format, given.name)
     signature = _signature(original)
     seed = recipe.compression.seed if recipe.compression else 0
-    calibration, evaluation = _data(calibrate, evaluate, signature, seed)
+    calibration, evaluation = _data(calibrate, evaluate, signature, seed, recipe.contract)
     _check_plan(original, calibration, known, recipe)
     with _blaming(evaluate if evaluate is not None else calibrate):
         # Reject labels or a metric that do not fit the model before any long work.
@@ -293,16 +293,20 @@ def _integer_choice(recipe: Recipe) -> IntegerChoice:
 
 
 def _data(
-    calibrate: Data | None, evaluate: Data | None, signature: Signature, seed: int
+    calibrate: Data | None, evaluate: Data | None, signature: Signature, seed: int, contract: Contract
 ) -> tuple[Dataset | None, Dataset]:
     calibration = _dataset(calibrate, signature) if calibrate is not None else None
     if evaluate is not None:
-        return calibration, _dataset(evaluate, signature)
-    if calibration is None:
+        evaluation = _dataset(evaluate, signature)
+    elif calibration is not None:
+        calibration, evaluation = calibration.split_shuffled(_HELD_OUT, signature.smallest_batch, seed)
+    else:
         raise InvalidData(
             "there is no data to judge accuracy on", "give --evaluate FILE.npz, and --calibrate FILE.npz for INT8"
         )
-    return calibration.split_shuffled(_HELD_OUT, signature.smallest_batch, seed)
+    if contract.prove_accuracy:
+        check_distinct(evaluation)
+    return calibration, evaluation
 
 
 def _dataset(data: Data, signature: Signature) -> Dataset:

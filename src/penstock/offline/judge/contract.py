@@ -95,7 +95,7 @@ class Contract(msgspec.Struct, frozen=True):
         """The reason why a p99 of ``p99_ms`` violates the contract; empty if the contract is met."""
         if self.p99_ms is None or p99_ms <= self.p99_ms:
             return ""
-        return f"p99 {p99_ms:.3g} ms, {self.p99_ms:.3g} ms are allowed"
+        return f"p99 {p99_ms:.3g} ms, {self.p99_ms:.3g} ms are allowed (--p99)"
 
 
 def is_faster(speedup: Interval) -> bool:
