@@ -17,7 +17,7 @@ from penstock.engines.base import LoadedModel
 from penstock.engines.registry import engines_for, get_engine, is_available
 from penstock.errors import InvalidArgument, Unsupported, quoted
 from penstock.resources import machine_facts
-from penstock.rows.proof import unproven
+from penstock.rows.proof import coupling
 from penstock.tensor import Array, Signature
 
 _MAX_BATCH = 32
@@ -34,8 +34,11 @@ class Model:
         variant: Variant | None = None,
         manifest: Manifest | None = None,
         max_batch: int = _MAX_BATCH,
+        coupling: str = "",
     ) -> None:
         self.name = name
+        self.coupling = coupling
+        """Why rows may depend on each other, so that they are run one by one; empty otherwise."""
         self.variant = variant
         """The running variant; None for a model file."""
         self.manifest = manifest
@@ -160,8 +163,10 @@ def open(path: str | Path) -> Model:
         if not engines:
             raise Unsupported("a Python model runs only in a server", f"run it with `penstock serve {path}`")
         loaded = get_engine(engines[0]).load(opened, {})
-        max_batch = 1 if unproven(opened, loaded.signature) else _MAX_BATCH
-        return Model(Path(path).stem, loaded, max_batch=max_batch)
+        reason = coupling(opened, loaded.signature)
+        return Model(Path(path).stem, loaded, max_batch=1 if reason else _MAX_BATCH, coupling=reason)
     variant = opened.choose(machine_facts(), is_available)
-    loaded = get_engine(variant.engine).load(opened.artifact(variant), variant.options)
-    return Model(opened.name, loaded, variant, opened.manifest)
+    artifact = opened.artifact(variant)
+    loaded = get_engine(variant.engine).load(artifact, variant.options)
+    reason = coupling(artifact, loaded.signature) if opened.manifest.serving.max_batch == 1 else ""
+    return Model(opened.name, loaded, variant, opened.manifest, coupling=reason)

@@ -9,10 +9,13 @@ import pytest
 import evidences
 import models
 from bundles import packed
+from networks import Network
+from penstock.bundle.manifest import ServingConfig
 from penstock.bundle.open import open_bundle
 from penstock.bundle.pack_model import pack_model
 from penstock.cli.infer import write_npz
 from penstock.errors import ResourceExhausted
+from penstock.offline.sessions import signature_of
 from penstock.tensor import DataType
 
 ROWS = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1]], np.float32)
@@ -103,6 +106,19 @@ def test_the_contract_of_a_bundle_names_the_metric(penstock, folder: Path) -> No
         assert (answer["metric"], answer["accuracy"]) == expected
 
 
+@pytest.mark.parametrize("cut", [0.0, 0.5, None])
+def test_the_contract_of_a_bundle_has_the_cut(penstock, folder: Path, cut: float | None) -> None:
+    """Logits that are all from 0 to 1 on these rows are not probabilities; bundles of older versions have no cut."""
+    logits = np.linspace(0.02, 0.48, 24, dtype=np.float32)[:, None]
+    np.savez("logits.npz", x=logits / models.linear_weight(1, 1), labels=np.ones(24, np.int64))
+    found = evidences.evidence(evidences.record("fp32"), metric="top-1", metric_outputs=("y",))
+    found = msgspec.structs.replace(found, metric_cut=cut, trust_labels=True)
+    packed(folder / "one.bundle", {"model.onnx": models.linear(1, 1).data}, evidence=found)
+    answer = penstock("infer", "one.bundle", "--inputs", "logits.npz", "--json").json
+    assert answer["accuracy"] == (1.0 if cut == 0 else 0.0)
+    assert f"scores above {0.5 if cut is None else cut:g} are class 1" in answer["metric_reason"]
+
+
 @pytest.mark.parametrize("metric", ["top-1", "agreement"])
 def test_the_contract_of_a_bundle_names_the_output(penstock, folder: Path, metric: str) -> None:
     x = np.random.default_rng(3).normal(size=(60, 3)).astype(np.float32)
@@ -133,6 +149,23 @@ def test_labels_are_accepted_by_the_rule_of_the_build(penstock, folder: Path) ->
     for arguments in (("a.bundle", "--trust-labels"), ("b.bundle",)):
         answer = penstock("infer", *arguments, "--inputs", "wrong.npz", "--json").json
         assert 0.2 < answer["accuracy"] < 0.8
+
+
+def test_rows_that_may_depend_on_each_other_are_noted(penstock, folder: Path) -> None:
+    n = Network()
+    n.op("Sub", "x", n.op("ReduceMean", "x", axes=[0], keepdims=1), name="y")
+    model = n.artifact({"x": ["N", 3]}, {"y": ["N", 3]})
+    (folder / "centred.onnx").write_bytes(model.data)
+    serving = ServingConfig("fp32", 1, 1, max_batch=1)
+    packed(folder / "centred.bundle", {"model.onnx": model.data}, signature=signature_of(model), serving=serving)
+    for target in ("centred.onnx", "centred.bundle"):
+        (note,) = penstock("infer", target, "--inputs", "data.npz", "--json").json["notes"]
+        assert "rows of the model may depend on each other (" in note
+        assert note.endswith("every row was run alone, as the server runs it")
+        assert "note: rows of" in penstock("infer", target, "--inputs", "data.npz").out
+        (note,) = penstock("infer", target, "--inputs", "data.npz", "--batch", "5", "--json").json["notes"]
+        assert "calls of 5 rows" in note
+    assert penstock("infer", "linear.onnx", "--inputs", "data.npz", "--json").json["notes"] == []
 
 
 def test_outputs_that_are_not_finite_have_no_accuracy(penstock, folder: Path) -> None:

@@ -16,9 +16,27 @@ class Options(msgspec.Struct, frozen=True):
     hint: Literal["latency", "throughput"] = "latency"
 
 
-def test_defaults_and_given_values() -> None:
+def test_defaults_and_given_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.engines.base.usable_cores", lambda: 2)
     assert typed_options("e", {}, Options) == Options()
     assert typed_options("e", {"threads": 2, "hint": "throughput"}, Options) == Options(2, "throughput")
+
+
+class Wide(msgspec.Struct, frozen=True):
+    threads: int = 0
+    inter_op_threads: int = 0
+
+
+def test_threads_are_at_most_the_cores(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A million threads, e.g. in a forged bundle, would keep the engine from ever finishing to load."""
+    monkeypatch.setattr("penstock.engines.base.usable_cores", lambda: 3)
+    for _ in range(2):
+        assert typed_options("e", {"threads": 1_000_000, "inter_op_threads": 4}, Wide) == Wide(3, 3)
+        assert typed_options("e", {"threads": 3}, Wide) == Wide(3)
+    assert caplog.messages == [
+        "'threads' is 1000000, but only 3 are used, the cores that this process may use",
+        "'inter_op_threads' is 4, but only 3 are used, the cores that this process may use",
+    ]
 
 
 def test_all_unknown_names_are_told_at_once() -> None:

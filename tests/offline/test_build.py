@@ -29,7 +29,7 @@ from penstock.errors import (
     NotFound,
 )
 from penstock.offline.build import BuildResult, Compression, Recipe, build, instances
-from penstock.offline.compress.planner.plan import CompressionPlan
+from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.versions import Version
 from penstock.offline.judge.contract import Contract
@@ -516,6 +516,42 @@ def test_a_plan_without_data_is_refused(model: Path, tmp_path: Path) -> None:
     recipe = msgspec.structs.replace(QUICK, compression=Compression(budget_s=1))
     with pytest.raises(InvalidData, match="compressing the model requires data"):
         build(model, tmp_path / "out.bundle", evaluate=tmp_path / "data.npz", recipe=recipe)
+
+
+def test_copies_of_rows_prove_nothing(tmp_path: Path) -> None:
+    x = RNG(0).standard_normal((40, 3)).astype(np.float32)
+    data = {"x": x[[*range(40), 3, 7]], "labels": (x @ models.linear_weight()).argmax(axis=1)[[*range(40), 3, 7]]}
+    contract = Contract(prove_accuracy=True)
+    recipe = msgspec.structs.replace(QUICK, contract=contract)
+    with pytest.raises(InvalidData, match=r"2 of 42 evaluation rows are copies.*only 40 distinct rows") as error:
+        build(models.linear(), tmp_path / "o.bundle", evaluate=data, recipe=recipe)
+    assert "remove the copies" in (error.value.hint or "")
+    relabelled = {**data, "labels": np.append(data["labels"][:40], 1 - data["labels"][40:])}
+    build(models.linear(), tmp_path / "o.bundle", evaluate=relabelled, recipe=recipe)
+
+
+def test_the_cut_between_two_classes_is_decided_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan judges on other rows, on which all logits may be from 0 to 1; the bundle says where the cut is."""
+    cuts: list[float | None] = []
+
+    def planned(model: Artifact, data: object, options: PlanOptions, **_: object) -> CompressionPlan:
+        cuts.append(options.contract.cut)
+        return CompressionPlan((), ())
+
+    monkeypatch.setattr("penstock.offline.build.plan", planned)
+    logits = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
+    few, all_rows = (
+        {"x": y / models.linear_weight(1, 1), "labels": (y[:, 0] > 0) * 1} for y in (logits[20:30], logits)
+    )
+    recipe = msgspec.structs.replace(QUICK, compression=Compression(budget_s=1))
+    result = build(models.linear(1, 1), tmp_path / "out.bundle", few, all_rows, recipe)
+    assert cuts == [0.0]
+    assert result.evidence.metric_cut == 0.0
+    assert result.evidence.baseline.accuracy is not None
+    assert result.evidence.baseline.accuracy.value == 1
+    opened = open_bundle(result.bundle).manifest.evidence
+    assert opened is not None
+    assert opened.metric_cut == 0.0
 
 
 def test_a_plan_whose_models_all_fail_is_noted(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,7 +138,10 @@ class Evidence(msgspec.Struct, frozen=True):
     metric_outputs: tuple[str, ...] = ()
     """The outputs that the metric judges."""
     metric_reason: str = ""
-    """Why this metric was chosen."""
+    """The reason for the metric."""
+    metric_cut: float | None = None
+    """The score above which a sample is of class 1, if the judged output has one score per sample. Otherwise, and in bundles of older
+    versions, None."""
     max_output_error: float | None = 0.1
     """Maximum deviation of an output from the original's; None: unlimited."""
     prove_accuracy: bool = False

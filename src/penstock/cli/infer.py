@@ -16,7 +16,7 @@ from penstock.cli.views.tables import make_console
 from penstock.dataset import Dataset, load_dataset
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.offline.judge.contract import Contract
-from penstock.offline.judge.judge import checked_reference
+from penstock.offline.judge.judge import checked_reference, coupling_notes
 from penstock.offline.judge.metric_table import METRICS
 from penstock.runtime import open as open_model
 from penstock.storage.atomic import check_writable, real_path, whole_file
@@ -73,7 +73,8 @@ def infer(
         variant = model.variant.name if model.variant else None
     if outputs is not None:
         write_npz(outputs, results)
-    judged = _judged(model.manifest.evidence if model.manifest else None, data, results, trust_labels)
+    judged = _judged(model.manifest.evidence if model.manifest else None, data, results, trust_labels, model.coupling)
+    notes = coupling_notes(model.coupling, batch or 1)
     facts: dict[str, Any] = {
         "model": model.name,
         "variant": variant,
@@ -85,6 +86,7 @@ def infer(
         "metric_reason": judged.reason,
         "accuracy": judged.accuracy,
         "accuracy_note": judged.why_none,
+        "notes": notes,
         "outputs": {name: list(array.shape) for name, array in results.items()},
         "written": str(outputs) if outputs else None,
     }
@@ -104,6 +106,8 @@ def infer(
         console.print(f"accuracy  {told}", markup=False, soft_wrap=True)
     elif judged.why_none:
         console.print(f"accuracy  not computed: {judged.why_none}", markup=False, soft_wrap=True)
+    for note in notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
     if outputs is not None:
         console.print(f"written to {outputs}")
 
@@ -124,7 +128,9 @@ def _check_target(outputs: Path, bundle: Path, inputs: Path) -> None:
     check_writable(outputs)
 
 
-def _judged(evidence: Evidence | None, data: Dataset, outputs: dict[str, Array], trust_labels: bool) -> _Judged:
+def _judged(
+    evidence: Evidence | None, data: Dataset, outputs: dict[str, Array], trust_labels: bool, coupling: str
+) -> _Judged:
     """The accuracy by the metric, on the outputs, and with the rule for labels of the bundle's contract, as ``penstock build`` judges.
 
     If there is no contract, or if its metric does not use labels, the metric suits the outputs and the labels. A bundle must not run
@@ -132,21 +138,23 @@ def _judged(evidence: Evidence | None, data: Dataset, outputs: dict[str, Array],
     """
     if data.labels is None:
         return _Judged()
-    metric, reason = "", ""
+    metric, reason, cut = "", "", None
     if evidence is not None and evidence.metric_outputs:
         outputs = {name: array for name, array in outputs.items() if name in evidence.metric_outputs} or outputs
         trust_labels = trust_labels or evidence.trust_labels
-        metric, reason = evidence.metric, "the metric of the bundle's contract"
+        metric, reason, cut = evidence.metric, "the metric of the bundle's contract", evidence.metric_cut
         if metric not in METRICS:
             cause = f"{reason} is the function {metric}, which infer does not call"
             return _Judged(metric, tuple(outputs), reason, why_none=cause)
         if not METRICS[metric].labels:
             metric, reason = "", f"{reason}, {metric}, does not use labels"
     try:
-        contract = Contract(metric=metric, trust_labels=trust_labels)
-        reference = checked_reference(outputs, data.labels, contract, who="the model")
+        contract = Contract(metric=metric, cut=cut, trust_labels=trust_labels)
+        reference = checked_reference(outputs, data.labels, contract, who="the model", coupling=coupling)
         choice = reference.choice
-        reason = reason if metric else "; ".join(filter(None, (reason, choice.reason)))
+        # Without the metric of a contract, the reason for the choice includes the cut.
+        above = f"scores above {choice.cut:g} are class 1" if metric and choice.cut is not None else ""
+        reason = "; ".join(filter(None, (reason, above if metric else choice.reason)))
         return _Judged(reference.metric, choice.outputs, reason, reference.value(outputs))
     except PenstockError as error:
         return _Judged(

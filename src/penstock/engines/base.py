@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import enum
 import functools
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from penstock.artifact import Artifact, Format
 from penstock.errors import InvalidConfig, InvalidModel, PenstockError
 from penstock.protocol.onnx_scan import external_files
 from penstock.request import InferRequest
-from penstock.resources import MachineFacts, Resources, machine_facts
+from penstock.resources import MachineFacts, Resources, machine_facts, usable_cores
 from penstock.tensor import Array, Signature, TensorSpec
 
 Options = Mapping[str, Any]
@@ -28,6 +29,11 @@ Options = Mapping[str, Any]
 
 _Typed = TypeVar("_Typed", bound=msgspec.Struct)
 
+
+_log = logging.getLogger(__name__)
+
+_THREADS = ("threads", "inter_op_threads")
+"""Options that are a number of threads. Thousands of threads take an engine minutes to start."""
 
 _first_use = threading.Lock()
 """Serialises conversions by msgspec, which crashes if several threads use a type for the first time at once."""
@@ -261,7 +267,9 @@ def declared_signature(options: Options) -> Signature | None:
 
 
 def typed_options(engine: str, options: Options, into: type[_Typed]) -> _Typed:
-    """Convert ``options`` to the engine's struct. Raises InvalidConfig for an unknown name or a wrong type."""
+    """Convert ``options`` to the engine's struct. Numbers of threads are at most the cores that this process may use. Raises
+    InvalidConfig for an unknown name or a wrong type.
+    """
     known = [field.name for field in msgspec.structs.fields(into)]
     unknown = sorted(set(options) - set(known))
     if unknown:
@@ -270,6 +278,16 @@ def typed_options(engine: str, options: Options, into: type[_Typed]) -> _Typed:
         )
     try:
         with _first_use:
-            return msgspec.convert(dict(options), into)
+            typed = msgspec.convert(dict(options), into)
     except msgspec.ValidationError as error:
         raise InvalidConfig(f"bad option for engine '{engine}': {error}") from None
+    cores = usable_cores()
+    excess = {name: count for name in _THREADS if (count := getattr(typed, name, 0)) > cores}
+    for name, count in excess.items():
+        _warn_of_threads(name, count, cores)
+    return msgspec.structs.replace(typed, **dict.fromkeys(excess, cores))
+
+
+@functools.cache
+def _warn_of_threads(name: str, count: int, cores: int) -> None:
+    _log.warning("'%s' is %d, but only %d are used, the cores that this process may use", name, count, cores)

@@ -38,8 +38,8 @@ from penstock.offline.compress.ptq.drift import about
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.versions import IntegerChoice, Version, integer_versions
 from penstock.offline.judge.contract import Contract, is_faster
-from penstock.offline.judge.judge import ORIGINAL, Judge, judging
-from penstock.offline.judge.overlap import overlap_notes
+from penstock.offline.judge.judge import ORIGINAL, Judge, coupling_notes, judging
+from penstock.offline.judge.overlap import check_distinct, overlap_notes
 from penstock.offline.judge.sample_size import unproved
 from penstock.offline.model_store import keep_models
 from penstock.offline.optimize.base import OptimizeReport
@@ -157,17 +157,19 @@ def _build(
     _check_target(output, recipe)
     machine = machine_facts()
     engines, threads = _engines(recipe), _threads(recipe, machine)
-    options = _plan_options(recipe, threads)
+    known = _plan_options(recipe, threads)
     given = model if isinstance(model, Artifact) else Artifact.from_file(model)
     original, source = self_contained(given), SourceModel(given.digest, given.format, given.name)
     signature = _signature(original)
     seed = recipe.compression.seed if recipe.compression else 0
-    calibration, evaluation = _data(calibrate, evaluate, signature, seed)
-    _check_plan(original, calibration, options, recipe)
+    calibration, evaluation = _data(calibrate, evaluate, signature, seed, recipe.contract)
+    _check_plan(original, calibration, known, recipe)
     with _blaming(evaluate if evaluate is not None else calibrate):
         # Reject labels or a metric that do not fit the model before any long work.
         judge = Judge(original, evaluation, min(threads), contract=recipe.contract)
-    warnings = _warned(judging(judge.reference, recipe.contract))
+    warnings = _warned((*judging(judge.reference, recipe.contract), *coupling_notes(judge.coupling)))
+    # One cut between two classes holds for every candidate, on whatever samples it is judged.
+    recipe = msgspec.structs.replace(recipe, contract=judge.contract)
 
     on_progress("optimize", 0, 1)
     sample = evaluation.rows(0, signature.smallest_batch)
@@ -178,7 +180,7 @@ def _build(
     with _blaming(calibrate):
         is_smallest = recipe.objective == "size"
         int8, notes = integer_versions(fp32, calibration, _integer_choice(recipe), machine, on_progress)
-    planned = _plan(fp32, original, calibration, options, recipe, on_progress)
+    planned = _plan(fp32, original, calibration, _plan_options(recipe, threads), recipe, on_progress)
     tried = candidates(_versions([Version(fp32), *int8, *planned.versions], recipe), engines, threads, machine)
     rows = _THROUGHPUT_ROWS if recipe.objective == "throughput" and signature.batchable else signature.smallest_batch
     limits = TuningLimits(recipe.budget_s, rows, is_smallest)
@@ -291,16 +293,20 @@ def _integer_choice(recipe: Recipe) -> IntegerChoice:
 
 
 def _data(
-    calibrate: Data | None, evaluate: Data | None, signature: Signature, seed: int
+    calibrate: Data | None, evaluate: Data | None, signature: Signature, seed: int, contract: Contract
 ) -> tuple[Dataset | None, Dataset]:
     calibration = _dataset(calibrate, signature) if calibrate is not None else None
     if evaluate is not None:
-        return calibration, _dataset(evaluate, signature)
-    if calibration is None:
+        evaluation = _dataset(evaluate, signature)
+    elif calibration is not None:
+        calibration, evaluation = calibration.split_shuffled(_HELD_OUT, signature.smallest_batch, seed)
+    else:
         raise InvalidData(
             "there is no data to judge accuracy on", "give --evaluate FILE.npz, and --calibrate FILE.npz for INT8"
         )
-    return calibration.split_shuffled(_HELD_OUT, signature.smallest_batch, seed)
+    if contract.prove_accuracy:
+        check_distinct(evaluation)
+    return calibration, evaluation
 
 
 def _dataset(data: Data, signature: Signature) -> Dataset:
@@ -370,6 +376,7 @@ def _evidence(
         metric=tuned.choice.metric.name,
         metric_outputs=tuned.choice.outputs,
         metric_reason=tuned.choice.reason,
+        metric_cut=tuned.choice.cut,
         max_output_error=recipe.contract.max_output_error if isfinite(recipe.contract.max_output_error) else None,
         prove_accuracy=recipe.contract.prove_accuracy,
         trust_labels=recipe.contract.trust_labels,

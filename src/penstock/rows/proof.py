@@ -39,6 +39,13 @@ def unproven(artifact: Artifact, signature: Signature) -> str:
     return next((reason for left_out in choices if (reason := _reason(model, signature, left_out))), "")
 
 
+def coupling(artifact: Artifact, signature: Signature) -> str:
+    """Why the rows of a call may depend on each other, so that each row needs a call of its own. Empty if they are proven not to,
+    or if the batch size is fixed.
+    """
+    return unproven(artifact, signature) if signature.batchable else ""
+
+
 def advice(signature: Signature) -> str:
     """Advice to the user of a model whose rows may depend on each other. Batches need a free first dimension."""
     if signature.batchable:

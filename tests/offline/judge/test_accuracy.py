@@ -33,6 +33,23 @@ def test_top_1_counts_labels() -> None:
     assert judge.compare({"scores": SCORES}).value == 1
 
 
+@pytest.mark.parametrize("metric", ["", "f1"])
+def test_candidates_have_the_cut_of_the_original(metric: str) -> None:
+    """A probability may exceed 1 in a candidate, and logits may all be from 0 to 1 in one; neither moves the cut."""
+    shares, logits, labels = np.float32([0.1, 0.3, 0.7, 0.9]), np.float32([-0.1, 0.3, 0.4, 0.9]), np.array([0, 0, 1, 1])
+    for scores, changed, right in (
+        (shares, shares + np.float32([0, 0, 0, 0.2]), labels),
+        (logits, logits.clip(min=0), np.array([0, 1, 1, 1])),
+    ):
+        judge = make_reference({"y": scores}, right, metric)
+        found = judge.compare({"y": changed})
+        assert (found.value, found.loss.value, found.unjudged_error) == (1.0, 0.0, 0.0)
+        assert f"scores above {judge.choice.cut:g} are class 1" in judge.choice.reason
+    given = make_reference({"y": shares}, labels, metric, cut=0.0)
+    assert given.choice.cut == 0.0
+    assert given.original().value < 1
+
+
 def test_a_candidate_may_be_better_than_the_original() -> None:
     judge = make_reference({"scores": SCORES}, np.array([0, 1, 2, 1]))
     better = SCORES.copy()
@@ -202,6 +219,21 @@ def test_a_metric_that_fails_is_a_clear_error() -> None:
     }.items():
         with pytest.raises(InvalidData, match=cause):
             make_reference({"y": SCORES[:, :1]}, None, f"{__name__}:{name}").original()
+
+
+def test_a_metric_that_is_not_deterministic_is_refused() -> None:
+    """Its losses would be noise, and the loss of the original itself not 0."""
+    judge = make_reference({"y": RANDOM}, None, f"{__name__}:wavers")
+    with pytest.raises(
+        InvalidData, match="wavers is not deterministic: for the same outputs it is 0.1 at first, and 0.2"
+    ):
+        judge.check_metric()
+    make_reference({"y": RANDOM}, None, f"{__name__}:is_positive").check_metric()
+
+
+def wavers(output: np.ndarray, labels: object, calls: list[int] = []) -> float:  # noqa: B006 - a state
+    calls.append(1)
+    return len(calls) / 10
 
 
 def test_an_interrupted_metric_interrupts() -> None:

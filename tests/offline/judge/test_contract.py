@@ -48,7 +48,7 @@ def test_proof_demands_the_upper_bound() -> None:
 def test_latency_is_judged_only_on_demand() -> None:
     assert Contract().latency_objection(1e9) == ""
     assert Contract(p99_ms=5).latency_objection(5.0) == ""
-    assert Contract(p99_ms=5).latency_objection(5.25) == "p99 5.25 ms, 5 ms are allowed"
+    assert Contract(p99_ms=5).latency_objection(5.25) == "p99 5.25 ms, 5 ms are allowed (--p99)"
 
 
 def test_faster_means_provably() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 import models
 from networks import Network, mlp
+from penstock.artifact import Artifact
 from penstock.dataset import make_dataset
 from penstock.errors import InvalidConfig, InvalidData
 from penstock.offline.compress.ptq.calibrate import collect
@@ -14,7 +15,7 @@ from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.judge.contract import Contract
-from penstock.offline.judge.judge import Judge, checked_reference, hold_out, judging
+from penstock.offline.judge.judge import Judge, checked_reference, coupling_notes, hold_out, judging
 from penstock.resources import machine_facts
 
 LINEAR = models.linear(3, 4)
@@ -138,11 +139,34 @@ def test_intervals_are_those_of_the_reference() -> None:
 
 def test_rows_that_depend_on_each_other_are_judged_as_they_are_served() -> None:
     """Such a model is served row by row, where the scores of this one are 0."""
-    n = Network()
-    n.op("Sub", "x", n.op("ReduceMean", "x", axes=[0], keepdims=1), name="y")
-    centred = n.artifact({"x": ["N", 3]}, {"y": ["N", 3]})
+    centred = _centred()
     of_all = make_dataset({"x": _X3}, (_X3 - _X3.mean(axis=0)).argmax(axis=1))
     found = Judge(centred, of_all, contract=Contract(trust_labels=True))
     assert of_all.labels is not None
     assert found.baseline.accuracy.value == (of_all.labels == 0).mean() < 0.9
     assert found.assess(centred).accuracy.value == found.baseline.accuracy.value
+    (note,) = coupling_notes(found.coupling)
+    assert "ReduceMean" in note
+    assert note.endswith("every row was run alone, as the server runs it")
+    with pytest.raises(InvalidData, match=r"no better than chance.*Rows of the model may depend on each other \("):
+        Judge(centred, of_all)
+
+
+def test_a_candidate_whose_rows_depend_on_each_other_is_judged_as_it_is_served() -> None:
+    n = Network()
+    n.op("Identity", "x", name="y")
+    judge = Judge(n.artifact({"x": ["N", 3]}, {"y": ["N", 3]}), make_dataset({"x": _X3}, _X3.argmax(axis=1)))
+    assert coupling_notes(judge.coupling) == ()
+    served = (_X3.argmax(axis=1) == 0).mean()  # alone, a row is its own mean, so all scores are 0
+    assert judge.assess(_centred()).accuracy.value == served < 0.9
+
+
+def test_a_fixed_batch_is_no_dependence() -> None:
+    assert Judge(models.fixed_batch(), make_dataset({"x": _X3[:, :3]}, None)).coupling == ""
+
+
+def _centred() -> Artifact:
+    """``y = x - mean(x)``, where the mean is over the rows of the call."""
+    n = Network()
+    n.op("Sub", "x", n.op("ReduceMean", "x", axes=[0], keepdims=1), name="y")
+    return n.artifact({"x": ["N", 3]}, {"y": ["N", 3]})

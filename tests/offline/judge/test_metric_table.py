@@ -57,3 +57,18 @@ def test_a_metric_that_changes_the_working_directory_moves_no_files(
     assert score(None, None) == 0.5  # type: ignore[arg-type]
     assert Path.cwd() == tmp_path
     assert sys.path == before
+
+
+def test_what_a_metric_prints_is_no_output_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my_loud_metric.py").write_text(
+        "import os, sys\nprint('loaded')\ndef score(output, labels):\n    print('scored')\n    os.system('echo ran')\n"
+        "    sys.stdout.close()\n    os.close(1)\n    return 0.5\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert metric_named("my_loud_metric:score").of(None, None) == 0.5  # type: ignore[arg-type]
+    print("answer")
+    found = capfd.readouterr()
+    assert found.out == "answer\n"
+    assert sorted(found.err.split()) == ["loaded", "ran", "scored"]

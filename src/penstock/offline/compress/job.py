@@ -19,11 +19,12 @@ from penstock.offline.compress.options import usages
 from penstock.offline.compress.outcome import Outcome
 from penstock.offline.judge.accuracy import answers
 from penstock.offline.judge.contract import Contract
-from penstock.offline.judge.judge import Judge, checked_reference, judging
+from penstock.offline.judge.judge import BATCH, Judge, checked_reference, coupling_notes, judging
 from penstock.offline.optimize.model import self_contained
 from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.sessions import loaded
 from penstock.resources import machine_facts
+from penstock.rows.proof import coupling
 from penstock.storage.atomic import write_whole
 from penstock.tensor import Array, Signature
 
@@ -160,12 +161,13 @@ class Job:
         path = _file(given)
         data = load_dataset(path, self.signature) if path else check_dataset(given, self.signature)  # type: ignore[arg-type]
         try:
-            outputs = answers(running, data)
+            reason = coupling(self.original, running.signature)
+            outputs = answers(running, data, 1 if reason else BATCH)
             if judged:
                 # A metric that needs labels is checked where there are labels; without them, a method may still train.
                 contract = Contract() if data.labels is None and not final else self._method.contract
-                reference = checked_reference(outputs, data.labels, contract)
-                for note in judging(reference, contract) if final else ():
+                reference = checked_reference(outputs, data.labels, contract, coupling=reason)
+                for note in (*judging(reference, contract), *coupling_notes(reason)) if final else ():
                     self._tell(note)
         except PenstockError as error:
             cause = f"{error.message}, on samples of '{path}'" if path else error.message

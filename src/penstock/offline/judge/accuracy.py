@@ -103,6 +103,17 @@ class Reference(msgspec.Struct, frozen=True):
         rows = self._rows(outputs, np.arange(len(self.answers[self.output])), labels)
         return float(np.mean(rows))
 
+    def check_metric(self) -> None:
+        """Raise InvalidData if the metric fails on the original's outputs, or gives another result for the same outputs."""
+        every = np.arange(len(self.answers[self.output]))
+        first, again = (self._rows(self.answers, every) for _ in range(2))
+        if first.shape != again.shape or not np.allclose(first, again, rtol=1e-6, atol=1e-9):
+            raise InvalidData(
+                f"the metric {self.metric} is not deterministic: for the same outputs it is {np.mean(first):.6g} at first, and "
+                f"{np.mean(again):.6g} when it is called again",
+                "seed its random numbers, and keep no state from call to call",
+            )
+
     def scores(self, outputs: Outputs) -> Array:
         """One score per sample. The mean score is the metric's value or, for metrics that are not means, 1 minus the deviation."""
         if not_finite({name: outputs[name] for name in self.choice.outputs}):
@@ -226,15 +237,21 @@ class Reference(msgspec.Struct, frozen=True):
             return 1 - same if metric.higher else same
         kind = metric.kind if name in self.choice.outputs else "numbers"
         if kind == "classes" or has_class_scores(name, want, self.answers):
-            return 1 - float(hits(output, classes_of(want)).mean())
+            cut = self.choice.cut or 0.0
+            return 1 - float(hits(output, classes_of(want, cut), cut).mean())
         return min(_WORST, float(np.sqrt((deviations(want, output) ** 2).mean())))
 
 
 def make_reference(
-    answers: Outputs, labels: Array | None, metric: str = "", output: str = "", looks: int = 1
+    answers: Outputs,
+    labels: Array | None,
+    metric: str = "",
+    output: str = "",
+    looks: int = 1,
+    cut: float | None = None,
 ) -> Reference:
-    """Make the reference with the metric that ``choose_metric`` selects. Raises the errors of ``choose_metric``."""
-    choice = choose_metric(answers, labels, metric, output)
+    """The reference with the metric that ``choose_metric`` finds. Raises its errors."""
+    choice = choose_metric(answers, labels, metric, output, cut)
     return Reference(choice, answers, labels if choice.metric.labels else None, looks)
 
 

@@ -20,10 +20,16 @@ _TRUST = (
 
 
 def check_labels(
-    name: str, value: Callable[[Array], float], labels: Array, higher: bool, who: str = "the original", seed: int = 0
+    name: str,
+    value: Callable[[Array], float],
+    labels: Array,
+    higher: bool,
+    who: str = "the original",
+    note: str = "",
+    seed: int = 0,
 ) -> None:
-    """Raise InvalidData if the metric ``name`` is no better on ``labels`` than on shuffled labels. ``value`` computes the metric, and
-    ``who`` names the judged model.
+    """Raise InvalidData if the metric ``name``, computed by ``value``, is no better on ``labels`` than on shuffled labels. ``who`` is
+    the model whose outputs are judged; ``note`` says how it was run.
 
     The check is a permutation test at 5 %. Fewer than 20 labels are not tested.
     """
@@ -41,6 +47,6 @@ def check_labels(
     if as_good + 1 > (_SHUFFLES + 1) / 20:
         raise InvalidData(
             f"{who} is no better than chance on the labels: its {name} is {own:.4g}, and {float(np.median(shuffled)):.4g} "
-            "on shuffled labels",
+            f"on shuffled labels{note and f'. {note[0].upper()}{note[1:]}'}",
             _TRUST,
         )

@@ -36,6 +36,9 @@ class Contract(msgspec.Struct, frozen=True):
     """Name of the metric, or ``module:function``. Empty: a metric that suits the model's outputs and the labels."""
     output: str = ""
     """The output that the metric judges. Empty: the first output that suits the metric."""
+    cut: float | None = None
+    """The score above which a sample is of class 1, if the output has one score per sample. None: 0.5 if all of the original's scores
+    are from 0 to 1, otherwise 0."""
     trust_labels: bool = False
     """Accept labels on which the original is no better than chance."""
 
@@ -92,7 +95,7 @@ class Contract(msgspec.Struct, frozen=True):
         """Why a p99 of ``p99_ms`` violates the contract; empty if it meets the contract."""
         if self.p99_ms is None or p99_ms <= self.p99_ms:
             return ""
-        return f"p99 {p99_ms:.3g} ms, {self.p99_ms:.3g} ms are allowed"
+        return f"p99 {p99_ms:.3g} ms, {self.p99_ms:.3g} ms are allowed (--p99)"
 
 
 def is_faster(speedup: Interval) -> bool:

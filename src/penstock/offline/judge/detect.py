@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from penstock.errors import InvalidArgument, InvalidData
 from penstock.offline.judge.metric import AccuracyMetric
 from penstock.offline.judge.metric_table import METRICS, metric_named
-from penstock.offline.judge.scoring.classes import is_float, is_ids
+from penstock.offline.judge.scoring.classes import cut_of, is_float, is_ids, is_single
 from penstock.tensor import Array
 
 _SCORES = re.compile(r"logit|prob|softmax|class|score|categor", re.IGNORECASE)
@@ -33,14 +34,19 @@ class Choice(msgspec.Struct, frozen=True):
     metric: AccuracyMetric
     outputs: tuple[str, ...]
     reason: str
+    cut: float | None = None
+    """The score above which a sample is of class 1; None unless the metric finds classes in an output with one score per sample."""
 
     def __str__(self) -> str:
         """The choice as text, for example ``output 'y' by top-1: as asked for``."""
         return f"output {_quoted(self.outputs)} by {self.metric.name}: {self.reason}"
 
 
-def choose_metric(answers: Mapping[str, Array], labels: Array | None, name: str = "", output: str = "") -> Choice:
-    """Choose the metric ``name`` for ``output``. An empty argument is chosen to suit the original's outputs and the labels.
+def choose_metric(
+    answers: Mapping[str, Array], labels: Array | None, name: str = "", output: str = "", cut: float | None = None
+) -> Choice:
+    """The metric ``name`` for ``output``, with the ``cut`` between two classes. If an argument is empty or None, it is chosen to suit
+    the original's answers and the labels.
 
     Raises InvalidArgument for an unknown metric or output, InvalidData if the labels suit no output.
     """
@@ -48,8 +54,10 @@ def choose_metric(answers: Mapping[str, Array], labels: Array | None, name: str 
         raise InvalidArgument(f"the model has no output '{output}'", f"its outputs are {', '.join(answers)}")
     found = {output: answers[output]} if output else dict(answers)
     if name:
-        return _named(metric_named(name), found, labels)
-    return _from_answers(found, answers) if labels is None else _from_labels(found, labels)
+        choice = _named(metric_named(name), found, labels)
+    else:
+        choice = _from_answers(found, answers) if labels is None else _from_labels(found, labels)
+    return _with_cut(choice, answers[choice.outputs[0]], cut)
 
 
 def has_class_scores(name: str, array: Array, names: Mapping[str, Array]) -> bool:
@@ -72,6 +80,23 @@ def are_shares(array: Array) -> bool:
     """True if the elements of every row are probabilities with sum 1."""
     rows = array.astype(np.float64)
     return bool((rows >= 0).all() and np.allclose(rows.sum(axis=1), 1, atol=1e-3))
+
+
+def _with_cut(choice: Choice, output: Array, cut: float | None) -> Choice:
+    """``choice`` with the cut, in its metric and in its reason, if the metric needs one."""
+    metric = choice.metric
+    if not metric.cuts or not is_single(output):
+        return choice
+    cause = ""
+    if cut is None:
+        cut = cut_of(output)
+        cause = ", since all scores are from 0 to 1" if cut else ", since not all scores are from 0 to 1"
+    return Choice(
+        msgspec.structs.replace(metric, of=partial(metric.of, cut=cut)),
+        choice.outputs,
+        f"{choice.reason}; scores above {cut:g} are class 1{cause}",
+        cut,
+    )
 
 
 def _named(metric: AccuracyMetric, answers: Mapping[str, Array], labels: Array | None) -> Choice:

@@ -25,10 +25,10 @@ from penstock.offline.judge.metrics import Outputs
 from penstock.offline.judge.race import race
 from penstock.offline.sessions import call_rows, loaded, signature_of
 from penstock.perf.measure import Timings, repeat_rows, speedup
-from penstock.rows.proof import unproven
+from penstock.rows.proof import coupling
 from penstock.tensor import Array
 
-_BATCH = 64
+BATCH = 64
 """Samples per call, if the rows of the model are proven to be independent."""
 ORIGINAL = "original"
 """The original's name in a race, and the prefix of its name in the evidence."""
@@ -93,9 +93,12 @@ class Judge:
         self._engine = engine
         with loaded(original, threads, engine=engine) as model:
             self.signature = model.signature
-            # If rows may depend on each other, they are served one by one, so they are judged in this way.
-            self._batch = 1 if unproven(original, model.signature) else _BATCH
-            self.reference = checked_reference(answers(model, data, self._batch), data.labels, contract, looks)
+            self.coupling = coupling(original, model.signature)
+            """Why the original's rows may depend on each other; empty if they are proven not to, or if its batch size is fixed."""
+            found = self._answers(model, original)
+            self.reference = checked_reference(found, data.labels, contract, looks, coupling=self.coupling)
+        self.contract = msgspec.structs.replace(contract, cut=self.reference.choice.cut)
+        """The contract, with the cut between two classes that the original's outputs decide."""
         self.baseline = self._judgement(self.reference.answers)
         """The original compared with itself; its loss is 0."""
 
@@ -108,11 +111,11 @@ class Judge:
         in shape from the original's.
         """
         with loaded(candidate, self.threads, engine=self._engine) as model:
-            return self.assess_loaded(model)
+            return self.assess_loaded(model, candidate)
 
-    def assess_loaded(self, model: LoadedModel) -> Judgement:
-        """Like ``assess``, for a model that is already loaded, in any engine."""
-        return self._judgement(answers(model, self.data, self._batch))
+    def assess_loaded(self, model: LoadedModel, candidate: Artifact) -> Judgement:
+        """Like ``assess``, for a ``candidate`` that is already loaded as ``model``, in any engine."""
+        return self._judgement(self._answers(model, candidate))
 
     def race(self, candidates: Mapping[str, Artifact], budget_s: float, rows: int = 1) -> dict[str, Timings]:
         """Time ``candidates`` and the original (named ``ORIGINAL``) in turns, in calls of ``rows`` samples."""
@@ -137,6 +140,11 @@ class Judge:
             busy=after.busy,
         )
 
+    def _answers(self, model: LoadedModel, artifact: Artifact) -> Outputs:
+        """The outputs of ``artifact`` as it is served: one row per call if its own rows may depend on each other."""
+        is_apart = self.coupling or coupling(artifact, model.signature)
+        return answers(model, self.data, 1 if is_apart else BATCH)
+
     def _judgement(self, outputs: Outputs) -> Judgement:
         reference = self.reference
         accuracy = reference.original() if outputs is reference.answers else reference.compare(outputs)
@@ -144,18 +152,27 @@ class Judge:
 
 
 def checked_reference(
-    found: Outputs, labels: Array | None, contract: Contract, looks: int = 1, who: str = "the original"
+    found: Outputs,
+    labels: Array | None,
+    contract: Contract,
+    looks: int = 1,
+    who: str = "the original",
+    coupling: str = "",
 ) -> Reference:
-    """Make the reference from ``found``, the outputs of ``who``. Raises the errors of ``Judge`` about data, labels and metric."""
+    """The reference with the outputs ``found`` of ``who``, whose rows may depend on each other because of ``coupling``.
+
+    Raises the errors of ``Judge`` about data, labels and metric.
+    """
     if broken := not_finite(found):
         raise InvalidData(f"{who}'s {broken}", "remove these samples, or repair the model")
-    reference = make_reference(found, labels, contract.metric, contract.output, looks)
+    reference = make_reference(found, labels, contract.metric, contract.output, looks, contract.cut)
     if contract.prove_accuracy and (cause := reference.choice.metric.unprovable):
         exact = ", ".join(name for name, metric in METRICS.items() if not metric.unprovable)
         raise InvalidConfig(
             f"a loss of {reference.metric} cannot be proven: {cause}",
             f"use --metric with one of {exact} (and labels if the metric needs them), or do not require a proof",
         )
+    reference.check_metric()  # A metric that fails must fail before long work.
     if reference.labels is not None and not contract.trust_labels:
         check_labels(
             f"{reference.metric} of output '{reference.output}'",
@@ -163,8 +180,8 @@ def checked_reference(
             reference.labels,
             reference.choice.metric.higher,
             who,
+            "; ".join(coupling_notes(coupling)),
         )
-    reference.original()  # A metric that fails must fail before long work.
     return reference
 
 
@@ -173,6 +190,17 @@ def judging(reference: Reference, contract: Contract) -> tuple[str, ...]:
     if contract.output or len(reference.answers) == 1:
         return ()
     return (f"judging {reference.choice}; choose with --metric-output",)
+
+
+def coupling_notes(reason: str, rows: int = 1) -> tuple[str, ...]:
+    """A note on calls of ``rows`` rows, if rows may depend on each other because of ``reason``."""
+    if not reason:
+        return ()
+    if rows == 1:
+        effect = "every row was run alone, as the server runs it"
+    else:
+        effect = f"the answers hold for calls of {rows} rows, but the server runs every row alone"
+    return (f"rows of the model may depend on each other ({reason}): {effect}",)
 
 
 def hold_out(artifact: Artifact, data: Dataset, share: float = 0.2) -> tuple[Dataset, Dataset]:

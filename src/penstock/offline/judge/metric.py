@@ -39,6 +39,8 @@ class AccuracyMetric(msgspec.Struct, frozen=True):
     """The range of a row's score. None (single number, or unlimited range) makes intervals approximate."""
     alone: bool = True
     """True if a row's score depends on no other row."""
+    cuts: bool = False
+    """True if ``of`` takes the cut between two classes, for outputs with a single score per sample, as a third argument."""
     kind: Literal["classes", "numbers", "other"] = "other"
     """How to measure the deviation of an output: fraction of changed classes, relative error, or the metric itself, with the
     original's output as truth."""

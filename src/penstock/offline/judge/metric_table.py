@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from contextlib import chdir
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager, redirect_stdout
 
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.offline.judge.metric import AccuracyMetric, Function
@@ -38,7 +39,7 @@ def _found(module: str, function: str) -> Function:
     here = ""
     try:
         # Files that are written later must not move if the module or the function changes the working directory.
-        with chdir("."):
+        with chdir("."), _apart_from_output():
             here = os.getcwd()
             sys.path.insert(0, here)
             found = getattr(importlib.import_module(module), function)
@@ -56,7 +57,20 @@ def _found(module: str, function: str) -> Function:
         raise InvalidArgument(f"the metric '{module}:{function}' is not a function", "name a function of the module")
 
     def of(output: Array, labels: Array) -> Array | float:
-        with chdir("."):
+        with chdir("."), _apart_from_output():
             return found(output, labels)  # type: ignore[no-any-return]
 
     return of
+
+
+@contextmanager
+def _apart_from_output() -> Iterator[None]:
+    """Standard output stays open, and receives nothing: what the user's code prints goes to standard error."""
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with open(os.dup(2), "w") as printed, redirect_stdout(printed):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

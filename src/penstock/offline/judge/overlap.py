@@ -7,6 +7,7 @@ import hashlib
 import numpy as np
 
 from penstock.dataset import Dataset
+from penstock.errors import InvalidData
 from penstock.tensor import Array
 
 _SHOWN = 10
@@ -18,9 +19,20 @@ def seen_rows(judged: Dataset, fitted: Dataset) -> Array:
     return np.flatnonzero([digest in known for digest in _digests(judged)])
 
 
-def copies(data: Dataset) -> int:
-    """The number of rows that are copies of an earlier row."""
-    return data.count - len(set(_digests(data)))
+def copies(data: Dataset, *, labelled: bool = False) -> int:
+    """The number of rows whose inputs, and also labels if ``labelled``, are copies of those of an earlier row."""
+    return data.count - len(set(_digests(data, labelled=labelled)))
+
+
+def check_distinct(data: Dataset) -> None:
+    """Raise InvalidData if a row is a copy of another, with its label: the copies would count as samples of a proof."""
+    again = copies(data, labelled=True)
+    if again:
+        raise InvalidData(
+            f"{again} of {data.count} evaluation rows are copies of others, which add nothing to the proof that --prove-accuracy asks "
+            f"for: there are only {data.count - again} distinct rows",
+            "remove the copies; or do not require a proof",
+        )
 
 
 def overlap_notes(judged: Dataset, fitted: Dataset | None) -> tuple[int, tuple[str, ...]]:
@@ -40,8 +52,10 @@ def overlap_notes(judged: Dataset, fitted: Dataset | None) -> tuple[int, tuple[s
     return len(rows), tuple(notes)
 
 
-def _digests(data: Dataset) -> list[bytes]:
+def _digests(data: Dataset, *, labelled: bool = False) -> list[bytes]:
     arrays = [data.inputs[name] for name in sorted(data.inputs)]
+    if labelled and data.labels is not None:
+        arrays.append(data.labels)
     return [hashlib.blake2b(b"".join(map(_bytes, row)), digest_size=16).digest() for row in zip(*arrays, strict=True)]
 
 

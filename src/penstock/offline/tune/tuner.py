@@ -202,7 +202,7 @@ class Tuner:
         numerics = trial.candidate.numerics
         if numerics not in self._known:
             with _loaded(trial) as model:
-                self._known[numerics] = judge.assess_loaded(model).accuracy
+                self._known[numerics] = judge.assess_loaded(model, trial.candidate.artifact).accuracy
         trial.accuracy = self._known[numerics]
         self._judge(trial)
 

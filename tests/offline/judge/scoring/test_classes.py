@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidData
-from penstock.offline.judge.scoring.classes import auc, average_precision, classes_of, f1, hits, top_5
+from penstock.offline.judge.scoring.classes import auc, average_precision, classes_of, cut_of, f1, hits, top_5
 
 RNG = np.random.default_rng
 SEEDS = pytest.mark.parametrize("seed", range(5))
@@ -50,8 +50,16 @@ def test_auc_by_hand() -> None:
 
 
 def test_a_single_score_is_a_probability_or_a_logit() -> None:
-    np.testing.assert_array_equal(classes_of(np.float32([0.4, 0.6]))[:, 0], [0, 1])
-    np.testing.assert_array_equal(classes_of(np.float32([[-2.0], [0.2]]))[:, 0], [0, 1])
+    for scores in (np.float32([0.4, 0.6]), np.float32([[-2.0], [0.2]])):
+        np.testing.assert_array_equal(classes_of(scores, cut_of(scores))[:, 0], [0, 1])
+
+
+def test_the_cut_is_given_whatever_the_scores_are() -> None:
+    scores, labels = np.float32([0.1, 0.3, 0.9, 1.2]), np.array([0, 0, 1, 1])
+    for kept in (scores, scores[:3], scores[:2]):
+        assert hits(kept, labels[: len(kept)], 0.5).all()
+        assert not hits(kept, labels[: len(kept)], 0.0)[:2].any()
+    assert f1(scores, labels, 0.5) == 1 > f1(scores, labels, 0.0)
 
 
 def test_nan_is_a_miss_even_where_it_would_be_picked() -> None:

@@ -120,7 +120,7 @@ def plan(  # noqa: PLR0913 - collaborators are handed in by keyword
     options.check()
     route = stages(options.target) if route is None else route
     clock = clock or SystemClock()
-    key = {**known_key(model, data, options), "optimised model": model.digest}
+    key = {**known_key(model, data, options), "optimised model": model.digest, "cut": str(options.contract.cut)}
     with ExitStack() as stack:
         folder = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-plan-")))
         store = PlanStore(folder, key)
@@ -353,6 +353,7 @@ def known_key(model: Artifact, data: Dataset, options: PlanOptions) -> dict[str,
         name: value for name, value in msgspec.structs.asdict(options).items() if name not in ("contract", "budget_s")
     }
     decisive = {**msgspec.structs.asdict(options.contract), **asked}
+    del decisive["cut"]  # decided later, by the original's outputs on the evaluation data
     return {
         "version": __version__,
         "model": model.provenance[0].source_digest if model.provenance else model.digest,

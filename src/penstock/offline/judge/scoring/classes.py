@@ -21,25 +21,37 @@ def is_ids(array: Array) -> bool:
     return array.dtype.kind in "iub"
 
 
-def classes_of(output: Array) -> Array:
+def classes_of(output: Array, cut: float = 0.0) -> Array:
     """The class numbers in ``output``. Class numbers are returned unchanged. Scores [samples, classes, …] give the class with the
-    highest score. A single score per sample gives class 1 if it is above 0.5 (for a probability) or above 0 (for any other score).
+    highest score. A single score per sample gives class 1 if it is above ``cut``.
     """
     if not is_float(output):
         return output.reshape(len(output), -1) if output.ndim > 1 else output[:, None]
-    if output.ndim == 1 or output.shape[1:] == (1,):
-        flat = output.reshape(-1, 1)
-        return np.asarray(flat > (0.5 if _are_probabilities(flat) else 0.0)).astype(np.int64)
+    if is_single(output):
+        return np.asarray(output.reshape(-1, 1) > cut).astype(np.int64)
     return np.asarray(output.argmax(axis=1)).reshape(len(output), -1)
 
 
-def hits(output: Array, truth: Array) -> Array:
-    """The fraction of right classes in each row. If a sample has one class, the fraction is 0 or 1.
+def is_single(output: Array) -> bool:
+    """True if ``output`` has one float score per sample."""
+    return is_float(output) and (output.ndim == 1 or output.shape[1:] == (1,))
+
+
+def cut_of(output: Array) -> float:
+    """The cut for single scores: one half if all of them may be probabilities, otherwise zero.
+
+    Decide it once, on the original's outputs: on few samples, or on a candidate's outputs, all scores of any model may be from 0 to 1.
+    """
+    return 0.5 if bool((output >= 0).all() and (output <= 1).all()) else 0.0
+
+
+def hits(output: Array, truth: Array, cut: float = 0.0) -> Array:
+    """The fraction of each row's classes that are right: 0 or 1 if a sample has one class.
 
     Output: scores [samples, classes, …], or class numbers or text [samples, …]. Labels: class numbers [samples, …]. The mean is the
     accuracy of ``sklearn.metrics.accuracy_score``.
     """
-    found, truth = classes_of(output), truth.reshape(len(truth), -1)
+    found, truth = classes_of(output, cut), truth.reshape(len(truth), -1)
     right = found == truth
     if is_float(output):
         right &= ~np.isnan(output.reshape(len(output), -1)).any(axis=1, keepdims=True)
@@ -56,12 +68,12 @@ def top_5(output: Array, truth: Array) -> Array:
     return np.asarray((output >= own).sum(axis=1) <= _TOP, np.float64)
 
 
-def f1(output: Array, truth: Array) -> float:
-    """The macro F1 of scikit-learn: the mean of F1 over the classes, where F1 is the harmonic mean of precision and recall.
+def f1(output: Array, truth: Array, cut: float = 0.0) -> float:
+    """The mean of the classes' F1, where F1 is the harmonic mean of precision and recall (macro F1 of scikit-learn).
 
     Output: scores [samples, classes] or class numbers [samples]. Labels: class numbers [samples].
     """
-    found, truth = classes_of(output)[:, 0].astype(np.int64), truth.reshape(-1).astype(np.int64)
+    found, truth = classes_of(output, cut)[:, 0].astype(np.int64), truth.reshape(-1).astype(np.int64)
     size = int(max(found.max(), truth.max())) + 1
     true, guessed = np.bincount(truth, minlength=size), np.bincount(found, minlength=size)
     both = np.bincount(truth[found == truth], minlength=size)
@@ -118,10 +130,6 @@ def _precision(scores: Array, positive: Array) -> float:
     return float((np.diff(right, prepend=0.0) * precision).sum() / positive.sum())
 
 
-def _are_probabilities(array: Array) -> bool:
-    return bool((array >= 0).all() and (array <= 1).all())
-
-
 def _has_classes(output: Array, labels: Array | None) -> bool:
     """True if the labels suit the scores or class numbers of ``output``."""
     if labels is None:
@@ -132,7 +140,7 @@ def _has_classes(output: Array, labels: Array | None) -> bool:
         return labels.size == output.size
     if not is_float(output) or labels.min(initial=0) < 0:
         return False
-    if output.ndim == 1 or output.shape[1:] == (1,):
+    if is_single(output):
         return labels.size == len(output) and labels.max(initial=0) <= 1
     inner = (len(output), *output.shape[2:])
     return labels.size == int(np.prod(inner)) and labels.max(initial=0) < output.shape[1]
@@ -170,6 +178,7 @@ METRICS = (
         lambda output, labels: labels is not None and _has_classes(output, labels),
         span=_SHARES,
         kind="classes",
+        cuts=True,
     ),
     AccuracyMetric(
         "agreement",
@@ -190,7 +199,7 @@ METRICS = (
         span=_SHARES,
         kind="classes",
     ),
-    AccuracyMetric("f1", f1, _CLASSES, _is_classified, kind="classes"),
+    AccuracyMetric("f1", f1, _CLASSES, _is_classified, kind="classes", cuts=True),
     AccuracyMetric("auc", auc, _SCORES, _is_ranked, kind="classes"),
     AccuracyMetric("average-precision", average_precision, _SCORES, _is_ranked, kind="classes"),
 )
