@@ -6,7 +6,7 @@ import pytest
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidModel, Unsupported
-from penstock.offline.optimize.model import load_model, to_bytes
+from penstock.offline.optimize.model import from_proto, load_model, read_proto, to_bytes, to_proto
 
 TEXT = "agraph (float[N, 2] x) => (float[N, 2] y) { a = Relu(x)\n b = Relu(a)\n y = Add(b, k) }"
 
@@ -142,3 +142,36 @@ def test_counts_nodes_of_subgraphs(parse):
     }"""
     nodes = load_model(parse(text)).graph.all_nodes()
     assert Counter(node.op_type for node in nodes) == {"If": 1, "Neg": 1, "Relu": 1}
+
+
+def zipped(kind: onnx.TypeProto) -> Artifact:
+    """A classifier whose probabilities are an output of type ``kind``, one map per row."""
+    maps = onnx.helper.make_node("ZipMap", ["x"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[7, 3])
+    relu = onnx.helper.make_node("Relu", ["x"], ["y"])
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, ["N", 2]) for name in "xy")
+    graph = onnx.helper.make_graph([relu, maps], "g", [x], [y, onnx.helper.make_value_info("maps", kind)])
+    sets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("ai.onnx.ml", 3)]
+    made = onnx.helper.make_model(graph, opset_imports=sets, ir_version=8)
+    return Artifact.from_bytes(made.SerializeToString())
+
+
+def test_keeps_the_type_of_an_output_of_maps():
+    row = onnx.helper.make_map_type_proto(onnx.TensorProto.INT64, onnx.helper.make_tensor_type_proto(1, []))
+    proto = read_proto(zipped(onnx.helper.make_sequence_type_proto(row)))
+    before = proto.SerializeToString(deterministic=True)
+    made = to_proto(from_proto(proto))
+    assert list(made.graph.output) == list(proto.graph.output)
+    onnx.checker.check_model(made)
+    assert proto.SerializeToString(deterministic=True) == before
+
+
+def test_says_why_a_model_cannot_be_read(artifact, monkeypatch):
+    def fail(proto):
+        try:
+            raise NotImplementedError("no such type")
+        except NotImplementedError as error:
+            raise RuntimeError("Error calling f with: 1234") from error
+
+    monkeypatch.setattr("onnx_ir.from_proto", fail)
+    with pytest.raises(InvalidModel, match="the model cannot be read: no such type"):
+        load_model(artifact)

@@ -16,7 +16,7 @@ from onnx import helper
 from penstock.artifact import Artifact
 from penstock.errors import PenstockError
 from penstock.offline.optimize.base import Pass
-from penstock.offline.optimize.model import infer_shapes, to_proto
+from penstock.offline.optimize.model import from_proto, infer_shapes, to_proto
 from penstock.offline.optimize.verify import Verifier
 
 _GROWN = 3
@@ -39,7 +39,7 @@ def first_wrong(count: int, is_wrong: Callable[[int], bool]) -> int:
 
 def applied(current: Pass, proto: onnx.ModelProto, skipped: Collection[str], limit: int | None = None) -> ir.Model:
     """The model of ``proto`` after the first ``limit`` applications of a pass."""
-    model: ir.Model = ir.from_proto(proto)
+    model = from_proto(proto)
     for _ in islice(current.applications(model, skipped), limit):
         pass
     return model

@@ -16,6 +16,8 @@ from penstock.offline.model_store import remembered
 from penstock.protocol.onnx_scan import has_external_data
 
 _LIMIT_BYTES = 2 << 30
+_MAP_TYPE = "map type"
+"""Key under which a value keeps its ONNX type if that is of maps."""
 _EXPORT_AGAIN = "export the model again, or fetch it again if it was downloaded"
 
 
@@ -26,7 +28,7 @@ def load_model(artifact: Artifact) -> ir.Model:
     are corrupt, ``onnx.checker`` rejects the model, or external data is missing or outside the model's folder. Raises Unsupported
     for models over 2 GiB and for sparse initialisers.
     """
-    return _from_proto(read_proto(artifact))
+    return from_proto(read_proto(artifact))
 
 
 def read_proto(artifact: Artifact) -> onnx.ModelProto:
@@ -66,7 +68,7 @@ def infer_shapes(proto: onnx.ModelProto) -> ir.Model:
     # Shapes are optional: a rule that needs a shape skips nodes with an unknown shape.
     with contextlib.suppress(Exception):
         proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-    return _from_proto(proto)
+    return from_proto(proto)
 
 
 def self_contained(artifact: Artifact) -> Artifact:
@@ -85,18 +87,46 @@ def to_bytes(model: ir.Model) -> bytes:
 def to_proto(model: ir.Model) -> onnx.ModelProto:
     """The protobuf of ``model``. Types and shapes of initialisers are left out, since the tensors contain them."""
     proto: onnx.ModelProto = ir.to_proto(model)
+    for value, output in zip(model.graph.outputs, proto.graph.output, strict=True):
+        if _MAP_TYPE in value.meta:
+            output.type.CopyFrom(value.meta[_MAP_TYPE])
     infos = [value for value in proto.graph.value_info if value.name not in model.graph.initializers]
     del proto.graph.value_info[:]
     proto.graph.value_info.extend(infos)
     return proto
 
 
-def _from_proto(proto: onnx.ModelProto) -> ir.Model:
+def from_proto(proto: onnx.ModelProto) -> ir.Model:
+    """The model of ``proto``. An output of maps, such as that of a classifier with ZipMap, has no type in it: ``onnx_ir`` has none for
+    maps, so ``to_proto`` restores it. Raises InvalidModel.
+    """
+    maps = {value.name: value.type for value in proto.graph.output if _has_map(value.type)}
+    if maps or any(_has_map(value.type) for value in proto.graph.value_info):
+        original, proto = proto, onnx.ModelProto()
+        proto.CopyFrom(original)
+        for value in (*proto.graph.output, *proto.graph.value_info):
+            if _has_map(value.type):
+                value.ClearField("type")
     try:
         model: ir.Model = ir.from_proto(proto)
     except Exception as error:  # onnx_ir raises many kinds
-        raise InvalidModel(f"the model cannot be read: {_first_line(error)}", _EXPORT_AGAIN) from error
+        raise InvalidModel(f"the model cannot be read: {_first_line(_innermost(error))}", _EXPORT_AGAIN) from error
+    for value in model.graph.outputs:
+        if value.name in maps:
+            value.meta[_MAP_TYPE] = maps[value.name]
     return model
+
+
+def _has_map(kind: onnx.TypeProto) -> bool:
+    """True if ``kind`` is a map, or a sequence or an optional of maps."""
+    held = kind.WhichOneof("value")
+    return held == "map_type" or (
+        held in ("sequence_type", "optional_type") and _has_map(getattr(kind, held).elem_type)
+    )
+
+
+def _innermost(error: BaseException) -> BaseException:
+    return error if error.__cause__ is None else _innermost(error.__cause__)
 
 
 def _embed_external_data(proto: onnx.ModelProto, path: Path | None) -> None:
@@ -162,5 +192,5 @@ def _too_large(size_bytes: int) -> Unsupported:
     )
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0][:400] or type(error).__name__

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from penstock.artifact import Artifact
 from penstock.offline.optimize.base import OptimizeReport, Pass, PassRecord
 from penstock.offline.optimize.bisect import applied, first_wrong, minimal_model
-from penstock.offline.optimize.model import infer_shapes, read_proto, to_bytes, to_proto
+from penstock.offline.optimize.model import from_proto, infer_shapes, read_proto, to_bytes, to_proto
 from penstock.offline.optimize.passes import default_passes
 from penstock.offline.optimize.verify import Verdict, Verifier
 from penstock.protocol.onnx_scan import has_external_data
@@ -153,7 +153,7 @@ class _Build:
         return sites[wrong - 1], verdicts[wrong], minimal_model(before, current)
 
     def _go_back(self, proto: onnx.ModelProto, infer: bool = False) -> None:
-        self.model = infer_shapes(proto) if infer else ir.from_proto(proto)
+        self.model = infer_shapes(proto) if infer else from_proto(proto)
         self._proto = to_proto(self.model) if infer else proto
 
 

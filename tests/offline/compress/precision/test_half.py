@@ -100,6 +100,12 @@ def test_nothing_to_store_and_old_opsets() -> None:
     with pytest.raises(Unsupported, match="opset 11.*BF16"):
         halve_weights(networks.mlp(64, opset=11), HalfOptions(kind="bf16"))
     assert halve_weights(networks.mlp(64, opset=11)).size_bytes
+    scale = onnx.helper.make_node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", scale=[2.0], offset=[0.0])
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", 1]) for name in "xy")
+    sets = [onnx.helper.make_opsetid("ai.onnx.ml", 3)]
+    proto = onnx.helper.make_model(onnx.helper.make_graph([scale], "g", [x], [y]), opset_imports=sets, ir_version=8)
+    with pytest.raises(Unsupported, match="no weight of the model can be stored as BF16"):
+        halve_weights(Artifact.from_bytes(proto.SerializeToString()), HalfOptions(kind="bf16"))
 
 
 def test_weights_that_callers_may_override_stay() -> None:

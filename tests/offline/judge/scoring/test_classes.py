@@ -74,3 +74,12 @@ def test_dense_classes_count_by_their_share() -> None:
 def test_one_class_cannot_be_ranked() -> None:
     with pytest.raises(InvalidData, match="all labels are of one class"):
         auc(np.float32([0.1, 0.2]), np.array([1, 1]))
+
+
+@pytest.mark.parametrize("kind", ["U", "S", "object"])
+def test_text_is_compared_as_bytes(kind: str) -> None:
+    output = np.array(["é", "b", "b"], object)
+    encoded = np.array([one.encode() for one in output], object)
+    labels = {"U": output.astype(str), "S": encoded.astype("S"), "object": output}[kind]
+    assert hits(encoded, np.roll(labels, 1)).tolist() == [0, 0, 1]
+    assert hits(output, labels).tolist() == hits(encoded, labels[:, None]).tolist() == [1, 1, 1]

@@ -22,7 +22,7 @@ from penstock.offline.compress.taps import Progress, Taps, no_progress
 from penstock.offline.judge.accuracy import answers_of
 from penstock.offline.judge.metrics import Outputs, sample_errors
 from penstock.offline.judge.race import race
-from penstock.offline.optimize.model import read_proto, to_bytes
+from penstock.offline.optimize.model import from_proto, read_proto, to_bytes
 from penstock.tensor import Array
 
 Accept = Callable[[Artifact], bool]
@@ -219,8 +219,7 @@ class _Factory:
         return measure(layer, shape, ways, self._options.threads)
 
     def _model(self) -> ir.Model:
-        model: ir.Model = ir.from_proto(self._proto)
-        return model
+        return from_proto(self._proto)
 
     def _answers(self, artifact: Artifact) -> Outputs:
         return answers_of(artifact, self._held_out, self._options.threads, batch_size=self._options.batch_size)

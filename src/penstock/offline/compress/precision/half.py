@@ -43,12 +43,6 @@ def halve_weights(artifact: Artifact, options: HalfOptions | None = None) -> Art
     """
     options = options or HalfOptions()
     proto = read_proto(artifact)
-    opset = next((one.version for one in proto.opset_import if one.domain in ("", "ai.onnx")), 0)
-    if opset < _CAST_OPSET[options.kind]:
-        raise Unsupported(
-            f"the model has opset {opset}, whose Cast does not accept {options.kind.upper()}",
-            f"export it with opset {_CAST_OPSET[options.kind]} or later",
-        )
     given = {value.name for value in (*proto.graph.input, *proto.graph.output)}
     fresh = FreshNames(proto.graph)
     casts: list[onnx.NodeProto] = []
@@ -71,6 +65,12 @@ def halve_weights(artifact: Artifact, options: HalfOptions | None = None) -> Art
             f"these are too large or too small for the type: {', '.join(kept[:5])}"
             if kept
             else "it has no large FP32 weights",
+        )
+    opset = next((one.version for one in proto.opset_import if one.domain in ("", "ai.onnx")), 0)
+    if opset < _CAST_OPSET[options.kind]:
+        raise Unsupported(
+            f"the model has opset {opset}, whose Cast does not accept {options.kind.upper()}",
+            f"export it with opset {_CAST_OPSET[options.kind]} or later",
         )
     nodes = [*casts, *proto.graph.node]
     del proto.graph.node[:]

@@ -15,7 +15,7 @@ from penstock.errors import Unsupported
 from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel, float_model
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.linear import form_of
-from penstock.offline.optimize.model import to_bytes
+from penstock.offline.optimize.model import from_proto, to_bytes
 from penstock.offline.optimize.passes.dead_code import DeadCode
 from penstock.tensor import Array
 
@@ -49,7 +49,7 @@ class ProductModel:
 
     def __init__(self, artifact: Artifact, least_weights: int) -> None:
         """Raises the errors of ``FloatModel``, and Unsupported if no product has at least ``least_weights`` constant weights."""
-        self._model: ir.Model = ir.from_proto(FloatModel(artifact).proto)
+        self._model = from_proto(FloatModel(artifact).proto)
         found = (_product(node, least_weights) for node in graph.plain_nodes(self._model))
         self.products = [product for product in found if product is not None]
         """The products, in graph order."""

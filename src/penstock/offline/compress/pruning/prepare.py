@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from penstock.artifact import Artifact
 from penstock.offline.optimize import graph
-from penstock.offline.optimize.model import infer_shapes, read_proto
+from penstock.offline.optimize.model import infer_shapes, read_proto, to_proto
 from penstock.offline.optimize.passes.constant_folding import ConstantFolding
 from penstock.offline.optimize.passes.dead_code import DeadCode
 
@@ -24,7 +24,7 @@ def prepare(artifact: Artifact) -> ir.Model:
             graph.replace_by_input(node, source)
         _one_transpose(node)
     DeadCode().call(model)
-    return infer_shapes(ir.to_proto(model))
+    return infer_shapes(to_proto(model))
 
 
 def _one_transpose(last: ir.Node) -> None:

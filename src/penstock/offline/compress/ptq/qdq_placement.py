@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 from onnx import numpy_helper
 
 from penstock.artifact import Artifact
@@ -32,7 +31,7 @@ from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.model_store import remembered
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.linear import linear_form, make_plain
-from penstock.offline.optimize.model import read_proto, to_proto
+from penstock.offline.optimize.model import from_proto, read_proto, to_proto
 from penstock.offline.optimize.names import reads
 from penstock.tensor import DataType
 
@@ -285,7 +284,7 @@ def nothing_to_quantise() -> Unsupported:
 
 def _with_plain_gemms(proto: onnx.ModelProto) -> onnx.ModelProto:
     """``proto`` with each Gemm written as ``x W + b``."""
-    model = ir.from_proto(proto)
+    model = from_proto(proto)
     changed = [make_plain(node) for node in graph.plain_nodes(model) if node.op_type == "Gemm"]
     return to_proto(model) if any(changed) else proto
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.errors import InvalidData
 from penstock.offline.judge.metric import AccuracyMetric
-from penstock.tensor import Array, DataType
+from penstock.tensor import Array, DataType, as_bytes
 
 _TOP = 5
 
@@ -51,11 +51,17 @@ def hits(output: Array, truth: Array, cut: float = 0.0) -> Array:
     Output: scores [samples, classes, …], or class numbers or text [samples, …]. Labels: class numbers [samples, …]. The mean is the
     accuracy of ``sklearn.metrics.accuracy_score``.
     """
-    found, truth = classes_of(output, cut), truth.reshape(len(truth), -1)
+    found, truth = classes_of(output), truth.reshape(len(truth), -1)
+    if output.dtype.kind in "OSU":  # engines return text as bytes, files contain it as text or bytes
+        found, truth = _as_bytes(found), _as_bytes(truth)
     right = found == truth
     if is_float(output):
         right &= ~np.isnan(output.reshape(len(output), -1)).any(axis=1, keepdims=True)
     return np.asarray(right.mean(axis=1), np.float64)
+
+
+def _as_bytes(texts: Array) -> Array:
+    return np.array([as_bytes(one) for one in texts.reshape(-1).tolist()], np.object_).reshape(texts.shape)
 
 
 def top_5(output: Array, truth: Array) -> Array:
