@@ -219,7 +219,7 @@ class _Unrounding:
         if rounding is None or rounding.op_type != "DynamicQuantizeLinear" or both is None or len(known) != 1:
             return [node]
         if {*both.input} - {*known} != {rounding.output[1]} or node.input[2] != rounding.output[2]:
-            raise WrongResult(f"tensor '{node.input[0]}' is not restored with the parameters that rounded it", FIX)
+            raise WrongResult(f"tensor '{node.input[0]}' is quantised and dequantised differently", FIX)
         scale, integers = self._array(known[0]), self._array(node.input[1])
         # Without a zero point, it is 0.
         zero = self._array(node.input[3]) if len(node.input) > 3 else np.zeros((), integers.dtype)

@@ -51,7 +51,7 @@ def hits(output: Array, truth: Array, cut: float = 0.0) -> Array:
     Output: scores [samples, classes, …], or class numbers or text [samples, …]. Labels: class numbers [samples, …]. The mean is the
     accuracy of ``sklearn.metrics.accuracy_score``.
     """
-    found, truth = classes_of(output), truth.reshape(len(truth), -1)
+    found, truth = classes_of(output, cut), truth.reshape(len(truth), -1)
     if output.dtype.kind in "OSU":  # engines return text as bytes, files contain it as text or bytes
         found, truth = _as_bytes(found), _as_bytes(truth)
     right = found == truth
