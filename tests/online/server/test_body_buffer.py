@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,3 +41,17 @@ def test_the_memory_is_announced_and_its_tensors_are_aligned(size: int, aligned:
         assert room.filled + room.spare == wanted
     address = np.frombuffer(room.content(), np.uint8).__array_interface__["data"][0]
     assert (address + aligned) % 64 == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not report huge pages")
+def test_the_memory_has_no_huge_pages() -> None:
+    room = BodyBuffer(16 << 20)
+    room.add(bytes(4 << 20))
+    address = np.frombuffer(room.content(), np.uint8).__array_interface__["data"][0]
+    for mapping in Path("/proc/self/smaps").read_text().split("VmFlags:")[:-1]:
+        found = [line.split()[0].split("-") for line in mapping.splitlines() if "-" in line.split()[0]]
+        if found and int(found[-1][0], 16) <= address < int(found[-1][1], 16):
+            flags = Path("/proc/self/smaps").read_text().partition(mapping)[2].splitlines()[0]
+            assert "hg" not in flags.split()
+            return
+    pytest.fail("the memory is not mapped")
