@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -47,11 +48,9 @@ def test_the_memory_is_announced_and_its_tensors_are_aligned(size: int, aligned:
 def test_the_memory_has_no_huge_pages() -> None:
     room = BodyBuffer(16 << 20)
     room.add(bytes(4 << 20))
-    address = np.frombuffer(room.content(), np.uint8).__array_interface__["data"][0]
-    for mapping in Path("/proc/self/smaps").read_text().split("VmFlags:")[:-1]:
-        found = [line.split()[0].split("-") for line in mapping.splitlines() if "-" in line.split()[0]]
-        if found and int(found[-1][0], 16) <= address < int(found[-1][1], 16):
-            flags = Path("/proc/self/smaps").read_text().partition(mapping)[2].splitlines()[0]
-            assert "hg" not in flags.split()
-            return
-    pytest.fail("the memory is not mapped")
+    inside = np.frombuffer(room.content(), np.uint8).__array_interface__["data"][0] + (1 << 20)
+    mappings = re.findall(
+        r"^(\w+)-(\w+) .*?^VmFlags: (.*?)$", Path("/proc/self/smaps").read_text(), re.MULTILINE | re.DOTALL
+    )
+    (flags,) = [flags for start, stop, flags in mappings if int(start, 16) <= inside < int(stop, 16)]
+    assert "hg" not in flags.split()
