@@ -28,7 +28,7 @@ ROOM_LINES = {
     "online/instances": 3_170,
     "online/repository": 5_079,
     "online/scheduler": 2_687,
-    "online/server": 15_354,
+    "online/server": 15_365,
     "perf": 2_517,
     "pipeline": 440,
     "protocol": 398,

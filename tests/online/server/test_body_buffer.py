@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import re
+import sys
+from pathlib import Path
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,3 +42,15 @@ def test_the_memory_is_announced_and_its_tensors_are_aligned(size: int, aligned:
         assert room.filled + room.spare == wanted
     address = np.frombuffer(room.content(), np.uint8).__array_interface__["data"][0]
     assert (address + aligned) % 64 == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not report huge pages")
+def test_the_memory_has_no_huge_pages() -> None:
+    room = BodyBuffer(16 << 20)
+    room.add(bytes(4 << 20))
+    inside = np.frombuffer(room.content(), np.uint8).__array_interface__["data"][0] + (1 << 20)
+    mappings = re.findall(
+        r"^(\w+)-(\w+) .*?^VmFlags: (.*?)$", Path("/proc/self/smaps").read_text(), re.MULTILINE | re.DOTALL
+    )
+    (flags,) = [flags for start, stop, flags in mappings if int(start, 16) <= inside < int(stop, 16)]
+    assert "hg" not in flags.split()

@@ -238,8 +238,9 @@ def _calm_collector() -> None:
     """Make the garbage collector run rarely, because only closed connections leave reference cycles behind.
 
     Objects created at start-up live as long as the process. With the default threshold of 700 objects, the collector would scan
-    the requests in flight several times per batch.
+    the requests in flight several times per batch. The first two generations are small, because a pass over them holds the interpreter
+    lock, and a client can open thousands of calls that stay.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 10, 10)
+    gc.set_threshold(5_000, 2, 200)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
+
 import numpy as np
 
-from penstock.tensor import Buffer
+from penstock.tensor import Array, Buffer
 
 READ_BYTES = 256 << 10
 """Maximum bytes to read at once. A larger read into newly allocated memory would take milliseconds."""
 _ALIGNMENT = 64
 _GROWTH = 8
+_HUGE_BYTES = 4 << 20
+"""From this size on, numpy asks the kernel for huge pages."""
 
 
 class BodyBuffer:
@@ -43,7 +48,7 @@ class BodyBuffer:
             return
         size = self.wanted(count)
         # The memory is not cleared, because clearing would take as long as copying.
-        memory = np.empty(size + _ALIGNMENT, np.uint8)
+        memory = _allocate(size + _ALIGNMENT)
         start = -(memory.__array_interface__["data"][0] + self._aligned) % _ALIGNMENT
         found = memory.data[start : start + size]
         found[: self.filled] = self._memory[: self.filled]
@@ -67,3 +72,10 @@ class BodyBuffer:
     def content(self) -> memoryview:
         """The received bytes, read-only."""
         return self._memory[: self.filled].toreadonly()
+
+
+def _allocate(size: int) -> Array:
+    """Uninitialized memory without huge pages. The first write to a huge page may block the event loop for 20 milliseconds."""
+    if size < _HUGE_BYTES or sys.platform == "win32":
+        return np.empty(size, np.uint8)
+    return np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)

@@ -432,10 +432,8 @@ class H2Stream(msgspec.Struct, eq=False):
             self.passage.leave()
         self.carrier.count(self)
         self.carrier.delivered(len(message))
-        if self.finished:
-            return None
-        is_admitted = receiver.admit(None if flag else message)
-        content = message if is_admitted and not flag else self._inflate(flag, message) if is_admitted else None
+        is_admitted = not self.finished and receiver.admit(None if flag else message)
+        content = None if not is_admitted else self._inflate(flag, message) if flag else message
         if self.inflating is None:
             self.message = None
         return content
