@@ -256,6 +256,6 @@ def _objection(case: Case, way: Way) -> str:
 def _accuracy(case: Case, samples: Dataset, way: Way, plain: bool) -> Accuracy:
     model = _engine(way.engine, plain).load(way.artifact, way.options)
     try:
-        return Judge(case.original, samples, contract=case.contract).assess_loaded(model).accuracy
+        return Judge(case.original, samples, contract=case.contract).assess_loaded(model, way.artifact).accuracy
     finally:
         model.unload()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 import models
 from penstock.artifact import Artifact
@@ -31,6 +32,25 @@ def test_without_data_to_measure_on_there_are_only_sizes() -> None:
     assert outcome.comparison is None
     assert outcome.coded is not None
     assert outcome.summary()["speedup"] is None
+
+
+def test_without_data_to_measure_on_the_error_is_told_and_limited() -> None:
+    (note,) = [one for one in Job(PruneMethod(sparsity=0.5), MODEL).run().notes if "differs by" in one]
+    assert note.startswith("output 'y' of the compressed model differs by ")
+    assert note.endswith("its accuracy is unknown without --evaluate")
+    assert not any("differs by" in one for one in Job(PruneMethod(sparsity=0.5), MODEL, evaluate={"x": X}).run().notes)
+    # The large weights of a layer decide its shared values, and one column of it is far smaller.
+    weight = np.random.default_rng(0).standard_normal((40, 2)).astype(np.float32) * np.float32([[1e12, 1e-12]])
+    down = np.float32([[0], [1]])  # only the small column is an answer
+    net = models.artifact(
+        [("MatMul", ["x", "w"], ["h"]), ("MatMul", ["h", "down"], ["y"])],
+        [("x", TensorProto.FLOAT, ["N", 40])],
+        [("y", TensorProto.FLOAT, ["N", 1])],
+        {"w": weight, "down": down},
+    )
+    with pytest.raises(WrongResult, match=r"differs by .*no evaluation data: at most 1000%") as error:
+        Job(ShareMethod(bits=2), net).run()
+    assert "--evaluate" in (error.value.hint or "")
 
 
 def test_data_that_do_not_fit_are_refused() -> None:

@@ -48,6 +48,9 @@ when the biases were corrected, if that is smaller."""
 _ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear", "MatMulNBits"}
 """Operators that round activations."""
 _SIZE_FACTOR, _SIZE_FLOOR = 10.0, 0.5
+_SIZES = "its error at other sizes explains"
+_USELESS = 10.0
+"""Largest relative error of a model that is not evaluated. Pruned models that are still to be trained may exceed 1."""
 _NEGLIGIBLE = 1e-2
 """The magnitude of an output counts as at least this fraction of its usual magnitude."""
 _ROWS = 16
@@ -70,8 +73,8 @@ class Difference(msgspec.Struct, frozen=True):
     bound: float
     sizes: str
     """The names and shapes of the inputs."""
-    reason: str = "its error at other sizes explains"
-    """The cause that would explain an error up to ``bound``; part of the error message."""
+    reason: str = _SIZES
+    """What explains an error up to the bound."""
 
 
 def check_explained(original: Artifact, made: Artifact, data: Dataset | None = None) -> list[Difference]:
@@ -92,6 +95,20 @@ def check_explained(original: Artifact, made: Artifact, data: Dataset | None = N
                 check = _Check(original, made, before, stack)
             check.compare(sample, want)
         return check.found if check else []
+
+
+def without_evaluation(found: Sequence[Difference]) -> str:
+    """A note on the error of the outputs, if there are no evaluation data. Raises WrongResult if the error exceeds the outputs."""
+    worst = max((one for one in found if one.reason == _SIZES), key=lambda one: one.error, default=None)
+    if worst is None or not worst.error:
+        return ""
+    text = f"output '{worst.output}' of the compressed model differs by {worst.error:.2%} on inputs {worst.sizes}"
+    if worst.error > _USELESS:
+        raise WrongResult(
+            f"{text}, and there are no evaluation data: at most {_USELESS:.0%} is accepted",
+            "compress less; or give --evaluate FILE.npz, which measures the accuracy",
+        )
+    return f"{text}; its accuracy is unknown without --evaluate"
 
 
 def _check_survives(made: Artifact, sample: LabelledInputs) -> None:

@@ -7,12 +7,14 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
+
 from penstock.artifact import Artifact
 from penstock.bundle import coded
 from penstock.dataset import Dataset, check_dataset, load_dataset
 from penstock.engines.base import LoadedModel
 from penstock.errors import InvalidArgument, InvalidConfig, InvalidData, InvalidModel, PenstockError
-from penstock.offline.compress.explained import check_explained
+from penstock.offline.compress.explained import check_explained, without_evaluation
 from penstock.offline.compress.method import Made, Method, OnProgress, StepContext, TrainingMethod, needs_torch
 from penstock.offline.compress.model_files import check_kind, check_place, check_target, naming, read_model_file
 from penstock.offline.compress.options import usages
@@ -105,7 +107,9 @@ class Job:
         made = method.run(model, context)
         if made.model is not None:
             on_progress("check", 0, 1)
-            check_explained(self.original, made.model, self._fitted or self._evaluation)
+            found = check_explained(self.original, made.model, self._fitted or self._evaluation)
+            if self._evaluation is None and (note := without_evaluation(found)):
+                made = msgspec.structs.replace(made, notes=(*made.notes, note))
             on_progress("check", 1, 1)
         for name, content in made.files.items():
             write_whole(Path(name), content)

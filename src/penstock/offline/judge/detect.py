@@ -6,7 +6,7 @@ Only outputs that are certainly class scores are judged by their highest element
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import msgspec
@@ -87,12 +87,13 @@ def _with_cut(choice: Choice, output: Array, cut: float | None) -> Choice:
     metric = choice.metric
     if not metric.cuts or not is_single(output):
         return choice
+    of: Callable[..., Array | float] = metric.of
     cause = ""
     if cut is None:
         cut = cut_of(output)
         cause = ", since all scores are from 0 to 1" if cut else ", since not all scores are from 0 to 1"
     return Choice(
-        msgspec.structs.replace(metric, of=partial(metric.of, cut=cut)),
+        msgspec.structs.replace(metric, of=partial(of, cut=cut)),
         choice.outputs,
         f"{choice.reason}; scores above {cut:g} are class 1{cause}",
         cut,

@@ -40,7 +40,7 @@ class AccuracyMetric(msgspec.Struct, frozen=True):
     alone: bool = True
     """True if a row's score depends on no other row."""
     cuts: bool = False
-    """True if ``of`` takes the cut between two classes, for outputs with a single score per sample, as a third argument."""
+    """True if ``of`` takes the cut between two classes, for outputs with a single score per sample, as ``cut``."""
     kind: Literal["classes", "numbers", "other"] = "other"
     """How to measure the deviation of an output: fraction of changed classes, relative error, or the metric itself, with the
     original's output as truth."""
