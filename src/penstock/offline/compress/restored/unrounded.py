@@ -225,8 +225,8 @@ class _Unrounding:
             return [node]
         if {*both.input} - {*known} != {rounding.output[1]} or node.input[2] != rounding.output[2]:
             raise WrongResult(f"tensor '{node.input[0]}' is not restored with the parameters that rounded it", FIX)
-        scale, zero = self._array(known[0]), self._array(node.input[3])
-        integers = self._array(node.input[1])
+        scale, integers = self._array(known[0]), self._array(node.input[1])
+        zero = self._array(node.input[3]) if len(node.input) > 3 else np.zeros(1, integers.dtype)
         name, exact = f"{node.output[0]}_weight", f"{node.output[0]}_exact"
         self._put(name, _Integers(integers, scale, zero, _limits(integers)), node.input[1])
         weight = self._array(name) / scale
