@@ -219,10 +219,9 @@ class _Unrounding:
         if rounding is None or rounding.op_type != "DynamicQuantizeLinear" or both is None or len(known) != 1:
             return [node]
         if {*both.input} - {*known} != {rounding.output[1]} or node.input[2] != rounding.output[2]:
-            raise WrongResult(f"tensor '{node.input[0]}' is quantised and dequantised differently", FIX)
+            raise WrongResult(f"tensor '{node.input[0]}' is not restored with the parameters that rounded it", FIX)
         scale, integers = self._array(known[0]), self._array(node.input[1])
-        # Without a zero point, it is 0.
-        zero = self._array(node.input[3]) if len(node.input) > 3 else np.zeros((), integers.dtype)
+        zero = self._array(node.input[3]) if len(node.input) > 3 else np.zeros(1, integers.dtype)
         name, exact = f"{node.output[0]}_weight", f"{node.output[0]}_exact"
         self._put(name, _Integers(integers, scale, zero, _limits(integers)), node.input[1])
         weight = self._array(name) / scale
