@@ -13,8 +13,8 @@ import msgspec
 
 from penstock.tensor import Array
 
-Function = Callable[[Array, Array], "Array | float"]
-"""Maps outputs and labels to one score per row, or to a single score for all rows."""
+Function = Callable[..., "Array | float"]
+"""Maps outputs and labels to one score per row, or to a single score for all rows. A metric with ``cuts`` also takes ``cut``."""
 
 
 class AccuracyMetric(msgspec.Struct, frozen=True):

@@ -138,7 +138,7 @@ class _Unrounding:
 
     def _constant(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         integers, scale = (self._array(name) for name in node.input[:2])
-        zero = self._array(node.input[2]) if len(node.input) > 2 else np.zeros(1, integers.dtype)
+        zero = self._array(node.input[2]) if len(node.input) > 2 else np.zeros((), integers.dtype)
         axis = attributes_of(node).get("axis", 1)
         along = [-1 if at == axis % integers.ndim else 1 for at in range(integers.ndim)] if scale.size > 1 else []
         if along and scale.size != integers.shape[axis]:
@@ -219,9 +219,9 @@ class _Unrounding:
         if rounding is None or rounding.op_type != "DynamicQuantizeLinear" or both is None or len(known) != 1:
             return [node]
         if {*both.input} - {*known} != {rounding.output[1]} or node.input[2] != rounding.output[2]:
-            raise WrongResult(f"tensor '{node.input[0]}' is not restored with the parameters that rounded it", FIX)
+            raise WrongResult(f"tensor '{node.input[0]}' is quantised and dequantised differently", FIX)
         scale, integers = self._array(known[0]), self._array(node.input[1])
-        zero = self._array(node.input[3]) if len(node.input) > 3 else np.zeros(1, integers.dtype)
+        zero = self._array(node.input[3]) if len(node.input) > 3 else np.zeros((), integers.dtype)
         name, exact = f"{node.output[0]}_weight", f"{node.output[0]}_exact"
         self._put(name, _Integers(integers, scale, zero, _limits(integers)), node.input[1])
         weight = self._array(name) / scale
