@@ -304,7 +304,7 @@ def answers_of(
 def _called(metric: AccuracyMetric, output: Array, truth: Array | None) -> Array:
     """The metric's result, after checks of its shape and values."""
     try:
-        found = np.asarray(metric.of(output, truth), np.float64)  # type: ignore[arg-type]
+        found = np.asarray(metric.of(output, truth), np.float64)
     except (PenstockError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a metric may raise SystemExit, or an exception of a test framework
