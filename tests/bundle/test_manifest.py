@@ -98,11 +98,12 @@ def test_a_pipeline_is_a_checked_graph_over_named_tensors() -> None:
         circle.pipeline_graph()
 
 
-@pytest.mark.parametrize("field", ["threads", "instances", "max_batch"])
-@pytest.mark.parametrize("count", [0, -1])
-def test_counts_of_the_serving_settings_are_positive(field: str, count: int) -> None:
-    serving = msgspec.structs.replace(_MANIFEST.serving, **{field: count})
-    with pytest.raises(IntegrityError, match=rf"Expected `int` >= 1 - at `\$\.serving\.{field}`"):
+@pytest.mark.parametrize(("field", "least"), [("threads", 0), ("instances", 1), ("max_batch", 1)])
+def test_counts_of_the_serving_settings_have_a_minimum(field: str, least: int) -> None:
+    allowed = msgspec.structs.replace(_MANIFEST.serving, **{field: least})
+    assert decode(encode(msgspec.structs.replace(_MANIFEST, serving=allowed))).serving == allowed
+    serving = msgspec.structs.replace(_MANIFEST.serving, **{field: least - 1})
+    with pytest.raises(IntegrityError, match=rf"Expected `int` >= {least} - at `\$\.serving\.{field}`"):
         decode(encode(msgspec.structs.replace(_MANIFEST, serving=serving)))
 
 

@@ -100,7 +100,8 @@ class ServingConfig(msgspec.Struct, frozen=True):
 
     variant: str
     """Name of the chosen variant."""
-    threads: _Count
+    threads: Annotated[int, msgspec.Meta(ge=0)]
+    """Threads per instance; 0 leaves the number to the engine."""
     instances: _Count
     max_batch: _Count
     """Maximum batch size; 1 if requests are not batched."""
