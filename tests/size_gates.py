@@ -14,13 +14,13 @@ SOURCE = Path(__file__).parent.parent / "src" / "penstock"
 SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
-    "": 2_137,
+    "": 2_138,
     "bundle": 1_889,
     "cli": 2_285,
     "engines": 1_910,
     "offline": 831,
-    "offline/compress": 15_337,
-    "offline/judge": 2_427,
+    "offline/compress": 15_341,
+    "offline/judge": 2_430,
     "offline/optimize": 2_001,
     "offline/tune": 609,
     "online": 56,
@@ -28,13 +28,13 @@ ROOM_LINES = {
     "online/instances": 3_170,
     "online/repository": 5_079,
     "online/scheduler": 2_687,
-    "online/server": 15_365,
+    "online/server": 15_367,
     "perf": 2_517,
     "pipeline": 440,
     "protocol": 398,
     "rows": 2_207,
     "storage": 409,
-    "telemetry": 1_973,
+    "telemetry": 1_976,
 }
 """Budget of each room, in lines: a folder below the package, and the package's own files. A new room needs a new row."""
 WIDE_FOLDERS: dict[str, int] = {}

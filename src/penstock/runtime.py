@@ -136,7 +136,8 @@ class Model:
 def row_axis(signature: Signature, name: str, parts: Sequence[Array], rows: Sequence[int]) -> int | None:
     """The first axis of output ``name`` whose size is the number of rows in every call; None if there is none.
 
-    If the inputs have a free number of rows, the axis must be free too. Otherwise it must be the output's first axis.
+    If the inputs have a fixed number of rows, only the output's first axis qualifies. If the number is free, only free axes of the
+    output qualify.
     """
     shape = next((spec.shape for spec in signature.outputs if spec.name == name), ())
     axes = list(range(parts[0].ndim))

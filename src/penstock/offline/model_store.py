@@ -1,8 +1,8 @@
 """Cache of parsed and loaded models for the duration of a build, so that each model is parsed and loaded once.
 
-A build runs within ``keep_models``. In this block, ``remembered`` returns the earlier result for a key, and ``borrowed`` returns a
-session that is already loaded. Outside the block, nothing is cached. The store has a limit in bytes; it drops the least recently used
-entries first. At the end of the block, it drops all entries. Only one thread uses the store.
+A build runs in a ``with keep_models`` block. Within it, ``remembered`` returns the earlier result for a key, and ``borrowed`` returns
+a session that is already loaded. Outside the block, nothing is cached. The store has a limit in bytes; it drops the least recently
+used entries first. At the end of the block, it drops all entries. Only one thread uses the store.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class TraceSetting(msgspec.Struct, frozen=True):
 
 
 class TraceSettings:
-    """The global setting and the settings of single models."""
+    """The global trace setting, and the settings of individual models."""
 
     def __init__(self, initial: TraceSetting | None = None) -> None:
         """Clearing a global setting restores ``initial``."""

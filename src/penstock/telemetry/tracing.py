@@ -116,7 +116,10 @@ class Tracer:
         return self._settings.changes()
 
     def begin(self, request: InferRequest, traceparent: str = "", tracestate: str = "") -> Trace | None:
-        """Begin the record of a request; None if it is not recorded. If ``enabled``, call this first for every request."""
+        """Begin the record of a request; None if it is not recorded.
+
+        If the tracer is ``enabled``, call this first for every request.
+        """
         parent = TraceContext.parse(traceparent, tracestate) if traceparent else None
         sampler = self._sampler(request.model_name)
         is_sampled = sampler is not None and sampler.sample(parent)

@@ -98,7 +98,9 @@ class Judge:
             found = self._answers(model, original)
             self.reference = checked_reference(found, data.labels, contract, looks, coupling=self.coupling)
         self.contract = msgspec.structs.replace(contract, cut=self.reference.choice.cut)
-        """The contract, with the cut between two classes that the original's outputs decide."""
+        """The contract, with ``cut`` set to the value in use: the contract's own, or else the one that the original's scores decide
+        (0 or 0.5). None if the metric needs no cut.
+        """
         self.baseline = self._judgement(self.reference.answers)
         """The original compared with itself; its loss is 0."""
 

@@ -23,7 +23,8 @@ def metric_named(name: str) -> AccuracyMetric:
     """The metric called ``name``, or the function ``module:function``. Raises InvalidArgument.
 
     A function takes the output to judge and the labels (None without labels), both as arrays with one row per sample. The function
-    returns one score per row, or a number. A higher score must be better. The loss is the difference of the values.
+    returns one score per row, or a number. A higher score must be better. The loss is the original's score minus the candidate's score
+    (with one score per row: the difference of the means).
     """
     if name in METRICS:
         return METRICS[name]

@@ -1,8 +1,8 @@
 """Predicts the duration of a batch from earlier batches.
 
-There is one bucket of batch sizes for each power of two. A bucket keeps moving averages of rows, duration and deviation, as TCP does
-for round trips (RFC 6298). The model interpolates between buckets. Measurements expire. Otherwise, an outdated estimate could reject
-all requests, and no new measurement would correct the estimate.
+There is one bucket of batch sizes for each power of two. Each bucket has exponential moving averages of rows, duration and
+deviation, computed as TCP does for round-trip times (RFC 6298). The model interpolates between buckets. Measurements expire.
+Otherwise, an outdated estimate could reject all requests, and no new measurement would correct the estimate.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Approximate a weight matrix by the product of two low-rank factors that change the layer's results least.
 
 The factors of W (outputs × inputs) of rank r that minimise E‖(W - Ŵ)x‖² over the data come from the singular value decomposition of W
-C^½, with C = E[xxᵀ] + λI. If U has the left singular vectors as columns, Ŵ = U_r U_rᵀ W. The columns of U are also the eigenvectors of
-W C Wᵀ = E[(Wx)(Wx)ᵀ] + λ W Wᵀ, the principal components of the layer's results (X. Zhang et al., "Accelerating Very Deep Convolutional
-Networks for Classification and Detection", 2015, §3.1). So the moments of either x or Wx suffice. Those of the side with fewer
-channels are used. If the layer has a bias, x and Wx are centred first, and the bias absorbs the mean.
+C^½, with C = E[xxᵀ] + λI. If U has the left singular vectors as columns, Ŵ = U_r U_rᵀ W. The columns of U are also the principal
+components of the layer's outputs (X. Zhang et al., "Accelerating Very Deep Convolutional Networks for Classification and Detection",
+2015, §3.1): the eigenvectors of W C Wᵀ, which equals E[(Wx)(Wx)ᵀ] + λ W Wᵀ. So the moments of either x or Wx suffice. Those of the
+side with fewer channels are used. If the layer has a bias, x and Wx are centred first, and the bias absorbs the mean.
 """
 
 from __future__ import annotations

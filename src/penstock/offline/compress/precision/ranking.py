@@ -74,7 +74,7 @@ def rank_groups(trials: Trials, floats: Collection[str], names: Sequence[str], w
 
 
 def rank_again(trials: Trials, floats: Collection[str], ranks: Iterable[Rank], with_alone: bool = True) -> list[Rank]:
-    """Measure those eight groups of ``ranks`` that may have the largest effect again, with the groups ``floats`` in float."""
+    """Measure again, with the groups ``floats`` in float, the eight groups of ``ranks`` whose effect may be largest."""
     likely = sorted(ranks, key=lambda rank: -rank.most)[:_CANDIDATES]
     return rank_groups(trials, floats, [rank.name for rank in likely], with_alone)
 

@@ -116,7 +116,8 @@ class FloatModel:
     def integer_nodes(self, placement: QdqPlacement, keep_float: Collection[str] = ()) -> list[onnx.NodeProto]:
         """The nodes that ``placement`` makes integer, in graph order; empty if there is no linear operator among them.
 
-        Nodes named in ``keep_float`` and activation functions that follow them stay float. Raises InvalidArgument for unknown names.
+        Nodes named in ``keep_float`` stay float, as do the activation functions that follow them. Raises InvalidArgument for unknown
+        names.
         """
         unknown = set(keep_float) - {node.name for node in self.nodes}
         if unknown:

@@ -36,8 +36,8 @@ def wer(output: Array, truth: Array) -> float:
     """The word error rate: the number of words to insert, delete or replace, divided by the number of words of the truth. For token
     numbers, it is the token error rate.
 
-    Output: text [samples], or token numbers [samples, positions], where negative numbers are padding. Labels, or the original's
-    output: the same kind.
+    Output: text [samples], or token numbers [samples, positions], where negative numbers are padding. Labels (or the original's
+    output): in the same form as the output.
     """
     return _error_rate(output, truth, str.split)
 

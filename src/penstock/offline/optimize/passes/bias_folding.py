@@ -26,9 +26,9 @@ class BiasFolding(NodePass):
     Not folded:
 
     4. ``y`` if another node, a subgraph or the model's caller also reads it.
-    5. A ``c`` that is not constant, or that does not broadcast over ``y`` per channel. For example, ``[C]`` and ``[1, W]`` after a
-       Conv extend along its last axis, and ``[N, 1]`` after a Gemm along its rows. A ``c`` of higher rank or with more channels
-       changes the shape.
+    5. A ``c`` that is not constant, or that does not broadcast over ``y`` per channel. For example, after a Conv, ``[C]`` and
+       ``[1, W]`` broadcast along the last axis of ``y``, not along its channels. After a Gemm, ``[N, 1]`` has one number per row. A
+       ``c`` of higher rank or with more channels changes the shape.
     6. ``c / y``, which is not linear; Div by zero, and any other result that is not finite.
     """
 

@@ -58,7 +58,7 @@ class Assembler:
         models: Models[Handle],
         limiter: RateLimiter | None = None,
     ) -> None:
-        """``models`` finds and calls the models of ensembles."""
+        """Ensembles find and call their models through ``models``."""
         self._limits = limits
         self._tracer = tracer
         self._cache = cache

@@ -80,7 +80,7 @@ def parse_text(data: bytes, where: str) -> Message:
 
 
 def parse_json(name: str, text: str | bytes) -> Message:
-    """Parse the JSON configuration of model ``name`` from a client. Raises InvalidConfig."""
+    """Parse the JSON configuration that a client sent for model ``name``. Raises InvalidConfig."""
     where = f"configuration given for model '{name}'"
     if len(text) > _MAX_BYTES:
         raise InvalidConfig(f"{where}: has more than {_MAX_BYTES} bytes")

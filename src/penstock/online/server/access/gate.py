@@ -51,7 +51,7 @@ class Gate:
         return len(self._growing) + len(self._outside)
 
     async def wait(self, passage: Passage, size: int) -> None:
-        """Wait until ``passage`` may hold a total of ``size`` bytes, and count these bytes."""
+        """Wait until the request of ``passage`` may hold a total of ``size`` bytes, then count them."""
         row = self._growing if passage in self._inside else self._outside
         row[passage] = size
         if row is self._outside and size <= self._moderate:

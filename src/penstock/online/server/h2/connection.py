@@ -280,7 +280,7 @@ class H2Connection(ServerConnection):
 
     @property
     def requests(self) -> int:
-        """See ``ServerConnection``. Counts at most ``_EXAMINED_STREAMS`` open calls."""
+        """See ``ServerConnection``. Examines at most ``_EXAMINED_STREAMS`` open streams, so the number may be too low."""
         begun = islice(self._session.streams.values(), _EXAMINED_STREAMS)
         return self._session.answered + sum(stream.half_closed or stream.delivered > 0 for stream in begun)
 

@@ -75,7 +75,9 @@ class Exchange(msgspec.Struct, eq=False):
     reserved_bytes: int = 0
     """Bytes taken from the server's budget for bodies. The connection returns these bytes when it sends the response."""
     passage: Passage | None = None
-    """The passage of a large request through the gate. The connection ends the passage when it sends the response."""
+    """The ``Passage`` that counts the memory of a large request (see ``access/gate.py``). The connection ends it when it sends the
+    response. None while the request does not need the gate.
+    """
     client: str = ""
     """The client's name in the keys file."""
     is_checked: bool = False

@@ -240,7 +240,7 @@ def _concatenated(coupling: Coupling, node: ir.Node, axis: int) -> Labels | None
 
 
 def split(coupling: Coupling, node: ir.Node) -> None:
-    """The sizes of the parts are updated after a cut."""
+    """The part sizes of a Split are updated after channels are cut."""
     x = coupling.read(node.inputs[0])
     if not x:
         raise Unsupported(f"the input of {describe(node)} has no known rank")

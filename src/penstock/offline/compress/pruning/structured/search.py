@@ -40,7 +40,7 @@ _MEASURE_S = 1.0
 
 
 class CutOptions(Options, frozen=True, kw_only=True):
-    """Limits of the cut."""
+    """What may be cut, and the threads for measuring latency."""
 
     block: Count = 16
     """Widths are multiples of this number of channels. 16 suits AVX-512; 8 suits AVX2 and NEON. Narrow groups use smaller steps."""

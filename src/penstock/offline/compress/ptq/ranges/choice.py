@@ -69,7 +69,9 @@ class RangeChoiceOptions(msgspec.Struct, frozen=True):
     error of the tensor itself.
     """
     time_s: float | None = None
-    """Time limit in seconds, with the same effect as ``max_calls``. The result then depends on the machine. None: no limit."""
+    """Time limit in seconds. When it is reached, the remaining tensors are handled as after ``max_calls``. The result then depends on
+    the machine. None: no limit.
+    """
     threads: int = 1
     """Engine threads while ranges are tried."""
 

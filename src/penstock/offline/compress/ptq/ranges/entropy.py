@@ -4,10 +4,11 @@ Source: S. Migacz, "8-bit Inference with TensorRT", GTC 2017. For a window of i 
 mass outside the window added to the outermost bins. Q is the histogram inside the window without that mass, merged into L levels. The
 mass of each level is spread evenly over those of its bins that are not empty in P. The window with the least KL(P‖Q) is chosen.
 
-The implementation differs from the talk in three points. First, level borders are round(i·k/L), so that the last level does not get a
-remainder. Second, if the values have both signs, both ends of the window vary, and the window has all L levels. Third, the sum over
-bins has a closed form. Let S_k be the mass of level k in the window, P_k the mass of level k in P, n_k the number of bins of level k
-that are not empty in P, and N and N_Q the total masses of P and Q:
+The implementation differs from the talk in three points. First, level k of the L levels begins at bin round(i·k/L), so that
+the bins left over by i / L are spread over all levels and do not all go to the last one. Second, if the values have both signs, both
+ends of the window vary, and the window has all L levels. Third, the sum over bins has a closed form. Let S_k be the mass of level k in
+the window, P_k the mass of level k in P, n_k the number of bins of level k that are not empty in P, and N and N_Q the total masses of
+P and Q:
 
     KL = (Σ_b p_b log p_b - Σ_k P_k log(S_k / n_k)) / N - log N + log N_Q
 

@@ -43,7 +43,7 @@ class Operator(NamedTuple):
 
     run: Run
     weights: frozenset[int]
-    """Positions of inputs that are weights regardless of their size."""
+    """Positions of inputs that always count as weights, even with a single element."""
     fixed: frozenset[int] | None
     """Positions of float inputs that are settings, not weights. None: no input can be trained."""
 
