@@ -10,7 +10,7 @@ from penstock.clock import Clock, SystemClock
 
 LARGE_BYTES = 1 << 20
 """A run is large if its inputs and outputs have at least this many bytes."""
-TRIM_S = (5.0, 20.0, 80.0)
+TRIM_S = (5.0, 10.0, 20.0, 80.0)
 """The arena is trimmed this many seconds after the last large run. Later trims release the memory of responses that are read
 late."""
 
