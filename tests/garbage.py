@@ -7,6 +7,19 @@ from contextlib import contextmanager
 
 
 @contextmanager
+def new_objects_only() -> Iterator[None]:
+    """Disable the garbage collector, and let ``gc.collect`` visit only objects that are made from now on."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+@contextmanager
 def uncollected(*kinds: type) -> Iterator[Callable[[], Counter[str]]]:
     """Disable the garbage collector; gives a function that counts the objects of exactly ``kinds`` made since, by class name."""
 

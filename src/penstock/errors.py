@@ -53,7 +53,7 @@ class Code(enum.Enum):
 
 
 class PenstockError(Exception):
-    """Base class of all errors. ``message`` states what is wrong; ``hint`` states how to fix it.
+    """Base class of all errors. ``message`` states what is wrong, and ``hint`` how to fix it.
 
     ``retry_after_s`` (>= 0) is the time that the client should wait before a retry, if known.
     """

@@ -138,7 +138,7 @@ class Evidence(msgspec.Struct, frozen=True):
     metric_outputs: tuple[str, ...] = ()
     """The outputs that the metric judges."""
     metric_reason: str = ""
-    """The reason for the metric."""
+    """Why this metric was chosen."""
     metric_cut: float | None = None
     """The score above which a sample is of class 1, if the judged output has one score per sample. Otherwise, and in bundles of older
     versions, None."""

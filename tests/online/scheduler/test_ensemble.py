@@ -12,6 +12,7 @@ import pytest
 
 import models
 from ensembles import Bench, Gate, chain, ensemble, parameter, step, tensor
+from garbage import new_objects_only
 from penstock.artifact import Artifact
 from penstock.clock import SystemClock
 from penstock.engines.base import LoadedModel
@@ -533,14 +534,10 @@ def test_requests_leave_no_cycles_behind() -> None:
             bench.model("m", FakeModel())
             handle = bench.ensemble(ensemble(*chain("m", "m")))
             await bench.outputs(inputs=ONES)
-            gc.collect()
-            gc.disable()
-            try:
+            with new_objects_only():
                 for _ in range(50):
                     await bench.outputs(inputs=ONES)
                 assert gc.collect() < 50
-            finally:
-                gc.enable()
             assert handle.statistics.execution_count == 51
 
     run(test)

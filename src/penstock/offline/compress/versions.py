@@ -69,7 +69,7 @@ class IntegerChoice(msgspec.Struct, frozen=True):
 
 
 class _Way(NamedTuple):
-    """One way to quantise, and what is known about the result."""
+    """A way to quantise. ``engines`` and ``mixes_rows`` describe the version that it makes."""
 
     name: str
     make: Callable[[], Artifact]

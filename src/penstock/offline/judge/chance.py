@@ -28,8 +28,8 @@ def check_labels(
     note: str = "",
     seed: int = 0,
 ) -> None:
-    """Raise InvalidData if the metric ``name``, computed by ``value``, is no better on ``labels`` than on shuffled labels. ``who`` is
-    the model whose outputs are judged; ``note`` says how it was run.
+    """Raise InvalidData if the metric ``name`` is no better on ``labels`` than on shuffled labels. ``value`` computes the metric. The
+    error names ``who``, the judged model, and ends with ``note`` on how the model was run.
 
     The check is a permutation test at 5 %. Fewer than 20 labels are not tested.
     """

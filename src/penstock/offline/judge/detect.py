@@ -45,8 +45,8 @@ class Choice(msgspec.Struct, frozen=True):
 def choose_metric(
     answers: Mapping[str, Array], labels: Array | None, name: str = "", output: str = "", cut: float | None = None
 ) -> Choice:
-    """The metric ``name`` for ``output``, with the ``cut`` between two classes. If an argument is empty or None, it is chosen to suit
-    the original's answers and the labels.
+    """Choose the metric ``name`` for ``output``, with the ``cut`` between two classes. An argument that is empty or None is chosen to
+    suit the original's outputs and the labels.
 
     Raises InvalidArgument for an unknown metric or output, InvalidData if the labels suit no output.
     """

@@ -161,7 +161,7 @@ def checked_reference(
     who: str = "the original",
     coupling: str = "",
 ) -> Reference:
-    """The reference with the outputs ``found`` of ``who``, whose rows may depend on each other because of ``coupling``.
+    """Make the reference from ``found``, the outputs of ``who``. ``coupling`` is why their rows may depend on each other, or empty.
 
     Raises the errors of ``Judge`` about data, labels and metric.
     """

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from garbage import new_objects_only
 from penstock.engines.base import Answer, LoadedModel
 from penstock.engines.onnxruntime import OnnxRuntimeEngine
 from penstock.errors import Cancelled, DeadlineExceeded, InvalidArgument, PenstockError, Unavailable
@@ -457,16 +458,12 @@ def test_what_runs_on_for_a_sequence_that_has_moved_leaves_its_state_alone() -> 
 
 def test_requests_leave_no_cycles_behind() -> None:
     bench = Bench(fixed(slots=1))
-    gc.collect()
-    gc.disable()
-    try:
+    with new_objects_only():
         for number in range(50):
             bench.submit(1, start=not number)
             bench.run()
             bench.outcomes.clear()
         assert gc.collect() < 50
-    finally:
-        gc.enable()
 
 
 def test_a_full_queue_refuses() -> None:

@@ -16,6 +16,7 @@ import tritonclient.http as triton
 from hypothesis import given
 from hypothesis import strategies as st
 
+from garbage import new_objects_only
 from http_servers import LOOPS, PATIENCE_S, Client, GatedServer, get, infer, post
 from penstock.clock import SystemClock
 from penstock.online.server.access.auth import Access
@@ -360,16 +361,10 @@ def test_requests_leave_nothing_to_the_collector(server: GatedServer, client: Cl
 
 def garbage_of(ask: Callable[[], object]) -> int:
     """The number of objects in reference cycles after 50 repetitions."""
-    gc.collect()
-    gc.freeze()  # so that the collection below visits the objects of these requests only, and not those of all tests before
-    gc.disable()
-    try:
+    with new_objects_only():
         for _ in range(50):
             ask()
         return gc.collect()
-    finally:
-        gc.enable()
-        gc.unfreeze()
 
 
 @pytest.mark.parametrize(

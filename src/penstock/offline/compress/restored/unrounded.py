@@ -36,8 +36,7 @@ def unrounded(made: onnx.ModelProto, source: Artifact) -> onnx.ModelProto:
     """Remove the rounding from ``made``, a quantised version of ``source``. Raises WrongResult if a number in ``made`` is not a
     rounded number of ``source``, or if a tensor is quantised and dequantised with different parameters.
     """
-    undo = _Unrounding(made, source)
-    return undo.run()
+    return _Unrounding(made, source).run()
 
 
 def with_float_products(made: Artifact) -> Artifact:
@@ -138,7 +137,7 @@ class _Unrounding:
 
     def _constant(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         integers, scale = (self._array(name) for name in node.input[:2])
-        zero = self._array(node.input[2]) if len(node.input) > 2 else np.zeros((), integers.dtype)
+        zero = self._zero_point(node, 2, integers)
         axis = attributes_of(node).get("axis", 1)
         along = [-1 if at == axis % integers.ndim else 1 for at in range(integers.ndim)] if scale.size > 1 else []
         if along and scale.size != integers.shape[axis]:
@@ -221,7 +220,7 @@ class _Unrounding:
         if {*both.input} - {*known} != {rounding.output[1]} or node.input[2] != rounding.output[2]:
             raise WrongResult(f"tensor '{node.input[0]}' is quantised and dequantised differently", FIX)
         scale, integers = self._array(known[0]), self._array(node.input[1])
-        zero = self._array(node.input[3]) if len(node.input) > 3 else np.zeros((), integers.dtype)
+        zero = self._zero_point(node, 3, integers)
         name, exact = f"{node.output[0]}_weight", f"{node.output[0]}_exact"
         self._put(name, _Integers(integers, scale, zero, _limits(integers)), node.input[1])
         weight = self._array(name) / scale
@@ -246,6 +245,10 @@ class _Unrounding:
         exact = rounded._replace(limits=(-np.inf, np.inf))
         nearest = min(found, key=lambda weight: float(exact.steps_from(weight).sum()))
         self._tensors[name] = numpy_helper.from_array(np.ascontiguousarray(nearest, np.float32).reshape(shape), name)
+
+    def _zero_point(self, node: onnx.NodeProto, place: int, integers: Array) -> Array:
+        """The zero point that ``node`` has as input ``place``; 0 if the input is left out."""
+        return self._array(node.input[place]) if len(node.input) > place else np.zeros((), integers.dtype)
 
     def _array(self, name: str) -> Array:
         return np.asarray(numpy_helper.to_array(self._tensors[name]))

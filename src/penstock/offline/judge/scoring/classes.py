@@ -46,7 +46,7 @@ def cut_of(output: Array) -> float:
 
 
 def hits(output: Array, truth: Array, cut: float = 0.0) -> Array:
-    """The fraction of each row's classes that are right: 0 or 1 if a sample has one class.
+    """The fraction of right classes in each row. If a sample has one class, the fraction is 0 or 1.
 
     Output: scores [samples, classes, …], or class numbers or text [samples, …]. Labels: class numbers [samples, …]. The mean is the
     accuracy of ``sklearn.metrics.accuracy_score``.
@@ -75,7 +75,7 @@ def top_5(output: Array, truth: Array) -> Array:
 
 
 def f1(output: Array, truth: Array, cut: float = 0.0) -> float:
-    """The mean of the classes' F1, where F1 is the harmonic mean of precision and recall (macro F1 of scikit-learn).
+    """The macro F1 of scikit-learn: the mean of F1 over the classes, where F1 is the harmonic mean of precision and recall.
 
     Output: scores [samples, classes] or class numbers [samples]. Labels: class numbers [samples].
     """
