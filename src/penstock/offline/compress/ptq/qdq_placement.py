@@ -284,16 +284,19 @@ class FloatModel:
 
     def _keeps_zero(self, node: onnx.NodeProto) -> bool:
         """True if the activation maps zero to zero. Otherwise an integer range, which always contains zero, cannot replace it."""
+        low, high = self.bounds(node)
+        return low <= 0 <= high
+
+    def bounds(self, node: onnx.NodeProto) -> tuple[float, float]:
+        """The smallest and largest value of a Relu or Clip; NaN if it is not constant."""
         if node.op_type == "Relu":
-            return True
-        bounds = {attribute.name: attribute.f for attribute in node.attribute}
+            return 0.0, np.inf
+        found = {attribute.name: attribute.f for attribute in node.attribute}
         for name, place in (("min", 1), ("max", 2)):
             if len(node.input) > place and node.input[place]:
                 bound = self.weights.get(node.input[place])
-                if bound is None:
-                    return False
-                bounds[name] = float(numpy_helper.to_array(bound).reshape(()))
-        return bool(bounds.get("min", -np.inf) <= 0 <= bounds.get("max", np.inf))
+                found[name] = np.nan if bound is None else float(numpy_helper.to_array(bound).reshape(()))
+        return found.get("min", -np.inf), found.get("max", np.inf)
 
 
 def float_model(artifact: Artifact) -> FloatModel:

@@ -23,10 +23,19 @@ _SHARING_OPS = frozenset(
 
 
 class Rounding:
-    """The tensors that are rounded when ``nodes``, given in graph order, become integer."""
+    """The tensors that are rounded when ``nodes``, given in graph order, become integer.
 
-    def __init__(self, model: FloatModel, nodes: Iterable[onnx.NodeProto], placement: QdqPlacement) -> None:
-        self._model = model
+    ``clips_exactly`` is False if a range may be widened below, so that it cannot replace a Clip with a negative lower bound.
+    """
+
+    def __init__(
+        self,
+        model: FloatModel,
+        nodes: Iterable[onnx.NodeProto],
+        placement: QdqPlacement,
+        clips_exactly: bool = True,
+    ) -> None:
+        self._model, self._clips_exactly = model, clips_exactly
         self._float_outputs = placement.float_outputs
         nodes = list(nodes)
         self._biases = {node.name for node in nodes if model.is_bias(node)}
@@ -68,7 +77,8 @@ class Rounding:
         if node.op_type in ACTIVATIONS:
             if first not in self.sources:
                 return
-            if first in written and self.sources[first] == first and self._model.readers[first] == 1:
+            is_alone = first in written and self.sources[first] == first and self._model.readers[first] == 1
+            if is_alone and (self._clips_exactly or self._model.bounds(node)[0] == 0):
                 del self.sources[first]
                 self.absorbed[first] = node.output[0]
                 self.removed.add(node.name)
