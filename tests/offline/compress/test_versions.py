@@ -102,7 +102,7 @@ def test_what_runs_anywhere_needs_nothing(cnn: Artifact, data: Dataset) -> None:
 def test_a_version_that_fails_does_not_end_the_others(
     cnn: Artifact, data: Dataset, failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> Artifact:
+    def fail(*_: object, **__: object) -> Artifact:
         raise failure
 
     monkeypatch.setattr(versions, "quantize_with", fail)

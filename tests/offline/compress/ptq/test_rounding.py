@@ -189,7 +189,9 @@ def test_parts_of_the_models_input_have_its_range() -> None:
     assert found.sources == {"x": "x", "left": "x", "right": "x", "y": "y"}
 
 
-@pytest.mark.parametrize(("low", "clips_exactly", "is_replaced"), [(0, False, True), (-1, True, True), (-1, False, False)])
+@pytest.mark.parametrize(
+    ("low", "clips_exactly", "is_replaced"), [(0, False, True), (-1, True, True), (-1, False, False)]
+)
 def test_a_range_that_may_be_wider_does_not_replace_a_clip_of_negative_values(
     low: float, clips_exactly: bool, is_replaced: bool
 ) -> None:
@@ -223,7 +225,9 @@ def test_the_attention_placement_rounds_queries_and_keys_after_their_biases() ->
     nodes = model.integer_nodes(QdqPlacement.ATTENTION)
     found = Rounding(model, nodes, QdqPlacement.ATTENTION)
     assert {node.output[0] for node in nodes} == {"q0", "k0", "v0", "q", "k", "q1", "k1", "q2", "k2", "scores", "y"}
-    assert found.sources == {"x": "x", "mixed": "mixed"} | {f"{name}{at}": name for name in "qk" for at in ("", "1", "2")}
+    assert found.sources == {"x": "x", "mixed": "mixed"} | {
+        f"{name}{at}": name for name in "qk" for at in ("", "1", "2")
+    }
 
 
 def test_in_no_placement_is_a_product_rounded_before_its_bias() -> None:
