@@ -179,7 +179,7 @@ def _build(
     warnings += _warned((*about(fp32, calibration, evaluation, signature.smallest_batch), *overlap))
     with _blaming(calibrate):
         is_smallest = recipe.objective == "size"
-        int8, notes = integer_versions(fp32, calibration, _integer_choice(recipe), machine, on_progress)
+        int8, notes = integer_versions(fp32, calibration, _integer_choice(recipe, engines), machine, on_progress)
     planned = _plan(fp32, original, calibration, _plan_options(recipe, threads), recipe, on_progress)
     tried = candidates(_versions([Version(fp32), *int8, *planned.versions], recipe), engines, threads, machine)
     rows = _THROUGHPUT_ROWS if recipe.objective == "throughput" and signature.batchable else signature.smallest_batch
@@ -283,12 +283,13 @@ def _signature(original: Artifact) -> Signature:
     return signature
 
 
-def _integer_choice(recipe: Recipe) -> IntegerChoice:
+def _integer_choice(recipe: Recipe, engines: tuple[str, ...]) -> IntegerChoice:
     return IntegerChoice(
         recipe.methods,
         recipe.careful,
         dynamic=recipe.dynamic and recipe.objective == "latency",
         anywhere=recipe.objective == "size",
+        engines=engines,
     )
 
 

@@ -23,7 +23,7 @@ from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions
 from penstock.offline.compress.ptq.ranges.histogram import TensorStatistics
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
-from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme, required_isa
+from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme, required_isa, symmetric
 from penstock.offline.sessions import signature_of
 from penstock.resources import MachineFacts
 
@@ -34,7 +34,12 @@ _CHOICE_S = 4.0
 _MOSTLY = 0.5
 """Versions that speed up only matrix products are made if these hold more than this fraction of the weights."""
 _FOR_PRODUCTS = ("onnxruntime",)
-"""The engines on which such versions are faster. On OpenVINO, they are not faster, and dynamic INT8 is slower than FP32."""
+"""The engines on which one scale per product and dynamic INT8 are faster. On OpenVINO, the former is not faster, and the latter is
+slower than FP32."""
+_FOR_SYMMETRIC = ("openvino",)
+"""The engines on which symmetric activations are faster. ONNX Runtime multiplies signed activations more slowly."""
+_PLACEMENTS = QdqPlacement.LINEAR, QdqPlacement.WIDE
+"""The placements to try with every method. The attention placement is only faster with symmetric activations."""
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -66,6 +71,8 @@ class IntegerChoice(msgspec.Struct, frozen=True):
     """If matrix products hold most of the weights, also make a version with ranges computed at run time."""
     anywhere: bool = False
     """Use 7-bit weights, which every CPU multiplies without overflow."""
+    engines: tuple[str, ...] = ()
+    """The engines that may run the versions. Versions for other engines are not made. If empty, all engines."""
 
 
 class _Way(NamedTuple):
@@ -86,7 +93,8 @@ def integer_versions(
 ) -> tuple[list[Version], tuple[str, ...]]:
     """Make INT8 versions of ``fp32`` by all calibration methods and placements, without duplicates or wrong models. Also return notes.
 
-    If matrix products hold most of the weights, the last method also makes versions with one scale per product.
+    If matrix products hold most of the weights, the last method also makes versions with one scale per product, and versions with
+    symmetric activations.
     """
     if calibration is None:
         return [], ("INT8 was not tried: there was no calibration data",)
@@ -130,15 +138,14 @@ def _ways(
     """The ways to quantise ``fp32``; none if no placement quantises anything, with the reasons in ``failures``."""
     by_method = {method: ranges(statistics, method, scheme) for method in (RangeMethod.MIN_MAX, *choice.methods)}
 
-    def make(placement: QdqPlacement, method: RangeMethod | None, per_tensor: bool = False) -> Artifact:
+    def make(placement: QdqPlacement, method: RangeMethod | None, written: IntegerScheme = scheme) -> Artifact:
         if method is not None:
-            return quantize(fp32, by_method[method], msgspec.structs.replace(scheme, per_tensor=per_tensor), placement)
-        options = RangeChoiceOptions(time_s=_CHOICE_S)
-        recipe = PtqRecipe(placement=placement, choice=options, per_tensor=per_tensor)
-        return quantize_with(recipe, fp32, calibration, scheme)
+            return quantize(fp32, by_method[method], written, placement)
+        recipe = PtqRecipe(placement=placement, choice=RangeChoiceOptions(time_s=_CHOICE_S))
+        return quantize_with(recipe, fp32, calibration, scheme, written=written)
 
     plain: dict[str, QdqPlacement] = {}
-    for placement in QdqPlacement:
+    for placement in _PLACEMENTS:
         # For a plain chain of layers, both placements give the same model.
         model = _attempt(f"min-max-{placement.value}", partial(make, placement, RangeMethod.MIN_MAX), failures)
         if model is not None:
@@ -147,14 +154,18 @@ def _ways(
     found = [_Way(_name(method, place), partial(make, place, method)) for place in plain.values() for method in tried]
     if not plain or share_of_products(fp32) <= _MOSTLY:
         return found
-    for place in plain.values():
-        name = f"{_name(tried[-1], place)}-per-tensor"
-        found.append(_Way(name, partial(make, place, tried[-1], per_tensor=True), _FOR_PRODUCTS))
+    for kind, written, engines, places in (
+        ("per-tensor", msgspec.structs.replace(scheme, per_tensor=True), _FOR_PRODUCTS, plain.values()),
+        ("symmetric", symmetric(scheme), _FOR_SYMMETRIC, QdqPlacement),
+    ):
+        for place in places:
+            made = partial(make, place, tried[-1], written)
+            found.append(_Way(f"{_name(tried[-1], place)}-{kind}", made, engines))
     if choice.dynamic:
         options = DynamicOptions(reduce_range=scheme.reduce_range)
         ranged = partial(quantize_dynamic, fp32, calibration, options)
         found.append(_Way("dynamic", ranged, _FOR_PRODUCTS, signature_of(fp32).batchable))
-    return found
+    return [way for way in found if not (choice.engines and way.engines) or set(way.engines) & set(choice.engines)]
 
 
 def _name(method: RangeMethod | None, placement: QdqPlacement) -> str:
