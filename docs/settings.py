@@ -9,7 +9,7 @@ import re
 from itertools import groupby
 from pathlib import Path
 
-from penstock.cli.server_options import grouped_settings, option_name
+from penstock.cli.flags.server_options import grouped_settings, option_name
 from penstock.config import write_text
 
 REFERENCE = Path(__file__).resolve().parent / "reference"

@@ -133,6 +133,21 @@ def fails_on_odd_batch() -> Artifact:
     )
 
 
+def embedding() -> Artifact:
+    """y = rows ``ids`` (N, 1) of a table of ten rows, FP32 (N, 1, 4). Element n of row n is n."""
+    return artifact(
+        [("Gather", ["table", "ids"], ["y"])],
+        [("ids", TensorProto.INT64, ["N", 1])],
+        [("y", _FP32, ["N", 1, 4])],
+        {"table": np.repeat(np.arange(10, dtype=np.float32)[:, None], 4, axis=1)},
+    )
+
+
+def filled() -> Artifact:
+    """y = as many zeros as ``count`` (1,) says: a large number takes all memory."""
+    return artifact([("ConstantOfShape", ["count"], ["y"])], [("count", TensorProto.INT64, [1])], [("y", _FP32, ["N"])])
+
+
 def increment(datatype: DataType) -> Artifact:
     """``y = x + 1`` of shape (N,)."""
     return artifact(

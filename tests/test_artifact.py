@@ -10,7 +10,7 @@ import pytest
 
 import models
 from penstock import artifact as artifact_module
-from penstock.artifact import Artifact, Format, local_path, sha256
+from penstock.artifact import SUFFIXES, TITLES, Artifact, Format, listed, local_path, sha256
 from penstock.errors import InvalidModel, NotFound, Unsupported
 
 
@@ -126,8 +126,17 @@ def test_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", ["m.pkl", "m", "onnx"])
 def test_unknown_suffix_lists_the_known(name: str, tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match=r"not a model file that Penstock reads \(use a file with the suffix \.onnx"):
+    with pytest.raises(Unsupported, match="not a model file that Penstock reads") as caught:
         Artifact.from_file(tmp_path / name)
+    assert caught.value.hint == f"use one of: {listed()}"
+
+
+def test_the_list_names_every_format_with_its_file() -> None:
+    shown = listed()
+    assert shown.startswith("ONNX (.onnx), TorchScript (.pt), exported program (.pt2)")
+    assert all(TITLES[format] in shown for format in Format)
+    assert all(f"({suffix})" in shown for suffix in SUFFIXES)
+    assert listed([Format.SAVED_MODEL]) == "SavedModel (folder with saved_model.pb)"
 
 
 def test_external_data_of_an_onnx_file_is_part_of_it(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src" / "penstock"
 
 EXCEPTIONS = {
-    "cli/options.py": "declarations only, which the tests of each command use",
     "cli/serve.py": "tests/e2e/test_serve_*.py start the command as a process",
     "offline/compress/training/torch.py": "the import of torch",
     "online/server/app.py": "the composition root, which tests/e2e and tests/online/server/test_http.py run whole",

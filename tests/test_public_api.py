@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 import penstock
+from penstock.cli.help import FOLDERS
 
 NAMES = [
+    "Artifact",
     "BuildResult",
+    "CandidateRecord",
+    "Compression",
     "Context",
     "Contract",
     "Model",
+    "Outcome",
     "PenstockError",
+    "RangeMethod",
     "Recipe",
     "Tensor",
     "__version__",
@@ -24,6 +33,82 @@ NAMES = [
     "model",
     "open",
 ]
+
+
+PROGRAM = """
+from pathlib import Path
+from typing import Annotated, assert_type
+
+import numpy as np
+import numpy.typing as npt
+
+import penstock
+from penstock import (
+    Artifact, BuildResult, CandidateRecord, Compression, Context, Contract, Model, Outcome, PenstockError, RangeMethod, Recipe, Tensor
+)
+from penstock.bundle.titles import outcome, title, verdict
+from penstock.clock import ManualClock
+from penstock.errors import ContractUnmet, InvalidInput
+from penstock.testing import FakeEngine, assert_tensors_close
+
+X = np.zeros((8, 3), np.float32)
+
+
+def build(folder: Path) -> str:
+    compression = Compression(budget_s=60.0, folder=folder / "plan")
+    recipe = Recipe(Contract(max_accuracy_loss=0.01, p99_ms=5.0), methods=(RangeMethod.MSE,), compression=compression)
+    try:
+        result = penstock.build(folder / "m.onnx", folder / "m.bundle", calibrate={"x": X}, evaluate="e.npz", recipe=recipe)
+    except ContractUnmet as error:
+        return error.hint
+    except PenstockError as error:
+        return f"{error.code.value} {error.message}"
+    assert_type(result, BuildResult)
+    record: CandidateRecord = result.chosen
+    speed = record.speedup.value if record.speedup is not None else 1.0
+    return f"{title(record)}, {outcome(record)}, {verdict(record)}, {speed:.2f}, {result.bundle.name}"
+
+
+def run(path: Path) -> dict[str, tuple[int, ...]]:
+    with penstock.open(path) as model:
+        assert_type(model, Model)
+        shapes = {spec.name: spec.shape for spec in model.signature.inputs}
+        try:
+            model.infer({"x": X})
+        except InvalidInput:
+            return shapes
+        return {name: array.shape for name, array in model.infer_rows({"x": X}, batch=4).items()}
+
+
+def compress(model: Artifact) -> list[str]:
+    found = penstock.compress.quantize(model, {"x": X}, evaluate="e.npz", output=Path("q.onnx"), method="mse")
+    assert_type(found, Outcome)
+    again = penstock.compress.prune(found.model, sparsity=0.5, on_progress=lambda stage, done, total: None)
+    return [*found.notes, *again.notes]
+
+
+Rows = Annotated[npt.NDArray[np.float32], Tensor("FP32", -1, 4)]
+
+
+@penstock.model
+def halve(x: Rows, context: Context) -> Rows:
+    with context.stage("halve"):
+        return x / np.float32(2)
+
+
+def test() -> None:
+    engine, clock = FakeEngine(), ManualClock()
+    clock.advance(1.0)
+    assert_tensors_close(engine.load(Artifact.from_bytes(b""), {}).forward({"x": X}), {"y": 2 * X})
+
+
+penstock.opne("m.onnx")  # type: ignore[attr-defined]
+penstock.compress.quantise("m.onnx")  # type: ignore[attr-defined]
+Recipe(contracts=Contract())  # type: ignore[call-arg]
+Contract(p99_ms="5ms")  # type: ignore[arg-type]
+penstock.compress.prune(3)  # type: ignore[arg-type]
+"""
+"""A user's program with the documented types. Each line with a comment is a mistake that the type checker must find."""
 
 
 def imported_by(code: str) -> set[str]:
@@ -50,6 +135,27 @@ def test_unknown_names_are_an_attribute_error() -> None:
         _ = penstock.tensorrt
 
 
+def test_the_metadata_of_the_package_are_complete() -> None:
+    root = Path(__file__).parents[1]
+    found = tomllib.loads((root / "pyproject.toml").read_text())
+    project = found["project"]
+    assert (root / project["readme"]).is_file()
+    assert all((root / name).is_file() for name in project["license-files"])
+    assert project["license"] == "Apache-2.0"
+    for start in (
+        "Development Status",
+        "Environment",
+        "Intended Audience",
+        "Operating System",
+        "Topic",
+        "Typing :: Typed",
+    ):
+        assert any(classifier.startswith(start) for classifier in project["classifiers"])
+    pages = found["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert pages == {f"docs/{folder}": f"penstock/docs/{folder}" for folder in sorted(FOLDERS)}
+    assert all((root / page).is_dir() for page in pages)
+
+
 def test_importing_costs_nothing() -> None:
     imported = imported_by("import penstock")
     assert not imported & {"numpy", "onnx", "onnxruntime", "openvino", "typer", "rich", "msgspec"}
@@ -60,3 +166,20 @@ def test_opening_does_not_import_the_offline_half() -> None:
     imported = imported_by("import penstock; penstock.open")
     assert not imported & {"onnx", "onnx_ir", "onnxruntime", "openvino", "typer", "rich"}
     assert not [name for name in imported if name.startswith(("penstock.offline", "penstock.online"))]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_users_program_passes_a_strict_type_checker(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--python-executable", sys.executable, "program.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=380,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout

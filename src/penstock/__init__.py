@@ -16,9 +16,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.version import __version__
 
 if TYPE_CHECKING:
+    from penstock.artifact import Artifact
+    from penstock.bundle.evidence import CandidateRecord
     from penstock.errors import PenstockError
-    from penstock.offline.build import BuildResult, Recipe, build
+    from penstock.offline.build import BuildResult, Compression, Recipe, build
     from penstock.offline.compress.functions import compress
+    from penstock.offline.compress.outcome import Outcome
+    from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
     from penstock.offline.judge.contract import Contract
     from penstock.online.instances.python.typed import Tensor, model
     from penstock.online.instances.python.typed_model import Context
@@ -28,11 +32,16 @@ if TYPE_CHECKING:
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = [
+    "Artifact",
     "BuildResult",
+    "CandidateRecord",
+    "Compression",
     "Context",
     "Contract",
     "Model",
+    "Outcome",
     "PenstockError",
+    "RangeMethod",
     "Recipe",
     "Tensor",
     "__version__",
@@ -44,11 +53,16 @@ __all__ = [
 
 # Names are resolved on first use, so that a program that only opens bundles does not import the offline half.
 _HOMES = {
+    "Artifact": "penstock.artifact",
     "BuildResult": "penstock.offline.build",
+    "CandidateRecord": "penstock.bundle.evidence",
+    "Compression": "penstock.offline.build",
     "Context": "penstock.online.instances.python.typed_model",
     "Contract": "penstock.offline.judge.contract",
     "Model": "penstock.runtime",
+    "Outcome": "penstock.offline.compress.outcome",
     "PenstockError": "penstock.errors",
+    "RangeMethod": "penstock.offline.compress.ptq.ranges.ranges",
     "Recipe": "penstock.offline.build",
     "Tensor": "penstock.online.instances.python.typed",
     "build": "penstock.offline.build",
@@ -58,10 +72,12 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'penstock' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+if not TYPE_CHECKING:  # otherwise type checkers would accept every name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'penstock' has no attribute '{name}'")
+        return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -44,7 +44,17 @@ SUFFIXES = {
     ".tflite": Format.TFLITE,
     ".py": Format.PYTHON,
 }
-"""The formats of model files."""
+"""The formats of model files. All commands and the server read models by this table."""
+TITLES = {
+    Format.ONNX: "ONNX",
+    Format.TORCHSCRIPT: "TorchScript",
+    Format.EXPORTED_PROGRAM: "exported program",
+    Format.OPENVINO_IR: "OpenVINO IR",
+    Format.TFLITE: "TensorFlow Lite",
+    Format.PYTHON: "Python",
+    Format.SAVED_MODEL: "SavedModel",
+}
+"""The name of each format in texts for people."""
 _DEFAULT_NAMES = {format: f"model{suffix}" for suffix, format in SUFFIXES.items()} | {
     Format.SAVED_MODEL: "saved_model.pb"
 }
@@ -243,13 +253,20 @@ def format_of(path: Path) -> Format | None:
     return SUFFIXES.get(path.suffix.lower())
 
 
+def listed(formats: Iterable[Format] = Format) -> str:
+    """List ``formats`` for people, with the suffix of each: ``ONNX (.onnx), TorchScript (.pt), …``."""
+    files = {format: suffix for suffix, format in SUFFIXES.items()}
+    files[Format.SAVED_MODEL] = f"folder with {_DEFAULT_NAMES[Format.SAVED_MODEL]}"
+    return ", ".join(f"{TITLES[format]} ({files[format]})" for format in formats)
+
+
 def _main_file(path: Path) -> tuple[Path, Format]:
     """The main file of ``path``, and the model's format."""
     format = format_of(path)
     if format is None:
         raise Unsupported(
             f"'{path.name}' is not a model file that Penstock reads",
-            f"use a file with the suffix {', '.join(SUFFIXES)}, or a folder that contains saved_model.pb",
+            f"use one of: {listed()}",
         )
     if format is Format.SAVED_MODEL or (path.is_dir() and format is Format.ONNX):
         return path / _DEFAULT_NAMES[format], format

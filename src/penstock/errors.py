@@ -6,6 +6,7 @@ The tree (one canonical code per class; transports map codes to statuses, the CL
     ├── InvalidArgument           INVALID_ARGUMENT     the client must change the request
     │   ├── InvalidModel          INVALID_ARGUMENT     a model file is corrupt or has unsupported content
     │   ├── InvalidData           INVALID_ARGUMENT     a data set is empty, or its names, shapes or values are wrong
+    │   ├── InvalidInput          INVALID_ARGUMENT     an operator of the model rejects values or sizes of a request
     │   └── InvalidConfig         INVALID_ARGUMENT     a configuration key or value is wrong
     ├── NotFound                  NOT_FOUND            the model, version or file does not exist
     ├── AlreadyExists             ALREADY_EXISTS       the target exists and may not be overwritten
@@ -79,6 +80,10 @@ class InvalidModel(InvalidArgument):
 
 
 class InvalidData(InvalidArgument):
+    pass
+
+
+class InvalidInput(InvalidArgument):
     pass
 
 

@@ -10,7 +10,7 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from penstock.artifact import Artifact
+from penstock.artifact import Artifact, Format
 from penstock.bundle.manifest import Manifest, Variant
 from penstock.bundle.open import open_model
 from penstock.engines.base import LoadedModel
@@ -20,6 +20,8 @@ from penstock.resources import machine_facts
 from penstock.rows.proof import coupling
 from penstock.tensor import Array, Signature
 
+MODELS = tuple(format for format in Format if engines_for(format))
+"""The formats of the models that ``open`` runs. Python models need a server."""
 _MAX_BATCH = 32
 """Rows per call of a model without a bundle, if its rows are proven to be independent."""
 

@@ -121,8 +121,17 @@ def test_a_bundle_and_a_model_are_told_apart(folder: bool, tmp_path: Path) -> No
         assert model.format is format
     with pytest.raises(NotFound, match="no bundle or model .*`penstock build`"):
         open_model(tmp_path / "none")
-    with pytest.raises(IntegrityError, match="not a Penstock bundle"):
-        open_model(Path(__file__).parent)
+    for other in (Path(__file__).parent, Path("/dev/zero")):
+        with pytest.raises(Unsupported, match=r"not a model file that Penstock reads \(use one of: ONNX \(\.onnx\)"):
+            open_model(other)
+
+
+def test_a_part_of_a_bundle_is_called_damaged(tmp_path: Path) -> None:
+    whole = packed(tmp_path / "whole.bundle").read_bytes()
+    for name, data in (("a.bundle", b""), ("b.bundle", b"text"), ("unnamed", whole[:-100]), ("c.zip", whole[:100])):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(IntegrityError, match=f"'{name}' is not a Penstock bundle"):
+            open_model(tmp_path / name)
 
 
 @_FORMS
@@ -552,7 +561,7 @@ def test_what_never_was_a_bundle_is_not_called_a_changed_one(tmp_path: Path) -> 
     with pytest.raises(IntegrityError, match=r"'x\.npz' is not a Penstock bundle: it has no manifest"):
         open_bundle(tmp_path / "x.npz")
     (tmp_path / "model.onnx").write_bytes(models.linear(3, 2).data)
-    with pytest.raises(IntegrityError, match=r"is an ONNX model, not a .*`penstock build`"):
+    with pytest.raises(IntegrityError, match=r"is a model file \(ONNX\), not a .*`penstock build`"):
         open_bundle(tmp_path / "model.onnx")
 
 

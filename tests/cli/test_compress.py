@@ -65,7 +65,7 @@ def test_for_size_and_what_is_small_runs_and_is_told_truly(penstock, net: Path) 
     arguments = ("net.onnx", *DATA, *QUICK, "--target", "size", "-o", "out.bundle", "--report", "report.html")
     done = penstock("compress", *arguments)
     assert done.code == 0, done.err
-    assert "share-fine" in done.out
+    assert "shared weights (fine)" in done.out
     assert "Accuracy by size of every model that the plan made" in (net / "report.html").read_text()
 
     shown = penstock("inspect", "out.bundle", "--json").json["manifest"]

@@ -52,3 +52,23 @@ def test_only_one_model(penstock, folder: Path) -> None:
 
 def test_no_repository(penstock, folder: Path) -> None:
     assert penstock("doctor", "nowhere").code == 3
+
+
+def test_an_empty_repository_is_refused_with_an_example(penstock, folder: Path) -> None:
+    root = repository(folder)
+    (folder / "empty").mkdir()
+    for arguments in (["empty"], ["models", "empty"]):
+        done = penstock("doctor", *arguments)
+        assert done.code == 3
+        assert done.err.splitlines()[0] == "error: model repository 'empty' is empty"
+        assert "models/digits/1/model.onnx" in done.err
+    assert root.exists()
+
+
+def test_what_is_no_repository_is_named(penstock, folder: Path) -> None:
+    root = repository(folder)
+    (folder / "files").mkdir()
+    (folder / "files" / "linear.onnx").touch()
+    assert "has no folder of a model, only files such as 'linear.onnx'" in penstock("doctor", "files").err
+    done = penstock("doctor", root / "good")
+    assert (done.code, "but the folder of one model, with its versions" in done.err) == (3, True)

@@ -182,7 +182,7 @@ def test_mistakes(penstock, folder: Path) -> None:
         (("none.bundle", "--inputs", "data.npz"), 3),
         (("linear.onnx", "--inputs", "none.npz"), 3),
         (("linear.onnx", "--inputs", "wrong.npz"), 2),
-        (("data.npz", "--inputs", "data.npz"), 5),
+        (("data.npz", "--inputs", "data.npz"), 2),
         (("linear.onnx", "--inputs", "data.npz", "--outputs", "linear.onnx/out.npz"), 2),
         (("linear.onnx", "--inputs", "data.npz", "--outputs", "data.npz/out.npz"), 2),
         (("linear.onnx", "--inputs", "none.npz", "--outputs", "."), 2),
@@ -206,7 +206,9 @@ def test_what_is_read_is_never_overwritten(penstock, folder: Path, as_folder: bo
 
 
 def test_the_folder_of_the_outputs_is_made(penstock, folder: Path) -> None:
-    assert penstock("infer", "linear.onnx", "--inputs", "data.npz", "--outputs", "new/deep/out.npz").code == 0
+    assert (
+        penstock("infer", "linear.onnx", "--inputs", "data.npz", "--outputs", "new/deep/out.npz", "--parents").code == 0
+    )
     with np.load("new/deep/out.npz") as out:
         assert out["y"].shape == (20, 2)
 

@@ -11,9 +11,19 @@ from penstock.bundle.manifest import ServingConfig, Variant
 from penstock.bundle.pack_model import pack_model
 
 EVIDENCE = evidence(
-    record("int8-best", 0.4, 0.985, precision="int8", status="chosen", reason="2.5x the original's speed"),
-    record("int8-second", 0.5, 0.985, precision="int8", reason="0.80x the chosen one's speed"),
-    record("int8-third", 0.6, 0.985, precision="int8", reason="0.67x the chosen one's speed"),
+    record(
+        "int8-best",
+        0.4,
+        0.985,
+        precision="int8",
+        calibration="best-wide",
+        status="chosen",
+        reason="2.5x the original's speed",
+    ),
+    record("int8-second", 0.5, 0.985, precision="int8", calibration="mse-wide", reason="0.80x the chosen one's speed"),
+    record(
+        "int8-third", 0.6, 0.985, precision="int8", calibration="entropy-wide", reason="0.67x the chosen one's speed"
+    ),
     record("wrong", 0.3, 0.5, precision="int8", status="rejected", reason="loses 49.00% top-1"),
     record("broken", None, engine="openvino", status="failed", reason="cannot load"),
     p99_ms=5.0,
@@ -34,11 +44,11 @@ def test_a_person_sees_what_was_chosen_and_why_others_lost(penstock, bundle: Pat
     assert done.code == 0
     for fact in (
         "test  x FP32[N, 2] → y FP32[N, 2]",
-        "served as int8-best: 2 instance(s) × 1 thread(s), batches up to 4",
+        "served as ONNX Runtime · INT8 (tuned ranges, more operators) · 1 thread: 2 instance(s) × 1 thread(s), batches up to 4",
         "at most 1.00% loss of accuracy, p99 within 5 ms",
         "30 nodes, 21 after the passes",
         "chosen: 2.5x the original's speed",
-        "rejected: loses 49.00% top-1",
+        "less accurate than allowed: loses 49.00% top-1",
         "failed: cannot load",
         "5 candidates were tried",
         "a note",
@@ -47,9 +57,9 @@ def test_a_person_sees_what_was_chosen_and_why_others_lost(penstock, bundle: Pat
     ):
         assert fact in done.out, fact
     # Of each kind only the best; --all shows the rest.
-    assert "int8-second" in done.out
-    assert "int8-third" not in done.out
-    assert "int8-third" in penstock("inspect", bundle, "--all").out
+    assert "MSE ranges" in done.out
+    assert "entropy ranges" not in done.out
+    assert "entropy ranges" in penstock("inspect", bundle, "--all").out
 
 
 def test_the_verdict_says_that_the_machine_was_busy(penstock, tmp_path: Path) -> None:
@@ -92,6 +102,10 @@ def test_json_is_the_manifest_with_its_digest(penstock, bundle: Path) -> None:
     assert len(found["digest"]) == 64
     assert found["manifest"]["name"] == "test"
     assert found["manifest"]["evidence"]["chosen"] == "int8-best"
+    assert found["titles"]["wrong"] == {
+        "title": "ONNX Runtime · INT8 · 1 thread",
+        "outcome": "less accurate than allowed",
+    }
     assert any("CPU" in difference for difference in found["differences"])
 
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,7 @@ from penstock.errors import (
     InvalidArgument,
     InvalidConfig,
     InvalidData,
+    InvalidInput,
     InvalidModel,
     NotFound,
     PenstockError,
@@ -35,6 +38,7 @@ EXIT_CODES: dict[type[PenstockError], int] = {
     InvalidArgument: 2,
     InvalidModel: 2,
     InvalidData: 2,
+    InvalidInput: 2,
     InvalidConfig: 2,
     Unsupported: 2,
     NotFound: 3,
@@ -107,7 +111,62 @@ def test_every_command_has_help_and_json(penstock, name: str) -> None:
     assert "--json" in done.out
 
 
-@pytest.mark.parametrize("name", ["build", "inspect", "infer", "bench"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_h_is_help(penstock, name: str) -> None:
+    assert penstock(name, "-h").out == penstock(name, "--help").out
+
+
+def test_h_without_a_command_is_help(penstock) -> None:
+    assert penstock("-h").out == penstock("--help").out
+    assert "Usage: penstock" in penstock("-h").out
+
+
+def completions(tmp_path: Path, *words: str) -> list[str]:
+    """What bash offers for the last of ``words`` after it has read the script of ``--show-completion bash``."""
+    script = fresh("--show-completion", "bash")
+    assert (script.returncode, script.stderr) == (0, "")
+    (tmp_path / "completion.sh").write_text(script.stdout)
+    asked = 'source completion.sh; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _penstock_completion penstock; '
+    done = subprocess.run(
+        ["bash", "--norc", "-c", asked + 'printf "%s\\n" "${COMPREPLY[@]}"', "bash", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
+    assert set(completions(tmp_path, "penstock", "")) == set(COMMANDS)
+    assert completions(tmp_path, "penstock", "bu") == ["build"]
+    assert completions(tmp_path, "penstock", "build", "--max-acc") == ["--max-accuracy-loss"]
+    assert completions(tmp_path, "penstock", "build", "--objective", "t") == ["throughput"]
+    assert completions(tmp_path, "penstock", "quantize", "--calib") == ["--calibrate"]
+    assert completions(tmp_path, "penstock", "help", "contr") == ["contract"]
+
+
+def test_bash_completes_files_itself(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").touch()
+    assert completions(tmp_path, "penstock", "build", "mod") == []
+    assert "complete -o default -F _penstock_completion penstock" in (tmp_path / "completion.sh").read_text()
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish", "powershell"])
+def test_other_shells_have_scripts(penstock, shell: str) -> None:
+    done = penstock("--show-completion", shell)
+    assert done.code == 0
+    assert "_PENSTOCK_COMPLETE" in done.out
+
+
+def test_an_unknown_shell_is_refused(penstock) -> None:
+    assert penstock("--show-completion", "tcsh").code == 2
+
+
+@pytest.mark.parametrize("name", ["build", "inspect", "infer", "bench", "help"])
 def test_help_has_examples(penstock, name: str) -> None:
     examples = penstock(name, "--help").out.partition("Examples")[2]
     assert examples.count(f"penstock {name} ") >= 2

@@ -25,7 +25,7 @@ import pytest
 import models
 from penstock.artifact import SUFFIXES, Artifact, Format, sha256
 from penstock.engines.base import Engine, Severity
-from penstock.errors import Code, InvalidConfig, InvalidModel, PenstockError, Unavailable
+from penstock.errors import Code, InvalidConfig, InvalidInput, InvalidModel, PenstockError, Unavailable
 from penstock.online.instances.process_instance import ProcessModel
 from penstock.resources import machine_facts
 from penstock.tensor import DataType
@@ -55,6 +55,8 @@ class EngineConformance:
     excluded: ClassVar[dict[str, str]] = {}
     zoo: ClassVar[Any] = models
     failure: ClassVar[str] = "[Rr]eshape"
+    rejects: ClassVar[bool] = False
+    """Whether the engine tells inputs that an operator rejects from its own failures."""
     """What the engine tells of a reshape that does not fit."""
 
     @pytest.fixture(autouse=True)
@@ -201,14 +203,19 @@ class EngineConformance:
         with pytest.raises(InvalidModel, match="Frobnicate"):
             self.load(self.zoo.unknown_operator())
 
-    def test_failure_at_run_time_leaves_the_model_usable(self, capfd: pytest.CaptureFixture[str]) -> None:
-        model = self.load(self.zoo.fails_on_odd_batch())
+    @pytest.mark.parametrize("threads", [0, 1, 2])
+    def test_failure_at_run_time_leaves_the_model_usable(self, threads: int, capfd: pytest.CaptureFixture[str]) -> None:
+        model = self.load(self.zoo.fails_on_odd_batch(), threads=threads)
         capfd.readouterr()  # LiteRT says once which kernels it has
-        with pytest.raises(PenstockError, match=f"the model failed: .*{self.failure}") as caught:
+        told = "the model rejects these inputs" if self.rejects else "the model failed"
+        with pytest.raises(PenstockError, match=f"{told}: .*{self.failure}") as caught:
             model.forward({"x": np.ones((3, 2), np.float32)})
-        assert caught.value.code is Code.INTERNAL
-        outputs = model.forward({"x": _FP32_PAIRS})
-        assert_tensors_close(outputs, {"y": _FP32_PAIRS.reshape(2, 4)})
+        assert caught.value.code is (Code.INVALID_ARGUMENT if self.rejects else Code.INTERNAL)
+        for _ in range(2):  # a failed run must not answer with the outputs of an earlier run
+            outputs = model.forward({"x": _FP32_PAIRS})
+            assert_tensors_close(outputs, {"y": _FP32_PAIRS.reshape(2, 4)})
+            with pytest.raises(PenstockError, match=told):
+                model.forward({"x": np.ones((3, 2), np.float32)})
         assert capfd.readouterr() == ("", "")
 
     # Life
@@ -287,6 +294,17 @@ class EngineConformance:
 
 class OnnxConformance(EngineConformance):
     """Of engines that read ONNX models: their files with weights beside them, and their products of integers."""
+
+    @pytest.mark.parametrize("threads", [1, 2])
+    @pytest.mark.parametrize("ids", [[10], [-11], [3, 1 << 20], [-(1 << 30)]])
+    def test_an_id_out_of_range_is_the_clients_error(self, ids: list[int], threads: int) -> None:
+        model = self.load(models.embedding(), threads=threads)
+        good = np.array([[0], [9], [-1], [-10]])
+        expected = np.repeat(np.float32([0, 9, 9, 0])[:, None, None], 4, axis=2)
+        assert_tensors_close(model.forward({"ids": good}), {"y": expected})
+        with pytest.raises(InvalidInput, match=rf"ind.*[ =]{ids[-1]}[ ,].*range \[-10,9\]"):
+            model.forward({"ids": np.array(ids)[:, None]})
+        assert_tensors_close(model.forward({"ids": good}), {"y": expected})
 
     @pytest.mark.parametrize("weight", [64, 127, -128])
     @pytest.mark.parametrize("isa", [machine_facts().isa, ()], ids=["this CPU", "a CPU without integer dot product"])

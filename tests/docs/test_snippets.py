@@ -1,34 +1,86 @@
-"""The Python of the compression pages and of the command reference runs as it is printed, in the order of each page."""
+"""The Python of the README and of the documentation runs as it is printed, outside the checkout, in the order of each page."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import trustme
+
+from penstock.bundle.pack_model import pack_model
+from processes import ServerProcess
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted((ROOT / "docs" / "compression").glob("*.md")), ROOT / "docs" / "reference" / "cli.md"]
+DIGITS = ROOT / "examples" / "digits"
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+PAGES = [path for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*/*.md"))) if BLOCK.search(path.read_text())]
 GOES_ON_FROM = {"mixed-precision": "sensitivity"}
 """Pages whose code continues the code of another page."""
+ASKS_A_SERVER = {"model-repository", "python-api", "shared-memory"}
+"""Pages whose code sends requests to a server of the digits model."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server of the repository that the pages describe."""
+    models = tmp_path_factory.mktemp("models")
+    (models / "digits" / "1").mkdir(parents=True)
+    shutil.copyfile(DIGITS / "model.onnx", models / "digits" / "1" / "model.onnx")
+    arguments = ("--model-repository", str(models), "--model-control-mode", "explicit", "--load-model", "digits")
+    with ServerProcess(arguments=(*arguments, "--allow-model-upload")) as started:
+        yield started
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The files that the pages read."""
+    for name in ("model.onnx", "calibrate.npz", "evaluate.npz"):
+        for place in (tmp_path, tmp_path / "examples" / "digits"):
+            place.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(DIGITS / name, place / name)
+    pack_model(tmp_path / "model.onnx", tmp_path / "digits.bundle")
+    with np.load(tmp_path / "evaluate.npz") as data:
+        np.save(tmp_path / "images.npy", data["image"])
+        np.save(tmp_path / "labels.npy", data["labels"])
+    trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
+    return tmp_path
+
+
+def code_of(page: Path) -> str:
+    before = GOES_ON_FROM.get(page.stem)
+    text = (page.with_stem(before).read_text() if before else "") + page.read_text()
+    return "\n".join(BLOCK.findall(text))
+
+
+def test_the_pages_are_found() -> None:
+    assert len(PAGES) >= 20
+    assert {"README", "python-api", "errors", "calibrate", "first-bundle"} <= {page.stem for page in PAGES}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_imports_nothing_of_the_checkout(page: Path) -> None:
+    assert not re.search(r"^\s*(?:from|import) (?:tests|benchmarks|examples)\b", code_of(page), re.MULTILINE)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_runs(page: Path, tmp_path: Path) -> None:
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    before = GOES_ON_FROM.get(page.stem)
-    text = (page.with_stem(before).read_text() if before else "") + page.read_text()
-    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
-    assert code
+def test_a_page_runs(page: Path, folder: Path, request: pytest.FixtureRequest) -> None:
+    code = code_of(page)
+    if page.stem in ASKS_A_SERVER:
+        address = "{}:{}".format(*request.getfixturevalue("server").address)
+        code = re.sub(r"(?:localhost|127\.0\.0\.1):8000", address, code)
     done = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=380,

@@ -57,3 +57,32 @@ def test_recorded_requests_in_a_file_instead_of_a_folder(tmp_path: Path) -> None
         code, errors = server.end()
     assert code == 2
     assert "'warmup_folder' is a file" in errors
+
+
+@pytest.mark.parametrize("is_target", [False, True], ids=["repository", "target"])
+def test_an_empty_folder(tmp_path: Path, is_target: bool) -> None:
+    arguments = (str(tmp_path),) if is_target else ("--model-repository", str(tmp_path))
+    with ServerProcess(arguments=arguments) as server:
+        assert server.line == ""
+        code, errors = server.end()
+    assert code == (2 if is_target else 3)
+    assert f"'{tmp_path}' is empty" in errors
+    assert "e.g. models/digits/1/model.onnx; see `penstock help repository`" in errors
+
+
+def test_a_folder_of_model_files(tmp_path: Path) -> None:
+    (tmp_path / "linear.onnx").write_bytes(models.linear().data)
+    with ServerProcess(tmp_path) as server:
+        code, errors = server.end()
+    assert code == 2
+    assert f"fix: name the model, '{tmp_path / 'linear.onnx'}'" in errors
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--model-control-mode", "explicit"), ("--model-control-mode", "poll"), ("--no-exit-on-error",)],
+    ids=" ".join,
+)
+def test_a_repository_that_may_fill_later(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    with ServerProcess(arguments=("--model-repository", str(tmp_path), *arguments)) as server:
+        assert server.line.startswith("ready ")

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from penstock.artifact import Artifact, Format
-from penstock.engines.base import Severity, check_artifact, declared_signature, typed_options
-from penstock.errors import InvalidConfig
+from penstock.engines.base import Severity, check_artifact, declared_signature, run_error, typed_options
+from penstock.errors import InvalidConfig, InvalidInput, PenstockError
 from penstock.tensor import DataType, Signature, TensorSpec
 
 
@@ -88,3 +88,37 @@ def test_a_model_of_several_files_must_have_a_place(format: Format) -> None:
     (finding,) = check_artifact(Artifact.from_bytes(b"main", format), frozenset({format}))
     assert finding.severity is Severity.ERROR
     assert "their folder is not known" in finding.message
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "running Gather node. Status Message: indices element out of data bounds, idx=7 must be within [-3,2]",
+        "Attempting to broadcast an axis by a dimension other than 1. 3 by 4",
+        "The input tensor cannot be reshaped to the requested shape. Input shape:{3,2}, requested shape:{-1,4}",
+        "MatMul dimension mismatch",
+        "Shape inference input shapes {[3,2]}",
+    ],
+)
+def test_what_an_operator_rejects_is_the_inputs_fault(reason: str) -> None:
+    error = run_error(reason, is_status=True)
+    assert type(error) is InvalidInput
+    assert error.message == f"the model rejects these inputs: {reason}"
+    assert type(run_error(reason, is_status=False)) is PenstockError
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Failed to allocate memory for requested buffer of size 140737488355328",
+        "std::bad_alloc",
+        "could not create a memory object of this shape",
+        "CUDA failure 2: out of memory; size=3",
+        "Unknown exception",
+        "vector::_M_default_append",
+    ],
+)
+def test_other_failures_are_the_engines(reason: str) -> None:
+    error = run_error(reason, is_status=True)
+    assert type(error) is PenstockError
+    assert error.message == f"the model failed: {reason}"

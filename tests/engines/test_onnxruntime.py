@@ -25,6 +25,7 @@ from penstock.tensor import DataType, TensorSpec
 
 class TestConformance(OnnxConformance):
     engine = OnnxRuntimeEngine()
+    rejects = True
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ _32_BITS = "the CPU plug-in computes in 32 bits; the engine refuses such inputs"
 
 class TestConformance(OnnxConformance):
     engine = OpenVinoEngine()
+    rejects = True
     excluded = {
         "test_carries_every_datatype[BYTES]": "string tensors are left to ONNX Runtime",
         "test_integers_beyond_32_bits": _32_BITS,
@@ -36,6 +37,7 @@ class TestConformance(OnnxConformance):
 class TestIntermediateRepresentation(EngineConformance):
     engine = OpenVinoEngine()
     zoo = openvino_models
+    rejects = True
     excluded = TestConformance.excluded
 
     def test_loads_from_memory_in_a_process_of_its_own(self) -> None:

@@ -10,7 +10,7 @@ import onnx
 
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset, make_dataset
-from penstock.errors import PenstockError, Unsupported, WrongResult
+from penstock.errors import InvalidInput, PenstockError, Unsupported, WrongResult
 from penstock.offline.compress.explained import check_explained
 from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.optimize.verify import compare
@@ -64,7 +64,9 @@ class ModelTarget(Target):
 
     def refuses(self, error: PenstockError) -> bool:
         """Whether ``error`` may be the answer to a valid model: it is not supported, or does not take a number of rows."""
-        return isinstance(error, Unsupported) or (type(error) is PenstockError and "the model failed" in error.message)
+        if isinstance(error, Unsupported | InvalidInput):
+            return True
+        return type(error) is PenstockError and "the model failed" in error.message
 
 
 def data_of(model: RandomModel, artifact: Artifact, count: int = 30) -> Dataset:

@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
-from penstock.artifact import Artifact, format_of, local_path, sha256
+from penstock.artifact import TITLES, Artifact, Format, format_of, local_path, sha256
 from penstock.bundle import coded
 from penstock.bundle.manifest import MANIFEST, MANIFEST_DIGEST, Manifest, Variant, check_paths, decode
 from penstock.bundle.pack import SEAL_SIZE
@@ -18,6 +18,7 @@ from penstock.resources import MachineFacts
 
 # The errors that zipfile raises for forged archives.
 _ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, struct.error)
+_SUFFIX, _ZIP_MAGIC = ".bundle", b"PK\3\4"
 _MAX_MANIFEST_BYTES = 64 << 20
 """Limit on the manifest's size. The manifest is read before its digest can be checked; manifests of builds are far smaller."""
 
@@ -114,7 +115,7 @@ def open_model(path: str | Path) -> Bundle | Artifact:
     path = local_path(path)
     if not path.exists():
         raise NotFound(f"no bundle or model '{path}'", "check the path, or make a bundle with `penstock build`")
-    if format_of(path) is None or is_bundle(path):
+    if is_bundle(path) or (format_of(path) is None and _may_be_damaged(path)):
         return open_bundle(path)
     return Artifact.from_file(path)
 
@@ -130,6 +131,19 @@ def is_bundle(path: Path) -> bool:
             return MANIFEST in archive.namelist()
     except (OSError, *_ZIP_ERRORS):
         return False
+
+
+def _may_be_damaged(path: Path) -> bool:
+    """True if ``path``, which is no complete bundle, may be a part of one: by its suffix, or as the beginning of a zip file."""
+    if path.suffix.lower() == _SUFFIX:
+        return True
+    if not path.is_file() or zipfile.is_zipfile(path):
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
+    except OSError:
+        return True  # the error of reading it as a bundle names the cause
 
 
 def peek(path: Path) -> Manifest:
@@ -149,10 +163,10 @@ def _open_file(path: Path) -> Bundle:
     data = path.read_bytes()
     if sha256(data[:-SEAL_SIZE]).encode() != data[-SEAL_SIZE:]:
         if not zipfile.is_zipfile(io.BytesIO(data)):
-            if path.suffix.lower() == ".onnx":
+            if (format := format_of(path)) is not None:
                 raise IntegrityError(
-                    f"'{path.name}' is an ONNX model, not a Penstock bundle",
-                    "make a bundle of it with `penstock build`",
+                    f"'{path.name}' is a model file ({TITLES[format]}), not a Penstock bundle",
+                    "make a bundle of it with `penstock build`" if format is Format.ONNX else "name a bundle",
                 )
             raise IntegrityError(f"'{path.name}' is not a Penstock bundle, or the file is truncated")
         # An archive contains each name twice. If one byte is damaged, at least one of the two copies is intact.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.artifact import Artifact, file_entries
+from penstock.artifact import TITLES, Artifact, file_entries
 from penstock.bundle.manifest import Manifest, ServingConfig, SourceModel, Variant, check_name, check_version
 from penstock.bundle.pack import pack, place
 from penstock.engines.registry import engines_for, get_engine
@@ -39,10 +39,10 @@ def pack_model(
     artifact = model if isinstance(model, Artifact) else Artifact.from_file(model)
     known = engines_for(artifact.format)
     if not known:
-        raise Unsupported(f"models of format '{artifact.format.value}' cannot be in a bundle", "serve the model file")
+        raise Unsupported(f"{TITLES[artifact.format]} models cannot be in a bundle", "serve the model file")
     if engine and engine not in known:
         hint = f"use {', '.join(known)}"
-        raise Unsupported(f"engine '{engine}' does not run models of format '{artifact.format.value}'", hint)
+        raise Unsupported(f"engine '{engine}' does not run {TITLES[artifact.format]} models", hint)
     engine = engine or known[0]
     loaded = get_engine(engine).load(artifact, options)
     signature = loaded.signature

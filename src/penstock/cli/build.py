@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from penstock.bundle.evidence import CandidateRecord
+from penstock.bundle.titles import described, title
 from penstock.cli import options
 from penstock.cli.inspect import show
 from penstock.cli.progress import StageProgress
@@ -58,6 +59,7 @@ def build(
     ] = "20s",
     report: options.Report = None,
     folder: Annotated[bool, typer.Option("--folder", help="Write the bundle as a folder, not as one file.")] = False,
+    parents: options.Parents = False,
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
@@ -89,6 +91,7 @@ def build(
         folder=folder,
     )
     check_places(output, report, [given for given in (model, calibrate, evaluate) if given is not None])
+    options.check_folders([output, report], parents)
     with StageProgress() as progress:
         result = build_bundle(model, output, calibrate, evaluate, recipe, progress)
     show_result(result, report, json)
@@ -130,6 +133,7 @@ def summary(result: BuildResult) -> dict[str, Any]:
         "bundle": str(result.bundle),
         "chosen": {
             "name": chosen.name,
+            "title": title(chosen),
             "engine": chosen.engine,
             "precision": chosen.precision,
             "threads": chosen.threads,
@@ -146,7 +150,7 @@ def summary(result: BuildResult) -> dict[str, Any]:
         "metric_outputs": list(result.evidence.metric_outputs),
         "metric_reason": result.evidence.metric_reason,
         "seen_rows": result.evidence.seen_rows,
-        "candidates": [msgspec.to_builtins(record) for record in result.evidence.candidates],
+        "candidates": [described(record) for record in result.evidence.candidates],
         "attempts": [msgspec.to_builtins(attempt) for attempt in result.evidence.attempts],
         "conditions": msgspec.to_builtins(result.evidence.conditions),
         "notes": list(result.evidence.notes),

@@ -55,6 +55,7 @@ def compress(
     ] = None,
     name: options.Name = "",
     report: options.Report = None,
+    parents: options.Parents = False,
     force: options.Force = False,
     json: options.Json = False,
 ) -> None:
@@ -70,6 +71,7 @@ def compress(
       penstock compress model.onnx --train train.npz --evaluate test.npz --target size --max-accuracy-loss 0.5% -o small.bundle
     """
     check_places(output, report, [given for given in (model, train, evaluate) if given is not None])
+    options.check_folders([output, report], parents)
     budget_s = parse_seconds(budget)
     folder = resume or output.with_name(f"{output.name}.plan")
     recipe = Recipe(

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from penstock.cli import options
-from penstock.cli.server_options import ServerSettings, grouped_settings, with_server_options
+from penstock.cli.flags.server_options import ServerSettings, grouped_settings, with_server_options
 from penstock.config import write_text
 
 _HIDDEN = "(hidden)"

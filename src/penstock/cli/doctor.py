@@ -14,7 +14,7 @@ from penstock.cli import options
 from penstock.config import did_you_mean
 from penstock.engines.base import Severity
 from penstock.errors import NotFound
-from penstock.online.repository.layout import Layout
+from penstock.online.repository.layout import Layout, check_filled
 from penstock.online.repository.triton.doctor import Diagnosis, diagnose
 
 _STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
@@ -39,6 +39,8 @@ def doctor(
 
       penstock doctor models --model bert --write
     """
+    for root in repository:
+        check_filled([root])
     models = Layout(tuple(repository)).models()
     names = sorted(models)
     for name in model or []:

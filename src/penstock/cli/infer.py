@@ -9,15 +9,20 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 import typer
+from rich.markup import escape
 
+from penstock.artifact import format_of, listed
 from penstock.bundle.evidence import Evidence
+from penstock.bundle.titles import variant_title
 from penstock.cli import options
 from penstock.cli.views.tables import make_console
 from penstock.dataset import Dataset, load_dataset
+from penstock.engines.registry import engine_title, engines_for
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import checked_reference, coupling_notes
 from penstock.offline.judge.metric_table import METRICS
+from penstock.runtime import MODELS, Model
 from penstock.runtime import open as open_model
 from penstock.storage.atomic import check_writable, real_path, whole_file
 from penstock.tensor import Array
@@ -36,7 +41,7 @@ class _Judged(msgspec.Struct, frozen=True):
 
 
 def infer(
-    bundle: Annotated[Path, typer.Argument(help="A bundle or a model file.", show_default=False)],
+    bundle: Annotated[Path, typer.Argument(help=f"A bundle, or a model: {listed(MODELS)}.", show_default=False)],
     inputs: Annotated[
         Path,
         typer.Option(
@@ -50,6 +55,7 @@ def infer(
     trust_labels: Annotated[
         bool, typer.Option("--trust-labels", help="Accept labels on which the model is no better than chance.")
     ] = False,
+    parents: options.Parents = False,
     json: options.Json = False,
 ) -> None:
     """Run a bundle or model over the rows of an npz file, in this process.
@@ -63,6 +69,7 @@ def infer(
 
       penstock infer digits.bundle --inputs test.npz --outputs answers.npz --json
     """
+    options.check_folders([outputs], parents)
     if outputs is not None:
         _check_target(outputs, bundle, inputs)
     with open_model(bundle) as model:
@@ -94,9 +101,8 @@ def infer(
         print(msgspec.json.encode(facts).decode())
         return
     console = make_console()
-    console.print(
-        f"{data.count} rows in {seconds * 1e3:.1f} ms ({facts['rows_per_second']:.0f} rows/s) on {variant or 'onnxruntime'}"
-    )
+    shown = escape(_engine(model, bundle))
+    console.print(f"{data.count} rows in {seconds * 1e3:.1f} ms ({facts['rows_per_second']:.0f} rows/s) on {shown}")
     for name, array in results.items():
         console.print(f"{name}  {array.dtype}{list(array.shape)}")
     if judged.accuracy is not None:
@@ -126,6 +132,14 @@ def _check_target(outputs: Path, bundle: Path, inputs: Path) -> None:
         if target.is_relative_to(real_path(source)):
             raise InvalidArgument(f"'{outputs}' would overwrite the {what}", "choose another name for the outputs")
     check_writable(outputs)
+
+
+def _engine(model: Model, path: Path) -> str:
+    """The title of the running variant or, for the model file ``path``, of its engine."""
+    if model.variant is not None:
+        return variant_title(model.variant.name, model.manifest.evidence if model.manifest else None)
+    format = format_of(path)
+    return engine_title(engines_for(format)[0]) if format else ""
 
 
 def _judged(

@@ -15,6 +15,8 @@ from penstock.artifact import Artifact, Format, format_of
 from penstock.bundle.evidence import CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest
 from penstock.bundle.open import open_bundle
+from penstock.bundle.titles import outcome, steps_title, title, variant_title, verdict
+from penstock.cli import options
 from penstock.cli.views import onnx_model
 from penstock.cli.views.tables import make_console, print_table
 from penstock.errors import InvalidArgument
@@ -32,6 +34,7 @@ def inspect(
     everything: Annotated[
         bool, typer.Option("--all", help="Show every candidate, not only the best of each kind.")
     ] = False,
+    parents: options.Parents = False,
     json: Annotated[bool, typer.Option("--json", help="Print the manifest as one JSON object.")] = False,
 ) -> None:
     """Show a bundle's models, measurements, and rejected candidates with reasons. Verifies every digest.
@@ -46,6 +49,7 @@ def inspect(
 
       penstock inspect digits.onnx
     """
+    options.check_folders([report], parents)
     if bundle.is_file() and format_of(bundle) is Format.ONNX:
         _inspect_onnx(bundle, report, json)
         return
@@ -59,6 +63,7 @@ def inspect(
             "digest": opened.digest,
             "differences": opened.differences(machine_facts()),
             "manifest": opened.manifest,
+            "titles": _titles(opened.manifest.evidence),
         }
         print(msgspec.json.encode(facts).decode())
         return
@@ -87,8 +92,9 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
     console.print(
         f"[bold]{escape(manifest.name)}[/bold]  {_specs(manifest.signature.inputs)} → {_specs(manifest.signature.outputs)}"
     )
+    served = variant_title(serving.variant, manifest.evidence)
     console.print(
-        f"served as {escape(serving.variant)}: {serving.instances} instance(s) × {serving.threads} thread(s), "
+        f"served as {escape(served)}: {serving.instances} instance(s) × {serving.threads} thread(s), "
         f"batches up to {serving.max_batch}; {size_bytes / 1024:.0f} KiB with {len(manifest.variants)} variant(s)"
     )
     source = manifest.source
@@ -142,7 +148,13 @@ def _verdict(evidence: Evidence) -> str:
             f"{metric} {chosen.accuracy.shown}, loss {loss.value:+.2%} (95 %: {loss.low:+.2%} … {loss.high:+.2%}; "
             f"{chosen.accuracy.samples} samples)"
         )
-    return f"chosen: {escape(chosen.name)}: " + "; ".join(parts)
+    return f"chosen: {escape(title(chosen))}: " + "; ".join(parts)
+
+
+def _titles(evidence: Evidence | None) -> dict[str, dict[str, str]]:
+    """Title and outcome of each candidate, by name."""
+    records = (evidence.baseline, *evidence.candidates) if evidence is not None else ()
+    return {record.name: {"title": title(record), "outcome": outcome(record)} for record in records}
 
 
 def _show_candidates(console: Console, evidence: Evidence, everything: bool) -> None:
@@ -163,14 +175,14 @@ def _show_candidates(console: Console, evidence: Evidence, everything: bool) -> 
 def _cells(record: CandidateRecord) -> list[str]:
     speed, accuracy = record.speedup, record.accuracy
     return [
-        record.name,
+        title(record),
         f"{record.latency_ms:.3f}" if record.latency_ms is not None else "–",
         f"{record.p99_ms:.3f}" if record.p99_ms is not None else "–",
         f"{speed.value:.2f}x" if speed else "",
         accuracy.shown if accuracy else "–",
         f"{accuracy.loss.value:+.2%}" if accuracy else "",
         _kib(record.disk_bytes),
-        f"{record.status}: {record.reason}",
+        verdict(record),
     ]
 
 
@@ -179,8 +191,8 @@ def _show_attempts(console: Console, evidence: Evidence) -> None:
     titles = ("step", "after", "speed", "loss", "KiB", "s", "verdict")
     rows = [
         (
-            attempt.name,
-            attempt.parent,
+            steps_title(attempt.name),
+            steps_title(attempt.parent),
             f"{attempt.speedup.value:.2f}x" if attempt.speedup else "–",
             f"{attempt.accuracy.loss.value:+.2%}" if attempt.accuracy else "–",
             _kib(attempt.stored_bytes or attempt.size_bytes) if attempt.size_bytes else "–",

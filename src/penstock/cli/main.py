@@ -19,16 +19,18 @@ exit   meaning
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
+import typer.completion
 
 from penstock.errors import Cancelled, Code, ContractUnmet, InvalidArgument, PenstockError
 from penstock.offline.compress.table import METHODS
@@ -51,6 +53,7 @@ _PANELS = {
         "bench": "Load-test a server with a closed or an open loop, and report throughput and latencies.",
     },
     "Single compression methods": {entry.name: entry.summary for entry in METHODS.values()},
+    "Learn": {"help": "Explain a topic, such as data, accuracy or contract, with a page of the documentation."},
 }
 """One line of help for every command, by panel. ``penstock --help`` needs no import of a command."""
 
@@ -58,6 +61,9 @@ COMMANDS = {name: summary for panel in _PANELS.values() for name, summary in pan
 
 _REMOVED = {"demo": "run `make demo`, or python examples/digits/demo.py, in a checkout"}
 """Commands of earlier versions, with their replacements."""
+
+_COMPLETE = "_PENSTOCK_COMPLETE"
+"""Environment variable with which typer's completion scripts request completions of ``penstock``."""
 
 _EXIT_CODES = {
     Code.INVALID_ARGUMENT: 2,
@@ -76,7 +82,7 @@ def run() -> None:
     """Entry point of the console script."""
     as_json = "--json" in sys.argv
     try:
-        make_app(_command(sys.argv[1:]))(prog_name="penstock")
+        make_app(_command(_words()))(prog_name="penstock")
     except PenstockError as error:
         sys.exit(fail(Cancelled("interrupted") if _interrupted(error) else error, as_json))
     except KeyboardInterrupt:
@@ -102,9 +108,10 @@ def make_app(command: str | None) -> typer.Typer:
     """Make the application. Only ``command`` is imported; the other commands appear only in ``--help``."""
     app = typer.Typer(
         help="Penstock builds bundles from trained models and serves them. Every decision is based on measurements.",
-        epilog="Every command has --help with examples, and --json for scripts.",
+        epilog="Every command has --help with examples, and --json for scripts. `penstock help` explains topics.",
+        context_settings={"help_option_names": ["--help", "-h"]},
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=False,  # its --install-completion changes the user's files, and both options guess the shell
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
     )
@@ -141,6 +148,15 @@ def _print_json(error: PenstockError) -> None:
     if isinstance(error, ContractUnmet):
         report["candidates"] = error.candidates
     print(msgspec.json.encode(report).decode())
+
+
+def _words() -> list[str]:
+    """The arguments of the command line or, if a shell requests completions, the words typed so far."""
+    if _COMPLETE not in os.environ:
+        return sys.argv[1:]
+    typer.completion.completion_init()  # type: ignore[attr-defined]
+    typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    return typed.split()[1:]
 
 
 def _command(arguments: list[str]) -> str | None:
@@ -192,9 +208,25 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _show_completion(shell: str | None) -> None:
+    if shell is not None:
+        names = {"prog_name": "penstock", "complete_var": _COMPLETE}
+        print(typer.completion.get_completion_script(**names, shell=shell))  # type: ignore[attr-defined]
+        raise typer.Exit
+
+
 def _options(
-    version: bool = typer.Option(
-        False, "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
-    ),
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    show_completion: Annotated[
+        Literal["bash", "zsh", "fish", "powershell"] | None,
+        typer.Option(
+            "--show-completion",
+            callback=_show_completion,
+            is_eager=True,
+            help="Print the script that completes commands and options in this shell, and exit.",
+        ),
+    ] = None,
 ) -> None:
     """Penstock builds bundles from trained models and serves them. Every decision is based on measurements."""

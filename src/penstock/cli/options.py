@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from penstock.artifact import local_path
 from penstock.cli.quantities import parse_milliseconds, parse_share
+from penstock.errors import NotFound
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.metric_table import METRICS
 
@@ -42,8 +45,18 @@ P99 = Annotated[str | None, typer.Option(help="Required p99 latency of one call,
 Threads = Annotated[str | None, typer.Option(help="Thread counts to try, e.g. 1,2.")]
 Name = Annotated[str, typer.Option(help="Name of the served model; default: the bundle's file name.")]
 Report = Annotated[Path | None, typer.Option(help="Also write an HTML report to this path.")]
+Parents = Annotated[bool, typer.Option("--parents", help="Create the folders of the output files if they are missing.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the target even if it is not a bundle.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+
+
+def check_folders(outputs: Iterable[Path | None], parents: bool) -> None:
+    """Raise NotFound if the folder of an output file does not exist, unless ``parents`` is true: the command then creates it."""
+    for output in outputs:
+        if output is not None and not parents and not local_path(output).parent.exists():
+            raise NotFound(
+                f"the folder '{output.parent}' for '{output.name}' does not exist", "create it, or use --parents"
+            )
 
 
 def read_contract(

@@ -8,7 +8,9 @@ from typing import Annotated
 import msgspec
 import typer
 
-from penstock.cli.server_options import ServerSettings, with_server_options
+from penstock.artifact import listed
+from penstock.cli.flags.server_options import ServerSettings, with_server_options
+from penstock.online.repository.layout import check_filled
 from penstock.online.server import app
 from penstock.online.server.application import Ready
 
@@ -17,7 +19,8 @@ from penstock.online.server.application import Ready
 def serve(
     given: ServerSettings,
     targets: Annotated[
-        list[Path] | None, typer.Argument(metavar="[TARGET]...", help="Bundles or model files.", show_default=False)
+        list[Path] | None,
+        typer.Argument(metavar="[TARGET]...", help=f"Bundles, or models: {listed()}.", show_default=False),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the ready line as JSON.")] = False,
 ) -> None:
@@ -43,4 +46,7 @@ def serve(
         text = f"ready {' '.join(where)} models={','.join(ready.models)}"
         typer.echo(msgspec.json.encode(ready).decode() if json else text)
 
-    app.serve(given.server.config, targets or [], announce, given.models, given.folder)
+    config = given.server.config
+    if config.model_control_mode == "none" and config.exit_on_error and not targets:
+        check_filled(map(Path, config.model_repository))  # no model could appear later
+    app.serve(config, targets or [], announce, given.models, given.folder)

@@ -9,8 +9,8 @@ from typing import Annotated
 import msgspec
 import typer
 
+from penstock.cli.flags.triton_flags import DEFAULTS, translate
 from penstock.cli.main import fail, run
-from penstock.cli.triton_flags import DEFAULTS, translate
 from penstock.config import resolve
 from penstock.errors import PenstockError
 from penstock.online.server import app

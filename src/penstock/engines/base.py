@@ -10,6 +10,7 @@ import abc
 import enum
 import functools
 import logging
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +18,8 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from penstock.artifact import Artifact, Format
-from penstock.errors import InvalidConfig, InvalidModel, PenstockError
+from penstock.artifact import TITLES, Artifact, Format, listed
+from penstock.errors import InvalidConfig, InvalidInput, InvalidModel, PenstockError
 from penstock.protocol.onnx_scan import external_files
 from penstock.request import InferRequest
 from penstock.resources import MachineFacts, Resources, machine_facts, usable_cores
@@ -38,6 +39,13 @@ _THREADS = ("threads", "inter_op_threads")
 _first_use = threading.Lock()
 """Serialises conversions by msgspec, which crashes if several threads use a type for the first time at once."""
 _OF_SEVERAL_FILES = (Format.OPENVINO_IR, Format.SAVED_MODEL)
+_ABOUT_INPUTS = re.compile(
+    r"\b(?:axis|axes|bounds?|broadcast\w*|channels?|dim(?:ension)?s?|elements?|empty|exceeds?|ind(?:ex|exes|ice|ices)|length|"
+    r"(?:mis)?match(?:ed)?|negative|overflow|range|rank|reshaped?|shapes?|sizes?|values?|zero)\b",
+    re.IGNORECASE,
+)
+"""Words in the reason of an operator that rejects the values or sizes of its inputs."""
+_ABOUT_MEMORY = re.compile(r"alloc|\bmemory\b", re.IGNORECASE)
 
 
 class Severity(enum.Enum):
@@ -77,7 +85,8 @@ class LoadedModel(Protocol):
         """Run the model once. Implementations must not change or keep ``inputs``. The caller owns the outputs, which are in
         signature order.
 
-        Inputs must already satisfy ``signature.check``. Raises PenstockError (INTERNAL) if the engine fails.
+        Inputs must already satisfy ``signature.check``. Raises InvalidInput if an operator rejects their values or sizes, and
+        PenstockError (INTERNAL) if the engine fails.
         """
         ...
 
@@ -207,7 +216,8 @@ def check_artifact(artifact: Artifact, formats: frozenset[Format]) -> list[Findi
     no digest protects it.
     """
     if artifact.format not in formats:
-        return [Finding(Severity.ERROR, f"this engine does not run models of format '{artifact.format.value}'")]
+        message = f"this engine runs {listed(sorted(formats, key=list(Format).index))}, not {TITLES[artifact.format]}"
+        return [Finding(Severity.ERROR, message)]
     if artifact.path is not None:
         return []
     if artifact.format in _OF_SEVERAL_FILES and not artifact.beside:
@@ -233,6 +243,17 @@ def missing_data(artifact: Artifact, path: str) -> InvalidModel:
     whole = folder / path
     file = whole.relative_to(folder) if whole.is_relative_to(folder) else whole.name
     return InvalidModel(f"the model's external data file '{file}' is missing", f"put '{file}' in the model's folder")
+
+
+def run_error(reason: str, *, is_status: bool) -> PenstockError:
+    """The error of a run that failed for ``reason``.
+
+    ``is_status`` is true if an operator returned an error status. InvalidInput if the operator rejects values or sizes of its inputs:
+    the model has loaded, so these come from the request. Every other failure, such as a lack of memory, is INTERNAL.
+    """
+    if is_status and _ABOUT_INPUTS.search(reason) and not _ABOUT_MEMORY.search(reason):
+        return InvalidInput(f"the model rejects these inputs: {reason}", "change their values or sizes")
+    return PenstockError(f"the model failed: {reason}")
 
 
 def refuse_errors(findings: list[Finding]) -> None:

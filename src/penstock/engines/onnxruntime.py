@@ -27,6 +27,7 @@ from penstock.engines.base import (
     check_artifact,
     missing_data,
     refuse_errors,
+    run_error,
     typed_options,
 )
 from penstock.errors import (
@@ -62,6 +63,8 @@ _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _CUDA = "CUDAExecutionProvider"
 _PADDED_BYTES = 64 << 20
 """Maximum bytes of an input that is not UTF-8 text, after all its elements are padded to the same length."""
+_STATUSES = ("Fail", "InvalidArgument", "RuntimeException")
+"""Errors that ONNX Runtime raises if an operator rejects its inputs. It also raises them for other failures."""
 _LARGE_BYTES = 1 << 20
 """Size in bytes above which parsing a model would delay requests to other models by more than half a millisecond."""
 # At a lower log level, ONNX Runtime would print errors that the caller receives as exceptions anyway.
@@ -182,7 +185,7 @@ class OnnxRuntimeModel(LoadedModel):
                 raise Unavailable("the model has been unloaded") from None
             if self._trimmer is not None:
                 self._trimmer.note_large()  # the failed run may have been large
-            raise PenstockError(f"the model failed: {_reason(error)}") from error
+            raise run_error(_reason(error), is_status=type(error).__name__ in _STATUSES) from error
         named = dict(zip(self._names, outputs, strict=True))
         for spec in self._maps:
             named[spec.name] = _from_maps(spec, named[spec.name])
@@ -405,8 +408,10 @@ def _refusal(artifact: Artifact, error: Exception) -> InvalidModel:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of ``error`` without ONNX Runtime's error class, source file and C++ signature."""
+    """The first line of ``error`` without ONNX Runtime's error class, source file and C++ signature, but with the operator's name."""
     line = str(error).strip().partition("\n")[0]
-    line = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", line)
-    line = re.sub(r"/onnxruntime_src/\S+:\d+ .*?\)(?: const)?(?: \[with .*?\])? ", "", line)
-    return line[:400]
+    line = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", line)
+    line = re.sub(r"\S*/onnxruntime/\S+:\d+ .*?\)(?: const)?(?: \[with .*?\])? ", "", line)
+    line = re.sub(r"\b\w+\.(?:h|cc):\d+ \w+ ", "", line)
+    line = re.sub(r"^Non-zero status code returned while running (\w+) node\. Name:", r"\1 ", line)
+    return line.replace(" '' Status Message:", ":").replace(" Status Message:", ":")[:400]

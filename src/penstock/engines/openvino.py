@@ -22,10 +22,12 @@ from penstock.engines.base import (
     check_artifact,
     missing_data,
     refuse_errors,
+    run_error,
     typed_options,
 )
-from penstock.errors import InvalidArgument, InvalidModel, PenstockError, Unavailable, Unsupported
+from penstock.errors import InvalidArgument, InvalidModel, Unavailable, Unsupported
 from penstock.protocol.onnx_scan import has_external_data
+from penstock.resources import usable_cores
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
 _BY_OPENVINO_TYPE = {
@@ -44,6 +46,8 @@ _BY_OPENVINO_TYPE = {
 # The CPU plug-in computes these types in signed 32 bits and does not report overflow.
 _NARROWED = (DataType.INT64, DataType.UINT64, DataType.UINT32)
 _INT32 = np.iinfo(np.int32)
+_SAME_VALUES = ("Convert", "Reshape", "Squeeze", "Unsqueeze")
+"""Operators between an input and a Gather that keep the values of its indices."""
 _EXACT = 64
 """The largest magnitude of weights at which the sum of two products of a weight and an unsigned byte fits into 16 bits."""
 
@@ -90,7 +94,9 @@ class OpenVinoEngine(OptionsEngine):
             "INFERENCE_PRECISION_HINT": typed.precision,
             # One request at a time, with all threads.
             "PERFORMANCE_HINT": "LATENCY",
-            "NUM_STREAMS": "1",
+            # With one thread and one stream, OpenVINO swallows the errors of a run and leaves the outputs of an earlier run. Without
+            # streams, the calling thread computes alone, and errors are raised.
+            "NUM_STREAMS": "0" if (typed.threads or usable_cores()) == 1 else "1",
             # Pinned threads of several models would compete for the same cores.
             "ENABLE_CPU_PINNING": "NO",
         }
@@ -104,7 +110,7 @@ class OpenVinoEngine(OptionsEngine):
                     # Compute in float, because on this CPU integer kernels add pairs of products in 16 bits, which saturates
                     # silently.
                     config |= {"LP_TRANSFORMS_MODE": "NO", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-                return OpenVinoModel(_core().compile_model(model, "CPU", config), signature)
+                return OpenVinoModel(_core().compile_model(model, "CPU", config), signature, _id_bounds(model))
         except (InvalidModel, Unsupported):
             raise
         except Exception as error:
@@ -124,8 +130,11 @@ class OpenVinoModel(LoadedModel):
     are rejected with InvalidArgument, since the outputs would be silently wrong.
     """
 
-    def __init__(self, compiled: ov.CompiledModel, signature: Signature) -> None:
+    def __init__(
+        self, compiled: ov.CompiledModel, signature: Signature, id_bounds: Mapping[str, tuple[int, int]] = {}
+    ) -> None:
         self.signature = signature
+        self._id_bounds = id_bounds
         self._names = signature.output_names
         self._narrowed = [spec.name for spec in signature.inputs if spec.datatype in _NARROWED]
         self._bits = [spec.datatype is DataType.BF16 for spec in signature.outputs]
@@ -137,13 +146,15 @@ class OpenVinoModel(LoadedModel):
             raise Unavailable("the model has been unloaded")
         for name in self._narrowed:
             _check_range(name, inputs[name])
+        for name, bounds in self._id_bounds.items():
+            _check_ids(name, inputs[name], *bounds)
         try:
             # share_inputs avoids a copy of each input. Outputs are copied, since the next run overwrites them.
             results = request.infer(
                 {name: _feed(array) for name, array in inputs.items()}, share_inputs=True, share_outputs=False
             )
         except Exception as error:
-            raise PenstockError(f"the model failed: {_reason(error)}") from error
+            raise run_error(_run_reason(error), is_status=isinstance(error, RuntimeError)) from error
         arrays = results.to_tuple()
         return {
             name: array.view(DataType.BF16.dtype) if bits and array.dtype.itemsize == 2 else array
@@ -211,6 +222,32 @@ def _check_range(name: str, array: Array) -> None:
         )
 
 
+def _check_ids(name: str, ids: Array, low: int, high: int) -> None:
+    if ids.size and (ids.min() < low or ids.max() > high):
+        worst = ids.max() if ids.max() > high else ids.min()
+        raise run_error(
+            f"input '{name}' has index {worst}, which is out of the range [{low},{high}] of its table", is_status=True
+        )
+
+
+def _id_bounds(model: ov.Model) -> dict[str, tuple[int, int]]:
+    """Minimum and maximum of the inputs that select rows of a table. OpenVINO does not check them, and reads zeros or other data."""
+    found: dict[str, tuple[int, int]] = {}
+    for node in model.get_ops():
+        if node.get_type_name() != "Gather":
+            continue
+        table, axis = node.input_value(0).get_partial_shape(), node.input_value(2).get_node()
+        source = node.input_value(1).get_node()
+        while source.get_type_name() in _SAME_VALUES:
+            source = source.input_value(0).get_node()
+        is_fixed = axis.get_type_name() == "Constant" and table.rank.is_static
+        size = table[int(axis.data.ravel()[0])] if is_fixed else ov.Dimension()
+        if source.get_type_name() == "Parameter" and size.is_static:
+            low, high = found.get(name := source.output(0).get_any_name(), (-(1 << 31), (1 << 31) - 1))
+            found[name] = max(low, -size.get_length()), min(high, size.get_length() - 1)
+    return found
+
+
 def _signature(model: ov.Model) -> Signature:
     return Signature(tuple(_spec(port) for port in model.inputs), tuple(_spec(port) for port in model.outputs))
 
@@ -229,6 +266,17 @@ def _spec(port: Any) -> TensorSpec:
         )
     shape = tuple(dim.get_length() if dim.is_static else -1 for dim in port.get_partial_shape())
     return TensorSpec(name, datatype, shape)
+
+
+def _run_reason(error: Exception) -> str:
+    """The last line of ``error``, with the operator that failed."""
+    node = re.search(
+        r"\[CPU\] (?P<kind>\w+) node with name '(?P<name>[^']*)'|Node (?P<n>\S+) of type (?P<k>\w+)", str(error)
+    )
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = lines[-1] if lines and not lines[-1].endswith(":") else _reason(error)
+    operator = f"{node['kind'] or node['k']} '{node['name'] or node['n']}': " if node else ""
+    return (operator + told)[:400]
 
 
 def _reason(error: Exception) -> str:

@@ -30,7 +30,15 @@ from penstock.bundle.open import is_bundle
 from penstock.bundle.pack import check_folder, code_variants, pack, place
 from penstock.dataset import Dataset, check_dataset, load_dataset
 from penstock.engines.registry import available_engines, engines_for, get_engine
-from penstock.errors import AlreadyExists, InvalidArgument, InvalidConfig, InvalidData, InvalidModel, PenstockError
+from penstock.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    InvalidConfig,
+    InvalidData,
+    InvalidInput,
+    InvalidModel,
+    PenstockError,
+)
 from penstock.offline.compress.method import OnProgress
 from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions, known_key, plan
 from penstock.offline.compress.planner.plan_store import check_plan
@@ -245,7 +253,7 @@ def _blaming(data: Data | None) -> Iterator[None]:
     try:
         yield
     except PenstockError as error:
-        if type(error) is not PenstockError:
+        if type(error) not in (PenstockError, InvalidInput):
             raise
         name = f"'{data}'" if isinstance(data, str | Path) else "the data"
         raise InvalidData(

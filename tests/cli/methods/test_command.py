@@ -48,7 +48,7 @@ def bad_files(folder: Path) -> None:
         (("none.onnx",), 3, "no model file 'none.onnx'"),
         (("data.npz",), 2, "is not a model file"),
         (("text.onnx",), 2, "model 'text.onnx': the file is not an ONNX model"),
-        (("folder.onnx",), 2, "model 'folder.onnx' is a folder"),
+        (("folder.onnx",), 3, "no model file 'folder.onnx/model.onnx'"),
         (("some.coded",), 2, "penstock share some.coded --decode"),
         (("linear.onnx", "-o", "pipe.onnx"), 2, "'pipe.onnx' cannot be written: it is not a regular file"),
         (("linear.onnx", "--chart", "/dev/zero", "--train", "data.npz"), 2, "it is not a regular file"),
@@ -122,7 +122,7 @@ def test_without_torch_nothing_is_begun(penstock, folder: Path, command: str, mo
 
 def test_what_is_written_runs_and_the_object_tells_of_it(penstock, folder: Path) -> None:
     arguments = ("prune", "linear.onnx", "--sparsity", "50%", "--evaluate", "data.npz", "--budget", "50ms")
-    done = penstock(*arguments, "-o", "new/out.onnx", "--json")
+    done = penstock(*arguments, "-o", "new/out.onnx", "--parents", "--json")
     assert done.code == 0, done.err
     assert len(done.out.splitlines()) == 1
     found, written = done.json, (folder / "new" / "out.onnx").read_bytes()

@@ -12,9 +12,14 @@ import pytest
 import models
 import penstock
 from penstock.errors import InvalidArgument, InvalidConfig
+from penstock.offline.compress.functions import CompressFunctions
 from penstock.offline.compress.table import METHODS
 
 DOCS = Path(__file__).parents[3] / "docs"
+
+
+def test_type_checkers_know_every_method() -> None:
+    assert sorted(CompressFunctions.__annotations__) == dir(penstock.compress)
 
 
 def test_every_method_is_a_function_with_its_options_and_its_example() -> None:

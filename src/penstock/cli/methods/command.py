@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from penstock.cli.methods.decode import decode
 from penstock.cli.methods.show import show
+from penstock.cli.options import check_folders
 from penstock.cli.progress import StageProgress
 from penstock.cli.quantities import parse_seconds, parse_share
 from penstock.config import field_docs, plain_type
@@ -65,6 +66,8 @@ class MethodCommand:
     def run(self, raw: dict[str, Any]) -> None:
         """Run the method. ``raw`` holds the unparsed values of the parameters. Raises PenstockError."""
         given = {name: raw[name] for name in self._fields if raw[name] not in (None, []) and raw[name] is not False}
+        written = [given.get(name) for name, usage in self._usages.items() if usage.writes]
+        check_folders([raw.get("output"), *written], raw["parents"])
         if raw.get("decode"):
             self._check_decode(given, raw)
             decode(raw["model"], raw["output"], force=raw["force"], json=raw["json"])
@@ -120,9 +123,10 @@ def _files(method: type[Method]) -> list[inspect.Parameter]:
 
 
 def _flags(method: type[Method]) -> list[inspect.Parameter]:
+    parents = typer.Option("--parents", help="Create the folders of the output files if they are missing.")
     force = typer.Option("--force", help="Overwrite a target that is not an ONNX file.")
     json = typer.Option("--json", help="Print one JSON object as the last line.")
-    flags = {"force": force, "json": json} if method.writes_model else {"json": json}
+    flags = {"parents": parents, **({"force": force} if method.writes_model else {}), "json": json}
     return [_keyword(name, Annotated[bool, option], False) for name, option in flags.items()]
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -14,6 +13,22 @@ from penstock.offline.compress.job import Data, Job, Model
 from penstock.offline.compress.method import Method, OnProgress
 from penstock.offline.compress.outcome import Outcome
 from penstock.offline.compress.table import METHODS
+
+
+class CompressFunction(Protocol):
+    """The type of the functions. The options depend on the method."""
+
+    def __call__(
+        self,
+        model: Model,
+        data: Data | None = None,
+        evaluate: Data | None = None,
+        output: str | os.PathLike[str] | None = None,
+        *,
+        force: bool = False,
+        on_progress: OnProgress = ...,
+        **options: Any,
+    ) -> Outcome: ...
 
 
 class CompressFunctions:
@@ -26,17 +41,28 @@ class CompressFunctions:
     arrays. ``output`` is a file to write. The options are those of the command with the same name. Methods are imported on first use.
     """
 
-    def __getattr__(self, name: str) -> Callable[..., Outcome]:
-        if name.replace("_", "-") not in METHODS:
-            raise AttributeError(f"there is no compression method '{name}': {did_you_mean(name, dir(self))}")
-        method = METHODS[name.replace("_", "-")].load()
-        return _function(name, method)
+    distill: CompressFunction
+    low_rank: CompressFunction
+    prune: CompressFunction
+    prune_channels: CompressFunction
+    qat: CompressFunction
+    quantize: CompressFunction
+    sensitivity: CompressFunction
+    share: CompressFunction
+
+    if not TYPE_CHECKING:  # otherwise type checkers would accept every name
+
+        def __getattr__(self, name: str) -> CompressFunction:
+            if name.replace("_", "-") not in METHODS:
+                raise AttributeError(f"there is no compression method '{name}': {did_you_mean(name, dir(self))}")
+            method = METHODS[name.replace("_", "-")].load()
+            return _function(name, method)
 
     def __dir__(self) -> list[str]:
         return [name.replace("-", "_") for name in METHODS]
 
 
-def _function(name: str, method: type[Method]) -> Callable[..., Outcome]:
+def _function(name: str, method: type[Method]) -> CompressFunction:
     def run(
         model: Model,
         data: Data | None = None,

@@ -21,8 +21,6 @@ _MAGICS = {"picture": b"<svg", "coded model": coded.MAGIC}
 
 def read_model_file(path: Path, role: str = "model") -> Artifact:
     """The ONNX file ``path``, checked. Raises NotFound, InvalidModel, Unsupported, with the file and its ``role`` in the message."""
-    if path.is_dir():
-        raise InvalidModel(f"{role} '{path}' is a folder", "give the path of an ONNX file")
     if begins_with(path, coded.MAGIC):
         fix = f"decode it first: penstock share {path} --decode -o {path.stem}.onnx"
         raise InvalidModel(f"{role} '{path}' is a coded model, not an ONNX file", fix)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.bundle.evidence import Accuracy, CandidateRecord
+from penstock.bundle.titles import title
 from penstock.errors import ContractUnmet, InvalidConfig
 from penstock.measurement import Interval, percent, percent_beside
 from penstock.offline.judge.sample_size import proof_advice
@@ -127,14 +128,12 @@ def unmet(contract: Contract, records: Sequence[CandidateRecord]) -> ContractUnm
     ways = []
     if accurate:
         nearest = min(accurate, key=_p99)
-        ways.append(f"--p99 {_round_up(_p99(nearest)):g}ms would suffice ({nearest.name})")
+        ways.append(f"--p99 {_round_up(_p99(nearest)):g}ms would suffice ({title(nearest)})")
     others = quick or ([] if accurate or unproven else measured)
     if kindest := min(others, key=lambda record: _least(contract, record), default=None):
         ways += _concessions(contract, kindest)
     if unproven:
-        binding = (
-            f"latency: only {unproven[0].name} is within the limit, perhaps by chance, since it is not provably faster"
-        )
+        binding = f"latency: only {title(unproven[0])} is within the limit, perhaps by chance, since it is not provably faster"
     elif accurate and not quick:
         quickest = min(_p99(record) for record in measured)
         binding = f"latency: the lowest p99 is {quickest:.3g} ms, but at most {contract.p99_ms:g} ms is allowed"
@@ -175,7 +174,7 @@ def _concessions(contract: Contract, record: CandidateRecord) -> list[str]:
         needed.append(f"{option} {_percent(bound)}")
     if accuracy.unjudged_error > contract.max_output_error:
         needed.append(f"--max-output-error {_percent(accuracy.unjudged_error)}")
-    return [f"{' '.join(needed)} would suffice ({record.name})"]
+    return [f"{' '.join(needed)} would suffice ({title(record)})"]
 
 
 def _percent(value: float) -> str:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
-from penstock.artifact import Artifact, Format
+from penstock.artifact import TITLES, Artifact, Format
 from penstock.errors import InvalidModel, Unsupported
 from penstock.offline.model_store import remembered
 from penstock.protocol.onnx_scan import has_external_data
@@ -43,7 +43,10 @@ def read_proto(artifact: Artifact) -> onnx.ModelProto:
 
 def _parse(artifact: Artifact) -> onnx.ModelProto:
     if artifact.format is not Format.ONNX:
-        raise Unsupported(f"format '{artifact.format.value}' is not ONNX", "convert the model to ONNX first")
+        raise Unsupported(
+            f"the model's format is {TITLES[artifact.format]}, but only ONNX models can be optimised and compressed",
+            "export the model as ONNX; `penstock serve` runs it as it is",
+        )
     if artifact.size_bytes >= _LIMIT_BYTES:
         raise _too_large(artifact.size_bytes)
     try:

@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager, ExitStack
 import msgspec
 
 from penstock.bundle.evidence import Accuracy, CandidateRecord
+from penstock.bundle.titles import described
 from penstock.dataset import Dataset
 from penstock.engines.base import LoadedModel
 from penstock.errors import ContractUnmet, PenstockError
@@ -148,7 +149,7 @@ class Tuner:
         bases, contract = self._bases.values(), self._contract
         error = unmet(contract, [record(trial, contract) for trial in (*bases, *judged)])
         tried = [record(trial, contract) for trial in (*bases, *self._trials)]
-        error.candidates = tuple(msgspec.to_builtins(one) for one in tried)
+        error.candidates = tuple(map(described, tried))
         return error
 
     def _result(self, winner: Trial, judge: Judge, conditions: Conditions) -> TuneResult:

@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 
 _VERSION = re.compile(r"[1-9][0-9]{0,18}")
 _MAX_VERSION = (1 << 63) - 1
+EXAMPLE = "a repository has one folder per model, e.g. models/digits/1/model.onnx; see `penstock help repository`"
 _MAX_SHOWN = 24
 _MAX_FILES = 10_000
 _MAX_DEPTH = 16
@@ -177,6 +178,26 @@ def absent(name: str, known: Collection[str]) -> NotFound:
     """The error for a model ``name`` that does not exist. ``known`` has the names of the existing models."""
     near = difflib.get_close_matches(name, known, n=1)
     return NotFound(f"the repositories contain no model {quoted(name)}", f"did you mean '{near[0]}'?" if near else "")
+
+
+def check_filled(roots: Iterable[Path]) -> None:
+    """Raise NotFound if none of the repositories ``roots`` has a folder of a model, or one of them does not exist."""
+    reasons = [_emptiness(root) for root in roots]
+    if reasons and all(reasons):
+        raise NotFound("; ".join(reasons), EXAMPLE)
+
+
+def _emptiness(root: Path) -> str:
+    """Why ``root`` is not a repository with models; empty if it is one."""
+    entries = [entry for entry in _entries(root) if not entry.name.startswith(".")]
+    folders = [Path(entry.path) for entry in entries if _is_folder(entry)]
+    if not entries:
+        return f"model repository '{root}' is empty"
+    if not folders:
+        return f"model repository '{root}' has no folder of a model, only files such as '{_shown(entries[0].name)}'"
+    if all(_is_version(folder.name) and not versions_in(folder) for folder in folders):
+        return f"'{root}' is not a model repository, but the folder of one model, with its versions"
+    return ""
 
 
 def check_name(name: str) -> None:

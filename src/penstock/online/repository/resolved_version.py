@@ -6,6 +6,7 @@ selects. All functions here read files and block, so call them on a thread, not 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,13 +14,14 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from penstock.artifact import Artifact, local_path
+from penstock.artifact import Artifact, format_of, local_path
 from penstock.bundle.open import Bundle, is_bundle, open_model, peek
 from penstock.config import did_you_mean
 from penstock.engines.registry import is_available
 from penstock.errors import AlreadyExists, InvalidArgument, InvalidConfig, InvalidModel, NotFound
 from penstock.online.instances.process_halt import Halt
 from penstock.online.repository.config import ModelConfig
+from penstock.online.repository.layout import EXAMPLE
 from penstock.online.repository.model_source import TARGET_VERSION, ModelSource
 from penstock.online.repository.triton.auto_complete import declared_tensors
 from penstock.online.repository.triton.backend import (
@@ -136,12 +138,24 @@ def define(
     return list(found.values())
 
 
+def _no_model(folder: Path) -> InvalidArgument:
+    """The error about a folder that is neither a bundle nor a model nor a repository."""
+    found: list[Path] = []
+    with contextlib.suppress(OSError):
+        found = sorted(folder.iterdir())
+    files = [file for file in found if format_of(file) is not None]
+    reason = "contains neither a bundle nor a model" if found else "is empty"
+    return InvalidArgument(f"the folder '{folder}' {reason}", f"name the model, '{files[0]}'" if files else EXAMPLE)
+
+
 def _refuse_repository(target: Path) -> None:
-    """Raise InvalidArgument if ``target`` is a repository, or a model in one."""
+    """Raise InvalidArgument if ``target`` is a repository, a model in one, or another folder without a model."""
     if any(target.glob("*/[1-9]*/")):
         repository = target
     elif any(target.glob("[1-9]*/")):
         repository = target.parent
+    elif target.is_dir() and format_of(target) is None:
+        raise _no_model(target)
     else:
         return
     raise InvalidArgument(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.cli.server_options import grouped_settings, option_name
+from penstock.cli.flags.server_options import grouped_settings, option_name
 from penstock.online.server.config import PANELS, ServerConfig
 
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.triton_flags import DEFAULTS, FLAGS, translate
+from penstock.cli.flags.triton_flags import DEFAULTS, FLAGS, translate
 from penstock.config import resolve
 from penstock.errors import InvalidArgument, InvalidConfig
 from penstock.online.server.config import ServerConfig
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "reference" / "triton-flags.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "triton-flags.md"
 TLS = ["--grpc-server-cert=c", "--grpc-server-key=k", "--grpc-root-cert=r"]
 
 

@@ -1,0 +1,1 @@
+"""The settings of the server as command-line options, and the flags of Triton."""

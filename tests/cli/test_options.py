@@ -1,0 +1,97 @@
+"""The options and arguments that several commands share mean the same in each of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import models
+from bundles import packed
+from commands import Command
+from penstock.artifact import TITLES, Format, listed
+
+DATA = ("--evaluate", "data.npz")
+WRITERS = [
+    ("build", "linear.onnx", "--evaluate", "data.npz", "--budget", "0", "-o"),
+    ("compress", "linear.onnx", "--train", "data.npz", "--budget", "0", "-o"),
+    ("quantize", "linear.onnx", "--calibrate", "data.npz", "-o"),
+    ("infer", "linear.onnx", "--inputs", "data.npz", "--outputs"),
+    ("sensitivity", "linear.onnx", "--calibrate", "data.npz", "--report"),
+    ("inspect", "linear.bundle", "--report"),
+    ("build", "linear.onnx", "--evaluate", "data.npz", "-o", "out.bundle", "--report"),
+]
+READERS = [
+    ("build", "{}", *DATA, "-o", "out.bundle"),
+    ("compress", "{}", "--train", "data.npz", "-o", "out.bundle"),
+    ("quantize", "{}", "--calibrate", "data.npz", "-o", "out.onnx"),
+    ("distill", "--student", "{}", "--teacher", "linear.onnx", "--train", "data.npz", "-o", "out.onnx"),
+    ("infer", "{}", "--inputs", "data.npz"),
+    ("serve", "{}", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"),
+]
+BUILDERS = READERS[:4]
+
+
+@pytest.fixture
+def bundle(folder: Path) -> Path:
+    return packed(folder / "linear.bundle", {"model.onnx": models.linear(3, 2).data})
+
+
+@pytest.mark.parametrize("arguments", WRITERS, ids=lambda given: f"{given[0]} {given[-1]}")
+def test_a_missing_folder_is_named_before_any_work(
+    penstock: Command, folder: Path, bundle: Path, arguments: tuple[str, ...]
+) -> None:
+    before = sorted(folder.rglob("*"))
+    done = penstock(*arguments, "new/deep/out.onnx")
+    assert done.code == 3
+    assert done.err == (
+        "error: the folder 'new/deep' for 'out.onnx' does not exist\n  fix: create it, or use --parents\n"
+    )
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_parents_makes_the_folder(penstock: Command, folder: Path, bundle: Path) -> None:
+    assert penstock("inspect", "linear.bundle", "--report", "new/deep/report.html", "--parents").code == 0
+    assert (folder / "new/deep/report.html").is_file()
+    assert penstock("prune", "linear.onnx", "--sparsity", "50%", "-o", "other/out.onnx", "--parents").code == 0
+    assert (folder / "other/out.onnx").is_file()
+
+
+@pytest.mark.parametrize("arguments", READERS, ids=lambda given: given[0])
+def test_every_command_refuses_an_unknown_file_with_the_same_list(
+    penstock: Command, folder: Path, arguments: tuple[str, ...]
+) -> None:
+    np.savez("odd.npz", x=np.ones(3))
+    for name in ("model.h5", "odd.npz"):
+        if name == "model.h5":
+            (folder / name).write_bytes(b"keras")
+        done = penstock(*(part.format(name) for part in arguments))
+        assert done.code == 2
+        assert f"'{name}' is not a model file that Penstock reads" in done.err
+        assert f"fix: use one of: {listed()}" in done.err
+
+
+@pytest.mark.parametrize("arguments", BUILDERS, ids=lambda given: given[0])
+@pytest.mark.parametrize("name", ["m.tflite", "m.pt", "m.pt2", "m.xml", "m.py", "saved"])
+def test_every_builder_refuses_other_formats_in_the_same_words(
+    penstock: Command, folder: Path, arguments: tuple[str, ...], name: str
+) -> None:
+    if name == "saved":
+        (folder / name).mkdir()
+        (folder / name / "saved_model.pb").write_bytes(b"graph")
+    else:
+        (folder / name).write_bytes(b"model")
+    title = {"m.tflite": Format.TFLITE, "m.pt": Format.TORCHSCRIPT, "m.pt2": Format.EXPORTED_PROGRAM}.get(name)
+    title = title or {"m.xml": Format.OPENVINO_IR, "m.py": Format.PYTHON, "saved": Format.SAVED_MODEL}[name]
+    done = penstock(*(part.format(name) for part in arguments))
+    assert done.code == 2
+    assert f"the model's format is {TITLES[title]}, but only ONNX models can be optimised and compressed" in done.err
+
+
+def test_a_folder_of_an_onnx_model_is_read_by_every_builder(penstock: Command, folder: Path) -> None:
+    (folder / "large.onnx").mkdir()
+    (folder / "large.onnx" / "model.onnx").write_bytes(models.linear(3, 2).data)
+    for number, arguments in enumerate(BUILDERS[:3]):
+        done = penstock(*(part.format("large.onnx").replace("out", f"out{number}") for part in arguments))
+        assert done.code == 0, done.err
