@@ -10,7 +10,15 @@ import msgspec
 import pytest
 
 from penstock.artifact import Artifact, Format
-from penstock.engines.registry import available_engines, engine_names, engines_for, get_engine, is_available, traits
+from penstock.engines.registry import (
+    available_engines,
+    engine_names,
+    engine_title,
+    engines_for,
+    get_engine,
+    is_available,
+    traits,
+)
 from penstock.errors import EngineUnavailable, InvalidArgument, InvalidConfig
 
 _PAGE = Path(__file__).parent.parent.parent / "docs" / "reference" / "engines.md"
@@ -32,6 +40,16 @@ def test_engine_is_what_it_is_found_by(name: str) -> None:
     assert engine.name == name
     assert engine.version
     assert engine.formats == {format for format in Format if name in engines_for(format)}
+
+
+def test_titles_of_engines_are_for_people() -> None:
+    assert [engine_title(name) for name in ("onnxruntime", "openvino", "tflite")] == [
+        "ONNX Runtime",
+        "OpenVINO",
+        "TensorFlow Lite",
+    ]
+    assert len({engine_title(name) for name in engine_names()} - set(engine_names())) == len(engine_names())
+    assert engine_title("npu") == "npu"
 
 
 @pytest.mark.parametrize("name", engine_names())

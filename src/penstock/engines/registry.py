@@ -25,6 +25,8 @@ class ServedAs(msgspec.Struct, frozen=True):
 class EngineTraits(msgspec.Struct, frozen=True):
     """Facts about an engine, readable without importing its package."""
 
+    title: str
+    """The engine's name in texts for people."""
     module: str
     class_name: str
     install: str
@@ -49,6 +51,7 @@ class EngineTraits(msgspec.Struct, frozen=True):
 
 _ENGINES = {
     "onnxruntime": EngineTraits(
+        "ONNX Runtime",
         "penstock.engines.onnxruntime",
         "OnnxRuntimeEngine",
         "penstock",
@@ -62,6 +65,7 @@ _ENGINES = {
         gpu_options=lambda gpu: {"providers": ("CUDAExecutionProvider", "CPUExecutionProvider"), "gpu": gpu},
     ),
     "torch": EngineTraits(
+        "PyTorch",
         "penstock.engines.torch",
         "TorchEngine",
         "penstock[torch]",
@@ -72,6 +76,7 @@ _ENGINES = {
         gpu_options=lambda gpu: {"device": f"cuda:{gpu}"},
     ),
     "openvino": EngineTraits(
+        "OpenVINO",
         "penstock.engines.openvino",
         "OpenVinoEngine",
         "penstock[openvino]",
@@ -81,6 +86,7 @@ _ENGINES = {
         thread_parameters=("INFERENCE_NUM_THREADS", "CPU_THREADS_NUM"),
     ),
     "tflite": EngineTraits(
+        "TensorFlow Lite",
         "penstock.engines.tflite",
         "TfLiteEngine",
         "penstock[tflite]",
@@ -88,6 +94,7 @@ _ENGINES = {
         (ServedAs("tensorflowlite", "tensorflowlite", "model.tflite"),),
     ),
     "tensorflow": EngineTraits(
+        "TensorFlow",
         "penstock.engines.tensorflow",
         "TensorFlowEngine",
         "penstock[tensorflow]",
@@ -102,6 +109,11 @@ def traits(name: str) -> EngineTraits:
     if name not in _ENGINES:
         raise InvalidArgument(f"unknown engine '{name}'", f"use one of: {', '.join(_ENGINES)}")
     return _ENGINES[name]
+
+
+def engine_title(name: str) -> str:
+    """The engine's name for people, e.g. ``ONNX Runtime``; ``name`` if the engine is unknown."""
+    return _ENGINES[name].title if name in _ENGINES else name
 
 
 def engine_names() -> Sequence[str]:

@@ -31,6 +31,7 @@ class Backend(msgspec.Struct, frozen=True):
 PYTHON = "python"
 """The engine of Python models, which is available only in the server. Each instance runs in a child process."""
 _PYTHON = EngineTraits(
+    "Python",
     "penstock.online.instances.python.engine",
     "PythonEngine",
     "penstock",

@@ -1,0 +1,89 @@
+"""Titles and outcomes of candidates, in words for people. ``CandidateRecord.name`` and ``status`` are identifiers for programs."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.bundle.evidence import CandidateRecord
+from penstock.engines.registry import engine_title
+
+_ORIGINAL = re.compile(r"original(-t\d+)?")
+"""The names of the unmodified model. The names of all other candidates begin with their engine."""
+_CALIBRATION = re.compile(r"min-max|per-tensor|[^-]+")
+_CALIBRATION_WORDS = {
+    "best": "tuned ranges",
+    "entropy": "entropy ranges",
+    "linear": "",  # the normal placement
+    "min-max": "min-max ranges",
+    "mse": "MSE ranges",
+    "percentile": "percentile ranges",
+    "per-tensor": "per-tensor scales",
+    "wide": "more operators",
+}
+_STEP_WORDS = {
+    "int8": "",  # the precision says so
+    "int8-mixed": "partly FP32",
+    "int8-qat": "quantisation-aware training",
+    "low-rank": "low-rank factors",
+    "prune": "pruned weights",
+}
+_SHRINK, _SHARE = "shrink-", "share-"
+_OUTCOMES = {
+    "outrun": (
+        ("not timed", "not timed"),
+        ("slower than", "slower"),
+        ("not provably faster", "not faster"),
+        ("not measurable", "machine too busy to tell"),
+        ("a close call", "nearly as good"),
+        (".* too little for", "not worth its threads"),
+        (".* the size of", "larger"),
+        ("of the same size but slower", "slower"),
+        ("", "slower than the chosen one"),
+    ),
+    "rejected": (
+        ("p99 ", "slower than allowed"),
+        ("may lose", "not proven to be accurate enough"),
+        ("output .* is NaN", "outputs are not finite"),
+        ("", "less accurate than allowed"),
+    ),
+    "baseline": (("", "the original"),),
+}
+"""For each status, patterns of the start of the reason, with the outcome. The first match decides."""
+
+
+def title(record: CandidateRecord) -> str:
+    """What the candidate is, e.g. ``OpenVINO · INT8 (tuned ranges) · 2 threads``. Titles of candidates of one build differ."""
+    engine = engine_title(record.engine)
+    threads = f"{record.threads or 'default'} thread{'s' if record.threads != 1 else ''}"
+    if _ORIGINAL.fullmatch(record.name):
+        return f"Original · {engine} · {threads}"
+    details = ", ".join(filter(None, map(_calibration, _CALIBRATION.findall(record.calibration))))
+    arithmetic = record.precision.upper() + (f" ({details})" if details else "")
+    steps = ", ".join(filter(None, map(_step, record.compression.split("+"))))
+    return " · ".join(filter(None, (engine, arithmetic, steps, threads)))
+
+
+def outcome(record: CandidateRecord) -> str:
+    """The result of the candidate in a few words, e.g. ``not faster`` or ``less accurate than allowed``. Never empty."""
+    patterns = _OUTCOMES.get(record.status, ())
+    return next((words for start, words in patterns if re.match(start, record.reason)), record.status)
+
+
+def verdict(record: CandidateRecord) -> str:
+    """The outcome with its measured reason, as one text."""
+    # The reasons of these candidates are complete sentences, which repeat the outcome.
+    if record.status in ("outrun", "baseline") and record.reason:
+        return record.reason
+    return f"{outcome(record)}: {record.reason}" if record.reason else outcome(record)
+
+
+def _calibration(word: str) -> str:
+    return _CALIBRATION_WORDS.get(word, word)
+
+
+def _step(name: str) -> str:
+    if name.startswith(_SHRINK):
+        return f"channels removed for {name.removeprefix(_SHRINK)}"
+    if name.startswith(_SHARE):
+        return f"shared weights ({name.removeprefix(_SHARE)})"
+    return _STEP_WORDS.get(name, name)
