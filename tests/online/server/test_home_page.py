@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from penstock.online.repository.config import ModelConfig, SequenceBatching, TensorConfig
 from penstock.online.repository.state import Row
-from penstock.online.server.home_page import MOST_MODELS, HomePage, example, render, required_inputs
+from penstock.online.server.home_page import MOST_MODELS, HomePage, body, example, required_inputs, whole
 from penstock.tensor import DataType
 
 ADDRESS = "http://localhost:8000"
@@ -39,7 +39,8 @@ def row(name: str = "m", state: str = "READY", version: str = "1", reason: str =
 
 def page(*configs: ModelConfig, **changes: Any) -> str:
     home = HomePage(ADDRESS, [row(one.name) for one in configs], {one.name: one for one in configs})
-    return render(msgspec.structs.replace(home, **changes))[0].decode()
+    home = msgspec.structs.replace(home, **changes)
+    return whole(home, list(body(home)))[0].decode()
 
 
 class Tags(HTMLParser):
@@ -96,7 +97,7 @@ def test_links() -> None:
 
 def test_the_headers_forbid_everything_but_the_style_and_perhaps_the_form() -> None:
     for forms, target in ((False, "'none'"), (True, "'self'")):
-        _, lines = render(HomePage(ADDRESS, [], {}, forms=forms))
+        _, lines = whole(HomePage(ADDRESS, [], {}, forms=forms), [])
         headers = dict(line.split(": ", 1) for line in lines.decode().split("\r\n") if line)
         rules = dict(rule.split(" ", 1) for rule in headers["Content-Security-Policy"].split("; "))
         assert rules["default-src"] == rules["script-src"] == rules["base-uri"] == rules["frame-ancestors"] == "'none'"
@@ -212,8 +213,8 @@ def test_optional_inputs_are_left_out() -> None:
 
 
 def test_an_invented_size_is_said() -> None:
-    assert "a free dimension has size 1" in page(model())
-    assert "a free dimension" not in page(model(max_batch_size=0))
+    assert "each free dimension has size 1" in page(model())
+    assert "free dimension" not in page(model(max_batch_size=0))
 
 
 def test_a_form_is_there_if_it_can_work() -> None:
@@ -226,3 +227,12 @@ def test_a_form_is_there_if_it_can_work() -> None:
     assert json.loads(unescape(found[1])) == [[0, 0]]
     for text in (page(small), *(page(one, forms=True) for one in (large, stateful, stream))):
         assert "<form" not in text
+
+
+def test_the_page_is_made_in_pieces() -> None:
+    large = model([(f"{'x' * 200}{number}", DataType.FP32, (1,)) for number in range(64)])
+    configs = {f"m{number}": msgspec.structs.replace(large, name=f"m{number}") for number in range(MOST_MODELS)}
+    home = HomePage(ADDRESS, [row(name) for name in configs], configs, forms=True)
+    pieces = list(body(home))
+    assert len(pieces) > 4 * MOST_MODELS
+    assert max(map(len, pieces)) < 64 << 10

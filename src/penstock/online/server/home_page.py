@@ -19,7 +19,7 @@ from penstock.online.repository.state import Row, VersionPhase
 from penstock.tensor import DataType, TensorSpec
 from penstock.web_page import STYLE, document, policy
 
-MOST_MODELS = 100
+MOST_MODELS = 25
 """Number of models that the page shows in full."""
 _SHORT = 64
 """An example with at most this number of elements is written out. A longer one is made by a program."""
@@ -32,7 +32,8 @@ _STYLE = """
 nav{margin:.6rem 0} nav a{margin-right:1.2rem} .headline{font-size:1.6rem;font-weight:700;margin:.2rem 0}
 .state{font-size:.8125rem;border:1px solid;border-radius:.25rem;padding:0 .35em;margin-left:.4em;font-weight:400}
 .READY{color:var(--good)} .UNAVAILABLE{color:var(--bad)} .LOADING,.UNLOADING{color:var(--warn)}
-table{max-width:40rem} textarea{width:100%;font:.875rem ui-monospace,monospace;min-height:3rem;padding:.4rem}
+table{max-width:40rem} table td,table th{text-align:left}
+textarea{width:100%;font:.875rem ui-monospace,monospace;min-height:3rem;padding:.4rem}
 textarea,button{color:inherit;background:var(--card);border:1px solid var(--line);border-radius:.3rem}
 button{font:inherit;padding:.35rem .9rem;cursor:pointer} label{display:block;margin:.5rem 0} summary{cursor:pointer}
 """
@@ -55,11 +56,16 @@ class HomePage(msgspec.Struct, frozen=True):
     """True if forms can send requests: they need no key, and the server accepts TorchServe's requests."""
 
 
-def render(home: HomePage) -> tuple[bytes, bytes]:
-    """The page, and the lines of its headers."""
+def body(home: HomePage) -> Iterator[str]:
+    """The pieces of the page. Each takes little time, so that the event loop can answer requests in between."""
+    yield "<h1>Penstock</h1>"
+    yield from _locked(home) if home.rows is None else _models(home, home.rows)
+
+
+def whole(home: HomePage, pieces: Sequence[str]) -> tuple[bytes, bytes]:
+    """The page of all ``pieces`` of its body, and the lines of its headers."""
     target = "'self'" if home.forms else "'none'"
-    body = ["<h1>Penstock</h1>", *(_locked(home) if home.rows is None else _models(home, home.rows))]
-    page = document("Penstock", body, (_STYLE,), form_action=target)
+    page = document("Penstock", pieces, (_STYLE,), form_action=target)
     headers = {
         "Content-Type": "text/html; charset=utf-8",
         "Content-Security-Policy": policy((STYLE, _STYLE), form_action=target, frame_ancestors="'none'"),
@@ -92,6 +98,7 @@ def _models(home: HomePage, rows: Sequence[Row]) -> Iterator[str]:
     found = [(name, list(versions)) for name, versions in groupby(rows, lambda row: str(row["name"]))]
     ready = sum(any(_state(row) == VersionPhase.READY.value for row in versions) for _, versions in found)
     yield f'<p class="headline">{ready} of {len(found)} model{"s" if len(found) != 1 else ""} ready</p>'
+    yield "<p>This server answers requests of the Open Inference Protocol (KServe v2) over HTTP and gRPC.</p>"
     yield _links(home)
     if not found:
         yield "<p>The server has no models. Start it with a bundle, a model file or a model repository.</p>"
@@ -132,8 +139,8 @@ def _try(home: HomePage, config: ModelConfig) -> Iterator[str]:
     if not command:
         yield "<p>An example in JSON is not possible for these inputs. Use a client library, such as tritonclient.</p>"
         return
-    sizes = ", and a free dimension has size 1" if any(-1 in one.shape for one in inputs) else ""
-    yield f"<p>Replace the values, which are only placeholders{sizes}:</p><pre>{escape(command)}</pre>"
+    sizes = ", and each free dimension has size 1" if any(-1 in one.shape for one in inputs) else ""
+    yield f"<p>To send a request, run this command. The values are placeholders{sizes}.</p><pre>{escape(command)}</pre>"
     is_plain = not config.decoupled and config.sequence_batching is None
     if home.forms and is_plain and sum(map(_count, inputs)) <= _SHORT:
         yield _form(config.name, inputs)

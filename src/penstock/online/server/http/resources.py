@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Iterable
 from contextlib import suppress
@@ -13,7 +14,7 @@ from penstock.online.server.access.web import host_name
 from penstock.online.server.config import Dialect, ServerConfig
 from penstock.online.server.control_plane import ControlPlane
 from penstock.online.server.dataplane import DataPlane
-from penstock.online.server.home_page import MOST_MODELS, HomePage, render
+from penstock.online.server.home_page import MOST_MODELS, HomePage, body, whole
 from penstock.online.server.http import compression
 from penstock.online.server.http.answer import JSON
 from penstock.online.server.http.api import Api, metrics_handler
@@ -24,7 +25,7 @@ from penstock.online.server.http.generate import Generation
 from penstock.online.server.http.inference import HttpInference
 from penstock.online.server.http.openapi import document
 from penstock.online.server.http.routes import Handler, Resource, Route
-from penstock.online.server.offload import finish, run
+from penstock.online.server.offload import finish
 
 _LISTING = (b"/v2/repository/index", b"/v2")
 """The page of the server shows models to clients that may use these resources."""
@@ -94,7 +95,11 @@ class Home:
         address, needs_key = f"{scheme}://{host}", self._access.enabled
         forms = "torchserve" in self._config.dialects and not needs_key
         home = HomePage(address, rows, configs, self._metrics_url(host), needs_key, forms)
-        page, headers = await run(functools.partial(render, home))
+        pieces = []
+        for piece in body(home):
+            pieces.append(piece)
+            await asyncio.sleep(0)
+        page, headers = whole(home, pieces)
         exchange.reply(200, headers, page)
 
     async def _rows(self, exchange: Exchange) -> list[Row] | None:
