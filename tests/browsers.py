@@ -30,6 +30,7 @@ _FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--no-first-run",
+    "--disable-popup-blocking",
     "--proxy-server=direct://",
     "--host-resolver-rules=MAP *.example 127.0.0.1",
 )

@@ -113,7 +113,7 @@ def run_demo(output: Path, *, quick: bool, as_json: bool) -> None:
             built = Served(second, NAME, result.chosen.size_bytes)
             measure(original, built, data, _QUICK_ROUNDS if quick else _ROUNDS, progress)
     rows = compare(original, built)
-    write_report(report, result.manifest, [_served_row(row) for row in rows])
+    write_report(report, result.manifest, [_served_row(row) for row in rows], str(bundle))
     _print(console, rows, data.count)
     console.print(f"bundle  {bundle}\nreport  {report}")
     if as_json:

@@ -5,6 +5,7 @@ import pytest
 
 from evidences import accuracy, evidence, record
 from penstock.bundle.evidence import Evidence
+from penstock.measurement import Conditions
 
 
 def test_candidates_are_found_by_name_the_original_among_them() -> None:
@@ -54,3 +55,18 @@ def test_accuracy_is_shown_by_its_kind() -> None:
     share, error = accuracy(0.9), accuracy(3.25, 0.02, metric="mae", is_share=False)
     assert (share.shown, error.shown) == ("90.00%", "3.25")
     assert (share.level, error.level) == (0.9, 0.98)
+
+
+def test_a_disturbance_is_of_the_candidates_whose_timings_were_disturbed() -> None:
+    quiet, busy, untimed = record("quiet"), record("busy", busy="other processes used 1 of 2 cores"), record("no", None)
+    assert [evidence(quiet, untimed).disturbance(one) for one in (quiet, untimed)] == ["", ""]
+    found = evidence(quiet, busy, conditions=Conditions(0.1, 1.0, 0.0, dirty=True, busy=busy.busy))
+    assert [found.disturbance(one) for one in (quiet, busy, untimed)] == ["", busy.busy, ""]
+
+
+def test_a_disturbance_of_unknown_extent_is_of_all_candidates() -> None:
+    """Bundles of older versions do not record it for each candidate."""
+    one, untimed = record("one"), record("no", None)
+    found = evidence(one, untimed, conditions=Conditions(9.0, 9.0, 0.0, dirty=True))
+    assert found.disturbance(one) == found.disturbance(found.baseline) == "load 9 before, 0 % of the time stolen"
+    assert found.disturbance(untimed) == ""

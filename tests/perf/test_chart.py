@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from evidences import evidence, points, record
 from penstock.bundle.evidence import Accuracy, Attempt, Evidence
 from penstock.measurement import Interval, LatencyPoint
-from penstock.perf.chart import Scale, attempts_chart, bar_chart, line_chart, pareto, pareto_chart, throughput_chart
+from penstock.perf.chart import (
+    NARROW,
+    STYLE,
+    Scale,
+    attempts_chart,
+    bar_chart,
+    line_chart,
+    pareto,
+    pareto_chart,
+    throughput_chart,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 WIDTH = 760
@@ -71,35 +81,68 @@ def test_everything_off_the_front_is_beaten_by_something_on_it(records: list) ->
 def test_every_measured_candidate_is_a_mark_with_its_reason() -> None:
     found = evidence(
         record("int8", 0.4, 0.985, precision="int8", status="chosen", reason="2.5x"),
-        record("rejected-int8", 0.3, 0.5, precision="int8", status="rejected", reason="loses 49 %"),
+        record("rejected-int8", 0.3, 0.5, precision="int8", threads=2, status="rejected", reason="loses 49 %"),
         record("openvino-fp32", 0.9, engine="openvino"),
         record("broken", None, status="failed", reason="does not load"),
     )
     root = parse(pareto_chart(found))
     tips = titles(root)
-    assert [tip.split(":")[0] for tip in tips] == ["original", "int8", "rejected-int8", "openvino-fp32"]
-    assert "0.3 ms, 50.00% — rejected: loses 49 %" in tips[2]
+    assert [tip.split(":")[0] for tip in tips] == [
+        "Original · ONNX Runtime · 1 thread",
+        "ONNX Runtime · INT8 · 1 thread",
+        "ONNX Runtime · INT8 · 2 threads",
+        "OpenVINO · FP32 · 1 thread",
+    ]
+    assert "0.3 ms, 50.00% — less accurate than allowed: loses 49 %" in tips[2]
     assert len(list(root.iter(SVG + "rect"))) == 1
     named = [element.text for element in lines(root, "name")]
-    assert named == ["original", "int8 (chosen)"]
+    assert named == ["original", "chosen"]
     (front,) = lines(root, "front")
     assert len((front.get("points") or "").split()) == 3
 
 
 def test_the_least_accuracy_allowed_is_a_line_below_what_is_allowed() -> None:
-    chart = parse(pareto_chart(evidence(record("allowed", 0.5, 0.985), record("not", 0.4, 0.97))))
+    found = evidence(record("allowed", 0.5, 0.985, threads=2), record("not", 0.4, 0.97, threads=3))
+    chart = parse(pareto_chart(found))
     (floor,) = lines(chart, "floor")
-    marks = {tip.split(":")[0]: mark for mark in chart.iter() for tip in titles(mark) if mark.tag == SVG + "circle"}
+    marks = {
+        tip.split(":")[0][-9:]: mark for mark in chart.iter() for tip in titles(mark) if mark.tag == SVG + "circle"
+    }
     # Pixels are counted from the top.
-    assert float(marks["allowed"].get("cy", 0)) < float(floor.get("y1", 0)) < float(marks["not"].get("cy", 0))
+    assert float(marks["2 threads"].get("cy", 0)) < float(floor.get("y1", 0)) < float(marks["3 threads"].get("cy", 0))
 
 
 def test_names_and_reasons_are_escaped() -> None:
     name = """<script>alert("1")</script>&'"""
-    chart = pareto_chart(evidence(record(name, 0.5, reason="a < b & c")))
+    chart = pareto_chart(evidence(record("x", 0.5, engine=name, reason="a < b & c")))
     assert "<script" not in chart
     assert any(tip.startswith(name) and tip.endswith("a < b & c") for tip in titles(parse(chart)))
     assert name in {element.text for element in parse(throughput_chart({name: points(1.0)})).iter(SVG + "text")}
+
+
+def test_an_original_that_was_chosen_has_one_label() -> None:
+    found = evidence(record("slow", 2.0), chosen="original")
+    assert [element.text for element in lines(parse(pareto_chart(found)), "name")] == ["original, chosen"]
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 1000), st.floats(0, 1)), max_size=8), st.floats(0.001, 1000))
+def test_a_narrow_chart_fits_its_width(candidates: list[tuple[float, float]], row_ms: float) -> None:
+    found = evidence(*(record(str(index), *one) for index, one in enumerate(candidates)))
+    for chart in (pareto_chart(found, NARROW), throughput_chart({"original": points(row_ms)}, NARROW)):
+        root = parse(chart)
+        assert (root.get("viewBox") or "").split()[2] == str(NARROW)
+        for element in root.iter():
+            for name in ("x", "x1", "x2", "cx"):
+                assert -20 <= float(element.get(name, 0)) <= NARROW
+        for (left, one), (right, another) in pairwise(ticks_across(root)):
+            assert right - left >= 6.5 * (len(one) + len(another)) / 2
+
+
+def test_the_style_holds_without_style_attributes() -> None:
+    """A page whose policy names only the hash of the style sheet shows the chart as it is."""
+    chart = line_chart({"a": [(1, 1), (2, 2)]}, "t", X, Y, marks=[("level", 1.5)])
+    assert "style=" not in chart
+    assert f"<style>{STYLE}</style>" in chart
 
 
 @pytest.mark.parametrize(

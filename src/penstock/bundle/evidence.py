@@ -86,6 +86,8 @@ class CandidateRecord(msgspec.Struct, frozen=True):
     accuracy: Accuracy | None = None
     rows_per_second: float | None = None
     """Throughput at ``batch``."""
+    busy: str = ""
+    """Other processes that disturbed the candidate's timings, as text; empty if there were none, and in bundles of older versions."""
 
     @property
     def disk_bytes(self) -> int:
@@ -178,6 +180,14 @@ class Evidence(msgspec.Struct, frozen=True):
         if self.metric != "fidelity" and self.max_output_error is not None:
             others = f", and {percent(self.max_output_error, 0)} difference from the original"
         return f"{most} loss of {self.metric}{proof} in {judged} ({self.metric_reason}){others}"
+
+    def disturbance(self, record: CandidateRecord) -> str:
+        """Why the timings of ``record`` are unreliable, as text; empty if they were not disturbed."""
+        if record.latency_ms is None:
+            return ""
+        # A bundle of an older version, or a disturbance that concerns all timings.
+        is_general = not any(one.busy for one in (self.baseline, *self.candidates))
+        return self.conditions.disturbance if is_general else record.busy
 
     def candidate(self, name: str) -> CandidateRecord:
         """The record called ``name``; KeyError if there is none."""

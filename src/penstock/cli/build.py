@@ -100,7 +100,7 @@ def build(
 def show_result(result: BuildResult, report: Path | None, json: bool) -> None:
     """Write the report, and print the result as tables or as one JSON object."""
     if report is not None:
-        write_report(report, result.manifest)
+        write_report(report, result.manifest, bundle=str(result.bundle))
     if json:
         print(msgspec.json.encode(summary(result)).decode())
         return

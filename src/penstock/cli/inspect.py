@@ -57,7 +57,7 @@ def inspect(
     if report is not None:
         if real_path(report).is_relative_to(real_path(bundle)):
             raise InvalidArgument(f"the report '{report}' cannot be inside the bundle", "choose another path")
-        write_report(report, opened.manifest)
+        write_report(report, opened.manifest, bundle=str(bundle))
     if json:
         facts = {
             "digest": opened.digest,

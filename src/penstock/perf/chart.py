@@ -8,10 +8,13 @@ from html import escape
 from itertools import pairwise
 from typing import NamedTuple
 
+from penstock.bundle import titles
 from penstock.bundle.evidence import Attempt, CandidateRecord, Evidence
 from penstock.measurement import LatencyPoint
 
-_WIDTH, _HEIGHT = 760, 380
+WIDTH, NARROW = 760, 380
+"""Width of a chart in pixels: the default, and one for small screens."""
+_HEIGHT = 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 24, 46
 _UP = (_HEIGHT - _BOTTOM, _TOP)
 _COLORS = {"fp32": "#2563eb", "bf16": "#d97706", "int8": "#059669"}
@@ -94,9 +97,9 @@ def _text_width(text: str) -> float:
     return sum(12 if letter == "%" else 4 if letter in ".," else 7 for letter in text)
 
 
-def _across(y: _Axis) -> tuple[float, float]:
+def _across(y: _Axis, width: int) -> tuple[float, float]:
     """Start and end of a horizontal axis beside the vertical axis ``y``, its ticks and its title."""
-    return max(_LEFT, _TITLE + _GAP + max(map(y.width, y.ticks()), default=0)), _WIDTH - _RIGHT
+    return max(_LEFT, _TITLE + _GAP + max(map(y.width, y.ticks()), default=0)), width - _RIGHT
 
 
 def line_chart(
@@ -105,6 +108,7 @@ def line_chart(
     x_scale: Scale,
     y_scale: Scale,
     marks: Sequence[tuple[str, float]] = (),
+    width: int = WIDTH,
 ) -> str:
     """Draw a line chart: each of ``series`` is a line through points (x, y), and each of ``marks`` is a dashed horizontal line.
 
@@ -114,8 +118,8 @@ def line_chart(
     drawn = {name: points for name, points in drawn.items() if points}
     levels = [(name, level) for name, level in marks if _is_on((1.0, level), x_scale, y_scale)]
     y = _Axis([y for points in drawn.values() for _, y in points] + [level for _, level in levels], _UP, y_scale)
-    x = _Axis([x for points in drawn.values() for x, _ in points], _across(y), x_scale)
-    parts = _frame(x, y)
+    x = _Axis([x for points in drawn.values() for x, _ in points], _across(y, width), x_scale)
+    parts = _frame(x, y, width)
     for name, level in levels:
         parts += _level(name, y(level), x)
     heights = _spread([y(points[-1][1]) - 10 for points in drawn.values()])
@@ -129,9 +133,9 @@ def line_chart(
                 f'<circle cx="{x(across):.1f}" cy="{y(up):.1f}" r="4" fill="{color}"><title>{escape(tip)}</title></circle>'
             )
         parts.append(
-            f'<text x="{x(points[-1][0]) - 8:.1f}" y="{height:.1f}" text-anchor="end" style="fill:{color}">{escape(name)}</text>'
+            f'<text x="{x(points[-1][0]) - 8:.1f}" y="{height:.1f}" text-anchor="end" fill="{color}">{escape(name)}</text>'
         )
-    return _svg(parts, title)
+    return _svg(parts, title, width)
 
 
 def bar_chart(rows: Sequence[tuple[str, *tuple[float, ...]]], title: str, *scales: Scale) -> str:
@@ -140,7 +144,7 @@ def bar_chart(rows: Sequence[tuple[str, *tuple[float, ...]]], title: str, *scale
     Values that are not finite are drawn as a dash. The length of a bar is always linear.
     """
     bottom = _TOP + _BAR * max(1, len(rows))
-    room = (_WIDTH - _NAMES - _RIGHT + _COLUMN_GAP / 2) / len(scales)
+    room = (WIDTH - _NAMES - _RIGHT + _COLUMN_GAP / 2) / len(scales)
     parts = []
     for row, (name, *_) in enumerate(rows):
         short = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
@@ -150,14 +154,14 @@ def bar_chart(rows: Sequence[tuple[str, *tuple[float, ...]]], title: str, *scale
         start, end = _NAMES + room * column, _NAMES + room * (column + 1) - _COLUMN_GAP
         values = [float(values[column]) for _, *values in rows]
         x = _Axis([0.0, *(value for value in values if math.isfinite(value))], (start, end), scale._replace(log=False))
-        parts += _grid_across(x, bottom)
+        parts += _grid_across(x, bottom, WIDTH)
         parts.append(
             f'<text class="title" x="{(start + end) / 2:.0f}" y="{bottom + 38}" text-anchor="middle">{x.title}</text>'
         )
         for row, ((name, *_), value) in enumerate(zip(rows, values, strict=True)):
             color = _SERIES_COLORS[(column + 1) % len(_SERIES_COLORS)]
             parts.append(_bar(f"{name}: {x.form.format(value)} {scale.title}", x, value, _TOP + _BAR * row, color))
-    return _svg(parts, title, bottom + _BOTTOM)
+    return _svg(parts, title, WIDTH, bottom + _BOTTOM)
 
 
 def pareto(records: Sequence[CandidateRecord]) -> list[CandidateRecord]:
@@ -169,31 +173,31 @@ def pareto(records: Sequence[CandidateRecord]) -> list[CandidateRecord]:
     return front
 
 
-def pareto_chart(evidence: Evidence) -> str:
+def pareto_chart(evidence: Evidence, width: int = WIDTH) -> str:
     """Draw all candidates by latency (logarithmic) and accuracy, with the Pareto front and the minimum accuracy."""
     records = _measured((evidence.baseline, *evidence.candidates))
     floor = _value(evidence.baseline) - evidence.limit
     metric = evidence.baseline.accuracy.metric if evidence.baseline.accuracy else "accuracy"
     x_scale = Scale("p50 latency of one call, ms", "{:.4g}", log=True)
     y = _Axis([floor, *(_value(record) for record in records)], _UP, Scale(metric, "{:.2%}"))
-    x = _Axis([record.latency_ms or 1.0 for record in records], _across(y), x_scale)
-    parts = _frame(x, y) + _level("minimum", y(floor), x)
+    x = _Axis([record.latency_ms or 1.0 for record in records], _across(y, width), x_scale)
+    parts = _frame(x, y, width) + _level("minimum", y(floor), x)
     front = pareto(records)
     path = " ".join(f"{x(r.latency_ms or 1.0):.1f},{y(_value(r)):.1f}" for r in front)
     parts.append(f'<polyline class="front" points="{path}"/>')
     for record in records:
-        parts.append(_point(record, x(record.latency_ms or 1.0), y(_value(record)), evidence))
-    return _svg(parts, "Accuracy by latency of every candidate, with the Pareto front")
+        parts.append(_point(record, x(record.latency_ms or 1.0), y(_value(record)), evidence, width))
+    return _svg(parts, "Accuracy by latency of every candidate, with the Pareto front", width)
 
 
-def throughput_chart(profiles: Mapping[str, Sequence[LatencyPoint]]) -> str:
+def throughput_chart(profiles: Mapping[str, Sequence[LatencyPoint]], width: int = WIDTH) -> str:
     """Draw the throughput of one instance by batch size (both logarithmic), with one line per profile."""
     rates = {name: [(p.batch, p.batch / p.p50_ms * 1e3) for p in points] for name, points in profiles.items()}
     x_scale, y_scale = Scale("batch size", log=True), Scale("rows/s", "{:,.0f}", log=True)
-    return line_chart(rates, "Throughput by batch size", x_scale, y_scale)
+    return line_chart(rates, "Throughput by batch size", x_scale, y_scale, width=width)
 
 
-def attempts_chart(attempts: Sequence[Attempt], original_bytes: int) -> str:
+def attempts_chart(attempts: Sequence[Attempt], original_bytes: int, width: int = WIDTH) -> str:
     """Draw all models that a plan measured, by size (logarithmic) and accuracy. A line connects each model to its source.
 
     If the plan coded its models, sizes are sizes of coded files. Hollow points are models that the plan did not keep. Returns "" if
@@ -207,7 +211,7 @@ def attempts_chart(attempts: Sequence[Attempt], original_bytes: int) -> str:
     sizes = [(attempt.stored_bytes or attempt.size_bytes) / 1024 for attempt, _ in measured]
     title = "KiB coded" if any(attempt.stored_bytes for attempt, _ in measured) else "KiB"
     y = _Axis([original, *(found.level for _, found in measured)], _UP, Scale(f"{first.metric}, held out", "{:.2%}"))
-    x = _Axis([original_bytes / 1024, *sizes], _across(y), Scale(title, "{:,.4g}", log=True))
+    x = _Axis([original_bytes / 1024, *sizes], _across(y, width), Scale(title, "{:,.4g}", log=True))
     places = {"original": (x(original_bytes / 1024), y(original))}
     lines, marks = [], [_mark("original", places["original"], "original", is_kept=True)]
     for (attempt, found), size in zip(measured, sizes, strict=True):
@@ -217,7 +221,7 @@ def attempts_chart(attempts: Sequence[Attempt], original_bytes: int) -> str:
         lines.append(f'<line class="step" x1="{left:.1f}" y1="{top:.1f}" x2="{right:.1f}" y2="{bottom:.1f}"/>')
         tip = f"{path}: {x.form.format(size)} KiB, {found.shown} — {attempt.outcome}: {attempt.reason}"
         marks.append(_mark(tip, places[path], attempt.name, is_kept=attempt.outcome == "kept"))
-    return _svg([*_frame(x, y), *lines, *marks], "Accuracy by size of every model that the plan made")
+    return _svg([*_frame(x, y, width), *lines, *marks], "Accuracy by size of every model that the plan made", width)
 
 
 def _mark(tip: str, place: tuple[float, float], label: str, is_kept: bool) -> str:
@@ -229,25 +233,25 @@ def _mark(tip: str, place: tuple[float, float], label: str, is_kept: bool) -> st
     return shape + (f'<text class="note" transform="{turn}">{escape(label)}</text>' if is_kept else "")
 
 
-def _point(record: CandidateRecord, x: float, y: float, evidence: Evidence) -> str:
+def _point(record: CandidateRecord, x: float, y: float, evidence: Evidence, width: int) -> str:
     color = _COLORS.get(record.precision, "#64748b")
     fill = "none" if record.status in ("rejected", "failed") else color
-    tip = f"{record.name}: {record.latency_ms:.4g} ms, {_value(record):.2%} — {record.status}: {record.reason}"
+    tip = f"{titles.title(record)}: {record.latency_ms:.4g} ms, {_value(record):.2%} — {titles.verdict(record)}"
     mark = f'fill="{fill}" stroke="{color}" stroke-width="1.5"><title>{escape(tip)}</title>'
     if record.engine != evidence.baseline.engine:
         shape = f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" {mark}</rect>'
     else:
         shape = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5.5" {mark}</circle>'
-    if record.name not in (evidence.chosen, evidence.baseline.name):
+    is_original, is_chosen = record.name == evidence.baseline.name, record.name == evidence.chosen
+    if not (is_original or is_chosen):
         return shape
-    is_chosen = record.name == evidence.chosen
     ring = (
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="11" fill="none" stroke="{color}" stroke-width="2"/>' if is_chosen else ""
     )
-    label = f"{record.name} (chosen)" if is_chosen else record.name
+    label = ", ".join(["original"] * is_original + ["chosen"] * is_chosen)
     # One label is above its mark and one below, so that they do not overlap if accuracies are equal.
-    anchor, height = "end" if x > _WIDTH * 0.6 else "start", y + 28 if is_chosen else y - 14
-    text = f'<text class="name" x="{x:.1f}" y="{height:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
+    anchor, height = "end" if x > width * 0.6 else "start", y + 28 if is_chosen else y - 14
+    text = f'<text class="name" x="{x:.1f}" y="{height:.1f}" text-anchor="{anchor}">{label}</text>'
     return ring + shape + text
 
 
@@ -282,21 +286,21 @@ def _is_on(point: tuple[float, float], *scales: Scale) -> bool:
     return all(math.isfinite(v) and (v > 0 or not scale.log) for v, scale in zip(point, scales, strict=True))
 
 
-def _grid_across(x: _Axis, bottom: float) -> list[str]:
+def _grid_across(x: _Axis, bottom: float, width: int) -> list[str]:
     """Vertical grid lines with ticks."""
     parts = []
     for value in x.ticks_across():
         at = f"{x(value):.1f}"
         parts.append(f'<line class="grid" x1="{at}" x2="{at}" y1="{_TOP}" y2="{bottom}"/>')
-        middle = min(x(value), _WIDTH - x.width(value) / 2)
+        middle = min(x(value), width - x.width(value) / 2)
         parts.append(f'<text x="{middle:.1f}" y="{bottom + 16}" text-anchor="middle">{x.form.format(value)}</text>')
     return parts
 
 
-def _frame(x: _Axis, y: _Axis) -> list[str]:
+def _frame(x: _Axis, y: _Axis, width: int) -> list[str]:
     """Grid, ticks and titles."""
     left, right, bottom = x.start, x.end, _HEIGHT - _BOTTOM
-    parts = _grid_across(x, bottom)
+    parts = _grid_across(x, bottom, width)
     for value in y.ticks():
         at = f"{y(value):.1f}"
         parts.append(f'<line class="grid" x1="{left:.0f}" x2="{right:.0f}" y1="{at}" y2="{at}"/>')
@@ -310,13 +314,13 @@ def _frame(x: _Axis, y: _Axis) -> list[str]:
     return parts
 
 
-def _svg(parts: Sequence[str], label: str, height: int = _HEIGHT) -> str:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(label)}">'
-    return head + f"<style>{STYLE}</style>" + "".join(parts) + "</svg>"
+def _svg(parts: Sequence[str], label: str, width: int, height: int = _HEIGHT) -> str:
+    size, name = f'viewBox="0 0 {width} {height}" fill="currentColor"', f'role="img" aria-label="{escape(label)}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {name}><style>{STYLE}</style>{"".join(parts)}</svg>'
 
 
 STYLE = (
-    "svg{font:12px system-ui,sans-serif;max-width:100%}text{fill:currentColor}.grid{stroke:currentColor;opacity:.12}"
+    "svg{font:12px system-ui,sans-serif;max-width:100%}.grid{stroke:currentColor;opacity:.12}"
     ".step{stroke:#059669;opacity:.35}"
     ".front{fill:none;stroke:currentColor;stroke-width:1.5;opacity:.45}.floor{stroke:#dc2626;stroke-dasharray:5 4}"
     ".title,.note{opacity:.7}.name{font-weight:600}"

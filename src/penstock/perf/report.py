@@ -1,19 +1,39 @@
-"""The build report as one self-contained HTML page: all candidates with their measurements and verdicts."""
+"""The build report as one self-contained HTML page: the conclusion, pictures, and all candidates with their reasons."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
 import msgspec
 
-from penstock.bundle.evidence import Attempt, CandidateRecord, Evidence
+from penstock.bundle.evidence import Attempt, Evidence
 from penstock.bundle.manifest import Manifest
 from penstock.errors import AlreadyExists
-from penstock.perf.chart import Scale, attempts_chart, bar_chart, pareto_chart, throughput_chart
+from penstock.measurement import LatencyPoint
+from penstock.perf import candidate_table, chart
+from penstock.perf.candidate_table import busy_mark
+from penstock.perf.conclusion import headline, metric_words, sentences, size_words
 from penstock.storage.atomic import write_whole
+from penstock.web_page import GENERATOR, HEAD_BYTES, document
+
+_CODE = re.compile(r"`([^`]+)`")
+
+_STYLE = """
+.headline{font-size:1.7rem;line-height:1.25;font-weight:700;margin:.2rem 0 .8rem} .conclusion{font-size:1.05rem}
+figure{margin:.5rem 0;overflow-x:auto} figure svg{display:block;width:100%;min-width:34rem} .small svg{min-width:0}
+.small{display:none} body>table:not(.candidates){display:block;overflow-x:auto}
+.fp32{color:#2563eb}.bf16{color:#d97706}.int8{color:#059669}
+.pairs{display:grid;grid-template-columns:repeat(auto-fit,minmax(19rem,1fr));gap:.2rem 2rem}
+.bar{display:grid;grid-template-columns:4.5rem 1fr 7rem;gap:.6rem;align-items:center;font-size:.9rem}
+.bar b{text-align:right;font-weight:600} .bar:first-of-type rect{fill:#64748b} .bar rect{fill:#059669}
+@media screen and (max-width:40rem){.large{display:none} .small{display:block} .headline{font-size:1.35rem}
+.pairs{grid-template-columns:1fr}}
+@media print{.fp32,.bf16,.int8,.bar,.busy{print-color-adjust:exact}}
+"""
 
 
 class ServedRow(msgspec.Struct, frozen=True):
@@ -25,10 +45,13 @@ class ServedRow(msgspec.Struct, frozen=True):
     ratio: str
 
 
-def write_report(path: Path, manifest: Manifest, served: Sequence[ServedRow] = ()) -> None:
-    """Write the report of ``manifest``'s build to ``path`` atomically. Raises AlreadyExists, ResourceExhausted."""
+def write_report(path: Path, manifest: Manifest, served: Sequence[ServedRow] = (), bundle: str = "") -> None:
+    """Write the report of ``manifest``'s build to ``path`` atomically. ``bundle`` is the bundle's file name, for a command.
+
+    Raises AlreadyExists, ResourceExhausted.
+    """
     check_report_target(path)
-    write_whole(path, render(manifest, served).encode(), what="the report")
+    write_whole(path, render(manifest, served, bundle).encode(), what="the report")
 
 
 def check_report_target(path: Path) -> None:
@@ -37,171 +60,193 @@ def check_report_target(path: Path) -> None:
         return  # a folder fails later, with a more precise error
     if path.is_file():
         with contextlib.suppress(OSError), path.open("rb") as file:
-            if _GENERATOR.encode() in file.read(_HEAD_BYTES):
+            if GENERATOR.encode() in file.read(HEAD_BYTES):
                 return
     raise AlreadyExists(f"'{path}' exists and is not a Penstock build report", "choose another name for the report")
 
 
-def render(manifest: Manifest, served: Sequence[ServedRow] = ()) -> str:
+def render(manifest: Manifest, served: Sequence[ServedRow] = (), bundle: str = "") -> str:
     """The report's page as HTML text."""
     evidence = manifest.evidence
-    body = [f"<h1>{escape(manifest.name)}</h1>", _machine(manifest)]
+    body = [f"<h1>{escape(manifest.name)}: build report</h1>"]
     if evidence is None:
-        body.append("<p>This bundle has no evidence.</p>")
+        body.append("<p>This bundle has no evidence, because it was packed without a build.</p>")
     else:
-        body += [_verdict(manifest, evidence), *_served(served)]
-        body += ["<h2>Accuracy and latency of every candidate</h2>", _LEGEND, pareto_chart(evidence)]
-        body += [_candidates(evidence), *_attempts(evidence)]
-        profiles = {
-            evidence.baseline.name: evidence.baseline_latency,
-            manifest.serving.variant: manifest.serving.latency,
-        }
-        if any(profiles.values()):
-            body += ["<h2>Throughput by batch size, one instance</h2>", throughput_chart(profiles)]
-        body += [_passes(evidence), _notes(evidence)]
-    return page(f"{manifest.name}: build report", body)
+        body += [
+            f'<p class="headline">{escape(headline(evidence))} {_busy(evidence)}</p>',
+            f'<p class="conclusion">{_prose(" ".join(sentences(manifest, evidence, bundle)))}</p>',
+            *_before_and_after(manifest, evidence),
+            *_served(served),
+            *_accuracy_by_latency(evidence),
+            *_throughput(manifest, evidence),
+            "<h2>Every candidate</h2>",
+            candidate_table.candidate_table(evidence),
+            *_attempts(evidence),
+            *_passes(evidence),
+            *_method(manifest, evidence),
+        ]
+    return page(f"{manifest.name}: build report", [*body, _machine(manifest)])
 
 
 def page(title: str, body: Sequence[str]) -> str:
     """An HTML page whose body is the concatenation of ``body``. ``check_report_target`` recognises such a page."""
-    return _PAGE.format(generator=_GENERATOR, title=escape(title), body="\n".join(body))
+    styles = (_STYLE, candidate_table.STYLE, chart.STYLE)
+    return document(title, body, styles, candidate_table.SCRIPT)
 
 
-def _verdict(manifest: Manifest, evidence: Evidence) -> str:
-    chosen, serving = evidence.candidate(evidence.chosen), manifest.serving
-    speed = chosen.speedup
-    loss = chosen.accuracy.loss if chosen.accuracy else None
-    facts = [
-        ("chosen", escape(chosen.name)),
-        ("speed", f"{speed.value:.2f}x ({speed.low:.2f} … {speed.high:.2f})" if speed else "the original's"),
-        ("accuracy lost", f"{loss.value:+.2%} ({loss.low:+.2%} … {loss.high:+.2%})" if loss else "–"),
-        ("size", f"{evidence.baseline.disk_bytes / 1024:.4g} → {chosen.disk_bytes / 1024:.4g} KiB"),
-        ("served with", f"{serving.instances} × {serving.threads} thread(s), batches up to {serving.max_batch}"),
-    ]
-    cards = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
-    p99 = f", p99 of one call within {evidence.p99_ms:g} ms" if evidence.p99_ms else ""
-    return (
-        f"<dl>{cards}</dl><p>Contract: {escape(evidence.contract)}{p99}. "
-        f"Timed on calls of {evidence.rows_per_call} row(s). Intervals are 95 %.</p>"
+def _prose(text: str) -> str:
+    """``text`` as HTML, with code between backticks, and without line breaks before a per cent sign."""
+    parts = enumerate(_CODE.split(escape(text)))
+    return "".join(
+        f"<code>{part}</code>" if number % 2 else part.replace(" %", "\N{NO-BREAK SPACE}%") for number, part in parts
     )
+
+
+def _figure(draw: Callable[[int], str]) -> str:
+    """A picture in two widths, of which the style shows the one that fits the screen."""
+    large, small = draw(chart.WIDTH), draw(chart.NARROW)
+    return f'<figure class="large">{large}</figure><figure class="small">{small}</figure>' if large else ""
+
+
+def _before_and_after(manifest: Manifest, evidence: Evidence) -> list[str]:
+    before, after = evidence.baseline, evidence.candidate(evidence.chosen)
+    if before.name == after.name:
+        return []
+    busy = _busy(evidence)
+    slow, fast = _most_rows(evidence.baseline_latency), _most_rows(manifest.serving.latency)
+    pairs = [
+        _pair("One call, median", before.latency_ms, after.latency_ms, "{:.3g} ms".format, busy),
+        _pair("One call, 99th percentile", before.p99_ms, after.p99_ms, "{:.3g} ms".format, busy),
+        _pair("Most rows per second, one instance", slow, fast, "{:,.0f}".format, busy),
+    ]
+    if before.accuracy is not None and after.accuracy is not None:
+        name, show = metric_words(after.accuracy.metric), after.accuracy.show
+        pairs.append(_pair(name[:1].upper() + name[1:], before.accuracy.value, after.accuracy.value, show))
+    pairs.append(_pair("Size of the model", before.disk_bytes, after.disk_bytes, lambda size: size_words(int(size))))
+    return ["<h2>Before and after</h2>", f'<div class="pairs">{"".join(pairs)}</div>']
+
+
+def _busy(evidence: Evidence) -> str:
+    """The mark beside the times of the chosen candidate, which were measured in turns with those of the original."""
+    return busy_mark(evidence.disturbance(evidence.candidate(evidence.chosen)))
+
+
+def _most_rows(points: Sequence[LatencyPoint]) -> float | None:
+    """The highest throughput of a profile, in rows per second; None if the profile is empty."""
+    return max((point.batch / point.p50_ms * 1e3 for point in points), default=None)
+
+
+def _pair(what: str, before: float | None, after: float | None, show: Callable[[float], str], mark: str = "") -> str:
+    """Two bars on one scale; empty if a value is missing."""
+    if before is None or after is None:
+        return ""
+    longest = max(abs(before), abs(after)) or 1.0
+    bars = "".join(
+        f'<div class="bar"><span>{name}</span><svg width="100%" height="14" aria-hidden="true">'
+        f'<rect width="{100 * abs(value) / longest:.1f}%" height="14" rx="2"/></svg><b>{escape(show(value))}</b></div>'
+        for name, value in (("original", before), ("chosen", after))
+    )
+    return f"<section><h3>{escape(what)} {mark}</h3>{bars}</section>"
 
 
 def _served(rows: Sequence[ServedRow]) -> list[str]:
     if not rows:
         return []
-    lines = "".join(
-        f"<tr><td>{escape(row.what)}</td><td>{escape(row.original)}</td><td>{escape(row.built)}</td><td>{escape(row.ratio)}</td></tr>"
-        for row in rows
-    )
-    head = "<tr><th></th><th>original</th><th>built</th><th>ratio</th></tr>"
-    return ["<h2>Served over HTTP, measured in turn</h2>", f"<table>{head}{lines}</table>"]
+    cells = [(row.what, row.original, row.built, row.ratio) for row in rows]
+    return ["<h2>Served over HTTP, measured in turn</h2>", _table(("", "original", "built", "ratio"), cells)]
 
 
-def _candidates(evidence: Evidence) -> str:
-    ranked = sorted(evidence.candidates, key=lambda record: record.latency_ms or float("inf"))
-    rows = "".join(_row(record) for record in (evidence.baseline, *ranked))
-    heads = ("candidate", "p50 ms", "p99 ms", "speed", "95 %", "accuracy", "loss", "error", "KiB", "verdict")
-    return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
+def _accuracy_by_latency(evidence: Evidence) -> list[str]:
+    picture = _figure(lambda width: chart.pareto_chart(evidence, width))
+    busy = busy_mark(evidence.conditions.disturbance)
+    return [f"<h2>Accuracy by latency {busy}</h2>", _LEGEND, picture]
+
+
+def _throughput(manifest: Manifest, evidence: Evidence) -> list[str]:
+    is_kept = evidence.chosen == evidence.baseline.name
+    profiles = {"original": evidence.baseline_latency} | ({} if is_kept else {"chosen": manifest.serving.latency})
+    if not any(profiles.values()):
+        return []
+    busy = busy_mark(evidence.conditions.disturbance)
+    picture = _figure(lambda width: chart.throughput_chart(profiles, width))
+    return [f"<h2>Throughput by batch size, one instance {busy}</h2>", picture]
 
 
 def _attempts(evidence: Evidence) -> list[str]:
-    """The attempts of a compression plan, with charts of their gain and loss."""
-    tried = [attempt for attempt in evidence.attempts if attempt.accuracy is not None and attempt.speedup is not None]
+    """The attempts of a compression plan, with a chart of their sizes and accuracies."""
     if not evidence.attempts:
         return []
-    heads = ("step", "after", "speed", "loss", "KiB", "seconds", "verdict")
-    rows = "".join(_attempt(attempt) for attempt in evidence.attempts)
-    table = f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
-    by_size = any(attempt.stored_bytes for attempt in tried)
-    bars = [
-        (
-            f"{attempt.parent} → {attempt.name}",
-            attempt.stored_bytes / 1024 if by_size else attempt.speedup.value if attempt.speedup else 0.0,
-            attempt.accuracy.loss.value if attempt.accuracy else 0.0,
-        )
-        for attempt in tried
-    ]
-    bought = Scale("KiB coded" if by_size else "times the original's speed", "{:.3g}")
-    picture = bar_chart(bars, "Steps of the plan", bought, Scale("accuracy lost", "{:.2%}")) if bars else ""
-    exact = evidence.optimized or evidence.baseline
-    tree = attempts_chart(evidence.attempts, exact.disk_bytes if by_size else exact.size_bytes)
-    return ["<h2>Compression steps</h2>", picture, tree, table]
+    is_coded = any(attempt.stored_bytes for attempt in evidence.attempts)
+    original = evidence.optimized or evidence.baseline
+    size = original.disk_bytes if is_coded else original.size_bytes
+    picture = _figure(lambda width: chart.attempts_chart(evidence.attempts, size, width))
+    heads = ("step", "after", "speed", "loss", "KiB", "seconds", "result")
+    return ["<h2>Compression steps</h2>", picture, _table(heads, map(_attempt, evidence.attempts))]
 
 
-def _attempt(attempt: Attempt) -> str:
+def _attempt(attempt: Attempt) -> tuple[str, ...]:
     size_bytes = attempt.stored_bytes or attempt.size_bytes
-    cells = (
-        escape(attempt.name),
-        escape(attempt.parent),
-        f"{attempt.speedup.value:.2f}x" if attempt.speedup else "–",
+    return (
+        attempt.name,
+        attempt.parent,
+        f"{attempt.speedup.value:.2f}×" if attempt.speedup else "–",
         f"{attempt.accuracy.loss.value:+.2%}" if attempt.accuracy else "–",
         f"{size_bytes / 1024:.4g}" if size_bytes else "–",
         f"{attempt.seconds:.0f}",
-        f"<b>{attempt.outcome}</b> {escape(attempt.reason)}",
+        f"{attempt.outcome}: {attempt.reason}",
     )
-    return f'<tr class="{attempt.outcome}">{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
 
 
-def _row(record: CandidateRecord) -> str:
-    speed, accuracy = record.speedup, record.accuracy
-    cells = (
-        escape(record.name),
-        f"{record.latency_ms:.4g}" if record.latency_ms is not None else "–",
-        f"{record.p99_ms:.4g}" if record.p99_ms is not None else "–",
-        f"{speed.value:.2f}x" if speed else "",
-        f"{speed.low:.2f}–{speed.high:.2f}" if speed else "",
-        accuracy.shown if accuracy else "–",
-        f"{accuracy.loss.value:+.2%}" if accuracy else "",
-        f"{accuracy.relative_error:.2g}" if accuracy else "",
-        f"{record.disk_bytes / 1024:.4g}",
-        f"<b>{record.status}</b> {escape(record.reason)}",
-    )
-    return f'<tr class="{record.status}">{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
-
-
-def _passes(evidence: Evidence) -> str:
+def _passes(evidence: Evidence) -> list[str]:
     report = evidence.optimization
     if not report:
-        return ""
-    changed = [entry for entry in report["passes"] if entry["status"] != "unchanged"]
-    rows = "".join(
-        f"<tr><td>{escape(entry['name'])}</td><td>{entry['status']}</td>"
-        f"<td>{entry['nodes_before']} → {entry['nodes_after']}</td>"
-        f"<td>{_error(entry['max_relative_error'])}</td><td>{escape(entry['reason'])}</td></tr>"
-        for entry in changed
-    )
-    head = "<tr><th>pass</th><th></th><th>nodes</th><th>error</th><th></th></tr>"
-    return (
-        f"<h2>Graph: {report['nodes_before']} nodes, {report['nodes_after']} after the passes</h2>"
-        f"<p>{_gain(evidence)}After every pass the outputs were compared with the original's.</p><table>{head}{rows}</table>"
-    )
+        return []
+    changed = [
+        (
+            entry["name"],
+            entry["status"],
+            f"{entry['nodes_before']} → {entry['nodes_after']}",
+            "–" if entry["max_relative_error"] is None else f"{entry['max_relative_error']:.1e}",
+            entry["reason"],
+        )
+        for entry in report["passes"]
+        if entry["status"] != "unchanged"
+    ]
+    gain, optimized = "", evidence.optimized
+    if optimized is not None and optimized.latency_ms and evidence.baseline.latency_ms:
+        took = f"{evidence.baseline.latency_ms:.3g} ms before and {optimized.latency_ms:.3g} ms after"
+        gain = f"One FP32 call took {took}. {busy_mark(evidence.disturbance(optimized))} "
+    return [
+        f"<h2>Graph: {report['nodes_before']} nodes, {report['nodes_after']} after the passes</h2>",
+        f"<p>{gain}After every pass, the outputs were compared with the original's.</p>",
+        _table(("pass", "result", "nodes", "error", "reason"), changed),
+    ]
 
 
-def _gain(evidence: Evidence) -> str:
-    """The latency before and after the passes, in FP32 on the same engine and threads."""
-    optimized = evidence.optimized
-    if optimized is None:
-        return ""
-    return f"One FP32 call took {evidence.baseline.latency_ms:.4g} ms before and {optimized.latency_ms:.4g} ms after. "
+def _method(manifest: Manifest, evidence: Evidence) -> Iterator[str]:
+    """How the figures were measured, and the notes of the build."""
+    conditions, serving = evidence.conditions, manifest.serving
+    p99 = f", and p99 of one call within {evidence.p99_ms:g} ms" if evidence.p99_ms else ""
+    state = f"The machine was busy ({conditions.disturbance})." if conditions.dirty else "The machine was quiet enough."
+    instances = f"{serving.instances} instance(s) × {serving.threads} thread(s)"
+    rows = f"{evidence.rows_per_call} row{'s' if evidence.rows_per_call != 1 else ''}"
+    notes = [
+        f"Contract: {evidence.contract}{p99}.",
+        f"A call has {rows}. Each candidate was timed in turns with the original, with as many threads. Intervals are 95 %.",
+        f"{state} Load {conditions.load_before:g} before and {conditions.load_after:g} after, {conditions.steal_percent:g} % stolen.",
+        f"The bundle is served with {instances}, batches up to {serving.max_batch}.",
+        *evidence.notes,
+        *(f"{what} data: sha256 {digest[:16]}…" for what, digest in evidence.data.items()),
+    ]
+    yield "<h2>Method and notes</h2>"
+    yield f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>"
 
 
-def _error(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1e}"
-
-
-def _notes(evidence: Evidence) -> str:
-    conditions = evidence.conditions
-    notes = [escape(note) for note in evidence.notes]
-    quiet = (
-        f"The machine was busy ({conditions.disturbance}), so the ratios are unreliable."
-        if conditions.dirty
-        else "The machine was quiet enough."
-    )
-    notes.append(
-        f"{quiet} Load {conditions.load_before} before and {conditions.load_after} after, {conditions.steal_percent} % stolen."
-    )
-    notes += [f"{escape(what)} data: sha256 {digest[:16]}…" for what, digest in evidence.data.items()]
-    return "<h2>Notes</h2><ul>" + "".join(f"<li>{note}</li>" for note in notes) + "</ul>"
+def _table(heads: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]]) -> str:
+    """A table of texts."""
+    head = "".join(f'<th scope="col">{escape(one)}</th>' for one in heads)
+    lines = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{lines}</table>"
 
 
 def _machine(manifest: Manifest) -> str:
@@ -211,28 +256,7 @@ def _machine(manifest: Manifest) -> str:
 
 
 _LEGEND = (
-    '<p class="dim"><span style="color:#2563eb">■ fp32</span> <span style="color:#d97706">■ bf16</span> '
-    '<span style="color:#059669">■ int8</span> · circle: engine of the original, square: another engine · hollow: rejected · '
-    "the line is the Pareto front · hover for the reason</p>"
+    '<p class="dim">Left is faster, up is more accurate. Colour: <span class="fp32">■</span> FP32, <span class="bf16">■</span> BF16, '
+    '<span class="int8">■</span> INT8. Shape: ● engine of the original, ■ another engine. Hollow: rejected. The grey line connects '
+    "the best candidates; the dashed line is the lowest accuracy that the contract allows.</p>"
 )
-
-_GENERATOR = '<meta name="generator" content="penstock">'
-_HEAD_BYTES = 256
-"""Number of bytes at a report's start that contain its ``generator`` tag."""
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">{generator}<meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>
-:root{{color-scheme:light dark}}
-body{{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}}
-dl{{display:flex;flex-wrap:wrap;gap:1rem}} dl div{{border:1px solid #8884;border-radius:.5rem;padding:.5rem 1rem}}
-dt{{opacity:.7;font-size:.85em}} dd{{margin:0;font-weight:600}}
-table{{border-collapse:collapse;font-size:.85em;width:100%}}
-td,th{{padding:.25rem .5rem;text-align:right;border-bottom:1px solid #8883}}
-td:first-child,td:last-child,th:first-child,th:last-child{{text-align:left}}
-tr.chosen{{background:#05966922}} tr.rejected td,tr.failed td{{opacity:.65}} .dim{{opacity:.7}}
-</style></head><body>
-{body}
-</body></html>
-"""

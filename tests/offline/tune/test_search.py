@@ -418,6 +418,7 @@ def test_a_reason_names_what_disturbed_the_measurement_once() -> None:
     busy = Timings(np.full((8, 1), 1e-3), busy="two other builds")
     assert trial("a", 1.0, timings=busy).busy == "two other builds"
     assert trial("a", 1.0).busy == trial("a", 1.0, timings=None).busy == ""
+    assert record(trial("a", 1.0, timings=busy), Contract()).busy == "two other builds"
     slow, fast, winner = trial("slow", 1.2, timings=busy), trial("fast", 0.6, timings=busy), trial("winner", 0.5)
     bases = originals()
     explain(winner, bases, [winner, slow, fast])

@@ -182,6 +182,7 @@ def record(trial: Trial, contract: Contract) -> CandidateRecord:
         speedup=trial.speedup,
         accuracy=trial.accuracy,
         rows_per_second=rows_per_second(point) if point else None,
+        busy=trial.busy,
     )
 
 

@@ -18,7 +18,11 @@ from penstock.testing import DOUBLER, FakeModel, double
 
 NO_PLANE = cast(Any, SimpleNamespace(shared_memory=None))
 """Nothing is asked of it."""
-RESOURCES = make_resources(NO_PLANE, NO_PLANE, Access(None, ManualClock()), ServerConfig(dialects=()))
+RESOURCES = [
+    resource
+    for resource in make_resources(NO_PLANE, NO_PLANE, Access(None, ManualClock()), ServerConfig(dialects=()))
+    if resource.path != "/"  # shared with dialects
+]
 
 
 @pytest.fixture(scope="module")

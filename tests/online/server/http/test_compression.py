@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from offloaded import announced
 from penstock.errors import InvalidArgument
-from penstock.online.server.http.compression import compress, inflate, knows, preferred
+from penstock.online.server.http.compression import compress, inflate, knows, preferred, weights
 from penstock.online.server.inflating import TooLarge
 from penstock.online.server.offload import STEP_BYTES, finish
 
@@ -112,6 +112,10 @@ def test_any_bytes_are_read_or_refused(body: bytes, encoding: bytes) -> None:
 )
 def test_the_encoding_that_a_client_likes_best(accept: bytes, expected: bytes) -> None:
     assert preferred(accept) == expected
+
+
+def test_weights_of_what_a_client_accepts() -> None:
+    assert weights(b"A, b;q=0.5 ,c;q=x") == {b"a": 1.0, b"b": 0.5, b"c": 0.0}
 
 
 @given(st.binary(max_size=50))

@@ -27,6 +27,35 @@ def test_headers_that_matter(name: bytes, value: bytes, field: str, expected: ob
     assert getattr(head, field) == expected
 
 
+CHROME = b"text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        (CHROME, True),
+        (b"text/html", True),
+        (b"Text/HTML", True),
+        (b"text/html, application/json;q=0.9", True),
+        (b"", False),
+        (b"*/*", False),
+        (b"application/json", False),
+        (b"application/json, text/html", False),
+        (b"application/json, text/html;q=0.9, */*;q=0.1", False),
+        (b"text/html;q=0.5, */*", False),
+        (b"text/html;q=0", False),
+        (b"text/html;q=x", False),
+        (b"text/htmlx", False),
+        (b"text/*", False),
+    ],
+)
+def test_only_browsers_prefer_html(accept: bytes, expected: bool) -> None:
+    head = RequestHead()
+    head.read(b"Accept", accept)
+    assert head.prefers_html is expected
+    assert RequestHead().prefers_html is False
+
+
 @pytest.mark.parametrize("value", [b"", b"-1", b"1e3", b"9" * 30, b" 1"])
 def test_a_length_that_is_no_number(value: bytes) -> None:
     with pytest.raises(InvalidArgument, match="not a number of bytes"):

@@ -64,13 +64,19 @@ def preferred(accept: bytes) -> bytes:
 
     With equal weights, gzip precedes deflate, and both precede identity.
     """
-    weights: dict[bytes, float] = {}
+    given = weights(accept)
+    others = given.get(b"*", 0.0)
+    best = max((b"gzip", b"deflate"), key=lambda name: given.get(name, others))
+    return best if 0.0 < given.get(best, others) >= given.get(b"identity", 0.0) else b""
+
+
+def weights(accept: bytes) -> dict[bytes, float]:
+    """The weight of each item of an ``Accept…`` header, by the item's name in lower case."""
+    found: dict[bytes, float] = {}
     for item in accept.lower().split(b","):
         name, _, weight = item.partition(b";")
-        weights[name.strip()] = _weight(weight)
-    others = weights.get(b"*", 0.0)
-    best = max((b"gzip", b"deflate"), key=lambda name: weights.get(name, others))
-    return best if 0.0 < weights.get(best, others) >= weights.get(b"identity", 0.0) else b""
+        found[name.strip()] = _weight(weight)
+    return found
 
 
 def _weight(text: bytes) -> float:

@@ -12,7 +12,7 @@ import msgspec
 from penstock.errors import InvalidArgument, Unsupported, quoted
 from penstock.online.server.access.auth import credential
 from penstock.online.server.access.web import Sender, WebAccess
-from penstock.online.server.http.compression import preferred
+from penstock.online.server.http.compression import preferred, weights
 from penstock.online.server.http.routes import NOWHERE, Handler, Route
 from penstock.online.server.request_layout import BoundedCache
 
@@ -57,6 +57,8 @@ class RequestHead(msgspec.Struct, gc=False):
     content_type: bytes = b""
     accepted: bytes = b""
     """The preferred encoding of ``Accept-Encoding``; empty for identity."""
+    prefers_html: bool = False
+    """True if ``Accept`` names HTML with a greater weight than JSON, as browsers do for pages."""
     credential: bytes | None = None
     """The key in ``Authorization`` or ``X-API-Key``."""
     keys: dict[str, bytes] = {}
@@ -88,6 +90,8 @@ class RequestHead(msgspec.Struct, gc=False):
                 self.content_type = value
             case b"accept-encoding":
                 self.accepted = preferred(value)
+            case b"accept":
+                self.prefers_html = b"text/html" in value.lower() and _prefers_html(value)
             case b"authorization":
                 self.credential = credential(value) or self.credential
             case b"x-api-key":
@@ -152,6 +156,11 @@ class RequestHead(msgspec.Struct, gc=False):
         if self.sender.host is not None:
             self.sender.host = None
             self.sender.read(b"host", authority)
+
+
+def _prefers_html(accept: bytes) -> bool:
+    given = weights(accept)
+    return given.get(b"text/html", 0.0) > given.get(b"application/json", given.get(b"*/*", 0.0))
 
 
 class UnknownVersion(Unsupported):

@@ -67,7 +67,6 @@ class TensorFlowServing:
             Resource("/v1/models/{model}:explain", {b"POST": self.explain}, answer="Anything", body="Anything"),
             *_of_models("", b"GET", self.status),
             Resource("/v1/models", {b"GET": self.models}, answer="Anything"),
-            Resource("/", {b"GET": self.alive}, answer="Anything"),
         ]
 
     def predict(self, exchange: Exchange, route: Route) -> None:
