@@ -40,7 +40,7 @@ _PIXELS = 64.0
 
 class _Use(NamedTuple):
     node: OnnxNode
-    index: int
+    place: int
     """Index of the input of ``node``."""
 
 
@@ -74,7 +74,7 @@ class _Graph:
             current = pending.popleft()
             found = list(self._inner.get(current, ()))
             for use in self.readers.get(current, ()):
-                is_move = use.node.operator in _MOVES and (use.index == 0 or use.node.operator == "Concat")
+                is_move = use.node.operator in _MOVES and (use.place == 0 or use.node.operator == "Concat")
                 if not use.node.domain and (is_move or use.node.operator in through):
                     found += use.node.outputs
                 else:
@@ -191,7 +191,7 @@ def _recurrent(_: _Graph, node: OnnxNode, index: int) -> Meaning | None:
     if index == 4:
         return Meaning(Role.LENGTHS, f"sequence lengths of {node.operator}")
     if index in (5, 6):
-        return Meaning(Role.STATE, f"initial state of {node.operator}", (0.0,), (0.0,))
+        return Meaning(Role.STATE, f"initial state of {node.operator}")
     return None
 
 

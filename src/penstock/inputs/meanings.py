@@ -130,7 +130,7 @@ def _role_of_name(spec: TensorSpec) -> Role | None:
 def _by_name(spec: TensorSpec, signature: Signature) -> Meaning | None:
     reason = "by its name"
     if _returned(spec, signature):
-        return Meaning(Role.STATE, "name and shape of an output", (0.0,), (0.0,))
+        return Meaning(Role.STATE, "name and shape of an output")
     match _role_of_name(spec):
         case None:
             return None

@@ -171,15 +171,10 @@ def _build(
     with _blaming(evaluate if evaluate is not None else calibrate):
         # Reject labels or a metric that do not fit the model before any long work.
         judge = Judge(original, evaluation, min(threads), contract=recipe.contract)
-    warnings = _warned(
-        (
-            *judging(judge.reference, recipe.contract),
-            *coupling_notes(judge.coupling),
-            *synthetic_notes(_synthetic(recipe, evaluation)),
-        )
-    )
+    warnings = _warned((*judging(judge.reference, recipe.contract), *coupling_notes(judge.coupling)))
     # One cut between two classes holds for every candidate, on whatever samples it is judged.
-    recipe = msgspec.structs.replace(recipe, contract=judge.contract, synthetic=_synthetic(recipe, evaluation))
+    made = None if recipe.synthetic is None else evaluation.count
+    recipe = msgspec.structs.replace(recipe, contract=judge.contract, synthetic=made)
 
     on_progress("optimize", 0, 1)
     sample = evaluation.rows(0, signature.smallest_batch)
@@ -231,11 +226,6 @@ def _given(
         return calibrate, evaluate
     check_synthetic(calibrate is not None or evaluate is not None, recipe.contract.prove_accuracy)
     return synthetic_data(original, recipe.synthetic or None)
-
-
-def _synthetic(recipe: Recipe, evaluation: Dataset) -> int:
-    """The number of synthetic samples for evaluation; 0 if the user gave the data."""
-    return 0 if recipe.synthetic is None else evaluation.count
 
 
 def _warned(notes: tuple[str, ...]) -> tuple[str, ...]:
@@ -345,7 +335,7 @@ def _caveats(recipe: Recipe, tuned: TuneResult) -> list[str]:
     """Warnings about the measurements of the chosen candidate."""
     records = (tuned.baseline, *tuned.records)
     chosen = next(record for record in records if record.name == tuned.chosen.name)
-    found = []
+    found = [*synthetic_notes(recipe.synthetic or 0)]
     if recipe.engines and chosen.engine not in recipe.engines:
         found.append(
             f"no candidate on {', '.join(recipe.engines)} is provably faster than the original, which is served on {chosen.engine}"

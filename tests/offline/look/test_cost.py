@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,18 +41,14 @@ def test_operators_that_stay_float_are_not_counted() -> None:
 
 
 def test_a_recurrent_operator_works_at_every_step() -> None:
-    node = helper.make_node("GRU", ["x", "w", "r"], ["", "y"], hidden_size=5)
+    node = helper.make_node("GRU", ["x", "w", "r"], ["all", "y"], hidden_size=5)
     artifact = input_models.built(
         [node],
         [("x", 1, ["T", "N", 3])],
         [("y", 1, [1, "N", 5])],
         {"w": input_models.weight(1, 15, 3), "r": input_models.weight(1, 15, 5)},
     )
-    # The helper gives opset 17, whose inference needs the names of both outputs.
-    model = onnx.load_model_from_string(artifact.data)
-    model.graph.node[0].output[0] = "all"
-    artifact = Artifact.from_bytes(model.SerializeToString())
-    assert cost(artifact, {"x": (7, 2, 3)}).multiply_adds in (None, 7 * 2 * 15 * (3 + 5))
+    assert cost(artifact, {"x": (7, 2, 3)}).multiply_adds == 7 * 2 * 15 * (3 + 5)
 
 
 def test_a_model_that_is_quantised_already() -> None:

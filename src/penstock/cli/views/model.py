@@ -132,9 +132,10 @@ def _integer(cost: CostFacts) -> str:
 
 def _rows(facts: ModelFacts) -> str:
     if not facts.dependent_rows:
-        return "independent, so requests can be merged" if facts.inputs and facts.engines else "not examined"
+        return "independent, so requests can be merged"
     specs = [tuple(spec for one in side if (spec := one.spec) is not None) for side in (facts.inputs, facts.outputs)]
-    return f"not proven to be independent: {facts.dependent_rows}; {advice(Signature(*specs))}"
+    hint = f"; {advice(Signature(*specs))}" if facts.sample_shapes else ""
+    return f"not proven to be independent: {facts.dependent_rows}{hint}"
 
 
 def _size(size_bytes: int) -> str:

@@ -19,6 +19,7 @@ from penstock.tensor import DataType
 
 _LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+_WORKING = _LINEAR | _RECURRENT
 _SMALL = 1024
 """Maximum number of elements of a constant whose values may determine shapes."""
 _MOST = 0.9
@@ -37,13 +38,14 @@ def cost(artifact: Artifact, shapes: Mapping[str, Sequence[int]]) -> CostFacts:
     sizes = _sizes(proto, shapes) if shapes else {}
     work = _work(nodes, sizes)
     done = sum(work.get(name, 0) for name in integer)
+    total = sum(work.values()) if all(_key(node) in work for node in nodes if node.op_type in _WORKING) else 0
     return CostFacts(
         _peak(nodes, proto.graph, sizes),
-        sum(work.values()) if work else None,
+        total or None,
         len(linear),
         len(integer),
         share,
-        done / sum(work.values()) if sum(work.values()) else None,
+        done / total if total else None,
         obstacle,
     )
 
@@ -125,23 +127,25 @@ def _peak(nodes: Sequence[onnx.NodeProto], graph: onnx.GraphProto, sizes: _Sizes
 
 
 def _work(nodes: Sequence[onnx.NodeProto], sizes: _Sizes) -> dict[str, int]:
-    """The multiply-add operations by the name of the first output, of linear and recurrent operators whose shapes are known."""
+    """The multiply-add operations by ``_key``, of linear and recurrent operators whose shapes are known."""
     found = {}
     for node in nodes:
-        if node.op_type not in _LINEAR | _RECURRENT or len(node.input) < 2:
-            continue
-        names = (*node.input[:3], *node.output[:1])
-        shapes = {name: sizes[name][0] for name in names if name in sizes}
-        if all(name in shapes for name in (*node.input[:2], *node.output[:1])):
-            found[node.output[0]] = _operations(node, shapes)
+        needed = (*node.input[:2], _key(node))
+        if node.op_type in _WORKING and all(name in sizes for name in needed):
+            found[_key(node)] = _operations(node, sizes)
     return found
 
 
-def _operations(node: onnx.NodeProto, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    source, weight, result = (shapes[name] for name in (*node.input[:2], node.output[0]))
+def _key(node: onnx.NodeProto) -> str:
+    """The name of the first output that exists."""
+    return next(filter(None, node.output), "")
+
+
+def _operations(node: onnx.NodeProto, sizes: _Sizes) -> int:
+    source, weight, result = (sizes[name][0] for name in (*node.input[:2], _key(node)))
     if node.op_type in _RECURRENT:
-        again = shapes.get(node.input[2], ()) if len(node.input) > 2 else ()
-        return math.prod(source[:2]) * (elements(weight) + (elements(again) if again else 0))
+        again = [elements(sizes[name][0]) for name in node.input[2:3] if name in sizes]
+        return math.prod(source[:2]) * (elements(weight) + sum(again))
     if node.op_type == "Conv":
         return elements(result) * math.prod(weight[1:])
     if node.op_type == "ConvTranspose":

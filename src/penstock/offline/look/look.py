@@ -85,7 +85,7 @@ def look(source: Source, shown: str = "") -> Look:
         raise InvalidModel(f"'{Path(shown or str(source)).name}' cannot be read: {child.failures[0]}")
     signature = next((trials[name].signature for name in loads), file.signature)
     meanings: dict[str, Meaning] = {}
-    dependent, accepted = "", Accepted({})
+    dependent, accepted = "the types and shapes of its inputs and outputs are unknown", Accepted({})
     if signature is not None:
         known = child.ask(functools.partial(_understand, signature=signature), None)
         meanings, dependent = known if known is not None else (meanings_of(signature), "the graph cannot be examined")

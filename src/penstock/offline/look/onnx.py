@@ -78,7 +78,7 @@ def _bytes(tensor: onnx.TensorProto) -> int:
             bits = 8 * (DataType.from_onnx(tensor.data_type).itemsize or 16)
         except Unsupported:
             bits = 8
-    return math.prod(tensor.dims) * bits // 8
+    return int(math.prod(tensor.dims)) * bits // 8
 
 
 def _tensor(value: onnx.ValueInfoProto) -> TensorFacts:
@@ -111,7 +111,7 @@ def _nested(kind: onnx.TypeProto) -> str:
 
 def _element_name(number: int) -> str:
     try:
-        return DataType.from_onnx(number).value
+        return str(DataType.from_onnx(number).value)
     except Unsupported:
         names = {value: name for name, value in onnx.TensorProto.DataType.items()}
         return str(names.get(number, f"type {number}"))
