@@ -19,7 +19,7 @@ ROOM_LINES = {
     "cli": 2_432,
     "engines": 1_910,
     "inputs": 944,
-    "offline": 994,
+    "offline": 998,
     "offline/compress": 15_344,
     "offline/judge": 2_436,
     "offline/look": 1_112,

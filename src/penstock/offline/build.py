@@ -173,8 +173,7 @@ def _build(
         judge = Judge(original, evaluation, min(threads), contract=recipe.contract)
     warnings = _warned((*judging(judge.reference, recipe.contract), *coupling_notes(judge.coupling)))
     # One cut between two classes holds for every candidate, on whatever samples it is judged.
-    made = None if recipe.synthetic is None else evaluation.count
-    recipe = msgspec.structs.replace(recipe, contract=judge.contract, synthetic=made)
+    recipe = msgspec.structs.replace(recipe, contract=judge.contract, synthetic=_synthetic(recipe, evaluation))
 
     on_progress("optimize", 0, 1)
     sample = evaluation.rows(0, signature.smallest_batch)
@@ -226,6 +225,11 @@ def _given(
         return calibrate, evaluate
     check_synthetic(calibrate is not None or evaluate is not None, recipe.contract.prove_accuracy)
     return synthetic_data(original, recipe.synthetic or None)
+
+
+def _synthetic(recipe: Recipe, evaluation: Dataset) -> int:
+    """The number of synthetic samples for evaluation; 0 if the user gave the data."""
+    return 0 if recipe.synthetic is None else evaluation.count
 
 
 def _warned(notes: tuple[str, ...]) -> tuple[str, ...]:
