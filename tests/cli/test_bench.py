@@ -63,7 +63,7 @@ def test_inputs_from_a_file_go_row_by_row_in_turn(tmp_path: Path) -> None:
     rows = np.arange(15, dtype=np.float32).reshape(5, 3)
     np.savez(tmp_path / "x.npz", x=rows, labels=np.arange(5))
     with serving_in_thread(handle) as address:
-        arguments = ("--concurrency", "1", "--inputs", str(tmp_path / "x.npz"), "--batch", "2")
+        arguments = ("--concurrency", "1", "--data", str(tmp_path / "x.npz"), "--batch", "2")
         assert invoke(address.url, *SHORT, *arguments).exit_code == 0
         with pytest.raises(InvalidData, match="5 samples, too few for a batch of 6"):
             raise_from(invoke(address.url, *SHORT, *arguments[:-1], "6"))
@@ -214,3 +214,66 @@ def test_a_server_with_keys_and_tls(guarded: tuple[ServerProcess, Path], tmp_pat
         raise_from(invoke(url, *few, "--ca", str(tmp_path / "absent")))
     with pytest.raises(InvalidArgument, match="the key contains"):
         raise_from(invoke(url, *few, "--key", "a\r\nb"))
+
+
+def sized(*shape: int):
+    """A model called ``double`` of one input of this shape, which answers every request."""
+
+    async def handle(request, writer):
+        if request.method == "GET":
+            found = {"inputs": [{"name": "x", "datatype": "FP32", "shape": shape}], "outputs": []}
+            writer.write(answer(json.dumps(found).encode()))
+        else:
+            seen.add(tuple(json.loads(request.body)["inputs"][0]["shape"]))
+            writer.write(answer(b'{"outputs": []}'))
+
+    seen: set[tuple[int, ...]] = set()
+    return handle, seen
+
+
+def test_no_size_is_invented_silently() -> None:
+    handle, seen = sized(-1, 3, -1, -1)
+    with serving_in_thread(handle) as address:
+        with pytest.raises(InvalidArgument, match=r"input 'x' .* any size in dimension\(s\) 2, 3") as caught:
+            raise_from(invoke(address.url, *SHORT))
+        assert "--shape x=1,3,SIZE,SIZE" in caught.value.hint
+        result = invoke(address.url, *SHORT, "--concurrency", "1", "--shape", "x=2,3,8,16", "--json")
+    assert result.exit_code == 0, result.output
+    assert seen == {(2, 3, 8, 16)}
+    assert json.loads(result.stdout.splitlines()[-1])["shapes"] == {"x": [2, 3, 8, 16]}
+    assert "note" not in result.stderr
+
+
+def test_the_size_of_the_batch_is_said_unless_it_is_given() -> None:
+    with serving_in_thread(double) as address:
+        silent = invoke(address.url, *SHORT, "--concurrency", "1", "--batch", "1")
+        said = invoke(address.url, *SHORT, "--concurrency", "1")
+    assert "each request has 1 row (--batch)" in said.stderr
+    assert "each request" not in silent.stderr
+
+
+@pytest.mark.parametrize("text", ["x", "x=1,,2", "x=a", "=1,2", "x=-1,3"])
+def test_a_shape_is_a_name_and_sizes(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="--shape must be a name and sizes"):
+        raise_from(invoke("http://127.0.0.1:1", *SHORT, "--shape", text))
+
+
+def test_data_have_their_own_shapes() -> None:
+    with pytest.raises(InvalidArgument, match="--shape cannot be combined with --data"):
+        raise_from(invoke("http://127.0.0.1:1", *SHORT, "--shape", "x=1,3", "--data", "x.npz"))
+
+
+@pytest.mark.parametrize("status", ["204 No Content", "302 Found", "404 Not Found", "500 Internal Server Error"])
+def test_every_status_but_200_is_an_error(status: str) -> None:
+    async def handle(request, writer):
+        if request.method == "POST":
+            writer.write(answer(b"", status))
+        else:
+            await double(request, writer)
+
+    with serving_in_thread(handle) as address:
+        result = invoke(address.url, *SHORT, "--concurrency", "1", "--json")
+    assert result.exit_code == 1
+    (row,) = json.loads(result.stdout.splitlines()[-1])["rows"]
+    assert row["errors_by_kind"] == {f"HTTP {status[:3]}": row["requests"]}
+    assert row["throughput"] == 0

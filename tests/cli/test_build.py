@@ -185,3 +185,42 @@ def test_the_report_is_not_written_into_the_bundle(penstock, folder: Path, repor
     done = penstock("build", "linear.onnx", "--evaluate", "data.npz", "-o", "out.bundle", "--report", report)
     assert done.code == 2
     assert "cannot be inside the bundle" in done.err
+
+
+@pytest.mark.parametrize(("option", "made"), [("--synthetic", 256), ("--synthetic=20", 20)])
+def test_synthetic_samples_are_said_to_be_so_everywhere(penstock, folder: Path, option: str, made: int) -> None:
+    done = penstock("build", option, "linear.onnx", *QUICK, "-o", "out.bundle", "--report", "report.html", "--json")
+    assert done.code == 0, done.err
+    assert done.json["synthetic"] == made
+    assert {one["precision"] for one in done.json["candidates"]} == {"fp32", "int8"}
+    note = f"calibrated and judged on {made} synthetic samples each: accuracy means fidelity to the original on them"
+    assert any(note in one for one in done.json["notes"])
+    evidence = open_bundle(folder / "out.bundle").manifest.evidence
+    assert evidence is not None
+    assert evidence.synthetic == made
+    assert note in (folder / "report.html").read_text()
+    shown = penstock("inspect", "out.bundle").out
+    assert note in shown
+    assert "judged on synthetic samples, so only fidelity to the original is known" in shown
+
+
+def test_a_build_on_data_says_nothing_of_synthetic_samples(penstock, folder: Path) -> None:
+    done = penstock("build", "linear.onnx", *DATA, *QUICK, "-o", "out.bundle", "--json")
+    assert done.json["synthetic"] == 0
+    assert "synthetic" not in penstock("inspect", "out.bundle").out
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--synthetic", "--prove-accuracy"), "--prove-accuracy needs real data"),
+        (("--synthetic", "--calibrate", "data.npz"), "--synthetic cannot be combined"),
+        (("--synthetic", "--evaluate", "data.npz"), "--synthetic cannot be combined"),
+        ((), "or --synthetic, which measures fidelity"),
+    ],
+)
+def test_what_synthetic_samples_cannot_do(penstock, folder: Path, options: tuple[str, ...], reason: str) -> None:
+    done = penstock("build", "linear.onnx", *options, *QUICK, "-o", "out.bundle")
+    assert done.code == 2
+    assert reason in done.err
+    assert not (folder / "out.bundle").exists()

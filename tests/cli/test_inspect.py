@@ -3,8 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
+import models
 from bundles import packed
 from evidences import QUIET, evidence, points, record
 from penstock.bundle.manifest import ServingConfig, Variant
@@ -164,3 +166,57 @@ def test_what_cannot_be_inspected(penstock, bundle: Path, tmp_path: Path) -> Non
     assert done.code == 5
     assert "error: " in done.err
     assert "Traceback" not in done.err
+
+
+def test_a_template_has_the_names_types_and_shapes_of_the_inputs(penstock, tmp_path: Path) -> None:
+    model, data = tmp_path / "linear.onnx", tmp_path / "samples.npz"
+    model.write_bytes(models.linear().data)
+    done = penstock("inspect", model, "--template", data)
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-2:] == [
+        f"next      penstock build {model} --calibrate {data} -o linear.bundle",
+        f"template  {data}",
+    ]
+    with np.load(data) as found:
+        assert {name: (array.dtype, array.shape) for name, array in found.items()} == {"x": (np.float32, (4, 3))}
+    assert penstock("infer", model, "--inputs", data).code == 0
+
+
+def test_a_template_for_a_bundle(penstock, tmp_path: Path) -> None:
+    pack_model(models.linear(), tmp_path / "m.bundle")
+    done = penstock("inspect", tmp_path / "m.bundle", "--template", tmp_path / "samples.npz")
+    assert done.code == 0, done.err
+    assert "input   x: features (3 number(s) per row)" in done.out
+    with np.load(tmp_path / "samples.npz") as found:
+        assert found["x"].shape == (4, 3)
+
+
+def test_a_template_replaces_no_file_and_is_an_npz(penstock, tmp_path: Path) -> None:
+    model, data = tmp_path / "linear.onnx", tmp_path / "samples.npz"
+    model.write_bytes(models.linear().data)
+    data.write_bytes(b"a year's work")
+    assert penstock("inspect", model, "--template", data).code == 8
+    assert data.read_bytes() == b"a year's work"
+    done = penstock("inspect", model, "--template", model)
+    assert (done.code, "named like an npz file" in done.err) == (2, True)
+    assert model.read_bytes() == models.linear().data
+
+
+def test_json_of_a_model_has_every_fact(penstock, tmp_path: Path) -> None:
+    model = tmp_path / "linear.onnx"
+    model.write_bytes(models.linear().data)
+    facts = penstock("inspect", model, "--json").json
+    assert facts["inputs"] == [
+        {
+            "name": "x",
+            "datatype": "FP32",
+            "shape": [-1, 3],
+            "role": "features",
+            "meaning": "features (3 number(s) per row)",
+        }
+    ]
+    assert facts["axes"] == {"x": ["N", ""], "y": ["N", ""]}
+    assert (facts["parameters"], facts["operators"], facts["has_rows"]) == (6, {"MatMul": 1}, True)
+    assert facts["sample_shapes"] == {"x": [1, 3]}
+    assert facts["next_command"].startswith("penstock build ")
+    assert {engine["name"] for engine in facts["engines"]} == {"onnxruntime", "openvino"}

@@ -11,7 +11,7 @@ import pytest
 
 from penstock import __version__
 from penstock.cli import main
-from penstock.cli.main import COMMANDS, fail
+from penstock.cli.main import COMMANDS, _completed, fail
 from penstock.errors import (
     AlreadyExists,
     Cancelled,
@@ -296,3 +296,17 @@ def test_a_defect_of_ours_keeps_its_traceback_and_gives_scripts_their_object() -
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["error"]["code"] == "INTERNAL"
     assert "ZeroDivisionError: oops" in found["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("given", "completed"),
+    [
+        (["build", "m.onnx", "--synthetic"], ["build", "m.onnx", "--synthetic", "0"]),
+        (["build", "--synthetic", "m.onnx"], ["build", "--synthetic", "0", "m.onnx"]),
+        (["build", "--synthetic", "64", "m.onnx"], ["build", "--synthetic", "64", "m.onnx"]),
+        (["build", "--synthetic=64", "m.onnx"], ["build", "--synthetic=64", "m.onnx"]),
+        ([], []),
+    ],
+)
+def test_the_count_of_synthetic_samples_may_be_left_out(given: list[str], completed: list[str]) -> None:
+    assert _completed(given) == completed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+import hpack
 import pytest
 
 from penstock.errors import Unavailable
@@ -18,6 +20,7 @@ from penstock.perf.http_client import Address
 from penstock.perf.load import closed_loop, run
 from penstock.perf.loops import LoadWindow
 from penstock.perf.tally import ClosedLoopResult
+from penstock.protocol import h2_frames as h2
 from servers import answer, answering, serving
 
 METHOD = "/test.Echo/Call"
@@ -162,3 +165,49 @@ def test_a_server_of_another_protocol_is_told_apart() -> None:
 
     with pytest.raises(Unavailable, match=r"does not speak HTTP/2"):
         run(main())
+
+
+def http2_server(*head: tuple[str, str]) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]:
+    """Answers each HTTP/2 request with these headers and no body, as a proxy does that knows no gRPC."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        encoder = hpack.Encoder()
+        await reader.readexactly(24)  # the preface
+        writer.write(b"\0\0\0\x04\0\0\0\0\0")  # SETTINGS
+        try:
+            while True:
+                frame = await reader.readexactly(9)
+                await reader.readexactly(int.from_bytes(frame[:3], "big"))
+                kind, flags, stream = frame[3], frame[4], frame[5:]
+                if kind == h2.SETTINGS and not flags & h2.ACK:
+                    writer.write(b"\0\0\0\x04\x01\0\0\0\0")
+                if kind in (h2.HEADERS, h2.DATA) and flags & h2.END_STREAM:
+                    block = encoder.encode(list(head))
+                    size, ends = len(block).to_bytes(3, "big"), bytes([h2.HEADERS, h2.END_STREAM | h2.END_HEADERS])
+                    writer.write(size + ends + stream + block)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    return serve
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        (((":status", "502"),), "HTTP 502"),
+        (((":status", "200"),), "gRPC 2"),
+        (((":status", "200"), ("grpc-status", "0")), "gRPC 13"),
+        (((":status", "200"), ("grpc-status", "3")), "gRPC 3"),
+        (((":status", "404"), ("grpc-status", "12")), "gRPC 12"),
+    ],
+)
+def test_a_call_without_a_message_is_an_error_by_its_status(head: tuple[tuple[str, str], ...], kind: str) -> None:
+    async def main() -> ClosedLoopResult:
+        server = await asyncio.start_server(http2_server(*head), "127.0.0.1", 0)
+        address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
+        try:
+            return await closed_loop(address, [framed(b"x")], 1, few(5), connect=GrpcConnector(METHOD))
+        finally:
+            server.close()
+
+    assert run(main()).errors_by_kind == {kind: 5}

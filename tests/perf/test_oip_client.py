@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,14 @@ from tritonclient.http import InferenceServerClient, InferInput, InferResult
 from penstock.errors import InvalidArgument, InvalidData, NotFound, PenstockError, Unavailable, Unsupported
 from penstock.perf.http_client import Address
 from penstock.perf.load import run
-from penstock.perf.oip_client import decode_answer, fetch_signature, infer_all, infer_request, random_inputs
+from penstock.perf.oip_client import (
+    decode_answer,
+    fetch_signature,
+    infer_all,
+    infer_request,
+    random_inputs,
+    request_shapes,
+)
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 from servers import answer, answering, double, serving
 
@@ -31,7 +39,7 @@ def signature(datatype: DataType, *shape: int) -> Signature:
 
 @pytest.mark.parametrize("datatype", DataType)
 def test_binary_requests_are_those_of_the_triton_client(datatype: DataType) -> None:
-    (inputs,) = random_inputs(signature(datatype, -1, 3), batch=2, count=1)
+    (inputs,) = random_inputs(signature(datatype, -1, 3), {"x": (2, 3)}, count=1)
     tensor = InferInput("x", [2, 3], datatype.value)
     tensor.set_data_from_numpy(inputs["x"], binary_data=True)
     wanted, json_size = InferenceServerClient.generate_request_body([tensor])
@@ -45,7 +53,7 @@ def test_binary_requests_are_those_of_the_triton_client(datatype: DataType) -> N
 
 @pytest.mark.parametrize("datatype", [kind for kind in DataType if kind not in (DataType.FP16, DataType.BF16)])
 def test_json_requests_hold_the_values(datatype: DataType) -> None:
-    (inputs,) = random_inputs(signature(datatype, 2, -1, 2), batch=1, count=1)
+    (inputs,) = random_inputs(signature(datatype, 2, -1, 2), {"x": (2, 1, 2)}, count=1)
     lines, body = split(infer_request(ADDRESS, "m", inputs, binary=False))
     assert f"Content-Length: {len(body)}" in lines
     assert not any(line.startswith("Inference") for line in lines)
@@ -58,7 +66,7 @@ def test_json_requests_hold_the_values(datatype: DataType) -> None:
 
 @pytest.mark.parametrize("datatype", DataType)
 def test_binary_answers_are_read_as_the_triton_client_reads_them(datatype: DataType) -> None:
-    (inputs,) = random_inputs(signature(datatype, -1, 3), batch=2, count=1)
+    (inputs,) = random_inputs(signature(datatype, -1, 3), {"x": (2, 3)}, count=1)
     lines, body = split(infer_request(ADDRESS, "m", inputs, binary=True))
     size = int(lines[3].split(": ")[1])
     (tensor,) = json.loads(body[:size])["inputs"]
@@ -82,7 +90,7 @@ def test_what_json_cannot_say_is_refused_with_the_way_out() -> None:
 
 @pytest.mark.parametrize("binary", [False, True])
 def test_a_request_carries_parameters(binary: bool) -> None:
-    (inputs,) = random_inputs(signature(DataType.FP32, 2), batch=1, count=1)
+    (inputs,) = random_inputs(signature(DataType.FP32, 2), {"x": (2,)}, count=1)
     lines, body = split(infer_request(ADDRESS, "m", inputs, binary=binary, parameters={"timeout": 50_000}))
     size = int(lines[3].split(": ")[1]) if binary else None
     assert json.loads(body[:size])["parameters"] == {"timeout": 50_000} | (
@@ -119,14 +127,59 @@ def test_what_is_no_answer_is_an_error(body: bytes, json_size: int | None) -> No
         decode_answer(body, json_size)
 
 
-def test_random_inputs_have_the_models_shapes() -> None:
+def test_random_inputs_have_the_given_shapes() -> None:
     found = Signature((TensorSpec("ids", DataType.INT64, (-1, -1)), TensorSpec("x", DataType.FP16, (-1, 4))), ())
-    first, second = random_inputs(found, batch=5, count=2)
+    shapes = request_shapes(found, {"ids": (5, 7)}, 5)
+    first, second = random_inputs(found, shapes, count=2)
     found.check(first)
-    assert (first["ids"].shape, first["x"].shape) == ((5, 1), (5, 4))
+    assert (first["ids"].shape, first["x"].shape) == ((5, 7), (5, 4))
     assert not np.array_equal(first["x"], second["x"])
-    with pytest.raises(InvalidArgument, match="does not accept a batch of 2"):
-        random_inputs(signature(DataType.FP32, 1, 3), batch=2, count=1)
+    # Without the model, the number of ids is unknown; 0 and 1 are the most likely to be valid.
+    assert set(np.unique(first["ids"])) <= {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("shape", "given", "batch", "shapes"),
+    [
+        ((-1, 3), {}, None, (1, 3)),
+        ((-1, 3), {}, 4, (4, 3)),
+        ((2, 3), {}, 2, (2, 3)),
+        ((1, 3), {}, 1, (1, 3)),
+        ((), {}, None, ()),
+        ((-1, -1), {"x": (2, 5)}, None, (2, 5)),
+        ((-1, -1), {"x": (2, 5)}, 2, (2, 5)),
+        ((7, -1), {"x": (7, 5)}, None, (7, 5)),
+    ],
+)
+def test_shapes_of_a_request(
+    shape: tuple[int, ...], given: dict[str, tuple[int, ...]], batch: int | None, shapes: tuple[int, ...]
+) -> None:
+    assert request_shapes(signature(DataType.FP32, *shape), given, batch) == {"x": shapes}
+
+
+@pytest.mark.parametrize(
+    ("shape", "given", "batch", "message"),
+    [
+        ((1, 3), {}, 2, "does not accept a batch of 2"),
+        (
+            (-1, 3, -1, -1),
+            {},
+            None,
+            r"any size in dimension\(s\) 2, 3 .*--shape x=1,3,SIZE,SIZE; .*--data",
+        ),
+        ((-1, -1), {}, 4, r"--shape x=4,SIZE"),
+        ((-1, 3), {"y": (1, 3)}, None, "names the input 'y'"),
+        ((-1, 3), {"x": (1, 4)}, None, r"the shape \[1, 4\], but the model takes \[-1, 3\]"),
+        ((-1, 3), {"x": (1,)}, None, r"the shape \[1\]"),
+        ((-1, 3), {"x": (2, 3)}, 4, "2 rows, but --batch is 4"),
+    ],
+)
+def test_no_size_is_invented(
+    shape: tuple[int, ...], given: dict[str, tuple[int, ...]], batch: int | None, message: str
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        request_shapes(signature(DataType.FP32, *shape), given, batch)
+    assert re.search(message, f"{caught.value.message} {caught.value.hint}")
 
 
 @pytest.mark.parametrize("binary", [False, True])

@@ -5,7 +5,7 @@ from google.protobuf.internal.encoder import _VarintBytes  # type: ignore[attr-d
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocol.varint import read_varint, write_varint
+from penstock.protocol.varint import read_fields, read_varint, write_varint
 
 
 @given(st.integers(0, 2**64 - 1), st.binary(max_size=3), st.binary(max_size=3))
@@ -25,3 +25,24 @@ def test_a_number_that_does_not_end(data: bytes) -> None:
 def test_what_lies_beyond_the_end_is_not_read() -> None:
     with pytest.raises(ValueError, match="unterminated varint at byte 1"):
         read_varint(b"\x80\x01", 0, 1)
+
+
+FIELDS = st.lists(st.tuples(st.integers(1, 1000), st.integers(0, 2**64 - 1) | st.binary(max_size=40)), max_size=10)
+
+
+@given(FIELDS)
+def test_fields_are_read_as_they_were_written(fields: list[tuple[int, int | bytes]]) -> None:
+    data = b""
+    for number, value in fields:
+        is_text = isinstance(value, bytes)
+        data += write_varint(number << 3 | (2 if is_text else 0)) + write_varint(len(value) if is_text else value)
+        data += value if is_text else b""
+        data += write_varint(7 << 3 | 5) + b"1234" + write_varint(9 << 3 | 1) + b"12345678"  # skipped
+    found = [(number, bytes(value) if isinstance(value, memoryview) else value) for number, value in read_fields(data)]
+    assert found == fields
+
+
+@pytest.mark.parametrize("data", [b"\x0a\x05abc", b"\x0b", b"\x0d12", b"\x08"])
+def test_a_field_that_does_not_fit(data: bytes) -> None:
+    with pytest.raises(ValueError, match="wire type|a field of|unterminated"):
+        list(read_fields(data))

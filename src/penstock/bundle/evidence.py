@@ -152,6 +152,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """True if the build accepted labels on which the original may be no better than chance."""
     seen_rows: int = 0
     """Number of evaluation rows that are also calibration or training rows."""
+    synthetic: int = 0
+    """Number of synthetic samples on which the candidates were judged; 0 if the user gave the data."""
 
     @property
     def optimized(self) -> CandidateRecord | None:
@@ -172,14 +174,15 @@ class Evidence(msgspec.Struct, frozen=True):
     def contract(self) -> str:
         """The accuracy limits of the contract, and why the metric was chosen, as text."""
         proof = " with 95 % confidence" if self.prove_accuracy else ""
+        made = "; judged on synthetic samples, so only fidelity to the original is known" if self.synthetic else ""
         if not self.metric:
-            return f"at most {percent(self.max_accuracy_loss)} loss of accuracy{proof}"
+            return f"at most {percent(self.max_accuracy_loss)} loss of accuracy{proof}{made}"
         judged = ", ".join(f"'{name}'" for name in self.metric_outputs)
         most = f"at most {percent(self.limit)}" if math.isfinite(self.limit) else "any"
         others = ""
         if self.metric != "fidelity" and self.max_output_error is not None:
             others = f", and {percent(self.max_output_error, 0)} difference from the original"
-        return f"{most} loss of {self.metric}{proof} in {judged} ({self.metric_reason}){others}"
+        return f"{most} loss of {self.metric}{proof} in {judged} ({self.metric_reason}){others}{made}"
 
     def disturbance(self, record: CandidateRecord) -> str:
         """Why the timings of ``record`` are unreliable, as text; empty if they were not disturbed."""

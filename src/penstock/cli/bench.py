@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +25,7 @@ from penstock.perf.grpc_client import GrpcConnector, framed
 from penstock.perf.http_client import Address, connect
 from penstock.perf.load import closed_loop, open_loop, run
 from penstock.perf.loops import LoadWindow, Target
-from penstock.perf.oip_client import fetch_signature, infer_message, infer_request, random_inputs
+from penstock.perf.oip_client import fetch_signature, infer_message, infer_request, random_inputs, request_shapes
 from penstock.perf.tally import ClosedLoopResult, OpenLoopResult
 from penstock.tensor import Array, Signature
 
@@ -54,13 +54,23 @@ def bench(
     timeout: Annotated[
         float, typer.Option(help="Seconds to wait for a response; after that, the request counts as an error.")
     ] = 10.0,
-    inputs: Annotated[
-        Path | None,
+    shape: Annotated[
+        list[str] | None,
         typer.Option(
-            help="npz file with arrays named after the model's inputs, sent row by row. Default: random tensors."
+            metavar="NAME=SIZES",
+            help="Shape of one input of a request, e.g. image=1,3,224,224; may be repeated. Required for an input that has any size"
+            " in a dimension other than the first, unless --data is given.",
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Rows per request.")] = 1,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            "--inputs",
+            help="npz file with arrays named after the model's inputs, sent row by row. Default: plausible random tensors.",
+        ),
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Rows per request. Default: 1.")] = None,
     binary: Annotated[
         bool, typer.Option("--binary", help="Send and receive tensors as raw bytes, not as JSON.")
     ] = False,
@@ -95,7 +105,9 @@ def bench(
 
       penstock bench http://127.0.0.1:8000 --model digits
 
-      penstock bench http://127.0.0.1:8000 --model digits --concurrency 64 --binary --inputs evaluate.npz
+      penstock bench http://127.0.0.1:8000 --model digits --concurrency 64 --binary --data evaluate.npz
+
+      penstock bench http://127.0.0.1:8000 --model resnet --shape image=1,3,224,224
 
       penstock bench http://127.0.0.1:8000 --model digits --grpc 127.0.0.1:8001
 
@@ -109,10 +121,13 @@ def bench(
         raise InvalidArgument(
             "--grpc cannot be combined with --rate or --binary", "remove these options; gRPC always sends raw tensors"
         )
+    if shape and data:
+        raise InvalidArgument("--shape cannot be combined with --data", "remove one of them; the data has shapes")
+    given = dict(map(_parse_shape, shape or ()))
     concurrencies = parse_counts(concurrency) if concurrency else () if rate else _CONCURRENCIES
     address = Address.parse(url, ca, key)
     signature = run(fetch_signature(address, model, timeout))
-    tensors = _from_file(inputs, signature, batch) if inputs else random_inputs(signature, batch, _RANDOM_REQUESTS)
+    tensors = _from_file(data, signature, batch or 1) if data else _random(signature, given, batch)
     if grpc:
         address = Address.parse(grpc if "://" in grpc else f"{address.scheme}://{grpc}", ca, key)
         requests = [framed(infer_message(model, one)) for one in tensors]
@@ -125,7 +140,8 @@ def bench(
             "url": address.url,
             "model": model,
             "protocol": "grpc" if grpc else "http/binary" if binary else "http/json",
-            "batch": batch,
+            "batch": batch or 1,
+            "shapes": {name: array.shape for name, array in tensors[0].items()},
         }
         print(msgspec.json.encode({**facts, "rows": rows}).decode())
     else:
@@ -200,6 +216,27 @@ def _latency(milliseconds: float) -> str:
 
 def _connections(count: int) -> str:
     return "1 connection" if count == 1 else f"{count} connections"
+
+
+def _random(signature: Signature, given: Mapping[str, tuple[int, ...]], batch: int | None) -> list[dict[str, Array]]:
+    shapes = request_shapes(signature, given, batch)
+    free = [spec.name for spec in signature.inputs if spec.shape[:1] == (-1,) and spec.name not in given]
+    if free and batch is None:
+        names = ", ".join(f"'{name}'" for name in free)
+        print(f"note: the first dimension of {names} has any size; each request has 1 row (--batch)", file=sys.stderr)
+    return random_inputs(signature, shapes, _RANDOM_REQUESTS)
+
+
+def _parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """The name and the shape in ``NAME=1,3,224,224``; ``NAME=`` is the shape of a single number."""
+    name, equals, sizes = text.rpartition("=")
+    try:
+        shape = tuple(int(size) for size in sizes.split(",")) if sizes else ()
+    except ValueError:
+        shape = (-1,)
+    if not name or not equals or min(shape, default=0) < 0:
+        raise InvalidArgument(f"--shape must be a name and sizes, got '{text}'", "write image=1,3,224,224, for example")
+    return name, shape
 
 
 def _from_file(path: Path, signature: Signature, batch: int) -> list[dict[str, Array]]:

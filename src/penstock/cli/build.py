@@ -33,6 +33,16 @@ def build(
         Path | None, typer.Option(help="npz file with a few hundred samples for INT8 calibration.")
     ] = None,
     evaluate: options.Evaluate = None,
+    synthetic: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="COUNT",
+            help="Without data: make COUNT plausible samples to calibrate on, and as many to judge. Without COUNT: 16 to 256, by"
+            " size. Accuracy then means fidelity to the original on these samples.",
+            show_default=False,
+        ),
+    ] = None,
     max_accuracy_loss: options.MaxAccuracyLoss = "1%",
     p99: options.P99 = None,
     prove_accuracy: options.ProveAccuracy = False,
@@ -67,10 +77,13 @@ def build(
 
     The arrays in the npz files are named after the model's inputs and have one row per sample; an array `labels` is used to measure
     accuracy. Without --calibrate, INT8 is not tried. Without --evaluate, a fifth of the calibration data is held out for evaluation.
+    --synthetic needs no data, but it can only compare the result with the original.
 
     [bold]Examples[/bold]
 
       penstock build model.onnx --calibrate train.npz --evaluate test.npz -o digits.bundle
+
+      penstock build model.onnx --synthetic -o digits.bundle
 
       penstock build model.onnx --evaluate test.npz --max-accuracy-loss 0.5% --p99 5ms -o digits.bundle --report report.html
     """
@@ -86,6 +99,7 @@ def build(
         careful=method is None or _BEST in method,
         dynamic=method is None,
         objective=objective,
+        synthetic=synthetic,
         budget_s=parse_seconds(budget),
         overwrite=force,
         folder=folder,
@@ -150,6 +164,7 @@ def summary(result: BuildResult) -> dict[str, Any]:
         "metric_outputs": list(result.evidence.metric_outputs),
         "metric_reason": result.evidence.metric_reason,
         "seen_rows": result.evidence.seen_rows,
+        "synthetic": result.evidence.synthetic,
         "candidates": [described(record) for record in result.evidence.candidates],
         "attempts": [msgspec.to_builtins(attempt) for attempt in result.evidence.attempts],
         "conditions": msgspec.to_builtins(result.evidence.conditions),

@@ -1,4 +1,4 @@
-"""``penstock inspect``: show the contents and the evidence of a bundle, or the contents of an ONNX file."""
+"""``penstock inspect``: show the contents and the evidence of a bundle, or what a model file contains and needs."""
 
 from __future__ import annotations
 
@@ -11,35 +11,50 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from penstock.artifact import Artifact, Format, format_of
+from penstock.artifact import Format, format_of, local_path
 from penstock.bundle.evidence import CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest
-from penstock.bundle.open import open_bundle
+from penstock.bundle.open import Bundle, is_bundle, open_bundle
 from penstock.bundle.titles import outcome, steps_title, title, variant_title, verdict
 from penstock.cli import options
-from penstock.cli.views import onnx_model
 from penstock.cli.views.tables import make_console, print_table
-from penstock.errors import InvalidArgument
+from penstock.engines.registry import is_available
+from penstock.errors import AlreadyExists, InvalidArgument
+from penstock.inputs.meanings import meanings_of
 from penstock.perf.report import write_report
 from penstock.resources import machine_facts
-from penstock.storage.atomic import real_path
+from penstock.storage.atomic import check_writable, real_path
 from penstock.tensor import TensorSpec
 
 _STYLES = {"chosen": "bold green", "rejected": "red", "failed": "red", "baseline": "bold"}
 
 
 def inspect(
-    bundle: Annotated[Path, typer.Argument(help="A bundle (file or folder) or an ONNX file.", show_default=False)],
+    bundle: Annotated[
+        Path,
+        typer.Argument(
+            help="A bundle, or a model: ONNX, OpenVINO, TensorFlow Lite, TorchScript, exported program or SavedModel.",
+            show_default=False,
+        ),
+    ],
     report: Annotated[Path | None, typer.Option(help="Also write the build's HTML report to this path.")] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Show every candidate, not only the best of each kind.")
     ] = False,
     parents: options.Parents = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the manifest as one JSON object.")] = False,
+    template: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.npz",
+            help="Write an npz file with a few plausible rows for the model's inputs. Replace them with your data.",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the facts as one JSON object.")] = False,
 ) -> None:
     """Show a bundle's models, measurements, and rejected candidates with reasons. Verifies every digest.
 
-    For an ONNX file, show its inputs, outputs, opsets, operators, and whether requests to it can be merged.
+    For a model, show its inputs and what they seem to mean, its operators, size and memory, the engines that run it, what INT8 would
+    change, whether requests to it can be merged, and the command to type next.
 
     [bold]Examples[/bold]
 
@@ -47,13 +62,18 @@ def inspect(
 
       penstock inspect digits.bundle --report report.html
 
-      penstock inspect digits.onnx
+      penstock inspect digits.onnx --template samples.npz
     """
     options.check_folders([report], parents)
-    if bundle.is_file() and format_of(bundle) is Format.ONNX:
-        _inspect_onnx(bundle, report, json)
+    path = local_path(bundle)
+    if template is not None:
+        _check_template(template)
+    if path.exists() and format_of(path) is not None and not is_bundle(path):
+        _inspect_model(path, report, template, json)
         return
     opened = open_bundle(bundle)
+    if template is not None:
+        _write_template(opened, template)
     if report is not None:
         if real_path(report).is_relative_to(real_path(bundle)):
             raise InvalidArgument(f"the report '{report}' cannot be inside the bundle", "choose another path")
@@ -62,6 +82,7 @@ def inspect(
         facts = {
             "digest": opened.digest,
             "differences": opened.differences(machine_facts()),
+            "inputs": {name: one.text for name, one in meanings_of(opened.manifest.signature).items()},
             "manifest": opened.manifest,
             "titles": _titles(opened.manifest.evidence),
         }
@@ -69,6 +90,8 @@ def inspect(
         return
     console = make_console()
     show(console, opened.manifest, sum(entry.size_bytes for entry in opened.manifest.files), everything)
+    for name, meaning in meanings_of(opened.manifest.signature).items():
+        console.print(f"input   {escape(f'{name}: {meaning.text}')}")
     console.print(f"digest  sha256:{opened.digest}, verified")
     for difference in opened.differences(machine_facts()):
         console.print(f"[yellow]note[/yellow]    {escape(difference)}; build again on this machine for valid figures")
@@ -76,14 +99,29 @@ def inspect(
         console.print(f"report  {escape(str(report))}")
 
 
-def _inspect_onnx(path: Path, report: Path | None, json: bool) -> None:
+def _inspect_model(path: Path, report: Path | None, template: Path | None, json: bool) -> None:
+    from penstock.cli.views import model  # noqa: PLC0415 - takes long, and bundles do not need it
+
     if report is not None:
         raise InvalidArgument(f"'{path}' is a model, which has no report", "remove --report, or name a bundle")
-    facts = onnx_model.read(Artifact.from_file(path))
-    if json:
-        print(msgspec.json.encode(facts).decode())
-    else:
-        onnx_model.show(make_console(), facts)
+    model.inspect_model(make_console(), path, template, json=json)
+
+
+def _write_template(opened: Bundle, target: Path) -> None:
+    from penstock.cli.views import model  # noqa: PLC0415 - takes long, and is rarely needed
+
+    model.write_template(opened.artifact(opened.choose(machine_facts(), is_available)), target)
+
+
+def _check_template(target: Path) -> None:
+    """Raise an error before any work if the template cannot be written, or would overwrite a file."""
+    if target.suffix != ".npz":
+        raise InvalidArgument(
+            f"the template '{target}' is not named like an npz file", "choose a name that ends in .npz"
+        )
+    if target.exists():
+        raise AlreadyExists(f"'{target}' exists", "choose another name for the template, or remove the file")
+    check_writable(target)
 
 
 def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool = False) -> None:

@@ -40,7 +40,7 @@ _PANELS = {
     "Build a bundle": {
         "build": "Optimise and quantise a model, measure the candidates, and pack the fastest that meets the contract.",
         "compress": "Search for the best sequence of compression methods that meets a contract.",
-        "inspect": "Show the contents and measurements of a bundle, or the contents of an ONNX file.",
+        "inspect": "Show the contents and measurements of a bundle, or what a model contains, needs and seems to take.",
     },
     "Serve": {
         "serve": "Serve bundles and models over the Open Inference Protocol (KServe v2).",
@@ -64,6 +64,8 @@ _REMOVED = {"demo": "run `make demo`, or python examples/digits/demo.py, in a ch
 
 _COMPLETE = "_PENSTOCK_COMPLETE"
 """Environment variable with which typer's completion scripts request completions of ``penstock``."""
+_COUNTED = {"--synthetic": "0"}
+"""Options whose value may be left out, with the value that they then have. Typer has no such options."""
 
 _EXIT_CODES = {
     Code.INVALID_ARGUMENT: 2,
@@ -82,7 +84,7 @@ def run() -> None:
     """Entry point of the console script."""
     as_json = "--json" in sys.argv
     try:
-        make_app(_command(_words()))(prog_name="penstock")
+        make_app(_command(_words()))(_with_defaults(sys.argv[1:]), prog_name="penstock")
     except PenstockError as error:
         sys.exit(fail(Cancelled("interrupted") if _interrupted(error) else error, as_json))
     except KeyboardInterrupt:
@@ -164,6 +166,16 @@ def _command(arguments: list[str]) -> str | None:
     if first in _REMOVED:
         raise InvalidArgument(f"penstock has no command '{first}'; it was removed", _REMOVED[first])
     return first if first in COMMANDS else None
+
+
+def _with_defaults(arguments: list[str]) -> list[str]:
+    """``arguments``, with the values that were left out."""
+    found: list[str] = []
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
+        found.append(argument)
+        if argument in _COUNTED and not following.isdigit():
+            found.append(_COUNTED[argument])
+    return found
 
 
 def _load(name: str) -> Callable[..., Any]:

@@ -54,6 +54,7 @@ from penstock.offline.optimize.base import OptimizeReport
 from penstock.offline.optimize.model import self_contained
 from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.sessions import signature_of
+from penstock.offline.synthetic import check_synthetic, synthetic_data, synthetic_notes
 from penstock.offline.tune.space import BASELINE_ENGINE, Candidate, candidates, fallback, originals, thread_counts
 from penstock.offline.tune.tuner import Tuner, TuneResult, TuningLimits
 from penstock.resources import MachineFacts, machine_facts, usable_memory
@@ -110,6 +111,9 @@ class Recipe(msgspec.Struct, frozen=True):
     """The quantity to optimise: latency of calls with one row, throughput of calls with sixteen rows, or size of the bundle."""
     compression: Compression | None = None
     """Options of the compression plan. None: no plan is made."""
+    synthetic: int | None = None
+    """Without data, calibrate on this many synthetic samples, and judge on as many others. 0: as many as fit in 64 MiB, from 16 to
+    256. Accuracy then means fidelity to the original on these samples."""
     budget_s: float = 20.0
     """Maximum seconds for timing candidates, but each candidate is loaded at least three times. More time gives narrower intervals."""
     overwrite: bool = False
@@ -170,14 +174,14 @@ def _build(
     original, source = self_contained(given), SourceModel(given.digest, given.format, given.name)
     signature = _signature(original)
     seed = recipe.compression.seed if recipe.compression else 0
-    calibration, evaluation = _data(calibrate, evaluate, signature, seed, recipe.contract)
+    calibration, evaluation = _data(*_given(original, calibrate, evaluate, recipe), signature, seed, recipe.contract)
     _check_plan(original, calibration, known, recipe)
     with _blaming(evaluate if evaluate is not None else calibrate):
         # Reject labels or a metric that do not fit the model before any long work.
         judge = Judge(original, evaluation, min(threads), contract=recipe.contract)
     warnings = _warned((*judging(judge.reference, recipe.contract), *coupling_notes(judge.coupling)))
     # One cut between two classes holds for every candidate, on whatever samples it is judged.
-    recipe = msgspec.structs.replace(recipe, contract=judge.contract)
+    recipe = msgspec.structs.replace(recipe, contract=judge.contract, synthetic=_synthetic(recipe, evaluation))
 
     on_progress("optimize", 0, 1)
     sample = evaluation.rows(0, signature.smallest_batch)
@@ -219,6 +223,21 @@ def _build(
     on_progress("pack", 1, 1)
     written = [output] if output.is_file() else [file for file in output.rglob("*") if file.is_file()]
     return BuildResult(output, sum(file.stat().st_size for file in written), manifest)
+
+
+def _given(
+    original: Artifact, calibrate: Data | None, evaluate: Data | None, recipe: Recipe
+) -> tuple[Data | None, Data | None]:
+    """The data for calibration and evaluation, which are made if the recipe says so. Raises InvalidArgument, InvalidModel."""
+    if recipe.synthetic is None:
+        return calibrate, evaluate
+    check_synthetic(calibrate is not None or evaluate is not None, recipe.contract.prove_accuracy)
+    return synthetic_data(original, recipe.synthetic or None)
+
+
+def _synthetic(recipe: Recipe, evaluation: Dataset) -> int:
+    """The number of synthetic samples for evaluation; 0 if the user gave the data."""
+    return 0 if recipe.synthetic is None else evaluation.count
 
 
 def _warned(notes: tuple[str, ...]) -> tuple[str, ...]:
@@ -311,7 +330,8 @@ def _data(
         calibration, evaluation = calibration.split_shuffled(_HELD_OUT, signature.smallest_batch, seed)
     else:
         raise InvalidData(
-            "there is no data to judge accuracy on", "give --evaluate FILE.npz, and --calibrate FILE.npz for INT8"
+            "there is no data to judge accuracy on",
+            "give --evaluate FILE.npz, and --calibrate FILE.npz for INT8; or --synthetic, which measures fidelity to the original",
         )
     if contract.prove_accuracy:
         check_distinct(evaluation)
@@ -328,7 +348,7 @@ def _caveats(recipe: Recipe, tuned: TuneResult) -> list[str]:
     """Warnings about the measurements of the chosen candidate."""
     records = (tuned.baseline, *tuned.records)
     chosen = next(record for record in records if record.name == tuned.chosen.name)
-    found = []
+    found = [*synthetic_notes(recipe.synthetic or 0)]
     if recipe.engines and chosen.engine not in recipe.engines:
         found.append(
             f"no candidate on {', '.join(recipe.engines)} is provably faster than the original, which is served on {chosen.engine}"
@@ -390,6 +410,7 @@ def _evidence(
         prove_accuracy=recipe.contract.prove_accuracy,
         trust_labels=recipe.contract.trust_labels,
         seen_rows=seen_rows,
+        synthetic=recipe.synthetic or 0,
     )
 
 

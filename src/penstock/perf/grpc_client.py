@@ -121,10 +121,12 @@ class Lane:
 
 
 class _Status(msgspec.Struct, frozen=True):
-    """The gRPC status in a header block. The code is None if the block is not a trailer."""
+    """The status in a header block. The code is None if the block is the head of a successful response."""
 
     code: int | None
     message: bytes = b""
+    protocol: str = "gRPC"
+    """``HTTP`` if ``code`` is the status of an HTTP response without a gRPC status, such as a proxy's."""
 
 
 class _Outgoing(msgspec.Struct, eq=False):
@@ -353,6 +355,8 @@ class GrpcConnection(asyncio.Protocol):
             code = fields.get(b"grpc-status")
             message = unquote_to_bytes(fields.get(b"grpc-message", b""))
             known = _Status(None if code is None else int(code), message)
+            if code is None and (http := fields.get(b":status", b"200")) != b"200":
+                known = _Status(int(http), b"the response has no gRPC status", "HTTP")
             if tuple(self._decoder.header_table.dynamic_entries) == entries:
                 self._known[block] = known
             else:
@@ -416,8 +420,10 @@ class GrpcConnection(asyncio.Protocol):
         self._forget(stream)
         if lane.status is None:
             lane.status = _Status(2, b"the call ended without a status")
+        elif not lane.status.code and not lane.chunks:
+            lane.status = _Status(13, b"the call succeeded without a response message")
         code = lane.status.code or 0
-        lane.answered(_OK if code == 0 else AnswerHead(code, 0, None, False, "gRPC"))
+        lane.answered(_OK if code == 0 else AnswerHead(code, 0, None, False, lane.status.protocol))
 
     def _forget(self, stream: int) -> None:
         self._calls.pop(stream, None)

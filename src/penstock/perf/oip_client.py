@@ -14,6 +14,9 @@ import numpy as np
 import orjson
 
 from penstock.errors import InvalidArgument, InvalidData, NotFound, PenstockError, Unavailable, Unsupported
+from penstock.inputs.meanings import meanings_of
+from penstock.inputs.sizes import Shapes, free_axes
+from penstock.inputs.values import plausible
 from penstock.perf.http_client import Address, HttpAnswer, HttpSession
 from penstock.protocol import messages
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes, from_wire, to_wire
@@ -153,16 +156,24 @@ def decode_answer(body: bytes, json_size: int | None) -> dict[str, Array]:
     return outputs
 
 
-def random_inputs(signature: Signature, batch: int, count: int, seed: int = 0) -> list[dict[str, Array]]:
-    """Generate random inputs for ``count`` requests. A free first dimension becomes ``batch``; other free dimensions become 1.
+def request_shapes(signature: Signature, given: Mapping[str, tuple[int, ...]], batch: int | None = None) -> Shapes:
+    """The shapes of a request's inputs: those in ``given``; for all others, a free first dimension becomes ``batch`` rows, or 1.
 
-    Floats are standard normal. Integers are 0 or 1, which are valid tokens, masks and indices. Raises InvalidArgument if ``batch``
-    is not 1 and the first dimension of an input is fixed at another size.
+    Raises InvalidArgument if another dimension is free, if a given shape does not fit, or if it has a different number of rows.
     """
+    if unknown := sorted(given.keys() - set(signature.input_names)):
+        raise InvalidArgument(
+            f"--shape names the input '{unknown[0]}', but the model's inputs are {list(signature.input_names)}",
+            "use one of these names",
+        )
+    return {spec.name: _shape(spec, given.get(spec.name), batch) for spec in signature.inputs}
+
+
+def random_inputs(signature: Signature, shapes: Shapes, count: int, seed: int = 0) -> list[dict[str, Array]]:
+    """Generate inputs of ``shapes`` for ``count`` requests, with plausible values by names, types and shapes."""
     generator = np.random.default_rng(seed)
-    return [
-        {spec.name: _random(spec, _shape(spec, batch), generator) for spec in signature.inputs} for _ in range(count)
-    ]
+    meanings = meanings_of(signature)
+    return [plausible(signature, meanings, shapes, generator) for _ in range(count)]
 
 
 def _json_data(name: str, array: Array) -> Any:
@@ -196,23 +207,33 @@ def _array(data: list[Any], datatype: DataType) -> Array:
     return np.array(data, datatype.dtype)
 
 
-def _random(spec: TensorSpec, shape: tuple[int, ...], generator: np.random.Generator) -> Array:
-    if spec.datatype.is_float:
-        return generator.standard_normal(shape).astype(spec.datatype.dtype)
-    numbers = generator.integers(0, 2, shape)
-    if spec.datatype is DataType.BYTES:
-        return _array([b"%d" % number for number in numbers.reshape(-1).tolist()], DataType.BYTES).reshape(shape)
-    return numbers.astype(spec.datatype.dtype)
-
-
-def _shape(spec: TensorSpec, batch: int) -> tuple[int, ...]:
-    if batch != 1 and spec.shape[:1] not in ((-1,), (batch,)):
+def _shape(spec: TensorSpec, given: tuple[int, ...] | None, batch: int | None) -> tuple[int, ...]:
+    if given is not None:
+        if not spec.admits(given):
+            raise InvalidArgument(
+                f"--shape gives input '{spec.name}' the shape {list(given)}, but the model takes {list(spec.shape)}",
+                "-1 stands for any size; give a number for it, and the other sizes as they are",
+            )
+        if batch is not None and spec.shape[:1] == (-1,) and given[0] != batch:
+            raise InvalidArgument(
+                f"--shape gives input '{spec.name}' {given[0]} rows, but --batch is {batch}", "remove --batch"
+            )
+        return given
+    if batch not in (None, 1) and spec.shape[:1] not in ((-1,), (batch,)):
         raise InvalidArgument(
             f"input '{spec.name}' of shape {list(spec.shape)} does not accept a batch of {batch}",
             "use a batch of 1",
         )
-    free = [batch] + [1] * len(spec.shape)
-    return tuple(free[axis] if dim == -1 else dim for axis, dim in enumerate(spec.shape))
+    rows = batch or 1
+    if free := free_axes(spec):
+        shown = ",".join(
+            str(rows if not axis else "SIZE") if dim == -1 else str(dim) for axis, dim in enumerate(spec.shape)
+        )
+        raise InvalidArgument(
+            f"input '{spec.name}' of shape {list(spec.shape)} has any size in dimension(s) {', '.join(map(str, free))}",
+            f"give the size: --shape {spec.name}={shown}; or samples: --data FILE.npz",
+        )
+    return tuple(rows if dim == -1 else dim for dim in spec.shape)
 
 
 def _refusal(answer: HttpAnswer, what: str) -> PenstockError:

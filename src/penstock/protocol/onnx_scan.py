@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.protocol.varint import read_varint
+from penstock.protocol.varint import read_fields, read_varint
 
 # For each message type of onnx.proto, the fields that can contain tensors, and the type of each of these fields.
 _LEADS: dict[str, dict[int, str]] = {
@@ -78,21 +78,9 @@ def unranked_inputs(model: bytes) -> frozenset[str]:
     return frozenset(found)
 
 
-def _entries(data: bytes, wanted: int) -> Iterator[bytes]:
-    """The values of the length-delimited field ``wanted`` in the message ``data``."""
-    position, end = 0, len(data)
-    while position < end:
-        tag, position = read_varint(data, position, end)
-        wire_type, size = tag & 7, {_FIXED64: 8, _FIXED32: 4}.get(tag & 7, 0)
-        if wire_type == _VARINT:
-            _, position = read_varint(data, position, end)
-        elif wire_type == _LENGTH:
-            size, position = read_varint(data, position, end)
-        elif not size:
-            raise ValueError(f"wire type {wire_type} at byte {position}")
-        if wire_type == _LENGTH and tag >> 3 == wanted:
-            yield data[position : position + size]
-        position += size
+def _entries(message: bytes | memoryview, wanted: int) -> Iterator[memoryview]:
+    """The values of the length-delimited field ``wanted``."""
+    return (value for field, value in read_fields(message) if field == wanted and isinstance(value, memoryview))
 
 
 def _fields(model: bytes, message: str = "Model") -> Iterator[tuple[str, int, int | bytes | None]]:

@@ -1,7 +1,10 @@
-"""Protobuf's variable-length integers, for code that reads or writes messages without the protobuf classes."""
+"""Protobuf's variable-length integers and fields, for code that reads or writes messages without the protobuf classes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _SMALL = [bytes((number,)) for number in range(0x80)]
 
 
@@ -29,3 +32,27 @@ def read_varint(data: bytes | bytearray | memoryview, position: int, end: int) -
         if byte < 0x80:
             return value, position
     raise ValueError(f"unterminated varint at byte {position}")
+
+
+def read_fields(message: bytes | memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """The number and the value of each field of a protobuf message: an integer, or a view of a length-delimited value.
+
+    Fields of 4 or 8 fixed bytes are skipped. Raises ValueError if the message is not well-formed.
+    """
+    data = memoryview(message)
+    position, end = 0, len(data)
+    while position < end:
+        tag, position = read_varint(data, position, end)
+        size = {_FIXED64: 8, _FIXED32: 4}.get(tag & 7, 0)
+        if tag & 7 in (_VARINT, _LENGTH):
+            size, position = read_varint(data, position, end)
+        elif not size:
+            raise ValueError(f"wire type {tag & 7} at byte {position}")
+        if tag & 7 == _VARINT:
+            yield tag >> 3, size
+            continue
+        if position + size > end:
+            raise ValueError(f"a field of {size} bytes at byte {position} of {end}")
+        if tag & 7 == _LENGTH:
+            yield tag >> 3, data[position : position + size]
+        position += size

@@ -7,21 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from penstock.tensor import Array, DataType, Signature, TensorSpec
+from penstock.inputs.sizes import Shapes
+from penstock.inputs.values import Kind, draw
+from penstock.tensor import Array, Signature
 
 _SEED = 20_111
 _FREE_SIZES = (8, 32, 64, 224)
-_CASES = (("normal", 1), ("normal", 3), ("zeros", 1), ("large", 1), ("negative", 1))
+_CASES: tuple[tuple[Kind, int], ...] = (("normal", 1), ("normal", 3), ("zeros", 1), ("large", 1), ("negative", 1))
 _ODD_SIZES = (1, 5, 17, 0)
 _SEPARATE_SIZES = (2, 3, 4, 6, 7, 9, 10, 11)
 _LARGEST_DOUBLED = 64
 _MAX_ELEMENTS = 1 << 22
-
-# The largest FP16 number is 65504. Activations can reach it after a few layers if inputs are 100.
-_LARGE = {DataType.FP16: 8.0, DataType.BF16: 32.0}
-
-Shapes = dict[str, tuple[int, ...]]
-"""Shapes of the inputs, by name."""
 
 
 class LabelledInputs(dict[str, Array]):
@@ -79,10 +75,10 @@ def free_sizes(signature: Signature) -> tuple[int, ...]:
     return _FREE_SIZES[:1] + tuple(size for size in larger if _elements(signature, size) <= _MAX_ELEMENTS)
 
 
-def make_sample(signature: Signature, shapes: Shapes, kind: str, seed: Sequence[int]) -> LabelledInputs:
-    """Inputs of ``shapes``; ``kind`` is normal, zeros, large or negative."""
+def make_sample(signature: Signature, shapes: Shapes, kind: Kind, seed: Sequence[int]) -> LabelledInputs:
+    """Inputs of ``shapes`` with values of ``kind``."""
     rng = np.random.default_rng(list(seed))
-    inputs = {spec.name: _array(spec, shapes[spec.name], kind, rng) for spec in signature.inputs}
+    inputs = {spec.name: draw(spec, shapes[spec.name], kind, rng) for spec in signature.inputs}
     return LabelledInputs(f"{kind} values of {sizes_of(inputs)}", inputs)
 
 
@@ -116,21 +112,3 @@ def _separate_shapes(signature: Signature, names: Mapping[str, Sequence[str]], l
                 sizes[key] = least + _SEPARATE_SIZES[len(sizes) % len(_SEPARATE_SIZES)]
         shapes[spec.name] = tuple(sizes[key] if dim == -1 else dim for key, dim in zip(keys, spec.shape, strict=True))
     return shapes
-
-
-def _array(spec: TensorSpec, shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> Array:
-    datatype = spec.datatype
-    if datatype is DataType.BYTES:
-        return np.full(shape, b"a", np.object_)
-    if not datatype.is_float:
-        top = {"zeros": 1, "large": 2 if datatype is DataType.BOOL else 100}.get(kind, 2)
-        return np.asarray(rng.integers(0, top, shape)).astype(datatype.dtype)
-    normal = np.asarray(rng.standard_normal(shape))
-    match kind:
-        case "zeros":
-            normal = np.zeros(shape)
-        case "large":
-            normal = normal * _LARGE.get(datatype, 100.0)
-        case "negative":
-            normal = -np.abs(normal)
-    return normal.astype(datatype.dtype)
