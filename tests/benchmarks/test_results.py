@@ -10,7 +10,9 @@ import msgspec
 import pytest
 
 from benchmarks import results
+from benchmarks.__main__ import REPORT
 from benchmarks.results import Operator, Result, Row, claim, fact, failed, skipped
+from benchmarks.scenarios import REPORTED
 from penstock.measurement import Conditions, Interval
 from penstock.resources import machine_facts
 
@@ -24,6 +26,10 @@ MACHINE: dict[str, Any] = {
 
 def result(*rows: Row, scenario: str = "digits", quick: bool = False, **machine: Any) -> Result:
     return Result(scenario=scenario, about="One against the other.", machine=MACHINE | machine, quick=quick, rows=rows)
+
+
+def test_the_report_shows_the_stored_results() -> None:
+    assert REPORT.read_text() == results.render(results.load(REPORTED))
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,22 @@ def test_distance_is_relative_to_the_original():
     assert distance(np.zeros(4), np.full(4, 0.1), 0.04) == pytest.approx(0.5)
     assert distance(np.ones(4), np.full(4, 1.1), 0.04) == pytest.approx(0.1)
     assert distance(np.zeros(4), np.zeros(4)) == 0.0
+    assert distance(np.zeros(4), np.full(4, 1e-3)) == 1.0
+
+
+def test_an_output_may_be_zero_on_all_data():
+    n = Network()
+    n.op("MatMul", "x", n.weight(np.float32([[0.25], [0.25], [0.25], [-0.75]])), name="y")
+    artifact = n.artifact({"x": ["N", 4]}, {"y": ["N", 1]})
+    # The products of a row sum to zero, but not in INT8.
+    alike = np.repeat(np.random.default_rng(0).integers(1, 9, (48, 1)), 4, axis=1)
+    data = make_dataset({"x": alike.astype(np.float32)}, None)
+    made = int8(artifact, data)
+    assert against_original(check_explained(artifact, made, data)).error == pytest.approx(1.0)
+    for what, faulty in faults(made):
+        if "other sign" in what:
+            with pytest.raises(WrongResult):
+                check_explained(artifact, faulty, data)
 
 
 def test_distance_compares_what_is_finite():

@@ -113,6 +113,24 @@ def test_a_version_that_fails_does_not_end_the_others(
     assert all("a defect" in note for note in lost)
 
 
+def test_a_check_that_fails_drops_one_version(cnn: Artifact, data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Artifact] = []
+
+    def fail(fp32: Artifact, made: Artifact, data: Dataset) -> None:
+        calls.append(made)
+        if len(calls) == 1:
+            raise ZeroDivisionError("float division by zero")
+
+    monkeypatch.setattr(versions, "check_explained", fail)
+    methods = (RangeMethod.MIN_MAX, RangeMethod.MSE)
+    found, notes = integer_versions(cnn, data, IntegerChoice(methods, careful=False), VNNI)
+    assert len(calls) == len(found) + 1
+    assert calls[0] not in [version.artifact for version in found]
+    assert any(
+        note.endswith("was dropped: internal error: ZeroDivisionError: float division by zero") for note in notes
+    )
+
+
 def test_why_there_are_none(cnn: Artifact, data: Dataset) -> None:
     def note(*arguments: object) -> str:
         found, (only,) = integer_versions(*arguments)  # type: ignore[arg-type]

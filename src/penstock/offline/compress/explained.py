@@ -228,7 +228,7 @@ def distance(want: Array, got: Array, least: float = 0.0) -> float:
     """Norm of the difference divided by the norm of ``want``. For integers and text: the fraction of values that differ.
 
     Infinite if types or shapes differ, or if NaN and infinities are at different positions. ``least`` is the minimum of the mean
-    square of ``want``.
+    square of ``want``. If both are 0, the result is 1 for any difference.
     """
     if want.shape != got.shape or want.dtype != got.dtype:
         return float("inf")
@@ -242,7 +242,7 @@ def distance(want: Array, got: Array, least: float = 0.0) -> float:
         return float("inf")
     difference = float(np.square(found[finite] - wanted[finite]).sum())
     norm = max(float(np.square(wanted[finite]).sum()), least * want.size)
-    return (difference / norm) ** 0.5 if difference else 0.0
+    return (difference / (norm or difference)) ** 0.5 if difference else 0.0
 
 
 def _samples(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
-from penstock.errors import PenstockError, Unsupported, WrongResult
+from penstock.errors import PenstockError, Unsupported
 from penstock.offline.compress.explained import check_explained
 from penstock.offline.compress.method import OnProgress
 from penstock.offline.compress.precision.dynamic import DynamicOptions, quantize_dynamic
@@ -28,6 +28,8 @@ from penstock.offline.sessions import signature_of
 from penstock.resources import MachineFacts
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _CHOICE_S = 4.0
 """Time limit in seconds for choosing range methods. The remaining tensors get the range of least squared error."""
@@ -120,9 +122,11 @@ def integer_versions(
     on_progress("quantize", len(ways), len(ways))
     if not found:
         return [], (f"INT8 was not tried: {next(iter(failures.values()))}",)
-    wrong = {digest: reason for digest, one in found.items() if (reason := _objection(fp32, one.artifact, calibration))}
-    versions = [version for digest, version in found.items() if digest not in wrong]
-    dropped = (f"INT8 by {found[digest].calibration} was dropped: {reason}" for digest, reason in wrong.items())
+    wrong: dict[str, str] = {}
+    for version in found.values():
+        _attempt(version.calibration, partial(check_explained, fp32, version.artifact, calibration), wrong)
+    versions = [version for version in found.values() if version.calibration not in wrong]
+    dropped = (f"INT8 by {name} was dropped: {reason}" for name, reason in wrong.items())
     lacking = (f"INT8 by {name} was not tried: {reason}" for name, reason in failures.items())
     return versions, (f"INT8 on this CPU: {scheme.reason}", *lacking, *dropped)
 
@@ -172,7 +176,7 @@ def _name(method: RangeMethod | None, placement: QdqPlacement) -> str:
     return f"{method.value if method else 'best'}-{placement.value}"
 
 
-def _attempt(name: str, make: Callable[[], Artifact], failures: dict[str, str]) -> Artifact | None:
+def _attempt(name: str, make: Callable[[], T], failures: dict[str, str]) -> T | None:
     """Return the result of ``make()``; None, with the reason in ``failures``, if it fails. A failure must not end the build."""
     try:
         return make()
@@ -182,12 +186,3 @@ def _attempt(name: str, make: Callable[[], Artifact], failures: dict[str, str]) 
         _log.warning("INT8 by %s failed", name, exc_info=True)
         failures[name] = f"internal error: {type(error).__name__}: {str(error)[:200]}"
     return None
-
-
-def _objection(fp32: Artifact, model: Artifact, calibration: Dataset) -> str:
-    """Why ``model`` does not compute the same function as ``fp32``; empty if it does."""
-    try:
-        check_explained(fp32, model, calibration)
-    except WrongResult as error:
-        return error.message
-    return ""
