@@ -77,7 +77,7 @@ def test_class_scores_are_judged_rather_than_wider_features(metric: str) -> None
     labels = np.arange(30) % 3
     choice = choose_metric(answers, labels, metric)
     assert choice.outputs == (scored_output(answers, labels),) == ("y",)
-    assert choice.reason.endswith("'y' is the output with one column for each class of the labels")
+    assert choice.reason.endswith("that suits the metric and has no more columns than the labels have classes")
 
 
 def test_labels_that_fit_no_output_are_refused() -> None:

@@ -69,14 +69,11 @@ def has_class_scores(name: str, array: Array, names: Mapping[str, Array]) -> boo
 
 
 def scored_output(answers: Mapping[str, Array], labels: Array) -> str:
-    """The output with scores [samples, classes] for all classes in ``labels``: the first without spare columns, or the first. Raises
+    """The first output with scores [samples, classes] for all classes in ``labels``, without more columns if there is one. Raises
     InvalidData if there is none.
     """
-    found = [
-        name
-        for name, array in answers.items()
-        if is_float(array) and array.ndim == 2 and array.shape[1] > max(1, labels.max(initial=0))
-    ]
+    least = max(1, labels.max(initial=0))
+    found = [name for name, array in answers.items() if is_float(array) and array.ndim == 2 and array.shape[1] > least]
     if not found:
         raise _misfit(answers, labels)
     return min(found, key=lambda name: _has_spare_columns(answers[name], labels))
@@ -139,8 +136,8 @@ def _from_labels(answers: Mapping[str, Array], labels: Array) -> Choice:
 
 
 def _fitting(metric: AccuracyMetric, answers: Mapping[str, Array], labels: Array | None) -> list[str]:
-    """The outputs that suit ``metric``, in the model's order. If an output has one column for each class of the labels, outputs with
-    more columns come last: they may be features, which have a highest element too.
+    """The outputs that suit ``metric``, in the model's order. Outputs with more columns than the labels have classes come last: they
+    may be features, which have a highest element too.
     """
     fitting = [name for name, array in answers.items() if metric.fits(array, labels)]
     if metric.kind != "classes" or labels is None or labels.ndim != 1 or not is_ids(labels):
@@ -155,9 +152,9 @@ def _has_spare_columns(array: Array, labels: Array) -> bool:
 def _first(fitting: list[str], answers: Mapping[str, Array], cause: str = "as asked for") -> str:
     if len(answers) == 1:
         return cause
-    is_first = fitting[0] == next(name for name in answers if name in fitting)
-    rank = "first output that suits the metric" if is_first else "output with one column for each class of the labels"
-    return f"{cause}, and '{fitting[0]}' is the {rank}"
+    is_moved = fitting[0] != next(name for name in answers if name in fitting)
+    limit = " and has no more columns than the labels have classes" if is_moved else ""
+    return f"{cause}, and '{fitting[0]}' is the first output that suits the metric{limit}"
 
 
 def _from_answers(found: Mapping[str, Array], answers: Mapping[str, Array]) -> Choice:
