@@ -114,6 +114,14 @@ def test_a_domain_with_two_operator_sets() -> None:
     assert reason == "its graph cannot be read: a domain imports two opsets"
 
 
+def test_a_domain_that_imports_one_operator_set_twice() -> None:
+    """skl2onnx writes such models, and ONNX Runtime runs them."""
+    model = onnx.load_model_from_string(models.linear().data)
+    model.opset_import.add(domain="ai.onnx", version=model.opset_import[0].version)
+    artifact = Artifact.from_bytes(model.SerializeToString())
+    assert unproven(artifact, OnnxRuntimeEngine().load(artifact, {}).signature) == ""
+
+
 def test_functions_that_call_one_another_end() -> None:
     layers = "".join(
         f'<opset_import: ["local": 1, "": 17], domain: "local"> f{n} (a) => (b) {{ c = local.f{n + 1}(a) b = local.f{n + 1}(c) }} '

@@ -46,7 +46,7 @@ from penstock.offline.compress.ptq.drift import about
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.versions import IntegerChoice, Version, integer_versions
 from penstock.offline.judge.contract import Contract, is_faster
-from penstock.offline.judge.judge import ORIGINAL, Judge, coupling_notes, judging
+from penstock.offline.judge.judge import Judge, coupling_notes, judging
 from penstock.offline.judge.overlap import check_distinct, overlap_notes
 from penstock.offline.judge.sample_size import unproved
 from penstock.offline.model_store import keep_models
@@ -371,12 +371,6 @@ def _caveats(recipe: Recipe, tuned: TuneResult) -> list[str]:
         )
     if chosen.calls < _FEW_CALLS:
         found.append(f"the p99 is the maximum of only {chosen.calls} calls; a larger --budget allows more calls")
-    widest = max((r for r in records if r.name.startswith(ORIGINAL)), key=lambda record: record.threads)
-    if widest.threads > chosen.threads and widest.latency_ms and chosen.latency_ms:
-        pace = widest.latency_ms / chosen.latency_ms
-        found.append(
-            f"compared with the original at {widest.threads} threads instead of {chosen.threads}, it is {pace:.2f}x as fast"
-        )
     return found
 
 

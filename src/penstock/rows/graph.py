@@ -228,7 +228,7 @@ def _domain(found: Mapping[str, list[Any]]) -> str:
 
 def _opsets(found: Mapping[str, list[Any]]) -> dict[str, int]:
     opsets = dict(found["opset"])
-    if len(opsets) < len(found["opset"]):
+    if len(opsets) < len(set(found["opset"])):
         raise ValueError("a domain imports two opsets")
     return opsets
 

@@ -70,6 +70,16 @@ def test_the_output_with_enough_classes_is_judged() -> None:
     assert scored_output(answers, CLASSES) == "scores"
 
 
+@pytest.mark.parametrize("metric", ["", "top-1", "f1"])
+def test_class_scores_are_judged_rather_than_wider_features(metric: str) -> None:
+    random = np.random.default_rng(0)
+    answers = {name: random.normal(size=(30, columns)) for name, columns in (("features", 16), ("few", 2), ("y", 3))}
+    labels = np.arange(30) % 3
+    choice = choose_metric(answers, labels, metric)
+    assert choice.outputs == (scored_output(answers, labels),) == ("y",)
+    assert choice.reason.endswith("that suits the metric and has no more columns than the labels have classes")
+
+
 def test_labels_that_fit_no_output_are_refused() -> None:
     with pytest.raises(InvalidData, match=r"labels go up to 7, but no output suits the labels.*\{'y': \[40, 5\]\}"):
         choose_metric({"y": LOGITS}, CLASSES + 3)

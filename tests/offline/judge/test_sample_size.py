@@ -122,6 +122,9 @@ def test_advice_is_given_where_it_can_be_followed() -> None:
         assert ("; about" in proof_advice(accuracy(samples=1), limit)) is is_given
     for samples, is_given in ((200, True), (100, needed <= 2000)):
         assert ("; about" in advice(samples, 0.005, samples // 200, 0)) is is_given
+    assert proof_advice(accuracy(samples=800, loss=1e-8, metric="cosine"), 1e-4) == (
+        "; more than 16000 samples would be needed to prove it"
+    )
     assert advice(20, 0.0099, 1, 1).endswith("because the estimate is too close to the limit")
 
 

@@ -270,6 +270,28 @@ def test_progress_comes_in_order() -> None:
     assert list(dict.fromkeys(stages)) == ["accuracy", "screen", "confirm", "profile"]
 
 
+def test_the_original_with_more_threads_is_compared_by_pairs() -> None:
+    """On a machine that becomes slower, only the timings of one pair can be compared."""
+    steady = SimulatedRace({"original-t1": 2.0, "original-t2": 1.6, "lean": 1.0})
+
+    def slowing(*arguments) -> dict[str, Timings]:
+        found = steady(*arguments)
+        slower = float(len(steady.pairs))
+        return {
+            name: msgspec.structs.replace(one, seconds=[slower * load for load in one.seconds])
+            for name, one in found.items()
+        }
+
+    tuner = Tuner(
+        originals(classifier(), [1, 2]), [candidate("lean", classifier())], data(), CONTRACT, LIMITS, race=slowing
+    )
+    result = tuner.run(cores=2)
+    assert result.chosen.name == "lean"
+    *_, note = result.notes
+    assert note.startswith("compared with the original at 2 threads instead of 1, it is ")
+    assert float(note.split()[-3].removesuffix("x")) == pytest.approx(2.0 / 1.25, rel=0.03)
+
+
 def test_at_more_threads_only_the_best_versions_are_timed() -> None:
     versions = {"lean": classifier(), **{f"slow{n}": classifier(ballast=20 + n) for n in range(4)}}
     tried = [

@@ -69,11 +69,14 @@ def has_class_scores(name: str, array: Array, names: Mapping[str, Array]) -> boo
 
 
 def scored_output(answers: Mapping[str, Array], labels: Array) -> str:
-    """The first output with scores [samples, classes] for all classes in ``labels``. Raises InvalidData if there is none."""
-    for name, array in answers.items():
-        if is_float(array) and array.ndim == 2 and array.shape[1] > max(1, labels.max(initial=0)):
-            return name
-    raise _misfit(answers, labels)
+    """The first output with scores [samples, classes] for all classes in ``labels``, without more columns if there is one. Raises
+    InvalidData if there is none.
+    """
+    least = max(1, labels.max(initial=0))
+    found = [name for name, array in answers.items() if is_float(array) and array.ndim == 2 and array.shape[1] > least]
+    if not found:
+        raise _misfit(answers, labels)
+    return min(found, key=lambda name: _has_spare_columns(answers[name], labels))
 
 
 def are_shares(array: Array) -> bool:
@@ -106,16 +109,14 @@ def _named(metric: AccuracyMetric, answers: Mapping[str, Array], labels: Array |
             f"the metric {metric.name} needs labels", f"add an array 'labels' to the evaluation data: {metric.shapes}"
         )
     given = labels if metric.labels else None
-    fitting = [name for name, array in answers.items() if metric.fits(array, given)]
+    fitting = _fitting(metric, answers, given)
     if not fitting:
         cause, fix = _bad_label(answers, given, axis=-1 if metric.name == "perplexity" else 1)
         raise InvalidData(
             f"the metric {metric.name} fits no output: {_shapes(answers, given)}{cause}",
-            f"{fix}it takes {metric.shapes}",
+            f"{fix}give what {metric.name} takes: {metric.shapes}",
         )
-    chosen, reason = (
-        (fitting, "as asked for") if metric.name == "fidelity" else (fitting[:1], _first(fitting[0], answers))
-    )
+    chosen, reason = (fitting, "as asked for") if metric.name == "fidelity" else (fitting[:1], _first(fitting, answers))
     if metric.name == "agreement":
         chosen = [
             name for name in fitting if not is_float(answers[name]) or has_class_scores(name, answers[name], answers)
@@ -128,15 +129,32 @@ def _from_labels(answers: Mapping[str, Array], labels: Array) -> Choice:
     for metric in map(METRICS.__getitem__, _LABEL_METRICS):
         if metric.name == "r2" and is_ids(labels) and labels.max(initial=0) <= 1:
             continue
-        for name, array in answers.items():
-            if metric.fits(array, labels):
-                cause = f"there are labels, {list(labels.shape)} of type {labels.dtype}"
-                return Choice(metric, (name,), _first(name, answers, cause))
+        if fitting := _fitting(metric, answers, labels):
+            cause = f"there are labels, {list(labels.shape)} of type {labels.dtype}"
+            return Choice(metric, (fitting[0],), _first(fitting, answers, cause))
     raise _misfit(answers, labels)
 
 
-def _first(name: str, answers: Mapping[str, Array], cause: str = "as asked for") -> str:
-    return cause if len(answers) == 1 else f"{cause}, and '{name}' is the first output that suits the metric"
+def _fitting(metric: AccuracyMetric, answers: Mapping[str, Array], labels: Array | None) -> list[str]:
+    """The outputs that suit ``metric``, in the model's order. Outputs with more columns than the labels have classes come last: they
+    may be features, which have a highest element too.
+    """
+    fitting = [name for name, array in answers.items() if metric.fits(array, labels)]
+    if metric.kind != "classes" or labels is None or labels.ndim != 1 or not is_ids(labels):
+        return fitting
+    return sorted(fitting, key=lambda name: _has_spare_columns(answers[name], labels))
+
+
+def _has_spare_columns(array: Array, labels: Array) -> bool:
+    return is_float(array) and array.ndim == 2 and array.shape[1] > max(2, int(labels.max(initial=0)) + 1)
+
+
+def _first(fitting: list[str], answers: Mapping[str, Array], cause: str = "as asked for") -> str:
+    if len(answers) == 1:
+        return cause
+    is_moved = fitting[0] != next(name for name in answers if name in fitting)
+    limit = " and has no more columns than the labels have classes" if is_moved else ""
+    return f"{cause}, and '{fitting[0]}' is the first output that suits the metric{limit}"
 
 
 def _from_answers(found: Mapping[str, Array], answers: Mapping[str, Array]) -> Choice:
@@ -172,7 +190,10 @@ def _bad_label(answers: Mapping[str, Array], labels: Array | None, axis: int = 1
         return "", ""
     if labels.min() < 0:
         rule = "class numbers start at 0, and only the metrics iou and perplexity skip negative labels"
-        return f"; {_place(labels, labels < 0)} is negative: {rule}", "remove the samples with padding; or "
+        fix = (
+            "remove the samples with padding; or skip padding in a function of your own, --metric module:function; or "
+        )
+        return f"; {_place(labels, labels < 0)} is negative: {rule}", fix
     for name, array in answers.items():
         classes = array.shape[axis] if array.ndim > 1 and array.shape[axis] > 1 else 2
         if (

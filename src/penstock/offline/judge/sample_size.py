@@ -100,7 +100,10 @@ def proof_advice(accuracy: Accuracy, max_loss: float) -> str:
     else:
         changed = (accuracy.lost + accuracy.won) / accuracy.samples
         enough = _needed(accuracy.metric, max_loss, accuracy.loss.value, changed, accuracy.spread, accuracy.looks)
-        if enough is not None and enough <= max(1000, _REACHABLE * accuracy.samples):
+        most = max(1000, _REACHABLE * accuracy.samples)
+        if enough is not None and enough > most:
+            return f"; more than {most} samples would be needed to prove it"
+        if enough is not None:
             return f"; about {max(enough, accuracy.samples + 1)} samples would prove it if the estimate is correct"
         reason = "the estimate is too close to the limit"
     return f"; no number of samples can be named that would prove it, because {reason}"

@@ -168,7 +168,17 @@ class Tuner:
             rows_per_call=self._limits.rows,
             conditions=conditions,
             choice=judge.reference.choice,
-            notes=self._notes,
+            notes=(*self._notes, *self._against_more_threads(winner)),
+        )
+
+    def _against_more_threads(self, winner: Trial) -> tuple[str, ...]:
+        """A note on the speed of ``winner`` beside the original with the most threads, by the ratios that ``explain`` reports."""
+        widest = max(self._bases.values(), key=lambda base: base.candidate.threads).candidate.threads
+        pace, threads = self._bases[widest].pace, winner.candidate.threads
+        if widest <= threads or not pace or not winner.pace:
+            return ()
+        return (
+            f"compared with the original at {widest} threads instead of {threads}, it is {winner.pace / pace:.2f}x as fast",
         )
 
     def _promising(self, threads: int) -> list[Trial]:
