@@ -528,6 +528,9 @@ def test_copies_of_rows_prove_nothing(tmp_path: Path) -> None:
     assert "remove the copies" in (error.value.hint or "")
     relabelled = {**data, "labels": np.append(data["labels"][:40], 1 - data["labels"][40:])}
     build(models.linear(), tmp_path / "o.bundle", evaluate=relabelled, recipe=recipe)
+    agreement = msgspec.structs.replace(recipe, contract=Contract(prove_accuracy=True, metric="agreement"))
+    with pytest.raises(InvalidData, match="2 of 42 evaluation rows are copies"):  # no label is used
+        build(models.linear(), tmp_path / "o.bundle", evaluate=relabelled, recipe=agreement)
 
 
 def test_the_cut_between_two_classes_is_decided_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,7 @@ from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.versions import IntegerChoice, Version, integer_versions
 from penstock.offline.judge.contract import Contract, is_faster
 from penstock.offline.judge.judge import Judge, coupling_notes, judging
+from penstock.offline.judge.metric_table import METRICS
 from penstock.offline.judge.overlap import check_distinct, overlap_notes
 from penstock.offline.judge.sample_size import unproved
 from penstock.offline.model_store import keep_models
@@ -334,7 +335,8 @@ def _data(
             "give --evaluate FILE.npz, and --calibrate FILE.npz for INT8; or --synthetic, which measures fidelity to the original",
         )
     if contract.prove_accuracy:
-        check_distinct(evaluation)
+        known = METRICS.get(contract.metric)
+        check_distinct(evaluation, labelled=known is None or known.labels)
     return calibration, evaluation
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -461,17 +463,35 @@ def test_the_jackknife_asks_for_the_candidates_that_are_judged() -> None:
     assert ten.loss.high > one.loss.high
 
 
-def test_groups_without_which_a_metric_is_undefined_tell_nothing() -> None:
-    """With one positive sample, the area under the curve is undefined without it."""
+def test_groups_without_which_a_metric_is_undefined_make_the_interval_wide() -> None:
+    """With one positive sample, the area under the curve is undefined without it, so it tells little about others."""
     positive = (np.arange(60) == 17).astype(int)
     scores = positive + RNG(0).normal(0, 0.1, 60)
     found = make_reference({"y": scores}, positive, "auc").compare({"y": RNG(1).normal(size=60)})
     assert found.loss.low < found.loss.value < found.loss.high
     reversed_ = make_reference({"y": scores}, positive, "auc").compare({"y": -scores})
     assert reversed_.loss.value == 1
-    assert reversed_.loss.high == pytest.approx(2 - 0.025 ** (1 / 60))  # All other groups agree.
+    assert (reversed_.loss.low, reversed_.loss.high) == (0, 2)  # All other groups agree.
     with pytest.raises(InvalidData, match="all labels are of one class"):
         make_reference({"y": scores}, positive, "auc").value({"y": scores}, np.zeros(60, int))
+
+
+def test_a_function_that_takes_only_all_samples_has_a_wide_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The jackknife learns nothing from parts on which the function fails. Their absence must not pass for certainty."""
+    (tmp_path / "whole_table.py").write_text(
+        "TRUTH = [row % 2 for row in range(100)]\n"
+        "def rate(output, labels):\n"
+        "    assert len(output) == len(TRUTH)\n"
+        "    return float((output.argmax(axis=1) == TRUTH).mean())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    right = np.eye(2)[np.arange(100) % 2]
+    made = np.where(np.arange(100)[:, None] < 20, right[:, ::-1], right)
+    found = make_reference({"y": right}, None, "whole_table:rate").compare({"y": made})
+    assert found.loss.value == pytest.approx(0.2)
+    assert (found.loss.low, found.loss.high) == (pytest.approx(-0.8), pytest.approx(1.2))
 
 
 def test_scores_of_what_is_no_mean_are_one_less_the_deviation() -> None:

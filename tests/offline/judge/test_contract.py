@@ -246,6 +246,9 @@ def candidate(name: str, loss: float, error: float = 0.0, **changes: object) -> 
         ([candidate("a", 1.0, 0.4, broken="NaN")], ""),
         ([candidate("a", 0.01, 0.4)], "--max-output-error 44% would suffice (a)"),
         ([candidate("a", 0.02, 0.1)], "--max-accuracy-loss 2.2% would suffice (a)"),
+        ([candidate("a", 1.0)], "--max-accuracy-loss 100% would suffice (a)"),
+        ([candidate("a", 1.01)], ""),
+        ([candidate("a", 0.0, 1.01)], ""),
     ],
 )
 def test_the_hint_names_the_candidate_that_needs_least(records: list[CandidateRecord], hint: str) -> None:

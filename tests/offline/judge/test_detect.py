@@ -139,6 +139,23 @@ def test_names_and_sums_tell_class_scores() -> None:
     assert not has_class_scores("logits", LOGITS[:, :1], {})
 
 
+@pytest.mark.parametrize("name", ["probs", "class_scores"])
+def test_probabilities_of_independent_labels_are_not_judged_by_the_highest(name: str) -> None:
+    rates = special.expit(LOGITS)
+    assert not has_class_scores(name, rates, {})
+    assert choose_metric({name: rates}, None).metric.name == "fidelity"
+    assert choose_metric({name: rates}, None, "agreement").metric.name == "agreement"
+    for odd in (-0.1, 1.1):
+        assert has_class_scores(name, np.where(np.arange(40)[:, None] == 7, odd, rates), {})
+
+
+def test_scores_are_no_embedding() -> None:
+    rates = special.expit(4 * WIDE - 8)
+    assert choose_metric({"y": rates}, None).metric.name == "cosine"
+    assert choose_metric({"probs": rates}, None).metric.name == "fidelity"
+    assert choose_metric({"boxes": WIDE[:, :, None], "scores": WIDE}, None).metric.name == "fidelity"
+
+
 def test_agreement_is_of_class_outputs_only() -> None:
     hidden = WIDE[:, :, None].repeat(2, axis=2)
     assert choose_metric({"hidden": hidden, "logits": LOGITS}, None, "agreement").outputs == ("logits",)

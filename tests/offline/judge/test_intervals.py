@@ -220,6 +220,21 @@ def test_the_jackknife_allows_for_a_kind_of_row_that_was_not_seen() -> None:
     assert jackknife_interval(lambda rows: 0.0, 20, looks=10).high == pytest.approx(share)
 
 
+@pytest.mark.parametrize("undefined", [{7}, set(range(20))])
+def test_the_jackknife_is_wide_if_the_statistic_is_undefined_without_a_group(undefined: set[int]) -> None:
+    def statistic(rows: np.ndarray) -> float:
+        return math.nan if any(len(rows) < 200 and one not in rows % 20 for one in undefined) else 3.0
+
+    found = jackknife_interval(statistic, 200, scale=0.5)
+    assert (found.value, found.low, found.high) == (3, 2.5, 3.5)
+
+
+def test_undefined_groups_do_not_narrow_the_jackknife() -> None:
+    values = 100 * RNG(0).normal(size=200)
+    found = jackknife_interval(lambda rows: float(values[rows].mean()) if 3 in rows else math.nan, 200)
+    assert found.high - found.value > 5
+
+
 def test_no_statistic_is_computed_of_no_rows() -> None:
     values = np.array([0.25])
     found = jackknife_interval(lambda rows: float(values[rows].mean()), 1)

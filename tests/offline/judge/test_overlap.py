@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
+import pytest
 
 from penstock.dataset import Dataset, make_dataset
-from penstock.offline.judge.overlap import copies, overlap_notes, seen_rows
+from penstock.errors import InvalidData
+from penstock.offline.judge.overlap import check_distinct, copies, overlap_notes, seen_rows
 
 X = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
 
@@ -41,6 +44,22 @@ def test_copies_are_counted() -> None:
     judged = data([0, 1, 1, 2, 0, 0])
     assert copies(judged) == 3
     assert "3 of 6 evaluation rows are copies" in overlap_notes(judged, None)[1][0]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
+def test_rows_that_differ_only_in_the_sign_of_zero_are_copies(dtype: type) -> None:
+    zero = np.array([[0.0, 1.0], [0.0, -1.0]], dtype)
+    negative = np.array([[-0.0, 1.0], [-0.0, -1.0]], dtype)
+    judged = make_dataset({"x": np.concatenate([zero, negative])}, None)
+    assert copies(judged) == 2
+    assert seen_rows(judged, make_dataset({"x": negative[1:]}, None)).tolist() == [1, 3]
+
+
+def test_labels_that_no_metric_uses_do_not_make_copies_distinct() -> None:
+    labelled = make_dataset({"x": np.ones((4, 2), np.float32)}, np.arange(4))
+    check_distinct(labelled)
+    with pytest.raises(InvalidData, match="3 of 4 evaluation rows are copies"):
+        check_distinct(labelled, labelled=False)
 
 
 def test_up_to_ten_rows_are_all_named() -> None:

@@ -201,12 +201,10 @@ class Reference(msgspec.Struct, frozen=True):
             except InvalidData:
                 if len(rows) == len(every):
                     raise
-                return whole  # without this group, the metric is undefined
+                return math.nan  # undefined without this group
             difference = sign * (before - after)
             return _bounded(difference / max(abs(before), _TINY) if metric.relative else difference)
 
-        whole = 0.0
-        whole = loss(every)
         interval = jackknife_interval(loss, len(every), self.looks)
         return self.value(outputs), interval, interval.high
 

@@ -164,16 +164,21 @@ def _least(contract: Contract, record: CandidateRecord) -> tuple[bool, float, fl
 
 
 def _concessions(contract: Contract, record: CandidateRecord) -> list[str]:
-    """The options with the limits that ``record`` would meet, as one text for the command line; empty if its outputs are broken."""
+    """The options with the limits that ``record`` would meet, as one text for the command line; empty if its outputs are broken, or if
+    a limit would exceed 100 %.
+    """
     accuracy = _accuracy(record)
     if accuracy.broken:
         return []
     needed = [f"--p99 {_round_up(_p99(record)):g}ms"] if contract.latency_objection(_p99(record)) else []
+    exceeded = []
     if (bound := contract.bound(accuracy)) > contract.limit(accuracy.metric):
-        option = "--max-output-error" if accuracy.metric == "fidelity" else "--max-accuracy-loss"
-        needed.append(f"{option} {_percent(bound)}")
+        exceeded.append(("--max-output-error" if accuracy.metric == "fidelity" else "--max-accuracy-loss", bound))
     if accuracy.unjudged_error > contract.max_output_error:
-        needed.append(f"--max-output-error {_percent(accuracy.unjudged_error)}")
+        exceeded.append(("--max-output-error", accuracy.unjudged_error))
+    if any(value > 1 for _, value in exceeded):
+        return []
+    needed += [f"{option} {_percent(value)}" for option, value in exceeded]
     return [f"{' '.join(needed)} would suffice ({title(record)})"]
 
 

@@ -61,11 +61,15 @@ def choose_metric(
 
 
 def has_class_scores(name: str, array: Array, names: Mapping[str, Array]) -> bool:
-    """True if an output certainly has class scores [samples, classes]: its rows are probabilities, or its name is like "logits"."""
+    """True if an output certainly has class scores [samples, classes]: its rows are probabilities with sum 1, or its name is like
+    "logits". Other numbers from 0 to 1 may be probabilities of independent labels, of which the highest is not the only answer.
+    """
     if not is_float(array) or array.ndim != 2 or array.shape[1] < 2:
         return False
+    if are_shares(array):
+        return True
     is_named = bool(_SCORES.search(name)) and not any(_BOXES.search(other) for other in names)
-    return is_named or are_shares(array)
+    return is_named and not bool((array >= 0).all() and (array <= 1).all())
 
 
 def scored_output(answers: Mapping[str, Array], labels: Array) -> str:
@@ -165,7 +169,7 @@ def _from_answers(found: Mapping[str, Array], answers: Mapping[str, Array]) -> C
     if not any(is_float(array) for array in found.values()):
         return Choice(METRICS["agreement"], tuple(found), "no labels; the outputs are integers or text")
     for name, array in found.items():
-        if is_float(array) and array.ndim == 2 and array.shape[1] >= 2 and _is_embedding(array):
+        if is_float(array) and array.ndim == 2 and array.shape[1] >= 2 and _is_embedding(name, array):
             return Choice(METRICS["cosine"], (name,), f"no labels; '{name}' looks like an embedding")
     return Choice(
         METRICS["fidelity"], tuple(found), "no labels; for a classifier add labels or name the metric agreement"
@@ -213,7 +217,9 @@ def _place(labels: Array, where: Array) -> str:
     return f"label {labels[tuple(first)]} at index {first[0] if len(first) == 1 else first.tolist()}"
 
 
-def _is_embedding(array: Array) -> bool:
+def _is_embedding(name: str, array: Array) -> bool:
+    if _SCORES.search(name):
+        return False  # cosine would not see that all scores have another scale
     rows = array.astype(np.float64)
     squares = (rows**2).sum(axis=1)
     if np.allclose(squares, 1, atol=1e-3):

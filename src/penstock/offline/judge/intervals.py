@@ -161,8 +161,9 @@ def jackknife_interval(
 ) -> Interval:
     """``statistic`` of all rows with an approximate two-sided interval. The jackknife leaves out groups of rows in turn.
 
-    ``statistic`` takes row numbers. The interval always allows for one unseen kind of row, which could change the statistic by
-    ``scale``. For a single row, the interval extends nearly ``scale`` to both sides.
+    ``statistic`` takes row numbers; NaN means undefined. The interval always allows for one unseen kind of row, which could change the
+    statistic by ``scale``. For a single row, the interval extends nearly ``scale`` to both sides. If the statistic is undefined without
+    one of the groups, the interval extends at least ``scale`` to both sides.
     """
     value, groups = statistic(np.arange(samples)), min(GROUPS, samples)
     half = tail(looks) / 2
@@ -170,9 +171,13 @@ def jackknife_interval(
     if groups > 1:
         number = np.arange(samples) % groups
         parts = np.array([statistic(np.flatnonzero(number != one)) for one in range(groups)])
+        is_defined = np.isfinite(parts)
+        parts = parts[is_defined] if is_defined.any() else np.array([value])
         spread = student(1 - half, groups - 1) * math.sqrt(
             (groups - 1) / groups * float(((parts - parts.mean()) ** 2).sum())
         )
+        if not is_defined.all():
+            spread = max(spread, scale)
     unseen = scale * (1 - half ** (1 / samples))
     spread = max(spread, unseen)
     return Interval(value, value - spread, value + spread)

@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.dataset import Dataset
 from penstock.errors import InvalidData
+from penstock.offline.judge.scoring.classes import is_float
 from penstock.tensor import Array
 
 _SHOWN = 10
@@ -24,9 +25,11 @@ def copies(data: Dataset, *, labelled: bool = False) -> int:
     return data.count - len(set(_digests(data, labelled=labelled)))
 
 
-def check_distinct(data: Dataset) -> None:
-    """Raise InvalidData if a row is a copy of another, with its label: the copies would count as samples of a proof."""
-    again = copies(data, labelled=True)
+def check_distinct(data: Dataset, *, labelled: bool = True) -> None:
+    """Raise InvalidData if a row is a copy of another: the copies would count as samples of a proof. With ``labelled``, rows with
+    different labels are not copies. Pass False if the metric does not use labels.
+    """
+    again = copies(data, labelled=labelled)
     if again:
         raise InvalidData(
             f"{again} of {data.count} evaluation rows are copies of others, which add nothing to the proof that --prove-accuracy asks "
@@ -61,4 +64,8 @@ def _digests(data: Dataset, *, labelled: bool = False) -> list[bytes]:
 
 def _bytes(value: object) -> bytes:
     array = np.asarray(value)
-    return repr(array.tolist()).encode() if array.dtype.hasobject or array.dtype.kind in "US" else array.tobytes()
+    if array.dtype.hasobject or array.dtype.kind in "US":
+        return repr(array.tolist()).encode()
+    if is_float(array):
+        array = array + array.dtype.type(0)  # -0.0 becomes 0.0, which has other bytes
+    return array.tobytes()

@@ -87,3 +87,17 @@ def test_another_operator_remains_a_difference():
     source = Artifact.from_bytes(model("y = Sub(x, b)", b=ONES).SerializeToString())
     found = uncorrected(model("y = Add(x, b)", b=5 * ONES), source)
     assert (run(Artifact.from_bytes(found.SerializeToString()), {"x": ROWS}) == ROWS + 5).all()
+
+
+def test_names_of_copies_are_unused():
+    """A tensor of the model may have the name that the copy of a bias would get."""
+    original, data = MODELS["cnn"]
+    source = quantize(original, ranges(collect(original, data), RangeMethod.MIN_MAX, SCHEME), SCHEME)
+    plain = uncorrected(onnx.load_model_from_string(source.data), source)
+    taken = {name for node in plain.graph.node for name in (*node.input, *node.output) if "before_correction" in name}
+    assert taken
+    made = onnx.load_model_from_string(source.data)
+    made.graph.initializer.extend(numpy_helper.from_array(np.ones(1, np.float32), name) for name in sorted(taken))
+    found = uncorrected(made, source)
+    names = [one.name for one in found.graph.initializer] + [name for node in found.graph.node for name in node.output]
+    assert len(set(names)) == len(names)

@@ -441,3 +441,25 @@ def test_other_integer_products_stay(body):
     inputs = "uint8[N, 4] x" if body.startswith("i") else "float[N, 4] x"
     made = written(body, inputs=inputs, w=(WEIGHT * 8).astype(np.int8), t=np.float32([1 / 8]))
     assert "MatMulInteger" in operators(unrounded(made, PRODUCT))
+
+
+@pytest.mark.parametrize(
+    ("way", "suffix"), [("dynamic", "weight"), ("dynamic", "exact"), ("int8", "weight"), ("int4", "weight")]
+)
+def test_names_of_restored_weights_are_unused(way: str, suffix: str) -> None:
+    """A tensor of the original may have the name that the restored weight would get."""
+    original = proto(NETWORKS["mlp"][0])
+    plain = proto(WEIGHTS[way](NETWORKS["mlp"][0]))
+    taken = [f"{name}_{suffix}" for node in plain.graph.node for name in node.output]
+    value = np.ones(1, np.float32)
+    for name in taken:
+        original.graph.initializer.append(numpy_helper.from_array(value, name))
+    last = original.graph.output[0].name
+    for node in original.graph.node:
+        node.output[:] = ["before" if name == last else name for name in node.output]
+    names = ["before", *(f"scaled{number}" for number in range(len(taken) - 1)), last]
+    for name, before, after in zip(taken, names, names[1:], strict=False):
+        original.graph.node.append(onnx.helper.make_node("Mul", [before, name], [after]))
+    source = Artifact.from_bytes(original.SerializeToString())
+    found = unrounded(proto(WEIGHTS[way](source)), source)
+    np.testing.assert_allclose(run(found, "mlp"), run(original, "mlp"), rtol=1e-4, atol=1e-5)

@@ -17,6 +17,12 @@ def case(seed: int, classes: int = 7, count: int = 200) -> tuple[np.ndarray, np.
     return scores.astype(np.float32), labels
 
 
+def test_f1_of_large_class_numbers_needs_no_table_of_all_numbers() -> None:
+    names = np.array([0, 3, 1 << 62, -5])
+    found, truth = RNG(0).integers(0, 4, (2, 50))
+    assert f1(names[found], names[truth]) == f1(found, truth)
+
+
 @SEEDS
 def test_as_in_scikit_learn(seed: int) -> None:
     metrics = pytest.importorskip("sklearn.metrics")

@@ -6,6 +6,7 @@ import onnx
 
 from penstock.artifact import Artifact
 from penstock.offline.optimize.model import read_proto
+from penstock.offline.optimize.names import FreshNames
 
 _BIASES = {"Conv": (2,), "Gemm": (2,), "Add": (0, 1)}
 """The inputs that the correction may change if they are constant."""
@@ -13,7 +14,7 @@ _BIASES = {"Conv": (2,), "Gemm": (2,), "Add": (0, 1)}
 
 def uncorrected(made: onnx.ModelProto, source: Artifact) -> onnx.ModelProto:
     """Put the biases of the quantised model ``source`` into ``made``, its version with corrected biases."""
-    biases = _Biases(read_proto(source).graph)
+    biases = _Biases(read_proto(source).graph, FreshNames(made.graph))
     for node in made.graph.node:
         old = biases.nodes.get(node.output[0])
         for place in _BIASES.get(node.op_type, ()) if old is not None and old.op_type == node.op_type else ():
@@ -34,11 +35,13 @@ def uncorrected(made: onnx.ModelProto, source: Artifact) -> onnx.ModelProto:
 class _Biases:
     """The constants of a graph, and copies of some of them under other names."""
 
-    def __init__(self, graph: onnx.GraphProto) -> None:
+    def __init__(self, graph: onnx.GraphProto, fresh: FreshNames) -> None:
+        """``fresh`` names the copies."""
         self.nodes = {node.output[0]: node for node in graph.node}
         self._tensors = {tensor.name: tensor for tensor in graph.initializer}
         self.constants: dict[str, onnx.TensorProto] = {}
         self.dequantised: dict[str, onnx.NodeProto] = {}
+        self._fresh, self._copies = fresh, dict[str, str]()
 
     def has(self, name: str) -> bool:
         """True if ``name`` is a constant, or a dequantised constant."""
@@ -47,13 +50,15 @@ class _Biases:
 
     def copy(self, name: str) -> str:
         """The name of a copy of the constant ``name``."""
-        copied = f"{name}_before_correction"
+        if name in self._copies:
+            return self._copies[name]
+        copied = self._copies[name] = self._fresh(f"{name}_before_correction")
         if name in self._tensors:
-            tensor = self.constants.setdefault(name, onnx.TensorProto())
+            tensor = self.constants[name] = onnx.TensorProto()
             tensor.CopyFrom(self._tensors[name])
             tensor.name = copied
         else:
-            node = self.dequantised.setdefault(name, onnx.NodeProto())
+            node = self.dequantised[name] = onnx.NodeProto()
             node.CopyFrom(self.nodes[name])
             node.name = ""  # the model may still have the node
             node.input[:] = [self.copy(one) for one in node.input]

@@ -20,7 +20,7 @@ from penstock.errors import Unsupported, WrongResult
 from penstock.offline.compress.precision.products import MICROSOFT
 from penstock.offline.compress.ptq.qdq_placement import ACTIVATIONS, FloatModel, attributes_of, float_model
 from penstock.offline.optimize.model import read_proto
-from penstock.offline.optimize.names import reads
+from penstock.offline.optimize.names import FreshNames, reads
 from penstock.tensor import Array
 
 FIX = "use the original or another method, and report the model: this is a defect of the method"
@@ -96,6 +96,7 @@ class _Unrounding:
         self._tensors = {tensor.name: tensor for tensor in self._graph.initializer}
         self._by_output = {name: node for node in self._graph.node for name in node.output}
         self._names = {node.name for node in self._graph.node}
+        self._fresh = FreshNames(self._graph)
         before = read_proto(source).graph
         self._floats: FloatModel | None = None
         known = [*constants(before)]
@@ -202,7 +203,7 @@ class _Unrounding:
         along = np.repeat(scales.reshape(columns, -1), size, axis=1)[:, :rows].T
         along = np.where(along == 0, _TINY, along)  # such blocks are zero
         found = _Integers(integers, along, np.array(1 << (bits - 1)), (0, (1 << bits) - 1))
-        name = f"{node.output[0]}_weight"
+        name = self._fresh(f"{node.output[0]}_weight")
         self._put(name, found, node.input[1])
         return [helper.make_node("MatMul", [node.input[0], name], node.output)]
 
@@ -221,7 +222,7 @@ class _Unrounding:
             raise WrongResult(f"tensor '{node.input[0]}' is quantised and dequantised differently", FIX)
         scale, integers = self._array(known[0]), self._array(node.input[1])
         zero = self._zero_point(node, 3, integers)
-        name, exact = f"{node.output[0]}_weight", f"{node.output[0]}_exact"
+        name, exact = (self._fresh(f"{node.output[0]}_{what}") for what in ("weight", "exact"))
         self._put(name, _Integers(integers, scale, zero, _limits(integers)), node.input[1])
         weight = self._array(name) / scale
         self._tensors[name] = numpy_helper.from_array(weight, name)

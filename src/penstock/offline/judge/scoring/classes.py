@@ -80,11 +80,12 @@ def f1(output: Array, truth: Array, cut: float = 0.0) -> float:
     Output: scores [samples, classes] or class numbers [samples]. Labels: class numbers [samples].
     """
     found, truth = classes_of(output, cut)[:, 0].astype(np.int64), truth.reshape(-1).astype(np.int64)
-    size = int(max(found.max(), truth.max())) + 1
-    true, guessed = np.bincount(truth, minlength=size), np.bincount(found, minlength=size)
-    both = np.bincount(truth[found == truth], minlength=size)
-    seen = true + guessed > 0
-    return float((2 * both[seen] / (true + guessed)[seen]).mean())
+    # Count by place among the classes that occur: a table up to the largest class number may not fit in memory.
+    classes, places = np.unique(np.concatenate([found, truth]), return_inverse=True)
+    found, truth = np.split(places, 2)
+    true, guessed = (np.bincount(one, minlength=len(classes)) for one in (truth, found))
+    both = np.bincount(truth[found == truth], minlength=len(classes))
+    return float((2 * both / (true + guessed)).mean())
 
 
 def auc(output: Array, truth: Array) -> float:
