@@ -142,9 +142,15 @@ class Signature(msgspec.Struct, frozen=True):
         return bool(self.inputs) and all(spec.shape[:1] == (-1,) for spec in specs)
 
     @property
+    def has_rows(self) -> bool:
+        """True if the first axis of every input can count rows: it is free everywhere, or has the same fixed size everywhere."""
+        sizes = {spec.shape[:1] for spec in self.inputs}
+        return len(sizes) == 1 and sizes != {()}
+
+    @property
     def smallest_batch(self) -> int:
         """The minimum number of rows per call: the size of the first axis if it is fixed, otherwise 1."""
-        return max([1, *(spec.shape[0] for spec in self.inputs if spec.shape)])
+        return max(1, *(spec.shape[0] for spec in self.inputs)) if self.has_rows else 1
 
     def check(self, inputs: Mapping[str, Array]) -> None:
         """Raise InvalidArgument unless ``inputs`` match the signature and, if the model is batchable, have the same batch size."""

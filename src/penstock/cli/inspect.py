@@ -16,6 +16,7 @@ from penstock.bundle.evidence import CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest
 from penstock.bundle.open import open_bundle
 from penstock.cli.views import onnx_model
+from penstock.cli.views.sizes import show_sizes
 from penstock.cli.views.tables import make_console, print_table
 from penstock.errors import InvalidArgument
 from penstock.perf.report import write_report
@@ -108,6 +109,7 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
     if not everything:
         tried = "1 candidate was" if len(evidence.candidates) == 1 else f"{len(evidence.candidates)} candidates were"
         console.print(f"{tried} tried; `penstock inspect --all` and the report show every one")
+    show_sizes(console, evidence.by_size)
     if evidence.attempts:
         _show_attempts(console, evidence)
     machine = manifest.machine

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 
 from penstock.dataset import Dataset
@@ -53,12 +51,4 @@ def overlap_notes(judged: Dataset, fitted: Dataset | None) -> tuple[int, tuple[s
 
 
 def _digests(data: Dataset, *, labelled: bool = False) -> list[bytes]:
-    arrays = [data.inputs[name] for name in sorted(data.inputs)]
-    if labelled and data.labels is not None:
-        arrays.append(data.labels)
-    return [hashlib.blake2b(b"".join(map(_bytes, row)), digest_size=16).digest() for row in zip(*arrays, strict=True)]
-
-
-def _bytes(value: object) -> bytes:
-    array = np.asarray(value)
-    return repr(array.tolist()).encode() if array.dtype.hasobject or array.dtype.kind in "US" else array.tobytes()
+    return [digest.tobytes() for digest in data.digests(labelled=labelled)]
