@@ -27,7 +27,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of a sample's arrays, by input."""
 
 
-class Call(NamedTuple):
+class SampleCall(NamedTuple):
     """The inputs of one call, and the numbers of its samples."""
 
     samples: Array
@@ -193,10 +193,10 @@ class Dataset:
         assert len(samples) == 1
         return {name: array[0, ...] for name, array in found.items()}
 
-    def calls(self, rows: int) -> Iterator[Call]:
+    def calls(self, rows: int) -> Iterator[SampleCall]:
         """All samples once, in calls of at most ``rows`` samples of equal shapes, or of one sample if samples do not join."""
         for chosen in self.call_samples(rows):
-            yield Call(chosen, self.take(chosen))
+            yield SampleCall(chosen, self.take(chosen))
 
     def call_samples(self, rows: int) -> Iterator[Array]:
         """The numbers of the samples in each of the ``calls``."""
@@ -213,12 +213,12 @@ class Dataset:
         """A call with ``rows`` samples of the most frequent shapes, repeated if there are too few."""
         return self._call(max(self._kinds.values(), key=len), rows)
 
-    def largest(self, rows: int) -> Call:
+    def largest(self, rows: int) -> SampleCall:
         """The call that needs the most memory, among ``calls``."""
         size = rows if self.joins else 1
         parts = {kind: members[:size] for kind, members in self._kinds.items()}
         chosen = parts[max(parts, key=lambda kind: len(parts[kind]) * self._kind_bytes[kind])]
-        return Call(chosen, self.take(chosen))
+        return SampleCall(chosen, self.take(chosen))
 
     def mix(self, rows: int = 1, most: int = _MOST_SIZES) -> list[SizedCall]:
         """At most ``most`` calls of ``rows`` samples that stand for all samples, smallest first.

@@ -25,8 +25,9 @@ from penstock.samples.folder import read_folder
 from penstock.samples.iterable import gather
 from penstock.samples.json_lines import json_lines
 from penstock.samples.npz import read_npz
-from penstock.samples.stacked import check_dataset
+from penstock.samples.stacked import check_dataset, check_names
 from penstock.samples.user_code import iterated, load_function
+from penstock.samples.values import typed
 from penstock.tensor import Array, Signature
 
 Data = str | os.PathLike[str] | Mapping[str, Array] | Iterable[Mapping[str, Any]]
@@ -42,6 +43,7 @@ def open_data(data: Data | Dataset, signature: Signature, *, independent: bool =
     Raises NotFound, ResourceExhausted, and InvalidData if the data are damaged or do not fit the model.
     """
     if isinstance(data, Dataset):
+        _check_fits(data, signature)
         return data
     if isinstance(data, Mapping):
         return check_dataset(data, signature, independent=independent)
@@ -86,6 +88,26 @@ def data_path(data: Data | Dataset | None) -> Path | None:
 def is_function(name: str) -> bool:
     """True if ``name`` has the form ``module:function``, and no file has this name."""
     return bool(_FUNCTION.fullmatch(name)) and not Path(name).exists()
+
+
+def _check_fits(data: Dataset, signature: Signature) -> None:
+    """Raise InvalidData if the first sample of ``data`` does not fit a model with this signature."""
+    sample, at = data.sample(0), int(data.joins)
+    check_names(sample, signature)
+    for spec in signature.inputs:
+        array = typed(spec, sample[spec.name])
+        if array.ndim != len(spec.shape) or any(
+            want not in (-1, got) for want, got in zip(spec.shape[at:], array.shape[at:], strict=True)
+        ):
+            raise InvalidData(
+                f"input '{spec.name}' has shape {list(spec.shape)}, but a call with one sample has shape {list(array.shape)}",
+                "give data that fit the model",
+            )
+    if data.joins and data.count % signature.smallest_batch:
+        raise InvalidData(
+            f"the model takes exactly {signature.smallest_batch} samples at a time, but the data has {data.count}",
+            f"give a multiple of {signature.smallest_batch}",
+        )
 
 
 def _returned(name: str, signature: Signature, independent: bool) -> Dataset:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.dataset import Call, Dataset
+from penstock.dataset import Dataset, SampleCall
 from penstock.errors import InvalidArgument
 from penstock.samples.open import Data, open_data
 from penstock.tensor import Array, Signature
@@ -31,11 +31,11 @@ class CalibrationBatches:
         self.count = len(self.samples)
         """Number of batches."""
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[SampleCall]:
         return self.data.calls(self._size)
 
     @property
-    def largest(self) -> Call:
+    def largest(self) -> SampleCall:
         """The batch that needs the most memory."""
         return self.data.largest(self._size)
 

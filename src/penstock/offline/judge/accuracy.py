@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Accuracy
-from penstock.dataset import Call, Dataset, digest_of
+from penstock.dataset import Dataset, SampleCall, digest_of
 from penstock.engines.base import LoadedModel
 from penstock.errors import InvalidData, PenstockError, ResourceExhausted, Unsupported
 from penstock.measurement import Interval
@@ -283,7 +283,7 @@ def answers(model: LoadedModel, data: Dataset, batch: int = 64) -> Outputs:
     return joined(data.call_samples(size), (_answered(model, call, data) for call in data.calls(size)))
 
 
-def _answered(model: LoadedModel, call: Call, data: Dataset) -> dict[str, Array]:
+def _answered(model: LoadedModel, call: SampleCall, data: Dataset) -> dict[str, Array]:
     """The outputs of a ``call`` with samples of ``data``. Raises PenstockError, which names the sample, and ResourceExhausted."""
     try:
         outputs = model.forward(call.inputs)
