@@ -1,62 +1,27 @@
+"""Datasets: splits, digests, calls of samples of one or several sizes."""
+
 from __future__ import annotations
 
-import io
-import os
-import pickle
-import zipfile
-from pathlib import Path
-
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.dataset import Dataset, check_dataset, load_dataset, make_dataset
-from penstock.errors import InvalidData, NotFound
-from penstock.tensor import DataType, Signature, TensorSpec
+from penstock.dataset import Dataset, Separate, digest_of, make_dataset
+from penstock.errors import InvalidData, Unsupported
+from penstock.tensor import Array
 
-Y = TensorSpec("y", DataType.FP32, (-1, 4))
-SIGNATURE = Signature((TensorSpec("x", DataType.FP32, (-1, 3)),), (Y,))
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
-def taking(datatype: DataType, *shape: int) -> Signature:
-    return Signature((TensorSpec("x", datatype, shape),), (Y,))
-
-
-def saved(path: Path, **arrays: object) -> Path:
-    np.savez(path, **arrays)
-    return path
-
-
-def test_inputs_and_labels_are_read(tmp_path: Path) -> None:
-    path = saved(tmp_path / "data.npz", x=X, labels=np.array([0, 1, 2, 3]), extra=np.zeros(99))
-    data = load_dataset(path, SIGNATURE)
-    np.testing.assert_array_equal(data.inputs["x"], X)
-    np.testing.assert_array_equal(data.labels, [0, 1, 2, 3])
-    assert list(data.inputs) == ["x"]
-    assert data.count == 4
-    np.testing.assert_array_equal(data.rows(1, 3)["x"], X[1:3])
-
-
-def test_a_pipe_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "data.npz")
-    with pytest.raises(InvalidData, match="it is a pipe"):
-        load_dataset(tmp_path / "data.npz", SIGNATURE)
-
-
-def test_labels_are_optional_and_may_be_a_column() -> None:
-    assert check_dataset({"x": X}, SIGNATURE).labels is None
-    column = check_dataset({"x": X, "labels": np.array([[0], [1], [2], [3]], np.uint8)}, SIGNATURE).labels
-    np.testing.assert_array_equal(column, [0, 1, 2, 3])
-
-
-def test_a_model_input_called_labels_is_an_input() -> None:
-    signature = Signature((*SIGNATURE.inputs, TensorSpec("labels", DataType.FP32, (-1,))), (Y,))
-    data = check_dataset({"x": X, "labels": np.ones(4, np.float32)}, signature)
-    assert data.labels is None
-    assert list(data.inputs) == ["x", "labels"]
+def ragged(lengths: list[int], joins: bool = True) -> Dataset:
+    """Samples ``x`` of different lengths; the elements of each are its number."""
+    kinds: dict[int, int] = {}
+    arrays = [np.full(length, number, np.float32) for number, length in enumerate(lengths)]
+    places = np.array([kinds.setdefault(length, len(kinds)) for length in lengths])
+    digests = np.array([np.frombuffer(digest_of({"x": array}), np.uint8) for array in arrays])
+    shapes = [{"x": (length,)} for length in kinds]
+    return Dataset(Separate(lambda number: {"x": arrays[number]}, places, shapes, digests), joins=joins)
 
 
 def test_the_digest_names_the_content() -> None:
@@ -69,168 +34,6 @@ def test_the_digest_names_the_content() -> None:
         make_dataset({"x": X}, np.arange(4)),
     ]
     assert len({same, *(other.digest for other in others)}) == 5
-
-
-def test_text_is_taken_for_bytes() -> None:
-    data = check_dataset({"x": np.array([["a"], ["b"]])}, taking(DataType.BYTES, -1, 1))
-    assert data.inputs["x"].dtype == object
-    assert data.inputs["x"].tolist() == [["a"], ["b"]]
-    assert len(data.digest) == 64
-
-
-def test_bfloat16_comes_back_from_a_file(tmp_path: Path) -> None:
-    rows = X.astype(ml_dtypes.bfloat16)
-    data = load_dataset(saved(tmp_path / "data.npz", x=rows), taking(DataType.BF16, -1, 3))
-    np.testing.assert_array_equal(data.inputs["x"].astype(np.float32), X)
-
-
-def test_a_foreign_byte_order_is_turned() -> None:
-    data = check_dataset({"x": X.astype(">f4")}, SIGNATURE)
-    assert data.inputs["x"].dtype == np.dtype("=f4")
-    np.testing.assert_array_equal(data.inputs["x"], X)
-
-
-@pytest.mark.parametrize(
-    ("arrays", "cause"),
-    [
-        ({}, r"no array for input\(s\) \['x'\]; the file has \[\]"),
-        ({"image": X}, r"no array for input\(s\) \['x'\]; the file has \['image'\]"),
-        ({"x": X[:, :2]}, r"has shape \[-1, 3\], but the data has shape \[4, 2\]"),
-        ({"x": X[0]}, r"has 2 dimension\(s\) \[-1, 3\], but the data has shape \[3\]"),
-        ({"x": np.float32(1)}, r"the data has shape \[\]"),
-        ({"x": X.astype(np.float64)}, "is FP32, but the data is float64"),
-        ({"x": X.astype(np.complex64)}, "is FP32, but the data is complex64"),
-        ({"x": X.astype("datetime64[s]")}, "is FP32, but the data is datetime64"),
-        ({"x": X.astype(str)}, "is FP32, but the data is <U"),
-        ({"x": X[:0]}, "'x' has no samples"),
-        ({"x": X, "labels": np.arange(3)}, r"differ in number of samples: \{'x': 4, 'labels': 3\}"),
-        ({"x": X, "labels": np.float32([0, 1, np.nan, 3])}, "labels contain NaN"),
-        ({"x": X, "labels": np.ones(4, complex)}, r"labels must be numbers or text, one row per sample.*complex"),
-        (
-            {"x": X, "labels": np.ones((4, 0), int)},
-            r"labels must be numbers or text, one row per sample.*shape \[4, 0\]",
-        ),
-        ({"x": X, "labels": np.array(3)}, r"labels must be numbers or text, one row per sample.*shape \[\]"),
-        ({"x": X, "labels": np.array([0, -1, 2, 3])}, "must not be negative, .* the label at index 1 is -1"),
-    ],
-)
-def test_bad_data_is_refused_with_its_cause(tmp_path: Path, arrays: dict[str, np.ndarray], cause: str) -> None:
-    with pytest.raises(InvalidData, match=cause) as raised:
-        load_dataset(saved(tmp_path / "bad.npz", **arrays), SIGNATURE)
-    assert "bad.npz" in raised.value.message
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("datatype", [DataType.FP16, DataType.BF16, DataType.FP32, DataType.FP64])
-def test_what_is_not_finite_is_found(datatype: DataType, value: float) -> None:
-    rows = np.zeros((1000, 3), datatype.dtype)
-    rows[700, 1] = rows[900, 2] = value
-    with pytest.raises(InvalidData, match="in 2 of 1000 samples, first in sample 700") as raised:
-        check_dataset({"x": rows}, taking(datatype, -1, 3))
-    assert raised.value.hint
-
-
-def test_inputs_must_agree_in_number_of_samples() -> None:
-    signature = Signature((*SIGNATURE.inputs, TensorSpec("z", DataType.INT64, (-1,))), (Y,))
-    with pytest.raises(InvalidData, match=r"\{'x': 4, 'z': 5\}"):
-        check_dataset({"x": X, "z": np.arange(5)}, signature)
-
-
-def test_an_input_without_an_axis_for_samples_is_refused() -> None:
-    with pytest.raises(InvalidData, match="'x' is a single number"):
-        check_dataset({"x": np.float32(1)}, taking(DataType.FP32))
-
-
-def test_a_fixed_batch_takes_multiples_of_it() -> None:
-    signature = taking(DataType.FP32, 2, 3)
-    assert check_dataset({"x": X}, signature).count == 4
-    with pytest.raises(InvalidData, match="takes exactly 2 samples at a time, but the data has 3"):
-        check_dataset({"x": X[:3]}, signature)
-
-
-class Bomb:
-    """An object whose pickle creates the given file when it is loaded."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return Path.touch, (self.path,)  # type: ignore[return-value]
-
-
-def test_pickles_are_refused_and_not_run(tmp_path: Path) -> None:
-    fuse = tmp_path / "executed"
-    objects = saved(tmp_path / "objects.npz", x=np.array([Bomb(fuse)], dtype=object))
-    (tmp_path / "pickle.npz").write_bytes(pickle.dumps(Bomb(fuse)))
-    for path in (objects, tmp_path / "pickle.npz"):
-        with pytest.raises(InvalidData, match="cannot read") as raised:
-            load_dataset(path, SIGNATURE)
-        assert "without Python objects" in raised.value.hint
-    assert not fuse.exists()
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match=r"none\.npz"):
-        load_dataset(tmp_path / "none.npz", SIGNATURE)
-
-
-def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "text.npz").write_text("x = 1, 2, 3")
-    (tmp_path / "empty.npz").write_bytes(b"")
-    (tmp_path / "folder.npz").mkdir()
-    np.save(tmp_path / "single.npy", X)
-    with zipfile.ZipFile(tmp_path / "foreign.npz", "w") as archive:
-        archive.writestr("x", b"not an array")
-    for path in sorted(tmp_path.iterdir()):
-        with pytest.raises(InvalidData) as raised:
-            load_dataset(path, SIGNATURE)
-        assert path.name in raised.value.message
-
-
-@pytest.mark.parametrize("compressed", [False, True])
-def test_damaged_archives_are_refused(tmp_path: Path, compressed: bool) -> None:
-    whole = io.BytesIO()
-    (np.savez_compressed if compressed else np.savez)(whole, x=np.random.default_rng(0).random((50, 3), np.float32))
-    data, path = whole.getvalue(), tmp_path / "damaged.npz"
-    for length in range(0, len(data), 37):
-        path.write_bytes(data[:length])
-        with pytest.raises(InvalidData):
-            load_dataset(path, SIGNATURE)
-    for place in range(0, len(data), 11):
-        path.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])
-        try:
-            load_dataset(path, SIGNATURE)
-        except InvalidData:
-            continue
-
-
-def test_a_header_that_is_not_python_is_refused(tmp_path: Path) -> None:
-    header = b"{'shape': (3,),\n"
-    path = tmp_path / "data.npz"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("x.npy", b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header)
-    with pytest.raises(InvalidData, match="cannot read"):
-        load_dataset(path, SIGNATURE)
-
-
-@pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize("code", [0x110000, 0xFFFFFFFF, 0xD800, 0xDFFF])
-def test_text_that_is_not_unicode_is_refused(code: int, order: str) -> None:
-    signature = Signature((TensorSpec("t", DataType.BYTES, (-1,)),), ())
-    codes = np.array([65, 0x10FFFF, 0xD7FF, 0xE000], f"{order}u4")
-    assert check_dataset({"t": codes.view(f"{order}U2")}, signature).count == 2
-    codes[1] = code
-    with pytest.raises(InvalidData, match="not valid Unicode"):
-        check_dataset({"t": codes.view(f"{order}U2")}, signature)
-
-
-def test_a_shape_that_lies_is_refused(tmp_path: Path) -> None:
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (2**44, 3)})
-    with zipfile.ZipFile(tmp_path / "huge.npz", "w") as archive:
-        archive.writestr("x.npy", header.getvalue())
-    with pytest.raises(InvalidData, match="cannot read"):
-        load_dataset(tmp_path / "huge.npz", SIGNATURE)
 
 
 @given(st.integers(2, 200), st.floats(0, 1), st.sampled_from([1, 2, 5]))
@@ -280,20 +83,15 @@ def test_classes_are_labels_of_one_number_per_sample() -> None:
         assert make_dataset({"x": X}, labels).classes is None
 
 
-def test_labels_of_any_kind_have_one_row_per_sample() -> None:
-    for labels in (np.ones((4, 3, 5), np.float32), np.array(list("abcd")), np.eye(4, dtype=bool)):
-        np.testing.assert_array_equal(check_dataset({"x": X, "labels": labels}, SIGNATURE).labels, labels)
-
-
 def test_a_split_follows_the_share() -> None:
-    data = Dataset({"x": np.arange(10)}, None, "")
+    data = make_dataset({"x": np.arange(10)}, None)
     assert [part.count for part in data.split(0.2)] == [8, 2]
 
 
 @pytest.mark.parametrize(("count", "multiple"), [(1, 1), (4, 4)])
 def test_too_little_to_split(count: int, multiple: int) -> None:
     with pytest.raises(InvalidData, match="cannot be split") as raised:
-        Dataset({"x": np.arange(count)}, None, "").split(0.2, multiple)
+        make_dataset({"x": np.arange(count)}, None).split(0.2, multiple)
     assert f"at least {2 * multiple} samples" in raised.value.hint
 
 
@@ -322,3 +120,100 @@ def test_sorted_data_leave_all_classes_on_both_sides() -> None:
     assert fitted.labels is not None
     assert held.labels is not None
     assert set(fitted.labels) == set(held.labels) == set(range(10))
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=40), st.integers(1, 9), st.booleans())
+def test_every_sample_is_in_one_call_with_others_of_its_shape(lengths: list[int], rows: int, joins: bool) -> None:
+    data, seen = ragged(lengths, joins), list[int]()
+    for samples, inputs in data.calls(rows):
+        assert 1 <= len(samples) <= (rows if joins else 1)
+        assert len({lengths[sample] for sample in samples}) == 1
+        wanted = np.repeat(samples[:, np.newaxis], lengths[samples[0]], axis=1)
+        np.testing.assert_array_equal(inputs["x"], wanted if joins else wanted[0])
+        seen += samples.tolist()
+    assert sorted(seen) == list(range(len(lengths)))
+    assert [samples.tolist() for samples in data.call_samples(rows)] == [
+        call.samples.tolist() for call in data.calls(rows)
+    ]
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=80), st.integers(1, 6))
+def test_a_mix_stands_for_all_samples(lengths: list[int], most: int) -> None:
+    calls = ragged(lengths).mix(2, most)
+    assert len(calls) == min(most, len(set(lengths))) or len(set(lengths)) > most >= len(calls)
+    assert sum(call.share for call in calls) == pytest.approx(1)
+    found = [call.inputs["x"].shape for call in calls]
+    assert found == sorted(found)
+    assert all(rows == 2 and length in lengths for rows, length in found)
+    if len(set(lengths)) <= most:
+        for call in calls:
+            assert call.share == pytest.approx(lengths.count(call.inputs["x"].shape[1]) / len(lengths))
+
+
+def test_groups_of_sizes_have_about_equally_many_samples() -> None:
+    lengths = list(range(1, 501)) * 20
+    calls = ragged(lengths).mix(1, 5)
+    assert [call.share for call in calls] == pytest.approx([0.2] * 5, abs=0.01)
+    assert [call.inputs["x"].shape[1] for call in calls] == pytest.approx([50, 150, 250, 350, 450], abs=3)
+
+
+def test_parts_read_only_their_samples() -> None:
+    read = list[int]()
+
+    def load(number: int) -> dict[str, Array]:
+        read.append(number)
+        return {"x": np.full(2, number)}
+
+    source = Separate(load, np.zeros(10, np.intp), [{"x": (2,)}], np.zeros((10, 16), np.uint8))
+    fitted, held = Dataset(source, np.arange(10)).split_evenly(5)
+    assert not read
+    np.testing.assert_array_equal(held.rows(0, 2)["x"], [[4, 4], [9, 9]])
+    assert read == [4, 9]
+    assert held.labels is not None
+    assert held.labels.tolist() == [4, 9]
+    assert fitted.pick_evenly(2).numbers.tolist() == [0, 8]
+
+
+def test_stacked_samples_in_order_are_views() -> None:
+    data = make_dataset({"x": X}, None)
+    assert np.shares_memory(data.rows(1, 3)["x"], X)
+    assert np.shares_memory(next(data.calls(2)).inputs["x"], X)
+    assert not np.shares_memory(data.pick(np.array([0, 2])).inputs["x"], X)
+
+
+def test_a_call_repeats_the_most_frequent_samples() -> None:
+    data = ragged([1, 3, 2, 3])
+    np.testing.assert_array_equal(data.call(3)["x"][:, 0], [1, 3, 1])
+    assert data.alike().numbers.tolist() == [1, 3]
+    np.testing.assert_array_equal(ragged([1, 3, 2, 3], joins=False).call(3)["x"], [1, 1, 1])
+
+
+def test_the_largest_call_is_of_all_its_samples() -> None:
+    assert ragged([2] * 9 + [7]).largest(4).samples.tolist() == [0, 1, 2, 3]
+    assert ragged([2] * 9 + [7]).largest(3).samples.tolist() == [9]
+    assert ragged([2] * 9 + [7], joins=False).largest(4).samples.tolist() == [9]
+    assert ragged([2] * 9 + [7]).sample_bytes == 4 * 25 / 10
+
+
+def test_samples_of_several_sizes_do_not_stack() -> None:
+    for data, cause in ((ragged([1, 2]), "samples of 2 sizes"), (ragged([1, 1], joins=False), "a whole call")):
+        assert not data.stacks
+        with pytest.raises(Unsupported, match=cause):
+            _ = data.inputs
+    assert ragged([3, 3]).inputs["x"].shape == (2, 3)
+
+
+def test_a_sample_that_changes_in_use_is_found() -> None:
+    arrays = [np.zeros(2), np.zeros(2)]
+    data = Dataset(
+        Separate(lambda number: {"x": arrays[number]}, np.zeros(2, int), [{"x": (2,)}], np.zeros((2, 16), np.uint8))
+    )
+    arrays[1] = np.zeros(3)
+    with pytest.raises(InvalidData, match="sample 1 has changed"):
+        data.rows(0, 2)
+
+
+def test_labels_tell_copies_apart() -> None:
+    data = make_dataset({"x": np.zeros((3, 2))}, np.array([1, 2, 1]))
+    assert len(np.unique(data.digests(), axis=0)) == 1
+    assert len(np.unique(data.digests(labelled=True), axis=0)) == 2

@@ -18,11 +18,12 @@ from benchmarks.servers import Server, fastapi, penstock, pinned, split_cores
 from penstock.artifact import Artifact
 from penstock.bundle.manifest import Manifest
 from penstock.bundle.open import open_bundle
-from penstock.dataset import Dataset, load_dataset
+from penstock.dataset import Dataset
 from penstock.offline.judge.intervals import loss_interval
 from penstock.offline.sessions import signature_of
 from penstock.perf import load
 from penstock.perf.oip_client import infer_all
+from penstock.samples.open import load_dataset
 from penstock.tensor import Array
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"

@@ -19,10 +19,11 @@ from benchmarks.results import Row, claim, fact
 from benchmarks.rounds import Side, burst, interleave, ratio, side
 from benchmarks.servers import penstock, pinned, split_cores
 from penstock.artifact import Artifact
+from penstock.dataset import make_dataset
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.measurement import LatencyPoint
-from penstock.perf.measure import feed, repeat_rows
+from penstock.perf.measure import feed
 from penstock.perf.profile import profile, rows_per_second
 from penstock.tensor import Array
 
@@ -44,7 +45,7 @@ def run(quick: bool) -> list[Row]:
         with penstock(path, cores, "--max-batch", str(_MAX_BATCH)) as server:
             binary, text = (side(server, "cnn", requests, binary=binary) for binary in (True, False))
             runs: dict[str, Callable[[], float]] = {
-                "engine": partial(loop, feed(engine, repeat_rows(images, best.batch)), best.batch, seconds),
+                "engine": partial(loop, feed(engine, make_dataset(images, None).call(best.batch)), best.batch, seconds),
                 "binary": partial(goodput, binary, seconds),
                 "json": partial(goodput, text, seconds),
             }
@@ -65,7 +66,7 @@ def run(quick: bool) -> list[Row]:
 
 def best_batch(model: LoadedModel, images: dict[str, Array], budget_s: float) -> tuple[LatencyPoint, LatencyPoint]:
     """The latency of a single row, and the latency of the batch with the highest throughput."""
-    points = profile({"cnn": model}, images, budget_s)["cnn"]
+    points = profile({"cnn": model}, make_dataset(images, None).call, budget_s)["cnn"]
     return points[0], max(points, key=rows_per_second)
 
 

@@ -19,8 +19,9 @@ from benchmarks.rounds import burst, difference, interleave, ratio, side
 from benchmarks.scenarios.goodput import best_batch, goodput, loop
 from benchmarks.servers import penstock, pinned, split_cores
 from penstock.artifact import Artifact
+from penstock.dataset import make_dataset
 from penstock.engines.registry import get_engine
-from penstock.perf.measure import Run, feed, repeat_rows
+from penstock.perf.measure import Run, feed
 
 _MAX_BATCH = 32  # half of the connections, so that one batch runs while the next batch collects requests
 
@@ -35,12 +36,14 @@ def run(quick: bool) -> list[Row]:
         path = models.small_cnn(Path(folder) / "cnn.onnx")
         engine = get_engine("onnxruntime").load(Artifact.from_file(path), {"threads": 1})
         _, best = best_batch(engine, images, 2.0 if quick else 5.0)
-        single = feed(engine, repeat_rows(images, 1))
+        single = feed(engine, make_dataset(images, None).call(1))
         with penstock(path, cores, "--max-batch", str(_MAX_BATCH)) as server:
             binary = side(server, "cnn", [{"input": images["input"][row : row + 1]} for row in range(64)], binary=True)
             many = interleave(
                 {
-                    "engine": partial(loop, feed(engine, repeat_rows(images, best.batch)), best.batch, seconds),
+                    "engine": partial(
+                        loop, feed(engine, make_dataset(images, None).call(best.batch)), best.batch, seconds
+                    ),
                     "server": partial(goodput, binary, seconds),
                 },
                 rounds,

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.artifact import Artifact
-from penstock.dataset import Dataset, load_dataset
+from penstock.dataset import Dataset
 from penstock.offline.compress.training.distill import recover
 from penstock.offline.compress.training.fit import FitOptions
 from penstock.offline.compress.training.torch import Tensor, torch
@@ -25,6 +25,7 @@ from penstock.offline.judge.judge import Comparison, Judge
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.sessions import signature_of
+from penstock.samples.open import load_dataset
 
 
 class Result(msgspec.Struct):

@@ -28,7 +28,7 @@ from penstock.cli.build import summary
 from penstock.cli.inspect import make_console, show
 from penstock.cli.main import fail
 from penstock.cli.progress import StageProgress
-from penstock.dataset import Dataset, load_dataset
+from penstock.dataset import Dataset
 from penstock.errors import Cancelled, PenstockError
 from penstock.offline.build import BuildResult, Recipe, build
 from penstock.offline.judge.contract import Contract
@@ -39,6 +39,7 @@ from penstock.perf.loops import LoadWindow
 from penstock.perf.oip_client import infer_all, infer_request
 from penstock.perf.report import ServedRow, check_report_target, write_report
 from penstock.perf.tally import ClosedLoopResult
+from penstock.samples.open import load_dataset
 
 NAME = "digits"
 EXAMPLE = Path(__file__).parent

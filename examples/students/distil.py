@@ -12,11 +12,11 @@ import numpy as np
 from students import STUDENTS
 
 from penstock.artifact import Artifact
-from penstock.dataset import load_dataset
 from penstock.offline.compress.training.distill import DistillOptions, distill
 from penstock.offline.compress.training.fit import FitOptions
 from penstock.offline.judge.judge import Comparison, Judge
 from penstock.offline.sessions import signature_of
+from penstock.samples.open import load_dataset
 from penstock.tensor import Array
 
 

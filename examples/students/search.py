@@ -16,14 +16,14 @@ import msgspec
 from students import STUDENTS
 
 from penstock.artifact import Artifact
-from penstock.dataset import Dataset, load_dataset
+from penstock.dataset import Dataset
 from penstock.errors import ContractUnmet
 from penstock.offline.compress.training.distill import DistillOptions, distill
 from penstock.offline.compress.training.fit import FitOptions
 from penstock.offline.judge.judge import Judge
 from penstock.offline.judge.race import race
 from penstock.offline.sessions import signature_of
-from penstock.perf.measure import repeat_rows
+from penstock.samples.open import load_dataset
 
 
 class Point(msgspec.Struct):
@@ -41,7 +41,7 @@ def latency_table(
     students: dict[tuple[int, int], Artifact], data: Dataset, budget_s: float
 ) -> dict[tuple[int, int], float]:
     """Median milliseconds for one row on one thread, from interleaved calls."""
-    timings = race(students, repeat_rows(data.inputs, 1), budget_s)
+    timings = race(students, data.mix(), budget_s)
     return {size: timing.p50_ms for size, timing in timings.items()}
 
 

@@ -1,39 +1,131 @@
-"""A dataset: samples for calibration or evaluation, checked against the model before any expensive step."""
+"""A dataset: samples for calibration, training or evaluation, which are read when they are needed.
+
+A sample is one call of the model: an array of any shape for each input. If the model has a batch axis, a sample is one row, and
+samples of equal shapes can share a call. Only indices, shapes, digests and labels are in memory. ``samples/`` reads and checks data.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from pathlib import Path
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple, Protocol
 
-import msgspec
 import numpy as np
 
-from penstock.artifact import local_path
-from penstock.errors import InvalidData, NotFound, PenstockError
-from penstock.tensor import Array, DataType, Signature, TensorSpec, to_wire
+from penstock.errors import InvalidData, Unsupported
+from penstock.tensor import Array, to_wire
 
 LABELS = "labels"
-"""Name of the array of labels in an npz file."""
+"""Name of the labels among the arrays of a sample, or of an npz file."""
+DIGEST_BYTES = 16
+_MOST_SIZES = 5
+"""Number of different calls in which samples of many sizes are timed."""
 
-_ROWS = 256
-"""Number of samples to check at a time, which limits the memory of the check."""
-
-_MAGICS = b"\x93NUMPY", b"PK"
-"""First bytes of an npy file (a single array) and of an npz file. numpy would unpickle any other file."""
-
-_MAX_CODE = 0x10FFFF
-_SURROGATES = range(0xD800, 0xE000)
-
-_SAVE = "write the file with numpy.savez, without Python objects"
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shapes of a sample's arrays, by input."""
 
 
-class Dataset(msgspec.Struct, frozen=True):
-    """Samples for every input, in the model's order, with optional labels. The first axis of each array counts the samples."""
+class SampleCall(NamedTuple):
+    """The inputs of one call, and the numbers of its samples."""
+
+    samples: Array
+    inputs: dict[str, Array]
+
+
+class SizedCall(NamedTuple):
+    """A typical call, and the fraction of all samples that it stands for."""
 
     inputs: dict[str, Array]
-    labels: Array | None
-    digest: str
+    share: float = 1.0
+
+
+class Source(Protocol):
+    """Reads samples by their numbers, which count from 0."""
+
+    @property
+    def kinds(self) -> Array:
+        """For each sample, the index of its shapes in ``shapes``."""
+
+    @property
+    def shapes(self) -> Sequence[Shapes]:
+        """The different shapes of samples."""
+
+    @property
+    def digests(self) -> Array:
+        """A digest of the inputs of each sample, uint8 [samples, 16]."""
+
+    def read(self, samples: Array) -> dict[str, Array]:
+        """The given samples, which have equal shapes, stacked along a new first axis."""
+
+
+class Stacked:
+    """Samples of equal shapes in one array per input. The first axis counts samples. Memory-mapped arrays stay on disk."""
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        self._arrays = dict(arrays)
+        self.kinds = np.zeros(len(next(iter(self._arrays.values()))), np.intp)
+        self.shapes: Sequence[Shapes] = ({name: array.shape[1:] for name, array in self._arrays.items()},)
+
+    @cached_property
+    def digests(self) -> Array:
+        found = np.empty((len(self.kinds), DIGEST_BYTES), np.uint8)
+        for number, digest in enumerate(found):
+            arrays = {name: array[number, ...] for name, array in self._arrays.items()}
+            digest[:] = np.frombuffer(digest_of(arrays), np.uint8)
+        return found
+
+    def read(self, samples: Array) -> dict[str, Array]:
+        is_slice = len(samples) > 0 and bool((np.diff(samples) == 1).all())
+        chosen = slice(int(samples[0]), int(samples[-1]) + 1) if is_slice else samples
+        return {name: np.asarray(array[chosen]) for name, array in self._arrays.items()}
+
+
+class Separate:
+    """Samples that ``load`` reads one at a time, with their kinds, shapes and digests."""
+
+    def __init__(
+        self, load: Callable[[int], dict[str, Array]], kinds: Array, shapes: Sequence[Shapes], digests: Array
+    ) -> None:
+        self._load, self.kinds, self.shapes, self.digests = load, kinds, shapes, digests
+
+    def read(self, samples: Array) -> dict[str, Array]:
+        found = [self._load(int(number)) for number in samples]
+        for number, arrays in zip(samples, found, strict=True):
+            if {name: array.shape for name, array in arrays.items()} != dict(self.shapes[self.kinds[number]]):
+                raise InvalidData(f"sample {number} has changed since it was checked", "do not write to data in use")
+        names = self.shapes[0]
+        return {
+            name: np.stack([one[name] for one in found]) if len(found) > 1 else found[0][name][np.newaxis]
+            for name in names
+        }
+
+
+class Dataset:
+    """Samples of a ``source``, with optional labels. ``joins`` is true if samples are rows, which can share a call."""
+
+    def __init__(
+        self, source: Source, labels: Array | None = None, *, joins: bool = True, order: Array | None = None
+    ) -> None:
+        """``order`` has the numbers of the samples in ``source``. By default, the dataset has all samples."""
+        self._source, self.labels, self.joins = source, labels, joins
+        self._order = np.arange(len(source.kinds)) if order is None else order
+
+    @property
+    def count(self) -> int:
+        """Number of samples."""
+        return len(self._order)
+
+    @property
+    def numbers(self) -> Array:
+        """The numbers of the samples in the data that were given, for messages."""
+        return self._order
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the inputs, in the model's order."""
+        return list(self._source.shapes[0])
 
     @property
     def classes(self) -> Array | None:
@@ -41,14 +133,113 @@ class Dataset(msgspec.Struct, frozen=True):
         labels = self.labels
         return labels if labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu" else None
 
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the names, types, shapes and values of all samples, in order, and of the labels."""
+        digest = hashlib.sha256(self.digests().tobytes())
+        if self.labels is not None:
+            digest.update(_description(LABELS, self.labels))
+        return digest.hexdigest()
+
+    def digests(self, *, labelled: bool = False) -> Array:
+        """A digest of each sample, uint8 [samples, bytes]; of its inputs only, or of the inputs and the label."""
+        found = self._source.digests[self._order]
+        if not labelled or self.labels is None:
+            return found
+        labels = [digest_of({LABELS: np.asarray(label)}) for label in self.labels]
+        return np.concatenate([found, np.frombuffer(b"".join(labels), np.uint8).reshape(self.count, -1)], axis=1)
+
     @property
-    def count(self) -> int:
-        """Number of samples."""
-        return len(next(iter(self.inputs.values())))
+    def stacks(self) -> bool:
+        """True if all samples are rows of equal shapes."""
+        return self.joins and len(self._kinds) == 1
+
+    @property
+    def sizes(self) -> int:
+        """The number of different shapes of samples."""
+        return len(self._kinds)
+
+    @property
+    def sample_bytes(self) -> float:
+        """The mean size of a sample's inputs."""
+        counts = np.bincount(self._source.kinds[self._order], minlength=len(self._source.shapes))
+        return float(counts @ self._kind_bytes) / self.count
+
+    @property
+    def inputs(self) -> dict[str, Array]:
+        """All samples in one array per input. Raises Unsupported unless ``stacks``."""
+        self.check_stacks("this method")
+        return self.rows(0, self.count)
+
+    def check_stacks(self, who: str) -> None:
+        """Raise Unsupported unless all samples are rows of equal shapes, which ``who`` needs."""
+        if not self.stacks:
+            cause = f"the data have samples of {self.sizes} sizes" if self.joins else "a sample is a whole call"
+            raise Unsupported(f"{who} needs rows of equal shapes, but {cause}", "quantise the model instead")
+
+    def sample(self, number: int) -> dict[str, Array]:
+        """The inputs of a call with one sample."""
+        return self.take(np.array([number]))
 
     def rows(self, start: int, stop: int) -> dict[str, Array]:
-        """Samples ``start`` to ``stop`` of every input."""
-        return {name: array[start:stop] for name, array in self.inputs.items()}
+        """Samples ``start`` to ``stop``, of equal shapes, in one call."""
+        return self.take(np.arange(start, min(stop, self.count)))
+
+    def take(self, samples: Array) -> dict[str, Array]:
+        """The given samples, of equal shapes, in one call. If samples do not join, exactly one sample."""
+        found = self._source.read(self._order[samples])
+        if self.joins:
+            return found
+        assert len(samples) == 1
+        return {name: array[0, ...] for name, array in found.items()}
+
+    def calls(self, rows: int) -> Iterator[SampleCall]:
+        """All samples once, in calls of at most ``rows`` samples of equal shapes, or of one sample if samples do not join."""
+        for chosen in self.call_samples(rows):
+            yield SampleCall(chosen, self.take(chosen))
+
+    def call_samples(self, rows: int) -> Iterator[Array]:
+        """The numbers of the samples in each of the ``calls``."""
+        size = rows if self.joins else 1
+        for members in [np.arange(self.count)] if size == 1 else self._kinds.values():
+            for start in range(0, len(members), size):
+                yield members[start : start + size]
+
+    def alike(self) -> Dataset:
+        """The dataset with only the samples of the most frequent shapes."""
+        return self if len(self._kinds) == 1 else self.pick(max(self._kinds.values(), key=len))
+
+    def call(self, rows: int = 1) -> dict[str, Array]:
+        """A call with ``rows`` samples of the most frequent shapes, repeated if there are too few."""
+        return self._call(max(self._kinds.values(), key=len), rows)
+
+    def largest(self, rows: int) -> SampleCall:
+        """The call that needs the most memory, among ``calls``."""
+        size = rows if self.joins else 1
+        parts = {kind: members[:size] for kind, members in self._kinds.items()}
+        chosen = parts[max(parts, key=lambda kind: len(parts[kind]) * self._kind_bytes[kind])]
+        return SampleCall(chosen, self.take(chosen))
+
+    def mix(self, rows: int = 1, most: int = _MOST_SIZES) -> list[SizedCall]:
+        """At most ``most`` calls of ``rows`` samples that stand for all samples, smallest first.
+
+        Each of the sizes has a call, in proportion to its samples. If there are too many sizes, they are divided into groups with
+        about equally many samples, and each group has a call of its median size.
+        """
+        kinds = sorted(self._kinds, key=lambda kind: (self._kind_bytes[kind], kind))
+        shares = np.array([len(self._kinds[kind]) for kind in kinds]) / self.count
+        if len(kinds) <= most:
+            return [
+                SizedCall(self._call(self._kinds[kind], rows), float(s)) for kind, s in zip(kinds, shares, strict=True)
+            ]
+        group = np.minimum((np.cumsum(shares) - shares / 2) * most, most - 1).astype(np.intp)
+        found = []
+        for one in np.unique(group):
+            members = np.flatnonzero(group == one)
+            total = shares[members].sum()
+            middle = members[np.searchsorted(np.cumsum(shares[members]), total / 2)]
+            found.append(SizedCall(self._call(self._kinds[kinds[middle]], rows), float(total)))
+        return found
 
     def split(self, held_out: float, multiple: int = 1) -> tuple[Dataset, Dataset]:
         """Split off the last fraction ``held_out`` of the samples. Returns the remaining samples, then the split-off samples. Both
@@ -57,7 +248,7 @@ class Dataset(msgspec.Struct, frozen=True):
         parts = self.count // multiple
         self._check_splits(parts, multiple)
         cut = multiple * min(max(1, round(parts * (1 - held_out))), parts - 1)
-        return self._part(0, cut), self._part(cut, self.count)
+        return self.part(0, cut), self.part(cut, self.count)
 
     def split_shuffled(self, held_out: float, multiple: int = 1, seed: int = 0) -> tuple[Dataset, Dataset]:
         """Like ``split``, but splits off random samples, with nearly the same proportion of every class. Samples keep their order."""
@@ -83,14 +274,37 @@ class Dataset(msgspec.Struct, frozen=True):
         is_held = np.repeat(np.arange(blocks) % period == period - 1, multiple)
         return self.pick(np.flatnonzero(~is_held)), self.pick(np.flatnonzero(is_held))
 
-    def pick(self, rows: Array) -> Dataset:
-        """A copy that contains only the samples at the indices ``rows``."""
-        labels = None if self.labels is None else self.labels[rows]
-        return make_dataset({name: array[rows] for name, array in self.inputs.items()}, labels)
+    def pick(self, samples: Array) -> Dataset:
+        """The dataset with only the given samples."""
+        labels = None if self.labels is None else self.labels[samples]
+        return Dataset(self._source, labels, joins=self.joins, order=self._order[samples])
 
     def pick_evenly(self, count: int) -> Dataset:
-        """A copy of ``count`` evenly spaced samples."""
+        """The dataset with only ``count`` evenly spaced samples."""
         return self.pick(np.linspace(0, self.count - 1, count).round().astype(np.intp))
+
+    def part(self, start: int, stop: int) -> Dataset:
+        """The dataset with only the samples ``start`` to ``stop``."""
+        return self.pick(np.arange(start, min(stop, self.count)))
+
+    def _call(self, members: Array, rows: int) -> dict[str, Array]:
+        chosen = np.resize(members, rows) if self.joins else members[:1]
+        return {name: np.ascontiguousarray(array) if array.ndim else array for name, array in self.take(chosen).items()}
+
+    @cached_property
+    def _kinds(self) -> dict[int, Array]:
+        """The samples of each kind, in the order in which the kinds first appear."""
+        kinds, first, which = np.unique(self._source.kinds[self._order], return_index=True, return_inverse=True)
+        members = np.split(np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))[:-1])
+        return {int(kinds[place]): members[place] for place in np.argsort(first)}
+
+    @cached_property
+    def _kind_bytes(self) -> Array:
+        """The size in bytes of a sample of each kind of the source."""
+        itemsizes = {name: array.dtype.itemsize for name, array in self.sample(0).items()}
+        return np.array(
+            [sum(itemsizes[name] * math.prod(shape) for name, shape in one.items()) for one in self._source.shapes]
+        )
 
     def _check_splits(self, parts: int, multiple: int) -> None:
         if parts < 2:
@@ -99,144 +313,24 @@ class Dataset(msgspec.Struct, frozen=True):
                 f"give at least {2 * multiple} samples, or separate evaluation data",
             )
 
-    def _part(self, start: int, stop: int) -> Dataset:
-        return make_dataset(self.rows(start, stop), None if self.labels is None else self.labels[start:stop])
+
+def make_dataset(inputs: Mapping[str, Array], labels: Array | None) -> Dataset:
+    """Make a dataset from arrays that are already checked. Their first axis counts samples."""
+    return Dataset(Stacked(inputs), labels)
 
 
-def load_dataset(path: str | Path, signature: Signature) -> Dataset:
-    """Read an npz file whose arrays are named after the model's inputs, with an optional array ``labels``.
-
-    Raises NotFound, and InvalidData if the file is not an npz file, lacks an input, or does not fit the model.
-    """
-    path = local_path(path)
-    try:
-        if path.is_fifo():  # opening it would wait for a writer
-            raise InvalidData(f"cannot read '{path}': it is a pipe, in which numpy cannot seek", _SAVE)
-        # Open the file here, because numpy does not close its own file if the archive is damaged.
-        with path.open("rb") as file:
-            if not file.read(len(_MAGICS[0])).startswith(_MAGICS):
-                raise InvalidData(f"cannot read '{path}': it is not an npz file", _SAVE)
-            file.seek(0)
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise InvalidData(f"'{path}' contains a single array, not an npz archive", "write it with numpy.savez")
-            arrays = {name: archive[name] for name in archive.files}
-    except FileNotFoundError:
-        raise NotFound(f"no data file '{path}'", "check the path") from None
-    except PenstockError:
-        raise
-    except Exception as error:  # noqa: BLE001 - numpy and zipfile raise arbitrary exceptions for damaged or forged files
-        raise InvalidData(f"cannot read '{path}': {error}", _SAVE) from None
-    if not all(isinstance(array, np.ndarray) for array in arrays.values()):
-        raise InvalidData(f"'{path}' is a zip archive, but not of numpy arrays", "write it with numpy.savez")
-    try:
-        return check_dataset(arrays, signature)
-    except InvalidData as error:
-        raise InvalidData(f"'{path}': {error.message}", error.hint) from None
+def digest_of(arrays: Mapping[str, Array]) -> bytes:
+    """A digest of the names, types, shapes and values of ``arrays``. The sign of a zero is not a value."""
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for name in sorted(arrays):
+        digest.update(_description(name, arrays[name]))
+    return digest.digest()
 
 
-def check_dataset(arrays: Mapping[str, Array], signature: Signature) -> Dataset:
-    """Make a dataset from the arrays for the inputs of ``signature`` and the array ``labels``, if present. Raises InvalidData."""
-    labels = arrays.get(LABELS) if LABELS not in signature.input_names else None
-    missing = [name for name in signature.input_names if name not in arrays]
-    if missing:
-        raise InvalidData(
-            f"no array for input(s) {missing}; the file has {sorted(arrays)}",
-            "name the arrays after the model's inputs",
-        )
-    inputs = {spec.name: _check_array(spec, arrays[spec.name]) for spec in signature.inputs}
-    counts = {name: len(array) for name, array in inputs.items()}
-    if labels is not None:
-        labels = _check_labels(labels)
-        counts[LABELS] = len(labels)
-    if len(set(counts.values())) > 1:
-        raise InvalidData(f"arrays differ in number of samples: {counts}", "give every array one row per sample")
-    return make_dataset(inputs, labels)
-
-
-def make_dataset(inputs: dict[str, Array], labels: Array | None) -> Dataset:
-    """Make a dataset from arrays that are already checked, and compute its digest."""
-    digest = hashlib.sha256()
-    for name, array in sorted({**inputs, **({} if labels is None else {LABELS: labels})}.items()):
-        digest.update(f"{name} {array.dtype} {array.shape};".encode())
-        digest.update(repr(array.tolist()).encode() if array.dtype.hasobject else to_wire(array))
-    return Dataset(inputs, labels, digest.hexdigest())
-
-
-def _check_labels(labels: Array) -> Array:
-    """Labels with one row per sample, of numbers or text; a second axis of length 1 is dropped."""
-    flat = labels.reshape(-1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if flat.ndim == 0 or 0 in flat.shape[1:] or flat.dtype.kind not in "iufbSU":
-        raise InvalidData(
-            f"labels must be numbers or text, one row per sample, but have shape {list(labels.shape)} and type {labels.dtype}",
-            "omit labels if there are none",
-        )
-    if flat.dtype.kind == "f" and _not_finite(flat).any():
-        raise InvalidData("labels contain NaN or infinity", "remove these samples, or replace the values")
-    if flat.ndim == 1 and flat.dtype.kind == "i" and flat.min(initial=0) < 0:
-        first = int(np.flatnonzero(flat < 0)[0])
-        raise InvalidData(
-            f"labels must not be negative, because classes are numbered from 0, but the label at index {first} is {flat[first]}",
-            "remove samples whose label is padding, number the classes from 0, or save the numbers of a regression as floats",
-        )
-    return flat
-
-
-def _check_array(spec: TensorSpec, array: Array) -> Array:
-    if not spec.shape:
-        raise InvalidData(
-            f"input '{spec.name}' is a single number, with no axis for samples",
-            "export the model with that input as a constant",
-        )
-    # npy files have no name for bfloat16, so numpy reads the elements as 16-bit void.
-    if spec.datatype is DataType.BF16 and array.dtype.str[1:] == "V2":
-        array = array.view(spec.datatype.dtype)
-    if not _holds(array, spec.datatype):
-        raise InvalidData(
-            f"input '{spec.name}' is {spec.datatype.value}, but the data is {array.dtype}",
-            f"save it as {'text' if spec.datatype is DataType.BYTES else spec.datatype.dtype}",
-        )
-    if array.ndim != len(spec.shape):
-        no_batch = array.ndim == len(spec.shape) + 1
-        raise InvalidData(
-            f"input '{spec.name}' has {len(spec.shape)} dimension(s) {list(spec.shape)}, but the data has shape {list(array.shape)}",
-            "the model has no axis for samples: export it with a batch axis"
-            if no_batch
-            else "the first axis counts samples",
-        )
-    if any(want not in (-1, got) for want, got in zip(spec.shape[1:], array.shape[1:], strict=True)):
-        raise InvalidData(
-            f"input '{spec.name}' has shape {list(spec.shape)}, but the data has shape {list(array.shape)}",
-            "the first axis counts samples; the other axes must match the model's",
-        )
-    if len(array) == 0:
-        raise InvalidData(f"input '{spec.name}' has no samples", "give at least one sample, preferably several hundred")
-    if spec.shape[0] > 1 and len(array) % spec.shape[0]:
-        raise InvalidData(
-            f"the model takes exactly {spec.shape[0]} samples at a time, but the data has {len(array)}",
-            f"give a multiple of {spec.shape[0]}",
-        )
-    if spec.datatype.is_float:
-        bad = np.concatenate([_not_finite(array[at : at + _ROWS]) for at in range(0, len(array), _ROWS)])
-        if bad.any():
-            first = int(np.flatnonzero(bad)[0])
-            raise InvalidData(
-                f"input '{spec.name}' contains NaN or infinity in {int(bad.sum())} of {len(array)} samples, first in sample {first}",
-                "remove these samples, or replace the values",
-            )
-    if array.dtype.kind == "U" and array.dtype.itemsize:
-        codes = np.ascontiguousarray(array).view(np.dtype("u4").newbyteorder(array.dtype.byteorder))
-        if ((codes > _MAX_CODE) | (codes - _SURROGATES.start < len(_SURROGATES))).any():
-            raise InvalidData(f"input '{spec.name}' contains text that is not valid Unicode", "save it again as text")
-    return array.astype(spec.datatype.dtype, copy=False)
-
-
-def _not_finite(rows: Array) -> Array:
-    return np.asarray(~np.isfinite(rows.reshape(len(rows), -1)).all(axis=1))
-
-
-def _holds(array: Array, datatype: DataType) -> bool:
-    """True if the elements of ``array`` have type ``datatype``, in any byte order; text counts as BYTES."""
-    if datatype is DataType.BYTES:
-        return array.dtype.kind in "OSU"
-    return array.dtype.newbyteorder("=") == datatype.dtype
+def _description(name: str, array: Array) -> bytes:
+    is_text = array.dtype.hasobject or array.dtype.kind in "US"
+    if DataType.from_numpy(array.dtype).is_float:
+        array = array + array.dtype.type(0)  # -0.0 becomes 0.0, which has other bytes
+    values = repr(array.tolist()).encode() if is_text else bytes(to_wire(array))
+    kind = "text" if is_text else array.dtype.newbyteorder("=")
+    return f"{name} {kind} {array.shape};".encode() + values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -79,16 +79,28 @@ class Model:
         counts = {len(array) for array in arrays.values() if array.ndim}
         if len(counts) != 1:
             raise InvalidArgument(f"inputs differ in number of rows: { {n: a.shape for n, a in arrays.items()} }")
-        size = self._rows_per_call(batch)
+        size = self.rows_per_call(batch)
         total = counts.pop()
-        parts = [
-            self.infer({name: array[start : start + size] for name, array in arrays.items()})
+        return self.infer_calls(
+            ({name: array[start : start + size] for name, array in arrays.items()}, min(size, total - start))
             for start in range(0, total, size)
-        ]
+        )
+
+    def infer_calls(self, calls: Iterable[tuple[Mapping[str, Array], int]]) -> dict[str, Array]:
+        """Run ``calls``, given as inputs and number of rows, and join the outputs as ``infer_rows`` does."""
+        parts, rows = [], []
+        for inputs, count in calls:
+            parts.append(self.infer(inputs))
+            rows.append(count)
         if not parts:
             raise InvalidArgument("there are no rows to infer", "give at least one row")
-        rows = [min(size, total - start) for start in range(0, total, size)]
         return {name: self._joined(name, [part[name] for part in parts], rows) for name in parts[0]}
+
+    def rows_per_call(self, batch: int | None = None) -> int:
+        """The number of rows that ``infer_rows`` gives to each call, if ``batch`` rows are asked for."""
+        if not self.signature.batchable:
+            return self.signature.smallest_batch
+        return batch or self._max_batch
 
     def close(self) -> None:
         """Release the memory. Idempotent."""
@@ -128,11 +140,6 @@ class Model:
                 "call `infer` for each row",
             )
         return parts[0] if same else np.stack(parts)
-
-    def _rows_per_call(self, batch: int | None) -> int:
-        if not self.signature.batchable:
-            return self.signature.smallest_batch
-        return batch or self._max_batch
 
 
 def row_axis(signature: Signature, name: str, parts: Sequence[Array], rows: Sequence[int]) -> int | None:

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+import call_models
 import evidences
 import models
 from bundles import packed
@@ -258,3 +259,43 @@ def test_a_link_to_itself_is_reported(penstock, tmp_path: Path, place: str) -> N
         assert done.code in (2, 3, 7), done.err
         assert done.err.startswith("error: "), arguments
         assert "Traceback" not in done.err
+
+
+def saved(folder: Path, samples: list[dict[str, np.ndarray]]) -> None:
+    folder.mkdir()
+    for number, sample in enumerate(samples):
+        np.savez(folder / f"{number}.npz", **sample)
+
+
+def test_calls_of_a_model_without_rows_are_run_one_by_one(penstock, folder: Path) -> None:
+    (folder / "voice.onnx").write_bytes(call_models.voice().data)
+    saved(folder / "calls", call_models.voice_calls(5, (256, 128)))
+    done = penstock("infer", "voice.onnx", "--inputs", "calls", "--outputs", "out.npz")
+    assert done.code == 0, done.err
+    assert "5 calls in" in done.out
+    with np.load("out.npz") as out:
+        assert {name: out[name].shape for name in out.files} == {"speech": (5, 1), "next": (5, 2, 1, 16)}
+
+
+def test_outputs_of_different_shapes_need_a_folder(penstock, folder: Path) -> None:
+    (folder / "tokens.onnx").write_bytes(call_models.text(per_token=True).data)
+    saved(folder / "texts", call_models.texts((3, 5, 3)))
+    done = penstock("infer", "tokens.onnx", "--inputs", "texts", "--outputs", "out.npz")
+    assert (done.code, (folder / "out.npz").exists()) == (2, False)
+    assert "has shape [1, 3, 4] in sample 0, but [1, 5, 4] in sample 1" in done.err
+    assert "--outputs out" in done.err
+    assert penstock("infer", "tokens.onnx", "--inputs", "texts", "--outputs", "out").code == 0
+    files = sorted((folder / "out").iterdir())
+    assert [np.load(file)["logits"].shape for file in files] == [(1, 3, 4), (1, 5, 4), (1, 3, 4)]
+    again = penstock("infer", "tokens.onnx", "--inputs", "texts", "--outputs", "out")
+    assert (again.code, sorted((folder / "out").iterdir())) == (2, files)
+    assert "exists" in again.err
+
+
+def test_lines_and_tables_are_inputs_too(penstock, folder: Path) -> None:
+    (folder / "rows.csv").write_text("a,b,c,labels\n1,0,0,0\n0,1,0,1\n")
+    (folder / "rows.jsonl").write_text('{"x": [1, 0, 0]}\n{"x": [0, 1]}\n')
+    assert penstock("infer", "linear.onnx", "--inputs", "rows.csv", "--json").json["rows"] == 2
+    done = penstock("infer", "linear.onnx", "--inputs", "rows.jsonl")
+    assert done.code == 2
+    assert "sample 1 of 'rows.jsonl': input 'x' has shape [-1, 3], but the sample has shape [1, 2]" in done.err

@@ -11,8 +11,8 @@ import pytest
 from onnx import numpy_helper
 
 from penstock.artifact import Artifact
-from penstock.dataset import load_dataset
 from penstock.engines.registry import get_engine
+from penstock.samples.open import load_dataset
 
 pytest.importorskip("torch", reason="binary networks are trained with torch")
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from penstock.artifact import Artifact
-from penstock.dataset import Dataset, load_dataset, make_dataset
+from penstock.dataset import Dataset, make_dataset
 from penstock.engines.registry import get_engine
+from penstock.samples.open import load_dataset
 from penstock.tensor import Signature
 
 pytest.importorskip("torch", reason="students are trained with torch")

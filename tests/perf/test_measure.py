@@ -19,8 +19,8 @@ from penstock.perf.measure import (
     feed,
     interleave,
     repeat,
-    repeat_rows,
     speedup,
+    weighted,
 )
 from penstock.tensor import Array
 
@@ -274,7 +274,20 @@ def test_feed_runs_the_model() -> None:
     np.testing.assert_allclose(outputs["y"], x @ models.linear_weight(3, 2), rtol=1e-5)
 
 
-def test_rows_are_repeated_from_the_first() -> None:
-    rows = repeat_rows({"x": np.arange(6).reshape(3, 2)}, 5)["x"]
-    np.testing.assert_array_equal(rows[:, 0], [0, 2, 4, 0, 2])
-    assert rows.flags.c_contiguous
+def test_several_sizes_count_by_their_shares() -> None:
+    sizes = [Timings([np.array([1.0, 1, 2]), np.array([2.0])]), Timings([np.array([10.0]), np.array([20.0, 20])])]
+    both = weighted(sizes, [0.9, 0.1])
+    np.testing.assert_allclose(both.medians, [0.9 + 1, 0.9 * 2 + 2])
+    assert both.calls == 7
+    # The values 1, 1, 2, 2 hold 90 % of the calls, and the values 10, 20, 20 hold 10 %.
+    assert [both.percentile_ms(percent) for percent in (40, 50, 89, 93, 99)] == [1e3, 2e3, 2e3, 1e4, 2e4]
+    again = both.joined(both)
+    assert again.calls == 14
+    assert again.p50_ms == pytest.approx(both.p50_ms)
+    assert weighted(sizes[:1], [1.0]) is sizes[0]
+
+
+def test_the_speedup_over_sizes_is_that_of_the_mean_time() -> None:
+    before = weighted([Timings([np.full(3, 4.0)] * 3), Timings([np.full(3, 40.0)] * 3)], [0.5, 0.5])
+    after = weighted([Timings([np.full(3, 1.0)] * 3), Timings([np.full(3, 39.0)] * 3)], [0.5, 0.5])
+    assert speedup(before, after).value == pytest.approx(44 / 40)

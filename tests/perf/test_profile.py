@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -41,10 +43,14 @@ def test_batching_that_does_not_pay_stays_at_one() -> None:
     assert knee(points(3)).batch == 1
 
 
+def repeated(width: int) -> Callable[[int], dict[str, np.ndarray]]:
+    return lambda batch: {"x": np.ones((batch, width), np.float32)}
+
+
 def test_models_are_profiled_at_every_batch_against_one_another() -> None:
     one, two = FakeModel(), FakeModel()
     seen: list[int] = []
-    found = profile({"one": one, "two": two}, {"x": np.ones((3, 2), np.float32)}, 10.0, (1, 4), seen.append)
+    found = profile({"one": one, "two": two}, repeated(2), 10.0, (1, 4), seen.append)
     assert [point.batch for point in found["one"]] == [point.batch for point in found["two"]] == [1, 4] == seen
     for model in (one, two):
         assert {len(call["x"]) for call in model.calls} == {1, 4}
@@ -53,7 +59,7 @@ def test_models_are_profiled_at_every_batch_against_one_another() -> None:
 
 def test_batches_too_slow_for_the_budget_are_left_out() -> None:
     model = FakeModel()
-    found = profile({"slow": model}, {"x": np.ones((1, 2), np.float32)}, budget_s=0.0)
+    found = profile({"slow": model}, repeated(2), budget_s=0.0)
     assert [point.batch for point in found["slow"]] == [1]
 
 
@@ -61,12 +67,12 @@ def test_batches_too_slow_for_the_budget_are_left_out() -> None:
 def test_a_fixed_batch_is_profiled_as_it_is(batch: int) -> None:
     spec = TensorSpec("x", DataType.FP32, (batch, 2))
     model = FakeModel(Signature((spec,), (TensorSpec("y", DataType.FP32, (batch, 2)),)))
-    found = profile({"fixed": model}, {"x": np.ones((8, 2), np.float32)}, 0.1)
+    found = profile({"fixed": model}, repeated(2), 0.1)
     assert [point.batch for point in found["fixed"]] == [batch]
     assert {call["x"].shape for call in model.calls} == {(batch, 2)}
 
 
 def test_a_real_model_has_a_profile() -> None:
     model = get_engine("onnxruntime").load(models.linear(3, 2), {"threads": 1})
-    found = profile({"linear": model}, {"x": np.ones((2, 3), np.float32)}, 0.2)
+    found = profile({"linear": model}, repeated(3), 0.2)
     assert [point.batch for point in found["linear"]][:2] == list(BATCHES[:2])

@@ -59,6 +59,19 @@ class Accuracy(msgspec.Struct, frozen=True):
         return self.value if self.is_share else 1 - self.loss.value
 
 
+class SizeGain(msgspec.Struct, frozen=True):
+    """The speed of the original and of the chosen candidate at one size of the evaluation samples."""
+
+    shapes: dict[str, tuple[int, ...]]
+    """The shapes of the inputs of the timed call."""
+    share: float
+    """Fraction of the evaluation samples for which this size stands."""
+    original_ms: float
+    chosen_ms: float
+    """Median latencies of one call, in milliseconds."""
+    speedup: Interval
+
+
 class CandidateRecord(msgspec.Struct, frozen=True):
     """One candidate and its result. Latencies are for one forward call of ``Evidence.rows_per_call`` rows, in milliseconds."""
 
@@ -154,6 +167,9 @@ class Evidence(msgspec.Struct, frozen=True):
     """Number of evaluation rows that are also calibration or training rows."""
     synthetic: int = 0
     """Number of synthetic samples on which the candidates were judged; 0 if the user gave the data."""
+    by_size: tuple[SizeGain, ...] = ()
+    """The gain at each size, if the evaluation samples have several sizes. Latencies of candidates are then means over the sizes,
+    weighted by how often each occurs."""
 
     @property
     def optimized(self) -> CandidateRecord | None:

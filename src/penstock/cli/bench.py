@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -19,7 +20,6 @@ from rich.table import Table
 from penstock.cli import options
 from penstock.cli.quantities import parse_counts
 from penstock.cli.views.tables import make_console
-from penstock.dataset import load_dataset
 from penstock.errors import InvalidArgument, InvalidData
 from penstock.perf.grpc_client import GrpcConnector, framed
 from penstock.perf.http_client import Address, connect
@@ -27,6 +27,7 @@ from penstock.perf.load import closed_loop, open_loop, run
 from penstock.perf.loops import LoadWindow, Target
 from penstock.perf.oip_client import fetch_signature, infer_message, infer_request, random_inputs, request_shapes
 from penstock.perf.tally import ClosedLoopResult, OpenLoopResult
+from penstock.samples.open import load_dataset
 from penstock.tensor import Array, Signature
 
 Row = ClosedLoopResult | OpenLoopResult
@@ -241,10 +242,11 @@ def _parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 def _from_file(path: Path, signature: Signature, batch: int) -> list[dict[str, Array]]:
     data = load_dataset(path, signature)
-    count = min(data.count // batch, _MAX_REQUESTS)
-    if not count:
+    batch = batch if data.joins else 1
+    whole = (call.inputs for call in data.calls(batch) if len(call.samples) == batch)
+    requests = list(itertools.islice(whole, _MAX_REQUESTS))
+    if not requests:
         raise InvalidData(f"'{path}' has {data.count} samples, too few for a batch of {batch}", "lower --batch")
-    requests = [data.rows(number * batch, (number + 1) * batch) for number in range(count)]
     signature.check(requests[0])
     return requests
 

@@ -30,7 +30,11 @@ def build(
     model: options.Model,
     output: options.Output,
     calibrate: Annotated[
-        Path | None, typer.Option(help="npz file with a few hundred samples for INT8 calibration.")
+        Path | None,
+        typer.Option(
+            help="A few hundred samples for INT8 calibration: npz file of rows, folder of npz files, JSON lines, CSV, or "
+            "module:function."
+        ),
     ] = None,
     evaluate: options.Evaluate = None,
     synthetic: Annotated[
@@ -75,8 +79,9 @@ def build(
 ) -> None:
     """Build a bundle: optimise, quantise, measure and choose under a contract.
 
-    The arrays in the npz files are named after the model's inputs and have one row per sample; an array `labels` is used to measure
-    accuracy. Without --calibrate, INT8 is not tried. Without --evaluate, a fifth of the calibration data is held out for evaluation.
+    A sample has an array for each input of the model. An npz file of rows has all samples in one array per input; a folder has an npz
+    file for each sample. Samples may differ in size. Values named `labels` are used to measure accuracy. Without --calibrate, INT8 is
+    not tried. Without --evaluate, a fifth of the calibration data is held out for evaluation.
     --synthetic needs no data, but it can only compare the result with the original.
 
     [bold]Examples[/bold]
@@ -165,6 +170,7 @@ def summary(result: BuildResult) -> dict[str, Any]:
         "metric_reason": result.evidence.metric_reason,
         "seen_rows": result.evidence.seen_rows,
         "synthetic": result.evidence.synthetic,
+        "by_size": msgspec.to_builtins(result.evidence.by_size),
         "candidates": [described(record) for record in result.evidence.candidates],
         "attempts": [msgspec.to_builtins(attempt) for attempt in result.evidence.attempts],
         "conditions": msgspec.to_builtins(result.evidence.conditions),

@@ -1,8 +1,9 @@
-"""``penstock infer``: run a bundle or model over the rows of an npz file."""
+"""``penstock infer``: run a bundle or model over the samples of a file or folder."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,15 +17,17 @@ from penstock.bundle.evidence import Evidence
 from penstock.bundle.titles import variant_title
 from penstock.cli import options
 from penstock.cli.views.tables import make_console
-from penstock.dataset import Dataset, load_dataset
+from penstock.dataset import Dataset
 from penstock.engines.registry import engine_title, engines_for
 from penstock.errors import InvalidArgument, PenstockError
+from penstock.offline.judge.accuracy import joined
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import checked_reference, coupling_notes
 from penstock.offline.judge.metric_table import METRICS
 from penstock.runtime import MODELS, Model
 from penstock.runtime import open as open_model
-from penstock.storage.atomic import check_writable, real_path, whole_file
+from penstock.samples.open import load_dataset
+from penstock.storage.atomic import check_writable, real_path, replacing, whole_file
 from penstock.tensor import Array
 
 
@@ -45,10 +48,16 @@ def infer(
     inputs: Annotated[
         Path,
         typer.Option(
-            help="npz file with arrays named after the model's inputs, with one row per sample.", show_default=False
+            help="Samples: npz file of rows, folder of npz files, JSON lines, CSV, or module:function.",
+            show_default=False,
         ),
     ],
-    outputs: Annotated[Path | None, typer.Option(help="Write the outputs to this npz file.")] = None,
+    outputs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the outputs to this npz file or, without a suffix, to a new folder, one npz per sample."
+        ),
+    ] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, help="Rows per call. Default: the bundle's batch size; 32 for a model file.")
     ] = None,
@@ -58,10 +67,10 @@ def infer(
     parents: options.Parents = False,
     json: options.Json = False,
 ) -> None:
-    """Run a bundle or model over the rows of an npz file, in this process.
+    """Run a bundle or model over samples, in this process.
 
-    If the file contains an array named `labels`, the command also reports the accuracy. The bundle's contract names the metric and the
-    judged outputs.
+    A sample is one row or, if the model has no batch axis, one call. If the samples have `labels`, the command also reports the
+    accuracy. The bundle's contract names the metric and the judged outputs.
 
     [bold]Examples[/bold]
 
@@ -73,15 +82,15 @@ def infer(
     if outputs is not None:
         _check_target(outputs, bundle, inputs)
     with open_model(bundle) as model:
-        data = load_dataset(inputs, model.signature)
+        independent = model.signature.batchable and not model.coupling
+        data = load_dataset(inputs, model.signature, independent=independent)
         start = time.perf_counter()
-        results = model.infer_rows(data.inputs, batch)
+        results = _run(model, data, batch, outputs)
         seconds = time.perf_counter() - start
         variant = model.variant.name if model.variant else None
-    if outputs is not None:
-        write_npz(outputs, results)
-    judged = _judged(model.manifest.evidence if model.manifest else None, data, results, trust_labels, model.coupling)
-    notes = coupling_notes(model.coupling, batch or 1)
+    coupling = model.coupling if data.joins else ""
+    judged = _judged(model.manifest.evidence if model.manifest else None, data, results, trust_labels, coupling)
+    notes = coupling_notes(coupling, batch or 1)
     facts: dict[str, Any] = {
         "model": model.name,
         "variant": variant,
@@ -102,7 +111,8 @@ def infer(
         return
     console = make_console()
     shown = escape(_engine(model, bundle))
-    console.print(f"{data.count} rows in {seconds * 1e3:.1f} ms ({facts['rows_per_second']:.0f} rows/s) on {shown}")
+    kind = "rows" if data.joins else "calls"
+    console.print(f"{data.count} {kind} in {seconds * 1e3:.1f} ms ({facts['rows_per_second']:.0f}/s) on {shown}")
     for name, array in results.items():
         console.print(f"{name}  {array.dtype}{list(array.shape)}")
     if judged.accuracy is not None:
@@ -118,6 +128,47 @@ def infer(
         console.print(f"written to {outputs}")
 
 
+def _run(model: Model, data: Dataset, batch: int | None, target: Path | None) -> dict[str, Array]:
+    """The outputs, one row per sample, which are also written to ``target``."""
+    if target is not None and _is_folder(target):
+        with replacing(target, overwrite=False) as folder:
+            folder.mkdir()
+            return joined(data.call_samples(1), _each(model, data, folder, target))
+    if not data.stacks:
+        results = joined(data.call_samples(1), _each(model, data, None, target))
+    else:
+        calls = data.calls(model.rows_per_call(batch))
+        results = model.infer_calls((call.inputs, len(call.samples)) for call in calls)
+    if target is not None:
+        write_npz(target, results)
+    return results
+
+
+def _each(model: Model, data: Dataset, folder: Path | None, target: Path | None) -> Iterator[dict[str, Array]]:
+    """The outputs of each sample, which are also written to ``folder``, if given.
+
+    Raises InvalidArgument if the outputs of two samples differ in shape and ``target`` is a single file.
+    """
+    first: dict[str, Array] = {}
+    for samples, inputs in data.calls(1):
+        found = model.infer(inputs)
+        first = first or found
+        differing = [name for name in first if first[name].shape != found[name].shape]
+        if folder is not None:
+            write_npz(folder / f"{samples[0]:08d}.npz", found)
+        elif target is not None and differing:
+            raise InvalidArgument(
+                f"output '{differing[0]}' has shape {list(first[differing[0]].shape)} in sample 0, but "
+                f"{list(found[differing[0]].shape)} in sample {samples[0]}, which one npz file cannot hold",
+                f"write one file per sample: --outputs {target.with_suffix('')}",
+            )
+        yield found
+
+
+def _is_folder(target: Path) -> bool:
+    return target.is_dir() or not target.suffix
+
+
 def write_npz(path: Path, arrays: dict[str, Array]) -> None:
     """Write ``arrays`` to ``path`` atomically. Raises ResourceExhausted."""
     with whole_file(path) as file:
@@ -131,6 +182,8 @@ def _check_target(outputs: Path, bundle: Path, inputs: Path) -> None:
     for what, source in (("bundle or model", bundle), ("inputs", inputs)):
         if target.is_relative_to(real_path(source)):
             raise InvalidArgument(f"'{outputs}' would overwrite the {what}", "choose another name for the outputs")
+    if _is_folder(outputs) and outputs.exists():
+        raise InvalidArgument(f"'{outputs}' exists and is not an npz file", "name a new folder, or an npz file")
     check_writable(outputs)
 
 

@@ -17,6 +17,7 @@ from penstock.bundle.manifest import Manifest
 from penstock.bundle.open import Bundle, is_bundle, open_bundle
 from penstock.bundle.titles import outcome, steps_title, title, variant_title, verdict
 from penstock.cli import options
+from penstock.cli.views.sizes import show_sizes
 from penstock.cli.views.tables import make_console, print_table
 from penstock.engines.registry import is_available
 from penstock.errors import AlreadyExists, InvalidArgument
@@ -152,6 +153,7 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
     if not everything:
         tried = "1 candidate was" if len(evidence.candidates) == 1 else f"{len(evidence.candidates)} candidates were"
         console.print(f"{tried} tried; `penstock inspect --all` and the report show every one")
+    show_sizes(console, evidence.by_size)
     if evidence.attempts:
         _show_attempts(console, evidence)
     machine = manifest.machine

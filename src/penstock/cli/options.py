@@ -18,7 +18,7 @@ Model = Annotated[Path, typer.Argument(help="The trained model, an ONNX file.", 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Path of the bundle.", show_default=False)]
 Evaluate = Annotated[
     Path | None,
-    typer.Option(help="npz file with samples to measure accuracy on; an array named `labels` is used if present."),
+    typer.Option(help="Samples to measure accuracy on, as for --calibrate; `labels` are used if present."),
 ]
 MaxAccuracyLoss = Annotated[str, typer.Option(help="Maximum loss of accuracy against the original, e.g. 1%.")]
 MaxOutputError = Annotated[

@@ -11,7 +11,7 @@ earlier bundle intact.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-import numpy as np
 
 from penstock.artifact import Artifact, Format, file_entries
 from penstock.bundle.coded import encode
@@ -28,7 +27,7 @@ from penstock.bundle.evidence import CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest, ServingConfig, SourceModel, Variant, check_name, check_version
 from penstock.bundle.open import is_bundle
 from penstock.bundle.pack import check_folder, code_variants, pack, place
-from penstock.dataset import Dataset, check_dataset, load_dataset
+from penstock.dataset import Dataset
 from penstock.engines.registry import available_engines, engines_for, get_engine
 from penstock.errors import (
     AlreadyExists,
@@ -59,11 +58,11 @@ from penstock.offline.synthetic import check_synthetic, synthetic_data, syntheti
 from penstock.offline.tune.space import BASELINE_ENGINE, Candidate, candidates, fallback, originals, thread_counts
 from penstock.offline.tune.tuner import Tuner, TuneResult, TuningLimits
 from penstock.resources import MachineFacts, machine_facts, usable_memory
+from penstock.rows.proof import coupling
+from penstock.samples.open import Data, open_data
 from penstock.storage.atomic import check_writable
-from penstock.tensor import Array, Signature
+from penstock.tensor import Signature
 from penstock.version import __version__
-
-Data = str | Path | Mapping[str, Array]
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +149,7 @@ def build(
 ) -> BuildResult:
     """Build ``model`` into a bundle at ``output``.
 
-    ``calibrate`` and ``evaluate`` are npz files or mappings of arrays named after the model's inputs, with one row per sample; an
+    ``calibrate`` and ``evaluate`` are samples of any kind: files, folders, mappings of arrays, or iterables (``samples/open.py``); an
     array named ``labels`` contains the labels. Without ``calibrate``, INT8 is not tried. Without ``evaluate``, a fifth of
     ``calibrate`` is held out for evaluation. Raises InvalidModel, InvalidData, InvalidConfig, ContractUnmet, AlreadyExists,
     ResourceExhausted.
@@ -175,7 +174,8 @@ def _build(
     original, source = self_contained(given), SourceModel(given.digest, given.format, given.name)
     signature = _signature(original)
     seed = recipe.compression.seed if recipe.compression else 0
-    calibration, evaluation = _data(*_given(original, calibrate, evaluate, recipe), signature, seed, recipe.contract)
+    given_data = _given(original, calibrate, evaluate, recipe)
+    calibration, evaluation = _data(original, *given_data, seed, recipe.contract)
     _check_plan(original, calibration, known, recipe)
     with _blaming(evaluate if evaluate is not None else calibrate):
         # Reject labels or a metric that do not fit the model before any long work.
@@ -185,8 +185,7 @@ def _build(
     recipe = msgspec.structs.replace(recipe, contract=judge.contract, synthetic=_synthetic(recipe, evaluation))
 
     on_progress("optimize", 0, 1)
-    sample = evaluation.rows(0, signature.smallest_batch)
-    fp32, optimization = optimize(original, [sample])
+    fp32, optimization = optimize(original, [call.inputs for call in evaluation.mix(signature.smallest_batch)])
     on_progress("optimize", 1, 1)
     seen, overlap = overlap_notes(evaluation, calibration)
     warnings += _warned((*about(fp32, calibration, evaluation, signature.smallest_batch), *overlap))
@@ -195,8 +194,7 @@ def _build(
         int8, notes = integer_versions(fp32, calibration, _integer_choice(recipe, engines), machine, on_progress)
     planned = _plan(fp32, original, calibration, _plan_options(recipe, threads), recipe, on_progress)
     tried = candidates(_versions([Version(fp32), *int8, *planned.versions], recipe), engines, threads, machine)
-    rows = _THROUGHPUT_ROWS if recipe.objective == "throughput" and signature.batchable else signature.smallest_batch
-    limits = TuningLimits(recipe.budget_s, rows, is_smallest)
+    limits = TuningLimits(recipe.budget_s, _timed_rows(recipe, signature, evaluation), is_smallest)
     tuner = Tuner(originals(original, threads), tried, evaluation, recipe.contract, limits, on_progress)
     with _blaming(evaluate if evaluate is not None else calibrate):
         tuned = tuner.run(machine.cores)
@@ -322,17 +320,20 @@ def _integer_choice(recipe: Recipe, engines: tuple[str, ...]) -> IntegerChoice:
 
 
 def _data(
-    calibrate: Data | None, evaluate: Data | None, signature: Signature, seed: int, contract: Contract
+    original: Artifact, calibrate: Data | None, evaluate: Data | None, seed: int, contract: Contract
 ) -> tuple[Dataset | None, Dataset]:
-    calibration = _dataset(calibrate, signature) if calibrate is not None else None
+    """The calibration data, and the evaluation data, which by default are a fifth of the former."""
+    signature = signature_of(original)
+    independent = signature.batchable and not coupling(original, signature)
+    calibration = open_data(calibrate, signature, independent=independent) if calibrate is not None else None
     if evaluate is not None:
-        evaluation = _dataset(evaluate, signature)
+        evaluation = open_data(evaluate, signature, independent=independent)
     elif calibration is not None:
         calibration, evaluation = calibration.split_shuffled(_HELD_OUT, signature.smallest_batch, seed)
     else:
         raise InvalidData(
             "there is no data to judge accuracy on",
-            "give --evaluate FILE.npz, and --calibrate FILE.npz for INT8; or --synthetic, which measures fidelity to the original",
+            "give --evaluate DATA, and --calibrate DATA for INT8; or --synthetic, which measures fidelity to the original",
         )
     if contract.prove_accuracy:
         known = METRICS.get(contract.metric)
@@ -340,10 +341,10 @@ def _data(
     return calibration, evaluation
 
 
-def _dataset(data: Data, signature: Signature) -> Dataset:
-    if isinstance(data, str | Path):
-        return load_dataset(data, signature)
-    return check_dataset({name: np.asarray(array) for name, array in data.items()}, signature)
+def _timed_rows(recipe: Recipe, signature: Signature, evaluation: Dataset) -> int:
+    """The number of samples in a timed call."""
+    is_batched = recipe.objective == "throughput" and signature.batchable and evaluation.joins
+    return _THROUGHPUT_ROWS if is_batched else signature.smallest_batch
 
 
 def _caveats(recipe: Recipe, tuned: TuneResult) -> list[str]:
@@ -407,6 +408,7 @@ def _evidence(
         trust_labels=recipe.contract.trust_labels,
         seen_rows=seen_rows,
         synthetic=recipe.synthetic or 0,
+        by_size=tuned.by_size,
     )
 
 
@@ -426,7 +428,8 @@ def _check_plan(original: Artifact, data: Dataset | None, options: PlanOptions |
     if options is None or recipe.compression is None:
         return
     if data is None:
-        raise InvalidData("compressing the model requires data", "give --train FILE.npz with a few hundred samples")
+        raise InvalidData("compressing the model requires data", "give --train DATA with a few hundred samples")
+    data.check_stacks("the compression plan")
     if recipe.compression.folder is not None:
         check_plan(recipe.compression.folder, known_key(original, data, options))
 

@@ -45,24 +45,31 @@ FEWEST_CALLS = _WARM_UP_CALLS + _FEWEST_ROUNDS
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """Latencies of one function."""
+    """Latencies of one function or, if it is called with inputs of several sizes, of each size."""
 
     seconds: Sequence[Array]
-    """The latencies of each load or, within one load, of each block, in seconds."""
+    """The latencies of each load or, within one load, of each block, in seconds. Empty if there are several sizes."""
     busy: str = ""
     """Other processes that disturbed the measurement, as text; empty if there were none."""
+    sizes: tuple[Timings, ...] = ()
+    """The timings of each size, with the same loads; empty if there is only one size."""
+    shares: tuple[float, ...] = ()
+    """The fraction of calls that have each size."""
 
     def joined(self, other: Timings) -> Timings:
         """These timings together with ``other``, which were measured separately."""
-        return Timings((*self.seconds, *other.seconds), self.busy or other.busy)
+        sizes = tuple(one.joined(more) for one, more in zip(self.sizes, other.sizes, strict=True))
+        return Timings((*self.seconds, *other.seconds), self.busy or other.busy, sizes, self.shares)
 
     @property
     def calls(self) -> int:
-        return sum(map(len, self.seconds))
+        return sum(map(len, self.seconds)) + sum(one.calls for one in self.sizes)
 
     @property
     def medians(self) -> Array:
-        """The median latency of each load or block, in seconds."""
+        """The median latency of each load or block, in seconds. With several sizes, the weighted mean of their medians."""
+        if self.sizes:
+            return np.asarray(np.average([one.medians for one in self.sizes], axis=0, weights=self.shares))
         return np.array([np.median(part) for part in self.seconds])
 
     @property
@@ -74,8 +81,20 @@ class Timings(msgspec.Struct, frozen=True):
         return self.percentile_ms(99)
 
     def percentile_ms(self, percent: float) -> float:
-        """Percentile over all calls, in milliseconds."""
-        return float(np.percentile(np.concatenate(self.seconds), percent)) * 1e3
+        """Percentile over all calls, in milliseconds. With several sizes, each size counts by its share."""
+        if not self.sizes:
+            return float(np.percentile(np.concatenate(self.seconds), percent)) * 1e3
+        parts = [np.concatenate(one.seconds) for one in self.sizes]
+        values = np.concatenate(parts)
+        weights = np.concatenate([np.full(len(p), share / len(p)) for p, share in zip(parts, self.shares, strict=True)])
+        order = np.argsort(values)
+        place = np.searchsorted(np.cumsum(weights[order]), percent / 100 * sum(self.shares) - 1e-9)
+        return float(values[order[min(int(place), len(order) - 1)]]) * 1e3
+
+
+def weighted(sizes: Sequence[Timings], shares: Sequence[float]) -> Timings:
+    """The timings of calls of several sizes, or of the only size."""
+    return sizes[0] if len(sizes) == 1 else Timings((), sizes[0].busy, tuple(sizes), tuple(shares))
 
 
 def interleave(
@@ -155,14 +174,6 @@ def speedup(base: Timings, other: Timings) -> Interval:
 def feed(model: LoadedModel, inputs: Mapping[str, Array]) -> Run:
     """A callable that runs ``model.forward(inputs)``."""
     return lambda: model.forward(inputs)
-
-
-def repeat_rows(inputs: Mapping[str, Array], rows: int) -> dict[str, Array]:
-    """The first ``rows`` samples of ``inputs``, repeated if there are too few."""
-    return {
-        name: np.ascontiguousarray(np.take(array, np.arange(rows) % len(array), axis=0))
-        for name, array in inputs.items()
-    }
 
 
 def _rounds(spare_s: float, round_s: float, enough: float) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from penstock.engines.base import LoadedModel
 from penstock.measurement import LatencyPoint
-from penstock.perf.measure import FEWEST_CALLS, feed, interleave, repeat_rows
+from penstock.perf.measure import FEWEST_CALLS, feed, interleave
 from penstock.tensor import Array
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -22,13 +22,13 @@ _ENOUGH = 0.95
 
 def profile(
     models: Mapping[str, LoadedModel],
-    samples: Mapping[str, Array],
+    inputs_of: Callable[[int], Mapping[str, Array]],
     budget_s: float,
     batches: Sequence[int] = BATCHES,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> dict[str, tuple[LatencyPoint, ...]]:
     """Profile all ``models``, interleaved, at each batch size of ``batches``. Each batch size gets the same part of ``budget_s``, but
-    takes no longer than its p99 needs. ``samples`` have rows along their first axis. If a model is not batchable, only the fixed batch
+    takes no longer than its p99 needs. ``inputs_of`` makes the inputs of a batch. If a model is not batchable, only the fixed batch
     size is profiled. Batch sizes whose minimum number of calls exceeds the whole budget are skipped.
     """
     if not all(model.signature.batchable for model in models.values()):
@@ -38,7 +38,7 @@ def profile(
     for batch in batches:
         if FEWEST_CALLS * batch * row_s > budget_s:
             break
-        inputs = repeat_rows(samples, batch)
+        inputs = inputs_of(batch)
         runs = {name: feed(model, inputs) for name, model in models.items()}
         timed = interleave(runs, budget_s / len(batches), enough=_ENOUGH_CALLS)
         for name, timings in timed.items():

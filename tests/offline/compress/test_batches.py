@@ -86,21 +86,24 @@ def test_the_survey_counts_batches_and_finds_the_largest() -> None:
     reader = Reader(samples(2, 5), samples(7, 4), samples(1, 11))
     batches = CalibrationBatches(signature_of(EXACT), reader, 3)
     assert batches.count == 1 + 3 + 1 == len(list(batches))
-    assert batches.largest["x"].shape == (3, 4, 4)
-    assert reader.passes == 2
+    assert batches.largest.inputs["x"].shape == (3, 4, 4)
+    few, rows = batches.fewest()
+    assert (few["x"].shape, rows) == ((1, 4, 4), 1)
+    assert reader.passes == 1
 
 
 def test_a_model_of_fixed_batch_gets_its_own_from_every_part() -> None:
     model = networks.cnn(8, batch=2)
     parts = [{"x": networks.images(4)}, {"x": networks.images(2)}]
-    assert [len(batch["x"]) for batch in CalibrationBatches(signature_of(model), parts, 32)] == [2, 2, 2]
-    with pytest.raises(InvalidData, match="calibration batch 1: .*exactly 2 samples"):
-        collect(model, [parts[0], {"x": networks.images(3)}])
+    calls = [{"x": part["x"][at : at + 2]} for part in parts for at in range(0, len(part["x"]), 2)]
+    assert [len(batch.samples) for batch in CalibrationBatches(signature_of(model), calls, 32)] == [2, 2, 2]
+    with pytest.raises(InvalidData, match=r"sample 1 of the data: .*\[3, 3, 12, 12\]"):
+        collect(model, [calls[0], {"x": networks.images(3)}])
 
 
 def test_the_digest_is_of_values_and_order() -> None:
     def digest(*batches: Array) -> str:
-        return CalibrationBatches(signature_of(EXACT), Reader(*batches), 32).digest
+        return CalibrationBatches(signature_of(EXACT), Reader(*batches), 32).data.digest
 
     assert digest(samples(3), samples(4)) == digest(samples(3), samples(4))
     assert digest(samples(3), samples(4)) != digest(samples(4), samples(3))
@@ -108,11 +111,12 @@ def test_the_digest_is_of_values_and_order() -> None:
 
 
 def test_data_that_can_be_had_only_once_or_are_none() -> None:
-    with pytest.raises(InvalidArgument, match="an iterator"):
-        collect(EXACT, iter([{"x": samples(3)}]))
-    with pytest.raises(InvalidData, match="no calibration batches"):
+    assert counts(collect(EXACT, iter([{"x": samples(3)}]))) == counts(collect(EXACT, {"x": samples(3)}))
+    with pytest.raises(InvalidArgument, match="at least 1, got 0"):
+        collect(EXACT, {"x": samples(3)}, batch_size=0)
+    with pytest.raises(InvalidData, match="has no samples"):
         collect(EXACT, [])
-    with pytest.raises(InvalidData, match="calibration batch 1: .*shape"):
+    with pytest.raises(InvalidData, match="sample 1 of the data: .*shape"):
         collect(EXACT, [{"x": samples(3)}, {"x": samples(3)[..., :2]}])
 
 

@@ -5,13 +5,14 @@ import pytest
 
 from networks import mlp
 from penstock.artifact import Artifact
+from penstock.dataset import SizedCall
 from penstock.errors import PenstockError
 from penstock.offline.judge.race import Entrant, race, race_entrants
 from penstock.offline.model_store import SESSION, keep_models
 from penstock.perf.measure import FEWEST_LOADS
 from row_graphs import parsed
 
-X = {"x": np.ones((1, 16), np.float32)}
+X = [SizedCall({"x": np.ones((1, 16), np.float32)})]
 
 
 def test_timings_are_paired_by_load_and_named_as_the_models() -> None:
@@ -21,6 +22,17 @@ def test_timings_are_paired_by_load_and_named_as_the_models() -> None:
     assert len(first.seconds) == len(second.seconds) == 4
     assert first.p50_ms > 0
     assert first.calls >= 4 * 60
+
+
+def test_calls_of_several_sizes_are_timed_apart_and_weighted() -> None:
+    calls = [SizedCall({"x": np.ones((rows, 16), np.float32)}, share) for rows, share in ((1, 0.75), (4096, 0.25))]
+    one, two = race({"one": mlp(), "two": mlp()}, calls, budget_s=2.0, loads=4).values()
+    for found in (one, two):
+        small, large = found.sizes
+        assert small.p50_ms < large.p50_ms
+        assert found.shares == (0.75, 0.25)
+        np.testing.assert_allclose(found.medians, 0.75 * small.medians + 0.25 * large.medians)
+    assert len(one.medians) == len(two.medians) == 4
 
 
 def test_without_time_there_are_the_fewest_loads() -> None:
@@ -45,7 +57,7 @@ def test_every_entrant_has_its_own_engine_and_options() -> None:
 def test_a_model_that_does_not_survive_is_an_error_and_the_next_race_is_run() -> None:
     contracts = parsed('y = Einsum<equation = "ia...,ja...->ij...">(x, x)', "float[N,M,K] x", "float[N,P,Q] y")
     with pytest.raises(PenstockError, match="ended its process with status -"):
-        race({"dies": contracts}, {"x": np.ones((2, 0, 0), np.float32)}, budget_s=0.0)
+        race({"dies": contracts}, [SizedCall({"x": np.ones((2, 0, 0), np.float32)})], budget_s=0.0)
     with pytest.raises(PenstockError, match="ONNX"):
         race({"none": Artifact.from_bytes(b"not a model")}, X, budget_s=0.0)
     assert race({"one": mlp()}, X, budget_s=0.0)["one"].calls > 0

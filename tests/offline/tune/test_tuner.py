@@ -239,7 +239,7 @@ def test_an_original_that_does_not_load_is_an_error() -> None:
 
 
 def test_labels_beyond_the_classes_are_an_error() -> None:
-    bad = msgspec.structs.replace(data(), labels=np.full(40, 9))
+    bad = make_dataset(data().inputs, np.full(40, 9))
     with pytest.raises(InvalidData, match="labels go up to 9"):
         Tuner(originals(classifier(), [1]), [], bad, CONTRACT, LIMITS).run(cores=1)
 

@@ -108,10 +108,11 @@ def _files(method: type[Method]) -> list[inspect.Parameter]:
     output = typer.Option("--output", "-o", help="Path of the ONNX file to write.", show_default=False)
     data = typer.Option(
         *method.data_options,
-        help="npz file with samples for the method; an array named `labels` is used if present.",
+        help="Samples for the method: npz file of rows, folder of npz files, JSON lines, CSV, or module:function; `labels` are "
+        "used if present.",
     )
     evaluate = typer.Option(
-        help="npz file with samples to measure accuracy and speed on. The method does not use them. "
+        help="Samples to measure accuracy and speed on, as above. The method does not use them. "
         "Without it, only sizes are reported."
     )
     return [

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 from rich.markup import escape
 
+from penstock.cli.views.sizes import show_sizes
 from penstock.cli.views.tables import make_console, print_table
 from penstock.offline.compress.method import Method
 from penstock.offline.compress.outcome import Outcome, times
@@ -29,6 +30,7 @@ def show(name: str, method: Method, outcome: Outcome, output: Path | None, *, js
         print_table(console, titles, rows)
     if made.model is not None:
         print_table(console, ("", *method.titles, "gain"), _comparison(outcome), texts=("gain",))
+    show_sizes(console, outcome.comparison.by_size if outcome.comparison else ())
     for note in outcome.notes:
         console.print(f"[yellow]note[/yellow]    {escape(note)}")
     if made.model is not None and outcome.comparison is None:

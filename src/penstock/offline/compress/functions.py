@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from penstock.config import did_you_mean, field_docs
-from penstock.offline.compress.job import Data, Job, Model
+from penstock.offline.compress.job import Job, Model
 from penstock.offline.compress.method import Method, OnProgress
 from penstock.offline.compress.outcome import Outcome
 from penstock.offline.compress.table import METHODS
+from penstock.samples.open import Data
 
 
 class CompressFunction(Protocol):
@@ -37,8 +38,9 @@ class CompressFunctions:
         outcome = penstock.compress.quantize("model.onnx", "train.npz", evaluate="test.npz", output="int8.onnx")
 
     The parameters are ``(model, data=None, evaluate=None, output=None, *, force=False, on_progress=None, **options)``. ``model`` is an
-    ONNX file or an ``Artifact``. The method uses ``data``; the result is measured on ``evaluate``. Both are npz files or mappings of
-    arrays. ``output`` is a file to write. The options are those of the command with the same name. Methods are imported on first use.
+    ONNX file or an ``Artifact``. The method uses ``data``; the result is measured on ``evaluate``. Both are samples of any kind (see
+    ``samples/open.py``). ``output`` is a file to write. The options are those of the command with the same name. Methods are imported
+    on first use.
     """
 
     distill: CompressFunction

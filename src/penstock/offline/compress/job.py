@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from penstock.artifact import Artifact
 from penstock.bundle import coded
-from penstock.dataset import Dataset, check_dataset, load_dataset
+from penstock.dataset import Dataset
 from penstock.engines.base import LoadedModel
 from penstock.errors import InvalidArgument, InvalidConfig, InvalidData, InvalidModel, PenstockError
 from penstock.offline.compress.explained import check_explained, without_evaluation
@@ -27,12 +27,11 @@ from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.sessions import loaded
 from penstock.resources import machine_facts
 from penstock.rows.proof import coupling
+from penstock.samples.open import Data, data_path, open_data
 from penstock.storage.atomic import write_whole
-from penstock.tensor import Array, Signature
+from penstock.tensor import Signature
 
 Model = str | os.PathLike[str] | Artifact
-Data = str | os.PathLike[str] | Mapping[str, Array]
-"""An npz file or a mapping of arrays named after the model's inputs; an array named ``labels`` has class numbers."""
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +66,7 @@ class Job:
         self._method, self._tell = method, tell
         self._output = Path(output) if output is not None else None
         path = None if isinstance(model, Artifact) else Path(model)
-        self._check_places([given for given in (path, _file(data), _file(evaluate)) if given], force)
+        self._check_places([given for given in (path, data_path(data), data_path(evaluate)) if given], force)
         self.original = model if isinstance(model, Artifact) else read_model_file(Path(model), method.role)
         method.examine(self.original)
         with naming(path, method.role), loaded(self.original) as running:
@@ -80,10 +79,10 @@ class Job:
             option = method.data_options[-1]
             raise InvalidArgument(
                 f"{reason} needs data",
-                f"give {option} FILE.npz (in Python: data), with arrays named after the model's inputs",
+                f"give {option} DATA (in Python: data), with arrays named after the model's inputs",
             )
         if self._fitted is not None and self._fitted.count < _FEW:
-            where = f"'{_file(data)}'" if _file(data) else "the data"
+            where = f"'{data}'" if isinstance(data, str | os.PathLike) else "the data"
             tell(
                 f"warning: {where} has only {self._fitted.count} sample(s), so the result is unreliable; give a few hundred"
             )
@@ -146,7 +145,8 @@ class Job:
         """The optimised original, with BatchNormalization folded into weights."""
         on_progress("optimize", 0, 1)
         data = self._fitted or self._evaluation
-        made, report = optimize(self.original, [data.rows(0, self.signature.smallest_batch)] if data else [])
+        calls = data.mix(self.signature.smallest_batch) if data else []
+        made, report = optimize(self.original, [call.inputs for call in calls])
         on_progress("optimize", 1, 1)
         if self._method.trains:
             needs_torch("training.trainable").TrainableModel(made)
@@ -162,10 +162,12 @@ class Job:
         """
         if given is None:
             return None
-        path = _file(given)
-        data = load_dataset(path, self.signature) if path else check_dataset(given, self.signature)  # type: ignore[arg-type]
+        reason = coupling(self.original, running.signature)
+        data = open_data(given, self.signature, independent=running.signature.batchable and not reason)
+        if self._method.trains:
+            data.check_stacks("training")
+        reason = reason if data.joins else ""
         try:
-            reason = coupling(self.original, running.signature)
             outputs = answers(running, data, 1 if reason else BATCH)
             if judged:
                 # A metric that needs labels is checked where there are labels; without them, a method may still train.
@@ -174,10 +176,7 @@ class Job:
                 for note in (*judging(reference, contract), *coupling_notes(reason)) if final else ():
                     self._tell(note)
         except PenstockError as error:
-            cause = f"{error.message}, on samples of '{path}'" if path else error.message
+            is_named = isinstance(given, str | os.PathLike)
+            cause = f"{error.message}, on samples of '{given}'" if is_named else error.message
             raise InvalidData(cause, error.hint or "check that the values are valid inputs of the model") from error
         return data
-
-
-def _file(data: Data | None) -> Path | None:
-    return Path(data) if isinstance(data, str | os.PathLike) else None

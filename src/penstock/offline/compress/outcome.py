@@ -86,6 +86,7 @@ class Outcome(msgspec.Struct, frozen=True):
             "samples": accuracy.samples if accuracy else None,
             "threads": found.threads if found else None,
             "rows": found.rows if found else None,
+            "by_size": msgspec.to_builtins(found.by_size) if found else [],
             "pays": self.pays,
             "short_of": list(self.shortfalls),
             "steps": msgspec.to_builtins(self.model.provenance[len(self.original.provenance) :]),

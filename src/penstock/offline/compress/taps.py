@@ -13,12 +13,13 @@ import numpy as np
 import onnx
 
 from penstock.artifact import Artifact
+from penstock.dataset import Dataset
 from penstock.errors import InvalidData, ResourceExhausted
-from penstock.offline.compress.batches import CalibrationBatches, Data
+from penstock.offline.compress.batches import CalibrationBatches
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import call_rows, loaded, signature_of
-from penstock.perf.measure import repeat_rows
 from penstock.resources import usable_memory
+from penstock.samples.open import Data
 from penstock.tensor import Array, Signature
 
 Progress = Callable[[int, int], None]
@@ -44,7 +45,7 @@ class Taps:
     def __init__(
         self,
         artifact: Artifact,
-        data: Data,
+        data: Data | Dataset,
         *,
         batch_size: int = BATCH_SIZE,
         threads: int = 1,
@@ -78,13 +79,11 @@ class Taps:
         """
         passes = [list(group)] if group else self.groups(names)
         for number, shown in enumerate(passes):
-            first = 0
-            for done, (rows, outputs) in enumerate(self._outputs(shown, values or {}), 1):
+            for done, (samples, outputs) in enumerate(self._outputs(shown, values or {}), 1):
                 # A local variable in this function would keep the array in memory while the next batch runs.
                 for name in [name for name in outputs if name in names]:
-                    _check_finite(name, outputs[name], first, rows)
+                    _check_finite(name, outputs[name], samples)
                     yield name, outputs.pop(name)
-                first += rows
                 progress(number * self.batches.count + done, len(passes) * self.batches.count)
 
     def groups(self, names: Sequence[str]) -> list[list[str]]:
@@ -95,7 +94,7 @@ class Taps:
 
     def sample(self, rows: int) -> dict[str, Array]:
         """Inputs for a call with ``rows`` samples, or with the model's fixed batch size."""
-        return repeat_rows(self.batches.largest, call_rows(self._signature, rows))
+        return self.batches.data.call(call_rows(self._signature, rows))
 
     def shapes(self, names: Sequence[str], rows: int) -> dict[str, tuple[int, ...]]:
         """The shapes of the tensors ``names`` in a call with the inputs of ``sample``."""
@@ -103,15 +102,15 @@ class Taps:
             name: array.shape for name, array in self._one_call(list(dict.fromkeys(names)), self.sample(rows)).items()
         }
 
-    def _outputs(self, group: list[str], values: Mapping[str, Array]) -> Iterator[tuple[int, dict[str, Array]]]:
-        """For each batch, the number of samples and the tensors of ``group``. If these are all inputs, the model does not run."""
+    def _outputs(self, group: list[str], values: Mapping[str, Array]) -> Iterator[tuple[Array, dict[str, Array]]]:
+        """For each batch, its samples and the tensors of ``group``. If these are all inputs, the model does not run."""
         if group[0] in self._signature.input_names:
-            for batch in self.batches:
-                yield _rows(batch), {name: batch[name] for name in group}
+            for samples, inputs in self.batches:
+                yield samples, {name: inputs[name] for name in group}
             return
         with loaded(self.showing(group), self._threads, as_written=True) as model:
-            for batch in self.batches:
-                yield _rows(batch), model.forward({**batch, **values})
+            for samples, inputs in self.batches:
+                yield samples, model.forward({**inputs, **values})
 
     def _one_call(self, names: list[str], inputs: Mapping[str, Array]) -> dict[str, Array]:
         with loaded(self.showing(names), self._threads, as_written=True) as model:
@@ -124,10 +123,9 @@ class Taps:
         """
         names = list(dict.fromkeys(names))
         computed = [name for name in names if name not in self._signature.input_names]
-        smallest, largest = self.batches.smallest, self.batches.largest
-        few = {name: array[:smallest] for name, array in largest.items()}
+        few, smallest = self.batches.fewest()
         outputs = few | (self._one_call(computed, few) if computed else {})
-        rows = _rows(largest)
+        rows = len(self.batches.largest.samples)
         sizes = {name: outputs[name].nbytes * rows // smallest for name in names}
         if computed:
             _check_memory({name: sizes[name] for name in computed}, rows, smallest)
@@ -157,10 +155,6 @@ def grouped(sizes: Mapping[str, int], memory_bytes: int) -> list[list[str]]:
     return groups
 
 
-def _rows(batch: Mapping[str, Array]) -> int:
-    return len(next(iter(batch.values())))
-
-
 def _check_memory(sizes: Mapping[str, int], rows: int, smallest: int) -> None:
     """Raise ResourceExhausted if a batch of the largest tensor and of the tensor before it would not fit into memory."""
     largest = max(sizes, key=lambda name: sizes[name])
@@ -176,13 +170,13 @@ def _check_memory(sizes: Mapping[str, int], rows: int, smallest: int) -> None:
         )
 
 
-def _check_finite(name: str, array: Array, first: int, rows: int) -> None:
-    """Raise InvalidData if ``array``, from ``rows`` samples starting at number ``first``, has NaN or infinity."""
+def _check_finite(name: str, array: Array, samples: Array) -> None:
+    """Raise InvalidData if ``array``, computed from ``samples``, has NaN or infinity."""
     if np.isfinite(array).all():
         return
-    where = f"samples {first} to {first + rows - 1}"
-    if array.shape[:1] == (rows,):
-        bad = first + np.flatnonzero(~np.isfinite(array.reshape(rows, -1)).all(axis=1))
+    where = f"samples {samples[0]} to {samples[-1]}" if len(samples) > 1 else f"sample {samples[0]}"
+    if array.shape[:1] == samples.shape:
+        bad = samples[~np.isfinite(array.reshape(len(samples), -1)).all(axis=1)]
         more = f" and {bad.size - _NAMED} more" if bad.size > _NAMED else ""
         where = f"sample(s) {', '.join(map(str, bad[:_NAMED].tolist()))}{more}"
     raise InvalidData(

@@ -14,9 +14,9 @@ import numpy as np
 
 from penstock.artifact import Artifact
 from penstock.bundle.evidence import Accuracy
-from penstock.dataset import Dataset
+from penstock.dataset import Dataset, SampleCall, digest_of
 from penstock.engines.base import LoadedModel
-from penstock.errors import InvalidData, PenstockError, Unsupported
+from penstock.errors import InvalidData, PenstockError, ResourceExhausted, Unsupported
 from penstock.measurement import Interval
 from penstock.offline.judge.detect import Choice, choose_metric, has_class_scores
 from penstock.offline.judge.intervals import (
@@ -39,10 +39,13 @@ from penstock.offline.judge.metrics import (
 )
 from penstock.offline.judge.scoring.classes import classes_of, hits, is_float
 from penstock.offline.sessions import loaded
+from penstock.resources import usable_memory
 from penstock.tensor import Array
 
 _WORST = 1e6
 _TINY = 1e-9
+_MEMORY_SHARE = 0.5
+"""Maximum fraction of the machine's memory for the outputs of one model."""
 
 
 class Reference(msgspec.Struct, frozen=True):
@@ -272,29 +275,89 @@ def not_finite(outputs: Outputs) -> str:
 def answers(model: LoadedModel, data: Dataset, batch: int = 64) -> Outputs:
     """The outputs of ``model`` on all of ``data``, one row per sample. Calls have ``batch`` rows, or the model's fixed batch size.
 
-    Raises Unsupported if the outputs have no axis for samples, or differ in shape from one call to the next.
+    Raises Unsupported if the outputs have no axis for samples, ResourceExhausted if they need more than half of the memory.
     """
     size = batch if model.signature.batchable else model.signature.smallest_batch
-    starts = range(0, data.count, size)
-    counts = [min(size, data.count - start) for start in starts]
-    return joined(counts, (model.forward(data.rows(start, start + size)) for start in starts))
+    return joined(data.call_samples(size), (_answered(model, call, data) for call in data.calls(size)))
 
 
-def joined(counts: Iterable[int], calls: Iterable[Mapping[str, Array]]) -> Outputs:
-    """Join the outputs of several calls to one row per sample. ``counts`` has the number of samples per call. Raises Unsupported."""
+def _answered(model: LoadedModel, call: SampleCall, data: Dataset) -> dict[str, Array]:
+    """The outputs of a ``call`` with samples of ``data``. Raises PenstockError, which names the sample, and ResourceExhausted."""
+    try:
+        outputs = model.forward(call.inputs)
+    except PenstockError as error:
+        raise _located(error, model, call.samples, data) from None
+    if call.samples[0] == 0:
+        _check_room(sum(array.nbytes for array in outputs.values()) / len(call.samples), data.count)
+    return outputs
+
+
+def _located(error: PenstockError, model: LoadedModel, samples: Array, data: Dataset) -> PenstockError:
+    """``error``, with the number of the sample that causes it, if the sample alone does."""
+    for sample in samples if len(samples) > 1 and model.signature.smallest_batch == 1 else ():
+        try:
+            model.forward(data.sample(sample))
+        except PenstockError as alone:
+            return _located(alone, model, np.array([sample]), data)
+    first, last = data.numbers[samples[0]], data.numbers[samples[-1]]
+    where = f"sample {first}" if len(samples) == 1 else f"one of the samples {first} to {last}"
+    error.message = f"{error.message} (in {where})"
+    return error
+
+
+def _check_room(sample_bytes: float, count: int) -> None:
+    """Raise ResourceExhausted if the outputs for ``count`` samples need more than half of the memory."""
+    needed, limit = sample_bytes * count, _MEMORY_SHARE * usable_memory()
+    if limit and needed > limit:
+        raise ResourceExhausted(
+            f"the outputs for {count} samples need about {needed / 2**30:.1f} GiB of memory, but only {limit / 2**30:.1f} GiB may be "
+            "used",
+            f"evaluate on at most {int(limit / sample_bytes)} samples",
+        )
+
+
+def joined(samples: Iterable[Array], calls: Iterable[Mapping[str, Array]]) -> Outputs:
+    """Join the outputs of several calls to one row per sample. ``samples`` has the numbers of the samples in each call.
+
+    If shapes differ from sample to sample, floats are padded with zeros at the end of each axis. A row with one axis gets another of
+    size 1, so that its elements do not count as class scores. Other outputs are replaced by a digest, which is equal only if all
+    elements are. Raises Unsupported if the first axis of an output is not the number of samples.
+    """
+    numbers: list[Array] = []
     parts: dict[str, list[Array]] = {}
-    for count, outputs in zip(counts, calls, strict=True):
+    for chosen, outputs in zip(samples, calls, strict=True):
+        numbers.append(chosen)
         for name, array in outputs.items():
-            # If a model takes one sample, its outputs may lack a batch axis.
-            row = array if array.shape[:1] == (count,) else _one_row(name, array, count)
-            parts.setdefault(name, []).append(row)
-    for name, arrays in parts.items():
-        if len({array.shape[1:] for array in arrays}) > 1:
+            parts.setdefault(name, []).append(array)
+    order = np.argsort(np.concatenate(numbers), kind="stable")
+    is_sorted = bool((np.diff(order) == 1).all())
+    found = {name: _rows_of(name, arrays, numbers) for name, arrays in parts.items()}
+    return found if is_sorted else {name: array[order] for name, array in found.items()}
+
+
+def _rows_of(name: str, arrays: list[Array], samples: list[Array]) -> Array:
+    """One row per sample of the output ``name``, in the order of the calls."""
+    counts = [len(chosen) for chosen in samples]
+    if any(array.shape[:1] != (count,) for array, count in zip(arrays, counts, strict=True)):
+        # If a model takes one sample, its outputs may lack a batch axis.
+        if max(counts) > 1:
             raise Unsupported(
-                f"output '{name}' cannot be compared, because its shape differs from sample to sample",
-                "export the model with outputs of fixed shape",
+                f"output '{name}' has shape {list(arrays[0].shape)} for {counts[0]} samples: its first axis is not the number of "
+                "samples",
+                "export the model with a batch axis on every output",
             )
-    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+        arrays = [array[np.newaxis] for array in arrays]
+    if len({array.shape[1:] for array in arrays}) == 1:
+        return np.concatenate(arrays)
+    rows = [row for array in arrays for row in array]
+    if not is_float(arrays[0]):
+        return np.array([digest_of({"": np.asarray(row)}) for row in rows], np.object_)
+    if len({np.ndim(row) for row in rows}) > 1:
+        raise Unsupported(f"output '{name}' differs in its number of dimensions from sample to sample")
+    padded = np.zeros((len(rows), *np.max([row.shape for row in rows], axis=0)), arrays[0].dtype)
+    for target, row in zip(padded, rows, strict=True):
+        target[tuple(map(slice, row.shape))] = row
+    return padded[..., np.newaxis] if padded.ndim == 2 else padded
 
 
 def answers_of(
@@ -344,12 +407,3 @@ def _spread(rows: Array, array: Array) -> Array:
 
 def _blank(array: Array) -> Array:
     return np.zeros(1, array.dtype)
-
-
-def _one_row(name: str, array: Array, count: int) -> Array:
-    if count == 1:
-        return array[np.newaxis]
-    raise Unsupported(
-        f"output '{name}' has shape {list(array.shape)} for {count} samples: its first axis is not the number of samples",
-        "export the model with a batch axis on every output",
-    )

@@ -6,14 +6,14 @@ the original are timed in turns; see ``race.py``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact
-from penstock.bundle.evidence import Accuracy
-from penstock.dataset import Dataset
+from penstock.bundle.evidence import Accuracy, SizeGain
+from penstock.dataset import Dataset, SizedCall
 from penstock.engines.base import LoadedModel
 from penstock.errors import InvalidConfig, InvalidData
 from penstock.measurement import Interval
@@ -24,7 +24,7 @@ from penstock.offline.judge.metric_table import METRICS
 from penstock.offline.judge.metrics import Outputs
 from penstock.offline.judge.race import race
 from penstock.offline.sessions import call_rows, loaded, signature_of
-from penstock.perf.measure import Timings, repeat_rows, speedup
+from penstock.perf.measure import Timings, speedup
 from penstock.rows.proof import coupling
 from penstock.tensor import Array
 
@@ -60,6 +60,8 @@ class Comparison(msgspec.Struct, frozen=True):
     rows: int
     busy: str = ""
     """Other processes that disturbed the timing, as text; empty if there were none."""
+    by_size: tuple[SizeGain, ...] = ()
+    """The speed at each size, if the data have samples of several sizes."""
 
     @property
     def size_ratio(self) -> float:
@@ -93,8 +95,9 @@ class Judge:
         self._engine = engine
         with loaded(original, threads, engine=engine) as model:
             self.signature = model.signature
-            self.coupling = coupling(original, model.signature)
-            """Why the original's rows may depend on each other; empty if they are proven not to, or if its batch size is fixed."""
+            self.coupling = coupling(original, model.signature) if data.joins else ""
+            """Why the original's rows may depend on each other; empty if they are proven not to, if its batch size is fixed, or if a
+            sample is a whole call."""
             found = self._answers(model, original)
             self.reference = checked_reference(found, data.labels, contract, looks, coupling=self.coupling)
         self.contract = msgspec.structs.replace(contract, cut=self.reference.choice.cut)
@@ -120,9 +123,9 @@ class Judge:
         return self._judgement(self._answers(model, candidate))
 
     def race(self, candidates: Mapping[str, Artifact], budget_s: float, rows: int = 1) -> dict[str, Timings]:
-        """Time ``candidates`` and the original (named ``ORIGINAL``) in turns, in calls of ``rows`` samples."""
-        sample = repeat_rows(self.data.inputs, call_rows(self.signature, rows))
-        return race({ORIGINAL: self.original, **candidates}, sample, budget_s, self.threads, self._engine)
+        """Time ``candidates`` and the original (named ``ORIGINAL``) in turns, in calls of ``rows`` samples of the data's sizes."""
+        calls = self.data.mix(call_rows(self.signature, rows))
+        return race({ORIGINAL: self.original, **candidates}, calls, budget_s, self.threads, self._engine)
 
     def compare(self, candidate: Artifact, *, rows: int = 1, budget_s: float = 3.0) -> Comparison:
         """The accuracy and the speed of ``candidate``, timed with ``rows`` samples per call, or with the model's fixed batch size."""
@@ -140,6 +143,7 @@ class Judge:
             threads=self.threads,
             rows=call_rows(self.signature, rows),
             busy=after.busy,
+            by_size=size_gains(self.data.mix(call_rows(self.signature, rows)), before, after),
         )
 
     def _answers(self, model: LoadedModel, artifact: Artifact) -> Outputs:
@@ -203,6 +207,20 @@ def coupling_notes(reason: str, rows: int = 1) -> tuple[str, ...]:
     else:
         effect = f"the answers hold for calls of {rows} rows, but the server runs every row alone"
     return (f"rows of the model may depend on each other ({reason}): {effect}",)
+
+
+def size_gains(calls: Sequence[SizedCall], before: Timings, after: Timings) -> tuple[SizeGain, ...]:
+    """The gain at each of the sizes of ``calls``; empty if there is only one size."""
+    return tuple(
+        SizeGain(
+            {name: array.shape for name, array in call.inputs.items()},
+            call.share,
+            one.p50_ms,
+            other.p50_ms,
+            speedup(one, other),
+        )
+        for call, one, other in zip(calls, before.sizes, after.sizes, strict=bool(before.sizes))
+    )
 
 
 def hold_out(artifact: Artifact, data: Dataset, share: float = 0.2) -> tuple[Dataset, Dataset]:

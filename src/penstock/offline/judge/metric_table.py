@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import chdir, contextmanager, redirect_stdout
-
-from penstock.errors import InvalidArgument, PenstockError
-from penstock.offline.judge.metric import AccuracyMetric, Function
+from penstock.errors import InvalidArgument
+from penstock.offline.judge.metric import AccuracyMetric
 from penstock.offline.judge.scoring import boxes, classes, embeddings, numbers, texts
-from penstock.tensor import Array
+from penstock.samples.user_code import load_function
 
 METRICS: dict[str, AccuracyMetric] = {
     metric.name: metric for module in (classes, numbers, embeddings, texts, boxes) for metric in module.METRICS
@@ -33,45 +27,4 @@ def metric_named(name: str) -> AccuracyMetric:
         raise InvalidArgument(
             f"there is no metric '{name}'", f"use one of: {', '.join(METRICS)}; or your own function, module:function"
         )
-    return AccuracyMetric(name, _found(module, function), "any", lambda *_: True, kind="other")
-
-
-def _found(module: str, function: str) -> Function:
-    here = ""
-    try:
-        # Files that are written later must not move if the module or the function changes the working directory.
-        with chdir("."), _apart_from_output():
-            here = os.getcwd()
-            sys.path.insert(0, here)
-            found = getattr(importlib.import_module(module), function)
-    except (PenstockError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # noqa: BLE001 - the user's module may raise SystemExit
-        raise InvalidArgument(
-            f"cannot load the metric '{module}:{function}': {type(error).__name__}: {error}",
-            "give a module that Python can import, and a function of this module",
-        ) from None
-    finally:
-        if here in sys.path:
-            sys.path.remove(here)
-    if not callable(found):
-        raise InvalidArgument(f"the metric '{module}:{function}' is not a function", "name a function of the module")
-
-    def of(output: Array, labels: Array) -> Array | float:
-        with chdir("."), _apart_from_output():
-            return found(output, labels)  # type: ignore[no-any-return]
-
-    return of
-
-
-@contextmanager
-def _apart_from_output() -> Iterator[None]:
-    """Standard output stays open, and receives nothing: what the user's code prints goes to standard error."""
-    kept = os.dup(1)
-    try:
-        os.dup2(2, 1)
-        with open(os.dup(2), "w") as printed, redirect_stdout(printed):
-            yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+    return AccuracyMetric(name, load_function(name, "metric"), "any", lambda *_: True, kind="other")

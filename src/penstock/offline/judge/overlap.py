@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 
 from penstock.dataset import Dataset
 from penstock.errors import InvalidData
-from penstock.offline.judge.scoring.classes import is_float
 from penstock.tensor import Array
 
 _SHOWN = 10
@@ -56,16 +53,4 @@ def overlap_notes(judged: Dataset, fitted: Dataset | None) -> tuple[int, tuple[s
 
 
 def _digests(data: Dataset, *, labelled: bool = False) -> list[bytes]:
-    arrays = [data.inputs[name] for name in sorted(data.inputs)]
-    if labelled and data.labels is not None:
-        arrays.append(data.labels)
-    return [hashlib.blake2b(b"".join(map(_bytes, row)), digest_size=16).digest() for row in zip(*arrays, strict=True)]
-
-
-def _bytes(value: object) -> bytes:
-    array = np.asarray(value)
-    if array.dtype.hasobject or array.dtype.kind in "US":
-        return repr(array.tolist()).encode()
-    if is_float(array):
-        array = array + array.dtype.type(0)  # -0.0 becomes 0.0, which has other bytes
-    return array.tobytes()
+    return [digest.tobytes() for digest in data.digests(labelled=labelled)]

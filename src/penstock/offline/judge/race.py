@@ -17,11 +17,12 @@ import msgspec
 import numpy as np
 
 from penstock.artifact import Artifact
+from penstock.dataset import SizedCall
 from penstock.engines.registry import get_engine
 from penstock.offline.apart import Apart, forked
 from penstock.offline.sessions import session
 from penstock.perf.conditions import OthersWatch
-from penstock.perf.measure import LOADS, Timings, feed, interleave, repeat
+from penstock.perf.measure import LOADS, Run, Timings, feed, interleave, repeat, weighted
 from penstock.tensor import Array
 
 _Name = TypeVar("_Name", bound=Hashable)
@@ -44,42 +45,47 @@ class Entrant(NamedTuple):
 
 def race(
     models: Mapping[_Name, Artifact],
-    inputs: Mapping[str, Array],
+    calls: Sequence[SizedCall],
     budget_s: float,
     threads: int = 1,
     engine: str = "onnxruntime",
     loads: int = LOADS,
 ) -> dict[_Name, Timings]:
-    """Time a call of each of ``models`` with ``inputs``; see ``race_entrants``."""
+    """Time ``calls`` of each of ``models``; see ``race_entrants``."""
     entrants = {name: Entrant(model, engine, {"threads": threads}) for name, model in models.items()}
-    return race_entrants(entrants, inputs, budget_s, loads)
+    return race_entrants(entrants, calls, budget_s, loads)
 
 
 def race_entrants(
-    entrants: Mapping[_Name, Entrant], inputs: Mapping[str, Array], budget_s: float, loads: int = LOADS
+    entrants: Mapping[_Name, Entrant], calls: Sequence[SizedCall], budget_s: float, loads: int = LOADS
 ) -> dict[_Name, Timings]:
-    """Time a call of each of ``entrants`` with ``inputs``. Timings are paired by load.
+    """Time ``calls`` of each of ``entrants``. Timings are paired by load. If there are several calls, the timings of each are kept.
 
     The models are loaded ``loads`` times, or as often as ``budget_s`` seconds allow, but at least three times. Raises PenstockError if
     a model does not load or run.
     """
-    found = _child.call(_race, list(entrants.values()), dict(inputs), budget_s, loads)
+    found = _child.call(_race, list(entrants.values()), list(calls), budget_s, loads)
     return dict(zip(entrants, found, strict=True))
 
 
-def _race(entrants: Sequence[Entrant], inputs: Mapping[str, Array], budget_s: float, loads: int) -> list[Timings]:
+def _race(entrants: Sequence[Entrant], calls: Sequence[SizedCall], budget_s: float, loads: int) -> list[Timings]:
     for entrant in entrants:
         get_engine(entrant.engine)  # imports the engine, once for all copies of this process
+    inputs = [call.inputs for call in calls]
     watch = OthersWatch()
     found = repeat(lambda number: forked(_time_load, entrants, inputs, budget_s / loads, number), loads, budget_s)
     busy = watch.finish()
-    return [msgspec.structs.replace(found[str(place)], busy=busy) for place in range(len(entrants))]
+    shares = [call.share for call in calls]
+    return [
+        weighted([msgspec.structs.replace(found[f"{place} {size}"], busy=busy) for size in range(len(calls))], shares)
+        for place in range(len(entrants))
+    ]
 
 
 def _time_load(
-    entrants: Sequence[Entrant], inputs: Mapping[str, Array], budget_s: float, number: int
+    entrants: Sequence[Entrant], inputs: Sequence[Mapping[str, Array]], budget_s: float, number: int
 ) -> dict[str, Array]:
-    """The latencies of ``entrants``, by their places, in one load.
+    """The latencies of ``entrants`` in one load, by their places and the places of the ``inputs``.
 
     The order of loading is random, and in every second load the reverse of that in the load before. Random padding moves the models
     to other addresses in each load (C. Curtsinger, E. Berger, "Stabilizer", ASPLOS 2013).
@@ -90,9 +96,10 @@ def _time_load(
     if number % 2:
         places.reverse()
     with contextlib.ExitStack() as stack:
-        running, padding = {}, []
+        running, padding = dict[str, Run](), []
         for place in places:
             padding.append(bytes(random.Random(f"{number} {place}").randrange(_MOST_PADDING)))
-            running[str(place)] = feed(stack.enter_context(session(*entrants[place])), inputs)
+            model = stack.enter_context(session(*entrants[place]))
+            running |= {f"{place} {size}": feed(model, given) for size, given in enumerate(inputs)}
         timed = interleave(running, budget_s, seed=number, enough=_ENOUGH_CALLS)
     return {name: np.concatenate(timings.seconds) for name, timings in timed.items()}

@@ -20,16 +20,16 @@ from contextlib import AbstractContextManager, ExitStack
 
 import msgspec
 
-from penstock.bundle.evidence import Accuracy, CandidateRecord
+from penstock.bundle.evidence import Accuracy, CandidateRecord, SizeGain
 from penstock.bundle.titles import described
-from penstock.dataset import Dataset
+from penstock.dataset import Dataset, SizedCall
 from penstock.engines.base import LoadedModel
 from penstock.errors import ContractUnmet, PenstockError
 from penstock.measurement import Conditions, Interval, LatencyPoint
 from penstock.offline.compress.method import OnProgress
 from penstock.offline.judge.contract import Contract, unmet
 from penstock.offline.judge.detect import Choice
-from penstock.offline.judge.judge import Judge
+from penstock.offline.judge.judge import Judge, size_gains
 from penstock.offline.judge.race import Entrant, race_entrants
 from penstock.offline.judge.sample_size import too_few
 from penstock.offline.sessions import session
@@ -45,10 +45,9 @@ from penstock.offline.tune.search import (
 )
 from penstock.offline.tune.space import Candidate
 from penstock.perf.conditions import ConditionsWatch
-from penstock.perf.measure import LOADS, Timings, repeat_rows, speedup
-from penstock.perf.profile import knee, profile
+from penstock.perf.measure import LOADS, Timings, speedup
+from penstock.perf.profile import BATCHES, knee, profile
 from penstock.rows.proof import unproven
-from penstock.tensor import Array
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ _SCREEN_SHARE, _CONFIRM_SHARE, _PROFILE_SHARE = 0.4, 0.35, 0.25
 _SCREEN_LOADS = 4
 """Loads of each pair in the screening; few, so that it is quick, which makes the intervals wide."""
 
-Race = Callable[[Mapping[str, Entrant], Mapping[str, Array], float, int], Mapping[str, Timings]]
+Race = Callable[[Mapping[str, Entrant], Sequence[SizedCall], float, int], Mapping[str, Timings]]
 
 
 class TuningLimits(msgspec.Struct, frozen=True):
@@ -86,6 +85,8 @@ class TuneResult(msgspec.Struct, frozen=True):
     """The metric of accuracy, and why it was chosen."""
     notes: tuple[str, ...] = ()
     """Remarks on the data."""
+    by_size: tuple[SizeGain, ...] = ()
+    """The gain of the chosen candidate at each size, if the data have samples of several sizes."""
 
 
 class Tuner:
@@ -104,6 +105,7 @@ class Tuner:
         self._bases = {original.threads: Trial(original, status="baseline") for original in originals}
         self._trials = [Trial(candidate) for candidate in candidates]
         self._data = data
+        self._calls = data.mix(limits.rows)
         self._contract = contract
         self._limits = limits
         self._on_progress = on_progress
@@ -157,7 +159,8 @@ class Tuner:
         self._profile(base, winner)
         base.timings = winner.against or base.timings  # so that both latencies are of the same loads
         others = [trial for trial in (*self._bases.values(), *self._trials) if trial is not base]
-        is_merged = not unproven(winner.candidate.artifact, judge.signature)
+        is_merged = self._data.joins and not unproven(winner.candidate.artifact, judge.signature)
+        gains = size_gains(self._calls, winner.against, winner.timings) if winner.against and winner.timings else ()
         return TuneResult(
             chosen=winner.candidate,
             baseline=record(base, contract),
@@ -169,6 +172,7 @@ class Tuner:
             conditions=conditions,
             choice=judge.reference.choice,
             notes=(*self._notes, *self._against_more_threads(winner)),
+            by_size=gains,
         )
 
     def _against_more_threads(self, winner: Trial) -> tuple[str, ...]:
@@ -246,8 +250,9 @@ class Tuner:
         with ExitStack() as stack:
             found = profile(
                 {name: stack.enter_context(_loaded(trial)) for name, trial in pair.items()},
-                self._data.inputs,
+                self._data.call,
                 _PROFILE_SHARE * self._limits.budget_s,
+                BATCHES if self._data.joins else BATCHES[:1],
                 on_batch=lambda batch: self._on_progress("profile", batch, 64),
             )
         for name, trial in pair.items():
@@ -273,9 +278,8 @@ class Tuner:
 
     def _duel(self, one: Trial, other: Trial, budget_s: float, loads: int) -> tuple[Timings, Timings]:
         """The timings of two trials against one another. Those of originals are collected."""
-        sample = repeat_rows(self._data.inputs, self._limits.rows)
         entrants = {trial.candidate.name: _entrant(trial) for trial in (one, other)}
-        found = self._race(entrants, sample, budget_s, loads)
+        found = self._race(entrants, self._calls, budget_s, loads)
         for trial in {id(trial): trial for trial in (one, other) if trial.status == "baseline"}.values():
             more = found[trial.candidate.name]
             trial.timings = trial.timings.joined(more) if trial.timings else more

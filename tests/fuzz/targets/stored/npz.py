@@ -11,7 +11,7 @@ from random import Random
 
 import numpy as np
 
-from penstock.dataset import load_dataset
+from penstock.samples.open import load_dataset
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 from tests.fuzz.mutator import Seed
 from tests.fuzz.parts import pieces

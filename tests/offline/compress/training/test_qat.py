@@ -10,7 +10,7 @@ import pytest
 import networks
 from networks import attention
 from penstock.artifact import Artifact
-from penstock.dataset import Dataset, load_dataset, make_dataset
+from penstock.dataset import Dataset, make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidConfig, Unsupported
 from penstock.offline.compress.ptq.calibrate import collect
@@ -25,6 +25,7 @@ from penstock.offline.compress.training.torch import torch
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.judge.accuracy import answers
 from penstock.offline.optimize.optimizer import optimize
+from penstock.samples.open import load_dataset
 from penstock.tensor import DataType
 
 DIGITS = Path(__file__).parents[4] / "examples" / "digits"

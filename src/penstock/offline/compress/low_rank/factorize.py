@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
-from penstock.dataset import Dataset, make_dataset
+from penstock.dataset import Dataset, SizedCall
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.compress.low_rank import convolution, rank_choice
 from penstock.offline.compress.low_rank.convolution import WHOLE, SplitForm, Way
@@ -203,9 +203,8 @@ class _Factory:
                 f"all layers that can be split take less than {self._options.min_ms} ms",
                 "use a larger model, or give a lower --min-ms (in Python min_ms)",
             )
-        whole = race(
-            {"": self._artifact}, self._taps.sample(self._options.rows), _MODEL_SECONDS, self._options.threads, loads=1
-        )
+        call = SizedCall(self._taps.sample(self._options.rows))
+        whole = race({"": self._artifact}, [call], _MODEL_SECONDS, self._options.threads, loads=1)
         return found, whole[""].p50_ms
 
     def _measure(self, layer: SplittableLayer, shape: tuple[int, ...]) -> dict[Way, float]:
@@ -313,6 +312,6 @@ def _parts(data: Dataset, samples: int, multiple: int) -> tuple[Dataset, Dataset
     """Samples for the moments, and the last ``samples`` samples for judging. The parts overlap if there are too few samples."""
     held_out = max(multiple, samples - samples % multiple)
     if data.count < 2 * held_out:
-        return data, make_dataset(data.rows(0, min(data.count, held_out)), None)
+        return data, data.part(0, held_out)
     at = data.count - held_out
-    return make_dataset(data.rows(0, at), None), make_dataset(data.rows(at, data.count), None)
+    return data.part(0, at), data.part(at, data.count)

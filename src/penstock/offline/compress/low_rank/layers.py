@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
+from penstock.dataset import SizedCall
 from penstock.offline.compress.low_rank.convolution import SplitForm, Way, factor_shapes
 from penstock.offline.compress.low_rank.matrix import Split
 from penstock.offline.judge.race import race
@@ -121,7 +122,7 @@ def measure(layer: SplittableLayer, shape: Sequence[int], ways: Sequence[Way], t
         way: alone(layer, way[0], [random(factor) for factor in factor_shapes(layer.weight.shape, *way)], shape)
         for way in ways
     }
-    timings = race(models, {"x": random(shape)}, _SECONDS_EACH * len(models), threads, loads=1)
+    timings = race(models, [SizedCall({"x": random(shape)})], _SECONDS_EACH * len(models), threads, loads=1)
     return {way: timed.p50_ms for way, timed in timings.items()}
 
 

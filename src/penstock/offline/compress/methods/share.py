@@ -113,7 +113,7 @@ class ShareMethod(TrainingMethod, frozen=True, kw_only=True):
     def _rows(self, model: Artifact, data: Dataset) -> Dataset:
         if self.most_rows is None:
             return data
-        values = sum(array.size for array in data.inputs.values()) // data.count
+        values = sum(array.size for array in data.sample(0).values())
         rows = max(_MIN_ROWS, min(self.most_rows, _MAX_VALUES // max(1, values)))
         return data if data.count <= rows else data.split(1 - rows / data.count, signature_of(model).smallest_batch)[0]
 

@@ -69,12 +69,12 @@ def is_batch_invariant(artifact: Artifact, data: Dataset) -> bool:
 def batch_dependence(artifact: Artifact, data: Dataset) -> float:
     """Largest relative error between the outputs for a sample alone and in a batch of 8 samples, evenly spaced in ``data``.
 
-    The result is 0 for a model with a fixed batch size. Outputs without a batch axis are ignored.
+    The samples have equal shapes. The result is 0 for a model with a fixed batch size. Outputs without a batch axis are ignored.
     """
     with loaded(artifact) as model:
-        if not model.signature.batchable:
+        if not model.signature.batchable or not data.joins:
             return 0.0
-        batch = data.pick_evenly(_ROWS)
+        batch = data.alike().pick_evenly(_ROWS)
         together = model.forward(batch.inputs)
         alone = [model.forward(batch.rows(row, row + 1)) for row in range(_ROWS)]
     separate = {name: np.concatenate([np.atleast_1d(answer[name]) for answer in alone]) for name in together}

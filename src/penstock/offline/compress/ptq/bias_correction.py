@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from penstock.artifact import Artifact
-from penstock.dataset import Dataset, make_dataset
+from penstock.dataset import Dataset
 from penstock.errors import InvalidData, Unsupported
 from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel, float_model
 from penstock.offline.compress.taps import Taps
@@ -55,7 +55,7 @@ def correct_biases(original: Artifact, quantised: Artifact, data: Dataset) -> Ar
     layers, plain = _layers(quantised, known), known.artifact()
     signature = signature_of(original)
     smallest = signature.smallest_batch
-    fit, held_out = make_dataset(data.rows(0, rows - rows % smallest), None).split(_HELD_OUT, smallest)
+    fit, held_out = data.part(0, rows - rows % smallest).split(_HELD_OUT, smallest)
     wanted = _means(Taps(plain, fit, signature=signature), {one.wanted: one.axis for one in layers})
     reference = answers_of(original, held_out, batch_size=_BATCH, as_written=True)
     probe = _Probe(quantised, layers, fit, held_out, reference, signature)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.errors import InvalidArgument
-from penstock.offline.compress.batches import Data
 from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement, float_model, nothing_to_quantise
 from penstock.offline.compress.ptq.ranges.histogram import Histogram, TensorStatistics
 from penstock.offline.compress.taps import BATCH_SIZE, GROUP_BYTES, Progress, Taps, no_progress
 from penstock.offline.model_store import remembered
 from penstock.offline.sessions import signature_of
+from penstock.samples.open import Data
 
 _STATISTICS_BYTES = 65536
 """Approximate size of the statistics of one tensor."""
@@ -20,7 +20,7 @@ _STATISTICS_BYTES = 65536
 
 def collect(
     artifact: Artifact,
-    data: Data,
+    data: Data | Dataset,
     tensors: Sequence[str] | None = None,
     batch_size: int = BATCH_SIZE,
     progress: Progress = no_progress,
@@ -28,11 +28,10 @@ def collect(
 ) -> dict[str, TensorStatistics]:
     """Collect statistics of ``tensors``, by default of all tensors that can need a range in an INT8 version of the model.
 
-    ``data`` is a mapping from input names to arrays with samples along the first axis, or an iterable of such mappings
-    (``batches.py``). Batches have at most ``batch_size`` samples, or the model's fixed batch size. The batch size affects the
-    histograms only if it affects the engine's results. Within a build, statistics of the same model on the same ``Dataset`` are
-    collected once. Memory: one histogram per tensor, and up to ``memory_bytes`` (or the largest tensor, if that is larger) for one
-    batch.
+    ``data`` are samples of any kind (``samples/open.py``), of any sizes. Batches have at most ``batch_size`` samples, or the
+    model's fixed batch size. The batch size affects the histograms only if it affects the engine's results. Within a build, statistics
+    of the same model on the same ``Dataset`` are collected once. Memory: one histogram per tensor, and up to ``memory_bytes`` (or the
+    largest tensor, if that is larger) for one batch.
 
     A tensor that is always empty has an empty histogram. ``ranges`` gives such a tensor no range, so its operators stay float.
 

@@ -154,6 +154,5 @@ def _median(shares: Array, exponent: int) -> float:
 
 
 def _some(data: Dataset, multiple: int) -> Dataset:
-    row_bytes = sum(array.nbytes for array in data.inputs.values()) / data.count
-    most = min(_ROWS, int(_BYTES / max(1.0, row_bytes)), data.count)
+    most = min(_ROWS, int(_BYTES / max(1.0, data.sample_bytes)), data.count)
     return data.pick_evenly(max(1, most // multiple) * multiple)

@@ -18,7 +18,7 @@ from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme
 from penstock.offline.judge.race import race
 from penstock.offline.sessions import call_rows, signature_of
-from penstock.perf.measure import repeat_rows, speedup
+from penstock.perf.measure import speedup
 from penstock.resources import MachineFacts
 from penstock.tensor import DataType
 
@@ -74,8 +74,7 @@ def fastest_placement(
     if not ways:
         raise nothing_to_quantise()
     models = {"": artifact, **{name: way[2] for name, way in ways.items()}}
-    sample = repeat_rows(data.inputs, call_rows(signature_of(artifact), 1))
-    timings = race(models, sample, budget_s, threads)
+    timings = race(models, data.mix(call_rows(signature_of(artifact), 1)), budget_s, threads)
     timed = [
         TimedPlacement(*way, timings[name].p50_ms, speedup(timings[""], timings[name])) for name, way in ways.items()
     ]

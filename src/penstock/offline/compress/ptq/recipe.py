@@ -150,7 +150,7 @@ def placed(model: Artifact, context: StepContext, name: PlacementName, threads: 
     if model.digest not in known:
         progress = context.stage("place")
         rows = signature_of(model).smallest_batch
-        statistics = collect(model, context.data.rows(0, max(rows, _ROWS // rows * rows)))
+        statistics = collect(model, context.data.part(0, max(rows, _ROWS // rows * rows)))
         timed_on = context.judge.data if context.judge else context.data
         timed = fastest_placement(model, statistics, timed_on, [context.scheme], threads, budget_s)
         known[model.digest] = timed[0].placement

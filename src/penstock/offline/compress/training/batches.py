@@ -18,9 +18,10 @@ class TrainingBatches:
 
     def __init__(self, model: TrainableModel, data: Dataset) -> None:
         """Raises InvalidData if an input is missing, or if the number of samples is not a multiple of the model's fixed batch size."""
-        missing = [name for name in model.input_names if name not in data.inputs]
+        missing = [name for name in model.input_names if name not in data.names]
         if missing:
-            raise InvalidData(f"no data for input(s) {missing}", f"the data has {sorted(data.inputs)}")
+            raise InvalidData(f"no data for input(s) {missing}", f"the data has {sorted(data.names)}")
+        data.check_stacks("training")
         self.model = model
         self.count = data.count
         self.unit = model.fixed_rows or 1
@@ -30,11 +31,12 @@ class TrainingBatches:
                 f"the model takes exactly {self.unit} samples at a time, but the data has {self.count}",
                 f"give a multiple of {self.unit}",
             )
-        self._arrays = {name: data.inputs[name] for name in model.input_names}
+        self._data = data
 
     def arrays(self, rows: Array) -> dict[str, Array]:
         """The samples ``rows`` (int64 [n]) of every input, as a copy."""
-        return {name: array[rows] for name, array in self._arrays.items()}
+        found = self._data.take(rows)
+        return {name: found[name] for name in self.model.input_names}
 
     def inputs(self, rows: Array) -> dict[str, Tensor]:
         """The samples ``rows`` (int64 [n]) of every input, as tensors."""

@@ -118,7 +118,7 @@ class FakeQuantization:
     def _add_activations(self, graph: onnx.GraphProto, data: Dataset) -> None:
         quantisers = [node for node in graph.node if node.op_type == "QuantizeLinear" and node.input[1] in self._kinds]
         rows = self.model.fixed_rows or 1
-        inputs = {name: torch.tensor(data.inputs[name][:rows]) for name in self.model.input_names}
+        inputs = {name: torch.tensor(array) for name, array in data.rows(0, rows).items()}
         with torch.no_grad():
             values = self.model(inputs, [node.input[0] for node in quantisers])
         for node in quantisers:

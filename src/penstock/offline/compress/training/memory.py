@@ -26,9 +26,9 @@ def training_bytes(artifact: Artifact, data: Dataset, batch: int) -> int:
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(read_proto(artifact))
-    calls = 1
+    calls, sample = 1, data.rows(0, 1)
     for entry in proto.graph.input:
-        array = data.inputs.get(entry.name)
+        array = sample.get(entry.name)
         dims = entry.type.tensor_type.shape.dim
         if array is None or len(dims) != array.ndim:
             continue

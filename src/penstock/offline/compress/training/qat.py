@@ -12,7 +12,7 @@ import numpy as np
 from onnx import numpy_helper
 
 from penstock.artifact import Artifact
-from penstock.dataset import Dataset
+from penstock.dataset import Dataset, make_dataset
 from penstock.offline.compress.options import NotNegative, Options
 from penstock.offline.compress.ptq.qdq_placement import FloatModel
 from penstock.offline.compress.taps import no_progress
@@ -132,7 +132,7 @@ def _output_steps(model: TrainableModel) -> dict[str, float]:
 
 def _loss(artifact: Artifact, data: Dataset, teacher: Teacher, rows: Array, options: FitOptions) -> float:
     """The loss of ``artifact`` in ONNX Runtime on ``rows``."""
-    inputs = {name: array[rows] for name, array in data.inputs.items()}
+    inputs = data.take(rows)
     loss = DistillationLoss(artifact, teacher, data.classes, DistillOptions(fit=options))
-    tensors = {**inputs, **answers_of(artifact, Dataset(inputs, None, ""))}
+    tensors = {**inputs, **answers_of(artifact, make_dataset(inputs, None))}
     return float(loss({name: torch.tensor(array) for name, array in tensors.items()}, torch.from_numpy(rows)))

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 
 from penstock.artifact import Artifact, sha256
-from penstock.dataset import Dataset
+from penstock.dataset import Dataset, make_dataset
 from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument, InvalidData, ResourceExhausted
@@ -60,7 +60,7 @@ class Teacher:
         if self._live is None:
             return {name: tensor[rows] for name, tensor in self._tensors.items()}
         inputs = {name: tensors[name].numpy() for name in self._live.signature.input_names}
-        return {name: torch.tensor(array) for name, array in _run(self._live, Dataset(inputs, None, "")).items()}
+        return {name: torch.tensor(array) for name, array in _run(self._live, make_dataset(inputs, None)).items()}
 
 
 def _expose(artifact: Artifact, also: Collection[str]) -> Artifact:

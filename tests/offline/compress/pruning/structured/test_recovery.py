@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock.artifact import Artifact
-from penstock.dataset import Dataset, load_dataset
+from penstock.dataset import Dataset
 from penstock.errors import ContractUnmet, InvalidArgument, InvalidConfig
 from penstock.offline.compress.pruning.structured import search as structured
 from penstock.offline.compress.pruning.structured.latency import LatencyTable, TimedLayer
@@ -17,6 +17,7 @@ from penstock.offline.compress.pruning.structured.recovery import Round, ShrinkO
 from penstock.offline.compress.training.options import FitOptions
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import Judge
+from penstock.samples.open import load_dataset
 from penstock.tensor import DataType, Signature, TensorSpec
 
 _DIGITS = Path(__file__).parents[5] / "examples" / "digits"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import networks
 from penstock.artifact import Artifact
-from penstock.dataset import Dataset, load_dataset, make_dataset
+from penstock.dataset import Dataset, make_dataset
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.ptq.calibrate import collect
@@ -33,6 +33,7 @@ from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.judge.accuracy import answers, answers_of, make_reference
 from penstock.offline.optimize.optimizer import optimize
+from penstock.samples.open import load_dataset
 from penstock.tensor import DataType
 
 SCHEME = IntegerScheme(DataType.UINT8, DataType.INT8, True, "test")

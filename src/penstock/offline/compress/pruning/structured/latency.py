@@ -56,7 +56,7 @@ class LatencyTable:
         self._nodes = [node for node in structure.model.graph if form_of(node) is not None]
         names = [value.name for node in self._nodes for value in node.inputs if value and not graph.is_constant(value)]
         rows = len(next(iter(sample.values())))
-        taps = Taps(structure.artifact, make_dataset(dict(sample), None), batch_size=rows, threads=threads)
+        taps = Taps(structure.artifact, make_dataset(sample, None), batch_size=rows, threads=threads)
         self._shapes = taps.shapes([name for name in names if name], rows)
         self._axes = {node: [self._operand(node, index) for index in range(len(node.inputs))] for node in self._nodes}
         self._attributes = {node: ir.to_proto(node).attribute for node in self._nodes}

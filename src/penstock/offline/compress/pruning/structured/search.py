@@ -13,7 +13,7 @@ import msgspec
 import onnx
 
 from penstock.artifact import Artifact
-from penstock.dataset import Dataset
+from penstock.dataset import Dataset, SizedCall
 from penstock.errors import InvalidData, PenstockError, Unsupported
 from penstock.offline.compress.options import Count, Options, Share
 from penstock.offline.compress.pruning.structured.cut import Kept, Structure
@@ -31,7 +31,7 @@ from penstock.offline.compress.taps import Progress, no_progress
 from penstock.offline.judge.race import race
 from penstock.offline.optimize.samples import free_sizes, generate
 from penstock.offline.sessions import loaded
-from penstock.perf.measure import repeat_rows, speedup
+from penstock.perf.measure import speedup
 from penstock.tensor import Array
 
 _ROUNDS = 4
@@ -130,7 +130,7 @@ def probe(artifact: Artifact, data: Dataset | None = None) -> dict[str, Array]:
     with loaded(artifact) as model:
         rows = model.signature.smallest_batch
         if data is not None:
-            return repeat_rows(data.inputs, rows)
+            return data.call(rows)
         for size in free_sizes(model.signature):
             for sample in generate(model.signature, size):
                 with contextlib.suppress(PenstockError):
@@ -166,7 +166,7 @@ def _fast_enough(
 
 def measured_speedup(before: Artifact, after: Artifact, sample: Mapping[str, Array], threads: int) -> float:
     """The speed-up of ``after`` over ``before`` on ``sample``, from interleaved calls."""
-    timings = race({"before": before, "after": after}, sample, _MEASURE_S, threads)
+    timings = race({"before": before, "after": after}, [SizedCall(dict(sample))], _MEASURE_S, threads)
     return speedup(timings["before"], timings["after"]).value
 
 

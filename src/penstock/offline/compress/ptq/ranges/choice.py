@@ -210,7 +210,7 @@ class _Trials:
         with loaded(suffix.artifact(self._scheme), self._options.threads) as model:
             for range in tried:
                 calls = suffix.rounded(model, held.batches(suffix), tensor, range, self._scheme)
-                found.append(output_harm(self._reference, {**self._reference, **joined(held.counts, calls)}))
+                found.append(output_harm(self._reference, {**self._reference, **joined(held.samples, calls)}))
         self.calls += len(tried)
         return found
 
@@ -235,8 +235,8 @@ class _Held:
 
     def __init__(self, taps: Taps, segments: Mapping[str, Suffix]) -> None:
         self._taps = taps
-        self.counts = [len(next(iter(batch.values()))) for batch in taps.batches]
-        """The number of samples in each batch."""
+        self.samples = taps.batches.samples
+        """The numbers of the samples in each batch."""
         self._suffixes = {suffix.tensors[0]: suffix for suffix in segments.values()}
         self._group: list[str] = []
         self._batches: list[dict[str, Array]] = []

@@ -1,0 +1,44 @@
+"""Samples from Python: an iterable of mappings, or a function that returns one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from penstock.dataset import Dataset
+from penstock.errors import InvalidData, PenstockError
+from penstock.samples.gather import Gathering
+from penstock.samples.spool import Spool
+from penstock.tensor import Signature
+
+Sample = Mapping[str, Any]
+"""The inputs of one call by name, and optionally ``labels``: arrays, numbers, text, or nested lists."""
+
+
+def gather(samples: Iterable[Any], signature: Signature, what: str, *, independent: bool = False) -> Dataset:
+    """Read ``samples`` once, into a temporary file. ``what`` names the data in errors. Raises InvalidData, ResourceExhausted."""
+    gathering, spool = Gathering(signature, independent=independent), Spool()
+    for number, sample in enumerate(_each(samples, what)):
+        place = f"sample {number} of {what}"
+        if not isinstance(sample, Mapping):
+            raise InvalidData(
+                f"{place} is of type {type(sample).__name__}", "a sample is a mapping from input names to arrays"
+            )
+        spool.add(gathering.add(sample, place))
+    return gathering.finish(spool.read, what)
+
+
+def _each(samples: Iterable[Any], what: str) -> Iterator[Any]:
+    """The elements of ``samples``. Exceptions of the user's code are raised as InvalidData."""
+    number = 0
+    try:
+        for sample in samples:
+            yield sample
+            number += 1
+    except (PenstockError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # the user's code may raise SystemExit
+        raise InvalidData(
+            f"{what} failed at sample {number}: {type(error).__name__}: {error}",
+            "repair the data, or the code that makes them",
+        ) from error

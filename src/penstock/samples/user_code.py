@@ -1,0 +1,72 @@
+"""Loads and calls functions of the user, which are named ``module:function``. What they print goes to standard error."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import chdir, contextmanager, redirect_stdout
+from typing import Any
+
+from penstock.errors import InvalidArgument, PenstockError
+
+
+def load_function(name: str, what: str) -> Callable[..., Any]:
+    """Import the function ``module:function``, also from the working directory. Errors call it ``what``, e.g. "metric".
+
+    Raises InvalidArgument.
+    """
+    module, _, function = name.partition(":")
+    here = ""
+    try:
+        # Files that are written later must not move if the module or the function changes the working directory.
+        with chdir("."), apart_from_output():
+            here = os.getcwd()
+            sys.path.insert(0, here)
+            found = getattr(importlib.import_module(module), function)
+    except (PenstockError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001 - the user's module may raise SystemExit
+        raise InvalidArgument(
+            f"cannot load the {what} '{name}': {type(error).__name__}: {error}",
+            "give a module that Python can import, and a function of this module",
+        ) from None
+    finally:
+        if here in sys.path:
+            sys.path.remove(here)
+    if not callable(found):
+        raise InvalidArgument(f"the {what} '{name}' is not a function", "name a function of the module")
+
+    def called(*arguments: object) -> Any:
+        with chdir("."), apart_from_output():
+            return found(*arguments)
+
+    return called
+
+
+def iterated(samples: Iterable[Any]) -> Iterator[Any]:
+    """The elements of an iterable of the user."""
+    with chdir("."), apart_from_output():
+        iterator = iter(samples)
+    while True:
+        # The output is redirected for one element at a time, because the caller may stop at any.
+        with chdir("."), apart_from_output():
+            try:
+                element = next(iterator)
+            except StopIteration:
+                return
+        yield element
+
+
+@contextmanager
+def apart_from_output() -> Iterator[None]:
+    """Standard output stays open, and receives nothing: what the user's code prints goes to standard error."""
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with open(os.dup(2), "w") as printed, redirect_stdout(printed):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
