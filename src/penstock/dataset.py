@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from penstock.errors import InvalidData, Unsupported
-from penstock.tensor import Array, to_wire
+from penstock.tensor import Array, DataType, to_wire
 
 LABELS = "labels"
 """Name of the labels among the arrays of a sample, or of an npz file."""
@@ -329,7 +329,7 @@ def digest_of(arrays: Mapping[str, Array]) -> bytes:
 
 def _description(name: str, array: Array) -> bytes:
     is_text = array.dtype.hasobject or array.dtype.kind in "US"
-    if DataType.from_numpy(array.dtype).is_float:
+    if array.dtype.kind == "f" or array.dtype == DataType.BF16.dtype:
         array = array + array.dtype.type(0)  # -0.0 becomes 0.0, which has other bytes
     values = repr(array.tolist()).encode() if is_text else bytes(to_wire(array))
     kind = "text" if is_text else array.dtype.newbyteorder("=")
