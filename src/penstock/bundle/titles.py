@@ -14,6 +14,7 @@ _ORIGINAL = re.compile(r"original(-t\d+)?")
 """The names of the unmodified model. The names of all other candidates begin with their engine."""
 _CALIBRATION = re.compile(r"min-max|per-tensor|[^-]+")
 _CALIBRATION_WORDS = {
+    "attention": "with attention scores",
     "best": "tuned ranges",
     "entropy": "entropy ranges",
     "linear": "",  # the normal placement
@@ -21,6 +22,7 @@ _CALIBRATION_WORDS = {
     "mse": "MSE ranges",
     "percentile": "percentile ranges",
     "per-tensor": "per-tensor scales",
+    "symmetric": "symmetric activations",
     "wide": "more operators",
 }
 _STEP_WORDS = {
