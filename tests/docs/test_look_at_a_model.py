@@ -23,9 +23,10 @@ def stable(text: str) -> list[str]:
 
 
 def test_the_page_shows_what_the_command_prints(penstock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = next(
-        block for block in re.findall(r"```\n(.*?)```", PAGE.read_text(), re.DOTALL) if "model.onnx  " in block
+    found = re.search(
+        r"^penstock inspect model.onnx\n```\n\n```\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE
     )
+    assert found is not None
     shutil.copyfile(ROOT / "examples/digits/model.onnx", tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
-    assert stable(penstock("inspect", "model.onnx").out) == stable(shown)
+    assert stable(penstock("inspect", "model.onnx").out) == stable(found[1])
