@@ -28,7 +28,7 @@ ROOM_LINES = {
     "online/instances": 3_170,
     "online/repository": 5_080,
     "online/scheduler": 2_687,
-    "online/server": 15_661,
+    "online/server": 15_673,
     "perf": 2_848,
     "pipeline": 440,
     "protocol": 398,
