@@ -29,7 +29,7 @@ ROOM_LINES = {
     "online/repository": 5_080,
     "online/scheduler": 2_687,
     "online/server": 15_673,
-    "perf": 2_848,
+    "perf": 2_863,
     "pipeline": 440,
     "protocol": 398,
     "rows": 2_207,
