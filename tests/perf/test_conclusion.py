@@ -13,7 +13,7 @@ from penstock.artifact import Format
 from penstock.bundle.evidence import CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest, SourceModel
 from penstock.measurement import Interval
-from penstock.perf.conclusion import headline, is_exact, is_too_slow, sentences, size_words
+from penstock.perf.conclusion import conclude, headline, is_exact, is_too_slow, size_words
 
 INT8 = record(
     "int8",
@@ -33,7 +33,7 @@ def manifest(found: Evidence) -> Manifest:
 
 
 def text(found: Evidence, bundle: str = "") -> str:
-    return " ".join(sentences(manifest(found), found, bundle))
+    return " ".join(text for _, text in conclude(manifest(found), found, bundle))
 
 
 def kept(*candidates: CandidateRecord, **changes: object) -> Evidence:
@@ -43,38 +43,43 @@ def kept(*candidates: CandidateRecord, **changes: object) -> Evidence:
 def test_what_was_asked() -> None:
     found = evidence(INT8, metric="top-1", p99_ms=5.0)
     assert text(found).startswith(
-        "Penstock was asked to make digits.onnx as fast as possible on this machine, with a loss of at most 1.00% in top-1 "
+        "Make digits.onnx as fast as possible on this machine, with a loss of at most 1.00% in top-1 "
         "accuracy and a p99 of at most 5 ms per call. "
     )
     assert "on calls of 16 rows, with" in text(msgspec.structs.replace(found, rows_per_call=16))
     assert "accuracy, proven with 95 % confidence and" in text(msgspec.structs.replace(found, prove_accuracy=True))
     unlimited = msgspec.structs.replace(found, metric="fidelity", max_output_error=None, p99_ms=None)
-    assert "on this machine, with any loss in fidelity to the original's outputs. It" in text(unlimited)
+    assert "on this machine, with any loss in fidelity to the original's outputs. Penstock" in text(unlimited)
 
 
 def test_a_model_that_should_be_small() -> None:
     found = evidence(INT8)
     coded = msgspec.structs.replace(manifest(found).variants[0], coding="coded")
     made = msgspec.structs.replace(manifest(found), variants=(coded,))
-    assert "to make digits.onnx as small as possible" in next(sentences(made, found))
+    assert "Make digits.onnx as small as possible" in conclude(made, found)[0][1]
 
 
 def test_what_came_out() -> None:
     found = text(evidence(INT8, record("other"), record("original-t2", status="baseline", speedup=None)))
     assert (
-        "It tried 2 candidates and chose ONNX Runtime · INT8 · 1 thread: one call takes 0.5 ms instead of 1 ms."
+        "Penstock tried 2 candidates and chose ONNX Runtime · INT8 · 1 thread: one call takes 0.5 ms instead of 1 ms."
         in found
     )
     assert "On 500 samples, its top-1 accuracy is 98.50%; the original's is 99.00%." in found
     assert "The model takes 0.50 KiB instead of 2.00 KiB." in found
     same = msgspec.structs.replace(INT8, accuracy=accuracy(0.99))
     assert "its top-1 accuracy is 99.00%, as the original's." in text(evidence(same))
+    assert "The model takes 2.00 KiB, as the original." in text(
+        evidence(msgspec.structs.replace(INT8, size_bytes=2048))
+    )
 
 
 def test_an_original_that_is_kept() -> None:
     found = kept(record("slow", 2.0))
     assert headline(found) == "The original is kept: nothing was provably faster"
-    assert "It tried 1 candidate and kept the original, unmodified (Original · ONNX Runtime · 1 thread)." in text(found)
+    assert "Penstock tried 1 candidate and kept the original, unmodified (Original · ONNX Runtime · 1 thread)." in text(
+        found
+    )
     assert "speed-up" not in text(found)
 
 
@@ -131,7 +136,7 @@ def test_a_busy_machine_is_named_with_its_remedy() -> None:
     conditions = msgspec.structs.replace(QUIET, dirty=True, busy=BUSY)
     busy = evidence(msgspec.structs.replace(INT8, busy=BUSY), conditions=conditions)
     assert f"The machine was busy during the timing ({BUSY}), so all times" in text(busy)
-    assert "Next, build again on a quiet machine" in text(busy)
+    assert "Build again on a quiet machine" in text(busy)
     other = text(evidence(INT8, record("other", busy=BUSY), conditions=conditions))
     assert "busy" not in other, "the chosen candidate's own timings were not disturbed"
 
@@ -147,6 +152,8 @@ def test_a_much_faster_candidate_that_was_rejected_is_named_with_its_option() ->
     found = text(evidence(INT8, fast))
     assert f"ONNX Runtime · INT8 · 2 threads is 4.00 times as fast as the original but was rejected: {reason}." in found
     assert "raise `--max-accuracy-loss`." in found
+    busy = text(evidence(INT8, msgspec.structs.replace(fast, busy=BUSY)))
+    assert "as fast as the original (measured on a busy machine) but was rejected" in busy
     assert "--max-accuracy-loss" in text(kept(fast))
     of_output = msgspec.structs.replace(fast, accuracy=accuracy(0.99, unjudged_output="y", unjudged_error=0.3))
     assert "raise `--max-output-error`." in text(evidence(INT8, of_output))
@@ -188,7 +195,11 @@ def test_sizes_are_within_half_a_per_cent(size_bytes: int) -> None:
 def test_any_evidence_makes_sentences(metric: str, latency_ms: float | None, value: float, is_kept: bool) -> None:
     one = record("one", latency_ms, value, status="rejected", reason="loses")
     found = kept(one, metric=metric) if is_kept else evidence(INT8, one, metric=metric)
-    for sentence in (headline(found) + ".", *sentences(manifest(found), found)):
-        assert sentence.endswith(".")
-        assert "nan" not in sentence.lower()
-        assert "None" not in sentence
+    parts = conclude(manifest(found), found)
+    labels = [label for label, _ in parts]
+    assert labels == [label for label in ("Asked", "Result", "Certainty", "Next") if label in labels]
+    assert {"Asked", "Result", "Next"} <= set(labels)
+    for part in (headline(found) + ".", *(text for _, text in parts)):
+        assert part.endswith(".")
+        assert "nan" not in part.lower()
+        assert "None" not in part

@@ -139,7 +139,7 @@ def test_the_conclusion_comes_first_and_the_pictures_before_the_table() -> None:
     page = render(manifest())
     places = [page.index(f"{part}<") for part in ("Before and after", "Accuracy by latency ", "Every candidate")]
     assert places == sorted(places)
-    assert page.index("Penstock was asked to") < places[0]
+    assert page.index("<b>Asked.</b>") < places[0]
 
 
 def test_before_and_after_are_bars_on_one_scale() -> None:

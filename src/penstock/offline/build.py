@@ -38,6 +38,7 @@ from penstock.errors import (
     InvalidModel,
     PenstockError,
 )
+from penstock.offline.build_data import read_data
 from penstock.offline.compress.method import OnProgress
 from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions, known_key, plan
 from penstock.offline.compress.planner.plan_store import check_plan
@@ -46,27 +47,24 @@ from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.versions import IntegerChoice, Version, integer_versions
 from penstock.offline.judge.contract import Contract, is_faster
 from penstock.offline.judge.judge import Judge, coupling_notes, judging
-from penstock.offline.judge.metric_table import METRICS
-from penstock.offline.judge.overlap import check_distinct, overlap_notes
+from penstock.offline.judge.overlap import overlap_notes
 from penstock.offline.judge.sample_size import unproved
 from penstock.offline.model_store import keep_models
 from penstock.offline.optimize.base import OptimizeReport
 from penstock.offline.optimize.model import self_contained
 from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.sessions import signature_of
-from penstock.offline.synthetic import check_synthetic, synthetic_data, synthetic_notes
+from penstock.offline.synthetic import synthetic_notes
 from penstock.offline.tune.space import BASELINE_ENGINE, Candidate, candidates, fallback, originals, thread_counts
 from penstock.offline.tune.tuner import Tuner, TuneResult, TuningLimits
 from penstock.resources import MachineFacts, machine_facts, usable_memory
-from penstock.rows.proof import coupling
-from penstock.samples.open import Data, open_data
+from penstock.samples.open import Data
 from penstock.storage.atomic import check_writable
 from penstock.tensor import Signature
 from penstock.version import __version__
 
 _log = logging.getLogger(__name__)
 
-_HELD_OUT = 0.2
 _KEPT_SHARE, _KEPT_BYTES = 4, 4 << 30
 """Cache size for parsed models and sessions: a quarter of the usable memory, or 4 GiB if the usable memory is unknown."""
 _SHORT_CALL_MS = 1.0
@@ -174,8 +172,7 @@ def _build(
     original, source = self_contained(given), SourceModel(given.digest, given.format, given.name)
     signature = _signature(original)
     seed = recipe.compression.seed if recipe.compression else 0
-    given_data = _given(original, calibrate, evaluate, recipe)
-    calibration, evaluation = _data(original, *given_data, seed, recipe.contract)
+    calibration, evaluation = read_data(original, calibrate, evaluate, recipe.contract, recipe.synthetic, seed)
     _check_plan(original, calibration, known, recipe)
     with _blaming(evaluate if evaluate is not None else calibrate):
         # Reject labels or a metric that do not fit the model before any long work.
@@ -222,16 +219,6 @@ def _build(
     on_progress("pack", 1, 1)
     written = [output] if output.is_file() else [file for file in output.rglob("*") if file.is_file()]
     return BuildResult(output, sum(file.stat().st_size for file in written), manifest)
-
-
-def _given(
-    original: Artifact, calibrate: Data | None, evaluate: Data | None, recipe: Recipe
-) -> tuple[Data | None, Data | None]:
-    """The data for calibration and evaluation, which are made if the recipe says so. Raises InvalidArgument, InvalidModel."""
-    if recipe.synthetic is None:
-        return calibrate, evaluate
-    check_synthetic(calibrate is not None or evaluate is not None, recipe.contract.prove_accuracy)
-    return synthetic_data(original, recipe.synthetic or None)
 
 
 def _synthetic(recipe: Recipe, evaluation: Dataset) -> int:
@@ -317,28 +304,6 @@ def _integer_choice(recipe: Recipe, engines: tuple[str, ...]) -> IntegerChoice:
         anywhere=recipe.objective == "size",
         engines=engines,
     )
-
-
-def _data(
-    original: Artifact, calibrate: Data | None, evaluate: Data | None, seed: int, contract: Contract
-) -> tuple[Dataset | None, Dataset]:
-    """The calibration data, and the evaluation data, which by default are a fifth of the former."""
-    signature = signature_of(original)
-    independent = signature.batchable and not coupling(original, signature)
-    calibration = open_data(calibrate, signature, independent=independent) if calibrate is not None else None
-    if evaluate is not None:
-        evaluation = open_data(evaluate, signature, independent=independent)
-    elif calibration is not None:
-        calibration, evaluation = calibration.split_shuffled(_HELD_OUT, signature.smallest_batch, seed)
-    else:
-        raise InvalidData(
-            "there is no data to judge accuracy on",
-            "give --evaluate DATA, and --calibrate DATA for INT8; or --synthetic, which measures fidelity to the original",
-        )
-    if contract.prove_accuracy:
-        known = METRICS.get(contract.metric)
-        check_distinct(evaluation, labelled=known is None or known.labels)
-    return calibration, evaluation
 
 
 def _timed_rows(recipe: Recipe, signature: Signature, evaluation: Dataset) -> int:

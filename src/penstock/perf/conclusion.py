@@ -45,13 +45,17 @@ def headline(evidence: Evidence) -> str:
     return text[:1].upper() + text[1:]
 
 
-def sentences(manifest: Manifest, evidence: Evidence, bundle: str = "") -> Iterator[str]:
-    """The conclusion, sentence by sentence. Commands stand between backticks. ``bundle`` is the bundle's file name, if known."""
+def conclude(manifest: Manifest, evidence: Evidence, bundle: str = "") -> list[tuple[str, str]]:
+    """The parts of the conclusion, each with its label. Commands stand between backticks. ``bundle`` is the bundle's file if known."""
     chosen = evidence.candidate(evidence.chosen)
-    yield _asked(manifest, evidence)
-    yield from _result(evidence, chosen)
-    yield from _certainty(evidence, chosen)
-    yield from _next_steps(evidence, chosen, bundle)
+    parts = (
+        ("Asked", [_asked(manifest, evidence)]),
+        ("Result", _result(evidence, chosen)),
+        ("Certainty", _certainty(evidence, chosen)),
+        ("Next", _next_steps(evidence, chosen, bundle)),
+    )
+    texts = [(label, " ".join(sentences)) for label, sentences in parts]
+    return [(label, text) for label, text in texts if text]
 
 
 def metric_words(metric: str) -> str:
@@ -75,13 +79,13 @@ def _asked(manifest: Manifest, evidence: Evidence) -> str:
     metric, limit = metric_words(evidence.metric), evidence.limit
     loss = f"a loss of at most {percent(limit)} in {metric}{proof}" if math.isfinite(limit) else f"any loss in {metric}"
     p99 = f" and a p99 of at most {evidence.p99_ms:g} ms per call" if evidence.p99_ms else ""
-    return f"Penstock was asked to make {what} as {goal} as possible on this machine{calls}, with {loss}{p99}."
+    return f"Make {what} as {goal} as possible on this machine{calls}, with {loss}{p99}."
 
 
 def _result(evidence: Evidence, chosen: CandidateRecord) -> Iterator[str]:
     before = evidence.baseline
     count = sum(one.status != "baseline" for one in evidence.candidates)
-    tried = f"It tried {count} candidate{'s' if count != 1 else ''}"
+    tried = f"Penstock tried {count} candidate{'s' if count != 1 else ''}"
     if chosen.name == before.name:
         yield f"{tried} and kept the original, unmodified ({title(chosen)})."
         if chosen.latency_ms is not None:
@@ -93,7 +97,12 @@ def _result(evidence: Evidence, chosen: CandidateRecord) -> Iterator[str]:
     yield f"{tried} and chose {title(chosen)}{time}."
     if chosen.accuracy is not None:
         yield _accuracy(chosen.accuracy, before.accuracy)
-    yield f"The model takes {size_words(chosen.disk_bytes)} instead of {size_words(before.disk_bytes)}."
+    size, original = size_words(chosen.disk_bytes), size_words(before.disk_bytes)
+    yield (
+        f"The model takes {size}, as the original."
+        if size == original
+        else f"The model takes {size} instead of {original}."
+    )
 
 
 def _accuracy(after: Accuracy, before: Accuracy | None) -> str:
@@ -127,7 +136,7 @@ def _certainty(evidence: Evidence, chosen: CandidateRecord) -> Iterator[str]:
 
 def _next_steps(evidence: Evidence, chosen: CandidateRecord, bundle: str) -> Iterator[str]:
     if evidence.disturbance(chosen):
-        yield "Next, build again on a quiet machine before you rely on the speed."
+        yield "Build again on a quiet machine before you rely on the speed."
     is_inexact = chosen.name != evidence.baseline.name and not is_exact(chosen)
     if is_inexact and chosen.accuracy is not None and _bound(chosen.accuracy) > evidence.limit:
         yield "To be more certain of the loss, evaluate on more samples."
@@ -135,8 +144,9 @@ def _next_steps(evidence: Evidence, chosen: CandidateRecord, bundle: str) -> Ite
         most = math.inf if evidence.max_output_error is None else evidence.max_output_error
         is_of_output = missed.accuracy.metric == "fidelity" or missed.accuracy.unjudged_error > most
         option = "--max-output-error" if is_of_output else "--max-accuracy-loss"
+        doubt = " (measured on a busy machine)" if evidence.disturbance(missed) else ""
         yield (
-            f"{title(missed)} is {missed.speedup.value:.2f} times as fast as the original but was rejected: {missed.reason}. "
+            f"{title(missed)} is {missed.speedup.value:.2f} times as fast as the original{doubt} but was rejected: {missed.reason}. "
             f"If that is acceptable, raise `{option}`."
         )
     yield f"Serve the bundle with `penstock serve {shlex.quote(bundle) if bundle else 'BUNDLE'}`."

@@ -16,14 +16,15 @@ from penstock.errors import AlreadyExists
 from penstock.measurement import LatencyPoint
 from penstock.perf import candidate_table, chart
 from penstock.perf.candidate_table import busy_mark
-from penstock.perf.conclusion import headline, metric_words, sentences, size_words
+from penstock.perf.conclusion import conclude, headline, metric_words, size_words
 from penstock.storage.atomic import write_whole
 from penstock.web_page import GENERATOR, HEAD_BYTES, document
 
 _CODE = re.compile(r"`([^`]+)`")
 
 _STYLE = """
-.headline{font-size:1.7rem;line-height:1.25;font-weight:700;margin:.2rem 0 .8rem} .conclusion{font-size:1.05rem}
+.headline{font-size:1.7rem;line-height:1.25;font-weight:700;text-wrap:balance;margin:.2rem 0 .8rem}
+.conclusion span{display:block;margin:.35rem 0}
 figure{margin:.5rem 0;overflow-x:auto} figure svg{display:block;width:100%;min-width:34rem} .small svg{min-width:0}
 .small{display:none} body>table:not(.candidates){display:block;overflow-x:auto}
 .fp32{color:#2563eb}.bf16{color:#d97706}.int8{color:#059669}
@@ -74,7 +75,7 @@ def render(manifest: Manifest, served: Sequence[ServedRow] = (), bundle: str = "
     else:
         body += [
             f'<p class="headline">{escape(headline(evidence))} {_busy(evidence)}</p>',
-            f'<p class="conclusion">{_prose(" ".join(sentences(manifest, evidence, bundle)))}</p>',
+            f'<p class="conclusion">{"".join(_part(*part) for part in conclude(manifest, evidence, bundle))}</p>',
             *_before_and_after(manifest, evidence),
             *_served(served),
             *_accuracy_by_latency(evidence),
@@ -92,6 +93,10 @@ def page(title: str, body: Sequence[str]) -> str:
     """An HTML page whose body is the concatenation of ``body``. ``check_report_target`` recognises such a page."""
     styles = (_STYLE, candidate_table.STYLE, chart.STYLE)
     return document(title, body, styles, candidate_table.SCRIPT)
+
+
+def _part(label: str, text: str) -> str:
+    return f"<span><b>{escape(label)}.</b> {_prose(text)}</span> "
 
 
 def _prose(text: str) -> str:
