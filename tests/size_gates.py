@@ -20,7 +20,7 @@ ROOM_LINES = {
     "engines": 1_910,
     "offline": 831,
     "offline/compress": 15_344,
-    "offline/judge": 2_460,
+    "offline/judge": 2_463,
     "offline/optimize": 2_001,
     "offline/tune": 619,
     "online": 56,
