@@ -21,7 +21,7 @@ ROOM_LINES = {
     "inputs": 944,
     "offline": 1_020,
     "offline/compress": 15_426,
-    "offline/judge": 2_498,
+    "offline/judge": 2_501,
     "offline/look": 1_112,
     "offline/optimize": 1_982,
     "offline/tune": 625,

@@ -147,6 +147,7 @@ def test_labels_are_accepted_by_the_rule_of_the_build(penstock, folder: Path) ->
         assert answer["accuracy"] is None
         assert "the model is no better than chance on the labels" in answer["accuracy_note"]
         assert "--trust-labels" in answer["accuracy_note"]
+        assert "--metric" not in answer["accuracy_note"], "infer has no such option"
     for arguments in (("a.bundle", "--trust-labels"), ("b.bundle",)):
         answer = penstock("infer", *arguments, "--inputs", "wrong.npz", "--json").json
         assert 0.2 < answer["accuracy"] < 0.8

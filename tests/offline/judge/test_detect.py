@@ -89,6 +89,12 @@ def test_labels_that_fit_no_output_are_refused() -> None:
         choose_metric({"y": LOGITS}, LOGITS[:, :3])
 
 
+def test_class_numbers_in_floats_are_refused_with_the_way_out() -> None:
+    with pytest.raises(InvalidData, match="no output suits the labels") as error:
+        choose_metric({"y": LOGITS}, CLASSES.astype(np.float32))
+    assert (error.value.hint or "").startswith("store class numbers as integers")
+
+
 def test_a_named_metric_that_does_not_fit_is_refused_with_what_it_takes() -> None:
     with pytest.raises(InvalidData, match=r"the metric map fits no output.*labels are \[40\]") as error:
         choose_metric({"y": LOGITS}, CLASSES, "map")

@@ -13,10 +13,11 @@ _SHUFFLES = 39
 """Number of shuffles. With this number, the check accepts wrong labels in at most one of twenty cases."""
 _FEWEST = 20
 """Minimum number of labels for the check. With fewer labels, right and wrong labels look alike."""
-_TRUST = (
-    "check that row i of the labels belongs to row i of the inputs; or judge another output or by another metric with --metric-output "
-    "or --metric; --trust-labels accepts the labels as they are"
-)
+_ORIGINAL = "the original"
+_CHECK = "check that row i of the labels belongs to row i of the inputs; "
+_CHOOSE = "or judge another output or by another metric with --metric-output or --metric; "
+"""Only for the original: the metric of a bundle is part of its contract."""
+_TRUST = "--trust-labels accepts the labels as they are"
 
 
 def check_labels(
@@ -24,7 +25,7 @@ def check_labels(
     value: Callable[[Array], float],
     labels: Array,
     higher: bool,
-    who: str = "the original",
+    who: str = _ORIGINAL,
     note: str = "",
     seed: int = 0,
 ) -> None:
@@ -48,5 +49,5 @@ def check_labels(
         raise InvalidData(
             f"{who} is no better than chance on the labels: its {name} is {own:.4g}, and {float(np.median(shuffled)):.4g} "
             f"on shuffled labels{note and f'. {note[0].upper()}{note[1:]}'}",
-            _TRUST,
+            f"{_CHECK}{_CHOOSE if who == _ORIGINAL else ''}{_TRUST}",
         )

@@ -179,6 +179,8 @@ def _from_answers(found: Mapping[str, Array], answers: Mapping[str, Array]) -> C
 def _misfit(answers: Mapping[str, Array], labels: Array) -> InvalidData:
     limit = f"labels go up to {labels.max()}, but " if is_ids(labels) else ""
     cause, fix = _bad_label(answers, labels)
+    if labels.dtype.kind == "f" and (labels == np.floor(labels)).all():
+        fix = "store class numbers as integers, labels.astype(numpy.int64); or "
     return InvalidData(
         f"{limit}no output suits the labels: {_shapes(answers, labels)}{cause}",
         f"{fix or 'check that class numbers start at 0; or '}name a metric; or remove the labels",
