@@ -33,7 +33,7 @@ ROOM_LINES = {
     "pipeline": 440,
     "protocol": 398,
     "rows": 2_207,
-    "samples": 997,
+    "samples": 1_019,
     "storage": 409,
     "telemetry": 1_976,
 }
