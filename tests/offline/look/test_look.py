@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 import input_models
 import models
+import saved_models
 from penstock.artifact import Artifact, Format
 from penstock.errors import InvalidModel, NotFound, Unsupported
 from penstock.offline.look import look as module
@@ -168,7 +169,7 @@ def test_a_file_of_very_many_nodes_fails_alone(file, monkeypatch: pytest.MonkeyP
 
 
 def test_a_model_that_never_ends_is_stopped(file, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PATIENCE_S", 3.0)
+    monkeypatch.setattr(module, "_PATIENCE_S", 8.0)
     assert look(file(models.endless_on_zeros())).facts.sample_failure == ""
     model = onnx.load_model_from_string(models.endless_on_zeros().data)
     model.graph.node[0].input[0] = "nothing"
@@ -177,6 +178,13 @@ def test_a_model_that_never_ends_is_stopped(file, monkeypatch: pytest.MonkeyPatc
     assert facts.engines[0].runs
     assert "ran for more than" in facts.sample_failure
     assert facts.notes == ()
+
+
+def test_a_file_with_an_output_of_unknown_shape_still_says_what_its_inputs_mean(tmp_path: Path) -> None:
+    (tmp_path / "saved_model.pb").write_bytes(saved_models.saved_model())
+    facts = look(tmp_path).facts
+    assert [one.role for one in facts.inputs] == ["tensor", "features"]
+    assert facts.outputs[0].shape is None
 
 
 def test_what_is_no_model(tmp_path: Path, file) -> None:
