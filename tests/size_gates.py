@@ -22,7 +22,7 @@ ROOM_LINES = {
     "offline": 1_020,
     "offline/compress": 15_426,
     "offline/judge": 2_501,
-    "offline/look": 1_112,
+    "offline/look": 1_122,
     "offline/optimize": 1_982,
     "offline/tune": 625,
     "online": 56,

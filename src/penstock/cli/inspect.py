@@ -69,7 +69,7 @@ def inspect(
     path = local_path(bundle)
     if template is not None:
         _check_template(template)
-    if path.exists() and format_of(path) is not None and not is_bundle(path):
+    if format_of(path) is not None and not is_bundle(path):
         _inspect_model(path, report, template, json)
         return
     opened = open_bundle(bundle)

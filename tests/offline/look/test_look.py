@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shlex
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper
 
 import input_models
 import models
+import saved_models
 from penstock.artifact import Artifact, Format
 from penstock.errors import InvalidModel, NotFound, Unsupported
 from penstock.offline.look import look as module
@@ -102,22 +104,24 @@ def test_external_data(tmp_path: Path) -> None:
     assert facts.parameters == 6
 
 
-def test_other_formats(tmp_path: Path) -> None:
-    for package, name, format in (
+@pytest.mark.parametrize(
+    ("package", "zoo", "format"),
+    [
         ("openvino", "openvino_models", "openvino_ir"),
         ("ai_edge_litert", "tflite_models", "tflite"),
         ("torch", "torch_models", "exported_program"),
-    ):
-        pytest.importorskip(package)
-        zoo = pytest.importorskip(name)
-        make = zoo.PROGRAMS.linear if name == "torch_models" else zoo.linear
-        facts = look(make()).facts
-        assert facts.format == format
-        assert facts.operators
-        assert [(one.name, one.datatype, one.shape) for one in facts.inputs] == [("x", "FP32", (-1, 3))]
-        assert facts.engines[0].runs
-        assert not facts.sample_failure
-        assert facts.next_command.startswith("penstock serve ")
+    ],
+)
+def test_other_formats(package: str, zoo: str, format: str) -> None:
+    pytest.importorskip(package)
+    models = importlib.import_module(zoo)
+    facts = look(getattr(models, "PROGRAMS", models).linear()).facts
+    assert facts.format == format
+    assert facts.operators
+    assert [(one.name, one.datatype, one.shape) for one in facts.inputs] == [("x", "FP32", (-1, 3))]
+    assert facts.engines[0].runs
+    assert not facts.sample_failure
+    assert facts.next_command.startswith("penstock serve ")
 
 
 def test_a_script_says_why_no_engine_runs_it() -> None:
@@ -161,14 +165,14 @@ def test_a_file_of_very_many_nodes_fails_alone(file, monkeypatch: pytest.MonkeyP
     """Two bytes of the file become hundreds of bytes in memory."""
     monkeypatch.setattr(module, "_LEAST_BYTES", 512 << 20)
     monkeypatch.setattr(module, "_COPIES", 0)
-    monkeypatch.setattr(module, "_PATIENCE_S", 10.0)
+    monkeypatch.setattr(module, "_PATIENCE_S", 2.0)
     path = file(Artifact.from_bytes(b"\x3a\x80\x80\x80\x04" + b"\x0a\x00" * (1 << 22)))
     with pytest.raises(InvalidModel, match="cannot be read"):
         look(path)
 
 
 def test_a_model_that_never_ends_is_stopped(file, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PATIENCE_S", 3.0)
+    monkeypatch.setattr(module, "_PATIENCE_S", 8.0)
     assert look(file(models.endless_on_zeros())).facts.sample_failure == ""
     model = onnx.load_model_from_string(models.endless_on_zeros().data)
     model.graph.node[0].input[0] = "nothing"
@@ -177,6 +181,13 @@ def test_a_model_that_never_ends_is_stopped(file, monkeypatch: pytest.MonkeyPatc
     assert facts.engines[0].runs
     assert "ran for more than" in facts.sample_failure
     assert facts.notes == ()
+
+
+def test_a_file_with_an_output_of_unknown_shape_still_says_what_its_inputs_mean(tmp_path: Path) -> None:
+    (tmp_path / "saved_model.pb").write_bytes(saved_models.saved_model())
+    facts = look(tmp_path).facts
+    assert [one.role for one in facts.inputs] == ["tensor", "features"]
+    assert facts.outputs[0].shape is None
 
 
 def test_what_is_no_model(tmp_path: Path, file) -> None:

@@ -34,7 +34,7 @@ from penstock.offline.synthetic import Accepted, accepted_shapes, samples, stack
 from penstock.resources import usable_memory
 from penstock.rows.graph import OnnxModel, read_graph
 from penstock.rows.proof import unproven
-from penstock.tensor import Array, Signature
+from penstock.tensor import Array, Signature, TensorSpec
 
 T = TypeVar("T")
 Source = Path | Artifact
@@ -105,8 +105,8 @@ def look(source: Source, shown: str = "") -> Look:
         format=format.value,
         size_bytes=size_bytes,
         opsets=file.opsets,
-        inputs=_described(signature.inputs, meanings) if signature else file.inputs,
-        outputs=_described(signature.outputs, {}) if signature else file.outputs,
+        inputs=_described(_tensors(signature.inputs) if signature else file.inputs, meanings),
+        outputs=_tensors(signature.outputs) if signature else file.outputs,
         axes=file.axes,
         operators=file.operators,
         parameters=file.parameters,
@@ -167,14 +167,19 @@ def _size_bytes(source: Source) -> int:
     return 0
 
 
-def _described(specs: tuple[Any, ...], meanings: Mapping[str, Meaning]) -> tuple[TensorFacts, ...]:
+def _tensors(specs: tuple[TensorSpec, ...]) -> tuple[TensorFacts, ...]:
+    return tuple(TensorFacts(spec.name, spec.datatype.value, spec.shape) for spec in specs)
+
+
+def _described(inputs: tuple[TensorFacts, ...], meanings: Mapping[str, Meaning]) -> tuple[TensorFacts, ...]:
+    """The inputs with their meanings. Without ``meanings``, those follow from the types and shapes that are known."""
+    if not meanings:
+        meanings = meanings_of(Signature(tuple(spec for one in inputs if (spec := one.spec) is not None), ()))
     return tuple(
-        TensorFacts(
-            spec.name, spec.datatype.value, spec.shape, meanings[spec.name].role.value, meanings[spec.name].text
-        )
-        if spec.name in meanings
-        else TensorFacts(spec.name, spec.datatype.value, spec.shape)
-        for spec in specs
+        msgspec.structs.replace(one, role=meanings[one.name].role.value, meaning=meanings[one.name].text)
+        if one.name in meanings
+        else one
+        for one in inputs
     )
 
 
@@ -197,6 +202,7 @@ class _Child:
         """The result of ``step``, a function of the source; ``otherwise`` if it fails."""
         limit = max(_LEAST_BYTES, _COPIES * self._size_bytes)
         patience_s = _PATIENCE_S + self._size_bytes / _BYTES_PER_S
+        apart.call(_start)  # the time to start the process does not count
         try:
             return apart.call(_limited, min(limit, usable_memory() or limit), step, self._source, patience_s=patience_s)
         except PenstockError as error:
@@ -209,6 +215,10 @@ class _Child:
 
 
 # The functions below run in the child process.
+
+
+def _start() -> None:
+    """Calling this imports this module."""
 
 
 def _limited(limit_bytes: int, step: Callable[[Source], T], source: Source) -> T:
