@@ -37,7 +37,7 @@ def test_a_model_that_ends_its_process_is_an_error_and_the_next_call_works(apart
 
 
 def test_a_model_that_fails_is_an_error(apart):
-    with pytest.raises(PenstockError, match="the model failed"):
+    with pytest.raises(PenstockError, match="the model rejects these inputs: Reshape"):
         apart.forward(parsed("y = Reshape(x, s)", weights="int64[1] s = {3}"), {"x": np.ones((2, 4), np.float32)})
     with pytest.raises(PenstockError, match="rubbish|refuses"):
         apart.forward(models.unknown_operator(), {"x": np.ones((2, 4), np.float32)})

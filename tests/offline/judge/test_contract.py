@@ -7,12 +7,18 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from evidences import accuracy, record
+import evidences
+from evidences import accuracy
 from penstock.bundle.evidence import CandidateRecord
 from penstock.cli.quantities import parse_milliseconds, parse_share
 from penstock.errors import ContractUnmet, InvalidConfig
 from penstock.measurement import Interval
 from penstock.offline.judge.contract import Contract, is_faster, unmet, unproven_speed
+
+
+def record(name: str, *measured: float | None, **changes: object) -> CandidateRecord:
+    """A candidate on an engine of its name, with which its title begins."""
+    return evidences.record(name, *measured, engine=name, **changes)
 
 
 @pytest.mark.parametrize("loss", [-0.01, 1.01, float("nan")])
@@ -62,31 +68,34 @@ def test_latency_binds() -> None:
     error = unmet(Contract(0.01, p99_ms=0.5), [record("original", 1.0), record("int8", 0.4, 0.985)])
     assert isinstance(error, ContractUnmet)
     assert "latency: the lowest p99 is 0.6 ms, but at most 0.5 ms is allowed" in error.message
-    assert error.hint == "--p99 0.66ms would suffice (int8)"
+    assert error.hint == "--p99 0.66ms would suffice (int8 · FP32 · 1 thread)"
 
 
 def test_accuracy_binds() -> None:
     error = unmet(Contract(0.01), [record("a", 0.5, 0.97), record("b", 0.4, 0.95)])
     assert "accuracy: the most accurate candidate loses 2.00% top-1, 1.00% are allowed" in error.message
-    assert error.hint == "--max-accuracy-loss 2.2% would suffice (a)"
+    assert error.hint == "--max-accuracy-loss 2.2% would suffice (a · FP32 · 1 thread)"
 
 
 def test_accuracy_and_latency_bind_together() -> None:
     error = unmet(Contract(0.01, p99_ms=1.0), [record("original", 1.0), record("int8", 0.4, 0.95)])
     assert "accuracy and latency: " in error.message
-    assert error.hint == "--p99 1.7ms would suffice (original); --max-accuracy-loss 4.4% would suffice (int8)"
+    assert error.hint == (
+        "--p99 1.7ms would suffice (Original · original · 1 thread); "
+        "--max-accuracy-loss 4.4% would suffice (int8 · FP32 · 1 thread)"
+    )
 
 
 def test_nothing_is_good_at_anything() -> None:
     error = unmet(Contract(0.01, p99_ms=0.1), [record("a", 1.0, 0.5)])
     assert "every candidate is both too inaccurate and too slow" in error.message
-    assert error.hint == "--p99 1.7ms --max-accuracy-loss 54% would suffice (a)"
+    assert error.hint == "--p99 1.7ms --max-accuracy-loss 54% would suffice (a · FP32 · 1 thread)"
 
 
 def test_what_meets_it_by_chance_is_named() -> None:
     error = unmet(Contract(0.01, p99_ms=1.2), [record("original", 1.0), record("int8", 0.79, 0.985)])
-    assert "only int8 is within the limit" in error.message
-    assert error.hint == "--p99 1.7ms would suffice (original)"
+    assert "only int8 · FP32 · 1 thread is within the limit" in error.message
+    assert error.hint == "--p99 1.7ms would suffice (Original · original · 1 thread)"
 
 
 def test_failed_candidates_do_not_count() -> None:
@@ -124,7 +133,7 @@ def test_the_hint_for_an_output_that_differs_names_its_option() -> None:
     far = record("int8", 0.4, accuracy=accuracy(0.99, 0.0, unjudged_output="boxes", unjudged_error=0.2))
     error = unmet(Contract(0.01), [far])
     assert "output 'boxes' differs by 20.0% from the original's, 10% are allowed" in error.message
-    assert error.hint == "--max-output-error 22% would suffice (int8)"
+    assert error.hint == "--max-output-error 22% would suffice (int8 · FP32 · 1 thread)"
     assert Contract(0.01, max_output_error=0.22).accuracy_objection(far.accuracy) == ""  # type: ignore[arg-type]
 
 
@@ -224,7 +233,7 @@ def test_a_bundle_without_a_bound_has_that_of_the_interval() -> None:
 )
 def test_a_hint_adds_a_tenth_and_rounds_up_to_two_digits(p99_ms: float, needed: str) -> None:
     slow = [record("a", p99_ms / 1.5), record("b", 9 * p99_ms)]
-    assert unmet(Contract(p99_ms=1e-4), slow).hint.startswith(f"--p99 {needed}ms would suffice (a)")
+    assert unmet(Contract(p99_ms=1e-4), slow).hint.startswith(f"--p99 {needed}ms would suffice (a · FP32 · 1 thread)")
 
 
 def candidate(name: str, loss: float, error: float = 0.0, **changes: object) -> CandidateRecord:
@@ -236,17 +245,26 @@ def candidate(name: str, loss: float, error: float = 0.0, **changes: object) -> 
 @pytest.mark.parametrize(
     ("records", "hint"),
     [
-        ([candidate("a", 0.03), candidate("b", 0.02)], "--max-accuracy-loss 2.2% would suffice (b)"),
-        ([candidate("a", 0.02, 0.4), candidate("b", 0.02, 0.05)], "--max-accuracy-loss 2.2% would suffice (b)"),
-        ([candidate("a", 0.02, 0.4)], "--max-accuracy-loss 2.2% --max-output-error 44% would suffice (a)"),
-        ([candidate("a", 0.0, 0.4)], "--max-output-error 44% would suffice (a)"),
-        ([candidate("a", 0.95)], "--max-accuracy-loss 100% would suffice (a)"),
-        ([candidate("a", 0.0, broken="NaN"), candidate("b", 0.5)], "--max-accuracy-loss 55% would suffice (b)"),
+        ([candidate("a", 0.03), candidate("b", 0.02)], "--max-accuracy-loss 2.2% would suffice (b · FP32 · 1 thread)"),
+        (
+            [candidate("a", 0.02, 0.4), candidate("b", 0.02, 0.05)],
+            "--max-accuracy-loss 2.2% would suffice (b · FP32 · 1 thread)",
+        ),
+        (
+            [candidate("a", 0.02, 0.4)],
+            "--max-accuracy-loss 2.2% --max-output-error 44% would suffice (a · FP32 · 1 thread)",
+        ),
+        ([candidate("a", 0.0, 0.4)], "--max-output-error 44% would suffice (a · FP32 · 1 thread)"),
+        ([candidate("a", 0.95)], "--max-accuracy-loss 100% would suffice (a · FP32 · 1 thread)"),
+        (
+            [candidate("a", 0.0, broken="NaN"), candidate("b", 0.5)],
+            "--max-accuracy-loss 55% would suffice (b · FP32 · 1 thread)",
+        ),
         ([candidate("a", 0.0, broken="NaN")], ""),
         ([candidate("a", 1.0, 0.4, broken="NaN")], ""),
-        ([candidate("a", 0.01, 0.4)], "--max-output-error 44% would suffice (a)"),
-        ([candidate("a", 0.02, 0.1)], "--max-accuracy-loss 2.2% would suffice (a)"),
-        ([candidate("a", 1.0)], "--max-accuracy-loss 100% would suffice (a)"),
+        ([candidate("a", 0.01, 0.4)], "--max-output-error 44% would suffice (a · FP32 · 1 thread)"),
+        ([candidate("a", 0.02, 0.1)], "--max-accuracy-loss 2.2% would suffice (a · FP32 · 1 thread)"),
+        ([candidate("a", 1.0)], "--max-accuracy-loss 100% would suffice (a · FP32 · 1 thread)"),
         ([candidate("a", 1.01)], ""),
         ([candidate("a", 0.0, 1.01)], ""),
     ],
@@ -257,13 +275,13 @@ def test_the_hint_names_the_candidate_that_needs_least(records: list[CandidateRe
 
 def test_the_hint_for_fidelity_is_its_own_limit() -> None:
     far = record("a", 0.4, accuracy=accuracy(0.8, 0.2, metric="fidelity"))
-    assert unmet(Contract(), [far]).hint == "--max-output-error 22% would suffice (a)"
+    assert unmet(Contract(), [far]).hint == "--max-output-error 22% would suffice (a · FP32 · 1 thread)"
 
 
 def test_the_nearest_candidate_is_the_quickest_of_the_accurate_ones() -> None:
     error = unmet(Contract(0.01, p99_ms=0.1), [record("a", 3.0), record("b", 2.0), record("c", 1.0, 0.5)])
     assert "the lowest p99 is 1.5 ms" in error.message
-    assert error.hint == "--p99 3.3ms would suffice (b)"
+    assert error.hint == "--p99 3.3ms would suffice (b · FP32 · 1 thread)"
 
 
 def test_a_candidate_without_a_latency_or_an_accuracy_was_not_measured() -> None:

@@ -23,7 +23,7 @@ from conformance.engines import EngineConformance, values
 from penstock.artifact import Artifact
 from penstock.clock import ManualClock
 from penstock.engines.onnxruntime import OnnxRuntimeEngine
-from penstock.errors import Code, InvalidModel, PenstockError, Unavailable
+from penstock.errors import Code, InvalidInput, InvalidModel, PenstockError, Unavailable
 from penstock.online.instances.process_halt import Halt
 from penstock.online.instances.process_instance import InstanceRestarting, ProcessModel
 from penstock.online.scheduler.base import InstanceDied
@@ -70,6 +70,7 @@ class Isolated(OnnxRuntimeEngine):
 
 class TestConformance(EngineConformance):
     engine = Isolated()
+    rejects = True
 
     @pytest.fixture(autouse=True)
     def _unload(self) -> Iterator[None]:
@@ -220,7 +221,7 @@ def test_an_error_of_the_engine_costs_no_process(load: Loader) -> None:
     name, first = model.signature.input_names[0], model.pid
     shape = [2 if dim == -1 else dim for dim in model.signature.inputs[0].shape]
     odd = np.ones([3, *shape[1:]], np.float32)
-    with pytest.raises(PenstockError, match="the model failed") as caught:
+    with pytest.raises(InvalidInput, match="the model rejects these inputs: Reshape") as caught:
         model.forward({name: odd})
     assert not isinstance(caught.value, InstanceDied)
     model.forward({name: np.ones(shape, np.float32)})
