@@ -15,7 +15,7 @@ SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
     "": 2_205,
-    "bundle": 1_988,
+    "bundle": 2_010,
     "cli": 2_285,
     "engines": 1_922,
     "offline": 831,
@@ -29,7 +29,7 @@ ROOM_LINES = {
     "online/repository": 5_080,
     "online/scheduler": 2_687,
     "online/server": 15_673,
-    "perf": 2_863,
+    "perf": 2_865,
     "pipeline": 440,
     "protocol": 398,
     "rows": 2_207,

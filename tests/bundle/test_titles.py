@@ -11,7 +11,7 @@ import pytest
 import models
 from evidences import accuracy, record
 from penstock.bundle.evidence import CandidateRecord
-from penstock.bundle.titles import outcome, title, verdict
+from penstock.bundle.titles import outcome, steps_title, title, verdict
 from penstock.measurement import Interval
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
@@ -75,6 +75,15 @@ def test_some_titles() -> None:
     assert title(record("original-t1", status="baseline")) == "Original · ONNX Runtime · 1 thread"
 
 
+def test_steps_of_a_plan_are_told_in_words() -> None:
+    assert steps_title("shrink-1.5x+int8-mixed") == "channels removed for 1.5x, INT8 partly FP32"
+    assert steps_title("original") == "original"
+    trained = record("onnxruntime-int8-qat-int8-t1", compression="int8-qat", precision="int8")
+    assert title(trained) == "ONNX Runtime · INT8 · with training · 1 thread"
+    for step in STEPS:
+        assert step not in steps_title(step).split()
+
+
 def test_what_a_newer_version_wrote_keeps_its_own_words() -> None:
     how = {"engine": "npu", "precision": "int3", "calibration": "magic", "compression": "melt", "threads": 0}
     newer = record("npu-melt-int3-magic-t0", **how)
@@ -87,7 +96,11 @@ def test_what_a_newer_version_wrote_keeps_its_own_words() -> None:
     [
         (0.05, {}, "less accurate than allowed"),
         (0.0, {"unjudged_output": "boxes", "unjudged_error": 0.5}, "less accurate than allowed"),
-        (0.0, {"broken": "output 'y' is NaN or infinite in 3 of 9 samples, first in sample 0"}, "outputs are not finite"),
+        (
+            0.0,
+            {"broken": "output 'y' is NaN or infinite in 3 of 9 samples, first in sample 0"},
+            "outputs are not finite",
+        ),
     ],
 )
 def test_outcomes_of_the_accuracy_limits(loss: float, changes: dict[str, object], expected: str) -> None:

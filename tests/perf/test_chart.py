@@ -268,7 +268,7 @@ def test_a_plan_is_drawn_as_a_tree() -> None:
     across = [float(x or 0) for x, _ in places]
     assert across == sorted(across, reverse=True)
     titles = [one.text for one in svg.iter() if one.tag.endswith("title")]
-    assert "prune+share-fine: 16 KiB, 98.60% — kept: why" in titles
+    assert "pruned weights, shared weights (fine): 16 KiB, 98.60% — kept: why" in titles
     assert "KiB coded (logarithmic)" in [one.text for one in svg.iter()]
     assert attempts_chart(attempts[3:], 1) == ""
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from penstock.bundle.evidence import CandidateRecord
+import msgspec
+
+from penstock.bundle.evidence import CandidateRecord, Evidence
 from penstock.engines.registry import engine_title
 
 _ORIGINAL = re.compile(r"original(-t\d+)?")
@@ -21,10 +24,10 @@ _CALIBRATION_WORDS = {
     "wide": "more operators",
 }
 _STEP_WORDS = {
-    "int8": "",  # the precision says so
-    "int8-mixed": "partly FP32",
-    "int8-qat": "quantisation-aware training",
-    "low-rank": "low-rank factors",
+    "int8": "INT8",
+    "int8-mixed": "INT8 partly FP32",
+    "int8-qat": "INT8 with training",
+    "low-rank": "factors of low rank",
     "prune": "pruned weights",
 }
 _SHRINK, _SHARE = "shrink-", "share-"
@@ -59,8 +62,16 @@ def title(record: CandidateRecord) -> str:
         return f"Original · {engine} · {threads}"
     details = ", ".join(filter(None, map(_calibration, _CALIBRATION.findall(record.calibration))))
     arithmetic = record.precision.upper() + (f" ({details})" if details else "")
-    steps = ", ".join(filter(None, map(_step, record.compression.split("+"))))
+    # The precision names INT8 already.
+    steps = ", ".join(
+        filter(None, (_step(step).removeprefix("INT8").strip() for step in record.compression.split("+")))
+    )
     return " · ".join(filter(None, (engine, arithmetic, steps, threads)))
+
+
+def steps_title(names: str) -> str:
+    """The steps of a compression plan in words: ``channels removed for 1.5x, INT8``. ``names`` joins their names by ``+``."""
+    return ", ".join(map(_step, names.split("+")))
 
 
 def outcome(record: CandidateRecord) -> str:
@@ -75,6 +86,17 @@ def verdict(record: CandidateRecord) -> str:
     if record.status in ("outrun", "baseline") and record.reason:
         return record.reason
     return f"{outcome(record)}: {record.reason}" if record.reason else outcome(record)
+
+
+def variant_title(name: str, evidence: Evidence | None) -> str:
+    """The title of the candidate from which the variant ``name`` was made; ``name`` if it is unknown."""
+    records = (evidence.baseline, *evidence.candidates) if evidence is not None else ()
+    return next((title(record) for record in records if record.name == name), name)
+
+
+def described(record: CandidateRecord) -> dict[str, Any]:
+    """The record as plain data for JSON, with its title and outcome."""
+    return {**msgspec.to_builtins(record), "title": title(record), "outcome": outcome(record)}
 
 
 def _calibration(word: str) -> str:

@@ -219,8 +219,9 @@ def attempts_chart(attempts: Sequence[Attempt], original_bytes: int, width: int 
         places[path] = (x(size), y(found.level))
         (left, top), (right, bottom) = places.get(attempt.parent, places["original"]), places[path]
         lines.append(f'<line class="step" x1="{left:.1f}" y1="{top:.1f}" x2="{right:.1f}" y2="{bottom:.1f}"/>')
-        tip = f"{path}: {x.form.format(size)} KiB, {found.shown} — {attempt.outcome}: {attempt.reason}"
-        marks.append(_mark(tip, places[path], attempt.name, is_kept=attempt.outcome == "kept"))
+        name, outcome = titles.steps_title(path), f"{attempt.outcome}: {attempt.reason}"
+        tip = f"{name}: {x.form.format(size)} KiB, {found.shown} — {outcome}"
+        marks.append(_mark(tip, places[path], titles.steps_title(attempt.name), is_kept=attempt.outcome == "kept"))
     return _svg([*_frame(x, y, width), *lines, *marks], "Accuracy by size of every model that the plan made", width)
 
 
