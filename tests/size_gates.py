@@ -29,7 +29,7 @@ ROOM_LINES = {
     "online/repository": 5_080,
     "online/scheduler": 2_687,
     "online/server": 15_673,
-    "perf": 2_865,
+    "perf": 2_867,
     "pipeline": 440,
     "protocol": 398,
     "rows": 2_207,
