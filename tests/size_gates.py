@@ -31,7 +31,7 @@ ROOM_LINES = {
     "online/repository": 5_115,
     "online/scheduler": 2_687,
     "online/server": 15_673,
-    "perf": 2_901,
+    "perf": 2_905,
     "pipeline": 440,
     "protocol": 413,
     "rows": 2_207,

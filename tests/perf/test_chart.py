@@ -268,7 +268,7 @@ def test_a_plan_is_drawn_as_a_tree() -> None:
     across = [float(x or 0) for x, _ in places]
     assert across == sorted(across, reverse=True)
     titles = [one.text for one in svg.iter() if one.tag.endswith("title")]
-    assert "prune+share-fine: 16 KiB, 98.60% — kept: why" in titles
+    assert "pruned weights, shared weights (fine): 16 KiB, 98.60% — kept: why" in titles
     assert "KiB coded (logarithmic)" in [one.text for one in svg.iter()]
     assert attempts_chart(attempts[3:], 1) == ""
 
@@ -320,3 +320,12 @@ def test_a_long_logarithmic_axis_of_wide_numbers() -> None:
     found = ticks_across(root)
     assert len(found) > 1
     assert all(right - left > 5 * (len(one) + len(two)) / 2 for (left, one), (right, two) in pairwise(found))
+
+
+@pytest.mark.parametrize("width", [WIDTH, NARROW])
+def test_labels_of_steps_point_away_from_the_nearer_edge(width: int) -> None:
+    attempts = [_attempt("shrink-1.5x", "original", 600, 0.01), _attempt("int8-qat", "original", 60, 0.005)]
+    root = ET.fromstring(attempts_chart(attempts, 600 * 1024, width))
+    notes = {one.text: one for one in lines(root, "note")}
+    assert notes["channels removed for 1.5x"].get("text-anchor") == notes["original"].get("text-anchor") == "end"
+    assert notes["INT8 with training"].get("text-anchor") == "start"

@@ -213,24 +213,27 @@ def attempts_chart(attempts: Sequence[Attempt], original_bytes: int, width: int 
     y = _Axis([original, *(found.level for _, found in measured)], _UP, Scale(f"{first.metric}, held out", "{:.2%}"))
     x = _Axis([original_bytes / 1024, *sizes], _across(y, width), Scale(title, "{:,.4g}", log=True))
     places = {"original": (x(original_bytes / 1024), y(original))}
-    lines, marks = [], [_mark("original", places["original"], "original", is_kept=True)]
+    lines, marks = [], [_mark("original", places["original"], "original", width)]
     for (attempt, found), size in zip(measured, sizes, strict=True):
         path = attempt.name if attempt.parent == "original" else f"{attempt.parent}+{attempt.name}"
         places[path] = (x(size), y(found.level))
         (left, top), (right, bottom) = places.get(attempt.parent, places["original"]), places[path]
         lines.append(f'<line class="step" x1="{left:.1f}" y1="{top:.1f}" x2="{right:.1f}" y2="{bottom:.1f}"/>')
-        tip = f"{path}: {x.form.format(size)} KiB, {found.shown} — {attempt.outcome}: {attempt.reason}"
-        marks.append(_mark(tip, places[path], attempt.name, is_kept=attempt.outcome == "kept"))
+        name, outcome = titles.steps_title(path), f"{attempt.outcome}: {attempt.reason}"
+        tip = f"{name}: {x.form.format(size)} KiB, {found.shown} — {outcome}"
+        label = titles.steps_title(attempt.name) if attempt.outcome == "kept" else ""
+        marks.append(_mark(tip, places[path], label, width))
     return _svg([*_frame(x, y, width), *lines, *marks], "Accuracy by size of every model that the plan made", width)
 
 
-def _mark(tip: str, place: tuple[float, float], label: str, is_kept: bool) -> str:
-    """A point, labelled if it was kept. The label is rotated, so that neighbours of similar accuracy do not overlap."""
+def _mark(tip: str, place: tuple[float, float], label: str, width: int) -> str:
+    """A point, hollow if it has no label. The label is rotated, so that neighbours of similar accuracy do not overlap."""
     x, y = place
-    fill = "#059669" if is_kept else "none"
+    fill = "#059669" if label else "none"
     shape = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{fill}" stroke="#059669"><title>{escape(tip)}</title></circle>'
-    turn = f"translate({x + 6:.1f} {y + 10:.1f}) rotate(35)"
-    return shape + (f'<text class="note" transform="{turn}">{escape(label)}</text>' if is_kept else "")
+    side, anchor = (-1, "end") if x > width * 0.6 else (1, "start")  # away from the nearer edge
+    turn = f"translate({x + 6 * side:.1f} {y + 10:.1f}) rotate({35 * side})"
+    return shape + f'<text class="note" transform="{turn}" text-anchor="{anchor}">{escape(label)}</text>' * bool(label)
 
 
 def _point(record: CandidateRecord, x: float, y: float, evidence: Evidence, width: int) -> str:

@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.bundle.evidence import Attempt, Evidence
 from penstock.bundle.manifest import Manifest
+from penstock.bundle.titles import steps_title
 from penstock.errors import AlreadyExists
 from penstock.measurement import LatencyPoint
 from penstock.perf import candidate_table, chart
@@ -192,8 +193,8 @@ def _attempts(evidence: Evidence) -> list[str]:
 def _attempt(attempt: Attempt) -> tuple[str, ...]:
     size_bytes = attempt.stored_bytes or attempt.size_bytes
     return (
-        attempt.name,
-        attempt.parent,
+        steps_title(attempt.name),
+        steps_title(attempt.parent),
         f"{attempt.speedup.value:.2f}×" if attempt.speedup else "–",
         f"{attempt.accuracy.loss.value:+.2%}" if attempt.accuracy else "–",
         f"{size_bytes / 1024:.4g}" if size_bytes else "–",
