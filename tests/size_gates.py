@@ -19,7 +19,7 @@ ROOM_LINES = {
     "cli": 2_285,
     "engines": 1_910,
     "offline": 831,
-    "offline/compress": 15_344,
+    "offline/compress": 15_366,
     "offline/judge": 2_436,
     "offline/optimize": 2_001,
     "offline/tune": 609,
