@@ -278,3 +278,11 @@ def test_rows_are_repeated_from_the_first() -> None:
     rows = repeat_rows({"x": np.arange(6).reshape(3, 2)}, 5)["x"]
     np.testing.assert_array_equal(rows[:, 0], [0, 2, 4, 0, 2])
     assert rows.flags.c_contiguous
+
+
+def test_the_interval_of_a_speed_up_is_students() -> None:
+    base, other = Timings([np.full(3, 1.0)] * 3), Timings([np.full(3, math.exp(-one)) for one in (0.0, 0.1, 0.2)])
+    found = speedup(base, other)
+    reach = 4.302653 * 0.1 / math.sqrt(3)  # the quantile for 97.5 % and 2 degrees of freedom; the deviation is 0.1
+    assert found.value == pytest.approx(math.exp(0.1))
+    assert (found.low, found.high) == pytest.approx((math.exp(0.1 - reach), math.exp(0.1 + reach)), rel=1e-6)
