@@ -20,7 +20,7 @@ ROOM_LINES = {
     "engines": 1_996,
     "inputs": 944,
     "offline": 1_020,
-    "offline/compress": 15_426,
+    "offline/compress": 15_453,
     "offline/judge": 2_501,
     "offline/look": 1_122,
     "offline/optimize": 1_982,

@@ -291,3 +291,11 @@ def test_the_speedup_over_sizes_is_that_of_the_mean_time() -> None:
     before = weighted([Timings([np.full(3, 4.0)] * 3), Timings([np.full(3, 40.0)] * 3)], [0.5, 0.5])
     after = weighted([Timings([np.full(3, 1.0)] * 3), Timings([np.full(3, 39.0)] * 3)], [0.5, 0.5])
     assert speedup(before, after).value == pytest.approx(44 / 40)
+
+
+def test_the_interval_of_a_speed_up_is_students() -> None:
+    base, other = Timings([np.full(3, 1.0)] * 3), Timings([np.full(3, math.exp(-one)) for one in (0.0, 0.1, 0.2)])
+    found = speedup(base, other)
+    reach = 4.302653 * 0.1 / math.sqrt(3)  # the quantile for 97.5 % and 2 degrees of freedom; the deviation is 0.1
+    assert found.value == pytest.approx(math.exp(0.1))
+    assert (found.low, found.high) == pytest.approx((math.exp(0.1 - reach), math.exp(0.1 + reach)), rel=1e-6)

@@ -19,6 +19,7 @@ from penstock.offline.compress.precision.half import HalfOptions, halve_weights
 from penstock.offline.compress.precision.weight_only import WeightOnlyOptions, quantize_weights
 from penstock.offline.compress.pruning.magnitude import GlobalRule, PruneOptions, prune
 from penstock.offline.compress.pruning.n_m import prune_n_m
+from penstock.offline.compress.ptq import qdq_writer
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
@@ -318,6 +319,23 @@ def test_without_its_source_a_step_is_not_undone():
     made = pickle.loads(pickle.dumps(int8(artifact, data)))
     assert made.source is None
     assert {one.reason.split()[0] for one in check_explained(artifact, made, data)} == {"its", "between"}
+
+
+@pytest.mark.parametrize("factor", [20, 300])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_method_that_rounds_a_channel_too_coarsely_is_found(name, factor, monkeypatch):
+    artifact, data = NETWORKS[name]
+    scales = qdq_writer.weight_scales
+
+    def coarse(*given):
+        found = scales(*given)
+        found[0] *= np.float32(factor)
+        return found
+
+    monkeypatch.setattr(qdq_writer, "weight_scales", coarse)
+    made = int8(artifact, data)
+    with pytest.raises(WrongResult, match="the steps of weight .* are too large for its values"):
+        check_explained(artifact, made, data)
 
 
 def test_corrected_biases_may_not_cause_a_larger_error():

@@ -221,7 +221,7 @@ WEIGHT = np.float32([[7, -2, 3], [4, 5, -6], [-1, 1, 8], [2, 6, 3]]) / 8
 PRODUCT = source("y = MatMul(x, w)", w=WEIGHT)
 
 
-@pytest.mark.parametrize("scale", [0.25, [0.25], [0.25, 0.5, 1.0]])
+@pytest.mark.parametrize("scale", [1 / 64, [1 / 64], [1 / 128, 1 / 128, 1 / 64]])
 @pytest.mark.parametrize("zero", [None, 3])
 def test_a_weight_is_put_back_from_any_form_of_dequantisation(scale, zero):
     scale = np.float32(scale)
@@ -238,8 +238,10 @@ def test_a_weight_is_put_back_from_any_form_of_dequantisation(scale, zero):
 
 def test_two_channels_have_their_own_scales_along_any_axis():
     for axis, shape in ((0, (2, 3)), (1, (3, 2)), (-2, (2, 3))):
-        weight, scale = np.arange(6, dtype=np.float32).reshape(shape), np.float32([1, 0.5])
-        along = scale.reshape((2, 1) if axis in (0, -2) else (1, 2))
+        turned = (2, 1) if axis in (0, -2) else (1, 2)
+        weight = np.arange(6, dtype=np.float32).reshape(shape) * np.float32([1, 4]).reshape(turned)
+        scale = np.float32([weight[0, 2] / 64 if axis != 1 else weight[2, 0] / 64, 0.25])
+        along = scale.reshape(turned)
         made = written(
             f"d = DequantizeLinear<axis = {axis}>(q, s)\n y = Add(x, d)",
             q=(weight / along).astype(np.int8),
@@ -247,6 +249,49 @@ def test_two_channels_have_their_own_scales_along_any_axis():
         )
         found = unrounded(made, source("y = Add(x, w)", w=weight))
         assert (numpy_helper.to_array(found.graph.initializer[0]) == weight).all()
+
+
+ADDED = "d = DequantizeLinear<axis = 1>(q, s)\n y = MatMul(x, d)"
+GEMM = "d = DequantizeLinear<axis = 1>(q, s)\n e = DequantizeLinear<axis = 0>(b, t)\n y = Gemm(x, d, e)"
+
+
+@pytest.mark.parametrize(("largest", "is_found"), [(127, False), (63, False), (62, True), (1, True), (0, True)])
+def test_a_scale_that_wastes_half_of_the_levels_is_found(largest, is_found):
+    size = np.abs(WEIGHT).max(axis=0)
+    scale = size / 127
+    scale[1] = size[1] / (largest + 0.1)
+    integers = np.round(WEIGHT / scale).astype(np.int8)
+    sums = DYNAMIC + SUMS.format(zero="") + ENDS.format(scale="s")
+    for made in (written(ADDED, q=integers, s=scale), written(sums, w=integers, t=scale)):
+        if is_found:
+            with pytest.raises(WrongResult, match="steps of weight '[qw]' .* are too large for its values"):
+                unrounded(made, PRODUCT)
+        else:
+            unrounded(made, PRODUCT)
+
+
+def test_a_channel_may_be_zero():
+    weight = WEIGHT * np.float32([1, 0, 1])
+    scale = np.float32([1 / 128, 1, 1 / 64])
+    integers = np.round(weight / scale).astype(np.int8)
+    assert operators(unrounded(written(ADDED, q=integers, s=scale), source("y = MatMul(x, w)", w=weight))) == ["MatMul"]
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize(("steps", "is_found"), [(2**30, False), (2**29, False), (2**29 - 1, True)])
+def test_a_large_bias_may_require_a_large_scale(steps, is_found, per_channel):
+    scale = np.float32([1 / 128, 1, 1 / 64]) if per_channel else np.float32([1])
+    integers = np.round(WEIGHT / scale).astype(np.int8)
+    bias = np.array([5, steps, 7], np.int32)
+    floats = (bias * scale.astype(np.float64)).astype(np.float32)
+    body = GEMM if per_channel else GEMM.replace("<axis = 1>", "").replace("<axis = 0>", "")
+    made = written(body, q=integers, s=scale, b=bias, t=scale)
+    original = source("y = Gemm(x, w, c)", w=WEIGHT, c=floats)
+    if is_found:
+        with pytest.raises(WrongResult, match="steps of weight 'q'"):
+            unrounded(made, original)
+    else:
+        assert operators(unrounded(made, original)) == ["Gemm"]
 
 
 def test_large_integers_are_compared_exactly():
@@ -405,11 +450,11 @@ ENDS = "f = Cast<to = 1>(i)\n b = Mul({scale}, t)\n y = Mul(f, b)"
 def test_an_integer_product_may_have_a_zero_point(zero):
     given = {} if zero is None else {"v": np.int8(zero)}
     body = DYNAMIC + SUMS.format(zero=", v" if given else "") + ENDS.format(scale="s")
-    integers = (WEIGHT * 8).astype(np.int8) + np.int8(zero or 0)
-    found = unrounded(written(body, w=integers, t=np.float32([1 / 8]), **given), PRODUCT)
+    integers = (WEIGHT * 64).astype(np.int8) + np.int8(zero or 0)
+    found = unrounded(written(body, w=integers, t=np.float32([1 / 64]), **given), PRODUCT)
     assert operators(found) == ["DynamicQuantizeLinear", "Div", "MatMul", "Cast", "Mul", "Mul"]
     (weight,) = (numpy_helper.to_array(one) for one in found.graph.initializer if len(one.dims) == 2)
-    assert (weight == 8 * WEIGHT).all()
+    assert (weight == 64 * WEIGHT).all()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 A lost bias, a wrong attribute or a wrong connection remains in the result. The outputs must equal those of the float model, except for
 differences in the order of summation. A weight is put back only if it rounds to the integers of the quantised model. This proves that
-each element of a quantised weight is off by at most half a step.
+each element of a quantised weight is off by at most half a step. The integers of each scale must use at least half of their range, so
+that the steps are not coarser than the bits require.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _HALF = 0.501
 _PROBED = 512
 """Number of elements that are compared first."""
 _TINY = np.finfo(np.float32).tiny
+_LARGE_BIAS = 2**29
+"""A bias of at least this many steps may need a larger scale than the weights of its channel."""
 _HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
@@ -83,6 +86,14 @@ class _Integers(NamedTuple):
         scale, zero = (np.broadcast_to(one, self.integers.shape) for one in (self.scale, self.zero))
         corner = _corner(self.integers, side)
         return _Integers(self.integers[corner], scale[corner], zero[corner], self.limits)
+
+    def is_coarse(self, weight: Array) -> Array:
+        """For each scale, True if the integers use less than half of their range, and ``weight`` is not practically zero."""
+        axes = tuple(at for at in range(self.integers.ndim) if not self.scale.ndim or self.scale.shape[at] == 1)
+        low, high = self.limits
+        used = np.abs(self.integers.astype(np.int64) - self.zero).max(axis=axes, initial=0)
+        is_zero = np.abs(weight).max(axis=axes, initial=0.0) <= high * _TINY
+        return np.asarray(~is_zero & (used < (high - low) // 4))
 
     def fits(self, weight: Array) -> bool:
         return bool((self.steps_from(weight) <= _HALF).all())
@@ -144,8 +155,22 @@ class _Unrounding:
         if along and scale.size != integers.shape[axis]:
             raise _wrong(node.input[0])
         scale, zero = (one.reshape(along if one.size > 1 else ()) for one in (scale, zero))
-        self._put(node.output[0], _Integers(integers, scale, zero, _limits(integers)), node.input[0])
+        rounded = _Integers(integers, scale, zero, _limits(integers))
+        self._put(node.output[0], rounded, node.input[0])
+        if integers.dtype.itemsize == 1:
+            self._check_steps(rounded, node.output[0], node.input[0])
         return []
+
+    def _check_steps(self, rounded: _Integers, name: str, what: str) -> None:
+        """Raise WrongResult if a scale of the constant ``name`` is too large. The bias of a channel may require a larger scale."""
+        is_coarse = rounded.is_coarse(self._array(name))
+        for node in self._graph.node if is_coarse.any() else ():
+            maker = self._by_output.get(node.input[2]) if name in node.input[1:2] and len(node.input) > 2 else None
+            if maker is not None and maker.input[0] in self._tensors:
+                is_large = np.abs(self._array(maker.input[0]).astype(np.int64)) >= _LARGE_BIAS
+                is_coarse &= ~(is_large if is_coarse.ndim else is_large.any())
+        if is_coarse.any():
+            raise WrongResult(f"the steps of weight '{what}' of the compressed model are too large for its values", FIX)
 
     def _activation(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         first = self._by_output.get(node.input[0])
@@ -223,7 +248,9 @@ class _Unrounding:
         scale, integers = self._array(known[0]), self._array(node.input[1])
         zero = self._zero_point(node, 3, integers)
         name, exact = (self._fresh(f"{node.output[0]}_{what}") for what in ("weight", "exact"))
-        self._put(name, _Integers(integers, scale, zero, _limits(integers)), node.input[1])
+        rounded = _Integers(integers, scale.reshape(1, -1), zero, _limits(integers))
+        self._put(name, rounded, node.input[1])
+        self._check_steps(rounded, name, node.input[1])
         weight = self._array(name) / scale
         self._tensors[name] = numpy_helper.from_array(weight, name)
         return [
