@@ -20,7 +20,7 @@ ROOM_LINES = {
     "engines": 1_910,
     "offline": 833,
     "offline/compress": 15_350,
-    "offline/judge": 2_458,
+    "offline/judge": 2_462,
     "offline/optimize": 2_001,
     "offline/tune": 609,
     "online": 56,

@@ -161,9 +161,9 @@ def jackknife_interval(
 ) -> Interval:
     """``statistic`` of all rows with an approximate two-sided interval. The jackknife leaves out groups of rows in turn.
 
-    ``statistic`` takes row numbers; NaN means undefined. The interval always allows for one unseen kind of row, which could change the
-    statistic by ``scale``. For a single row, the interval extends nearly ``scale`` to both sides. If the statistic is undefined without
-    one of the groups, the interval extends at least ``scale`` to both sides.
+    ``statistic`` takes row numbers; NaN means undefined. The interval always allows for one unseen kind of row, which could change
+    the statistic by ``scale``. For a single row, the interval extends nearly ``scale`` to both sides. If the statistic is undefined
+    without some group, it extends at least ``scale``.
     """
     value, groups = statistic(np.arange(samples)), min(GROUPS, samples)
     half = tail(looks) / 2
