@@ -21,7 +21,7 @@ ROOM_LINES = {
     "inputs": 944,
     "offline": 1_020,
     "offline/compress": 15_453,
-    "offline/judge": 2_501,
+    "offline/judge": 2_505,
     "offline/look": 1_122,
     "offline/optimize": 1_982,
     "offline/tune": 625,

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InvalidData
+from penstock.offline.judge.scoring import boxes as boxes_module
 from penstock.offline.judge.scoring.boxes import iou, mean_average_precision
 
 TRUTH = np.float32(
@@ -97,12 +100,47 @@ def test_a_detector_is_perfect_against_itself_whatever_pads_its_boxes(seed: int,
     assert mean_average_precision(output, np.concatenate([padding[..., [0, 1, 2, 3, 5]], truth], axis=1)) == 1
 
 
+def random_boxes(samples: int, boxes: int, size: float) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    corner = rng.random((samples, boxes, 2))
+    far = corner + size * (0.5 + rng.random((samples, boxes, 2)))
+    score, number = rng.random((samples, boxes, 1)), rng.integers(0, 3, (samples, boxes, 1))
+    return np.concatenate([corner, far, score, number], axis=2)
+
+
+def test_many_boxes_are_compared_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = random_boxes(3, 40, 0.5)
+    truth = np.delete(random_boxes(3, 60, 0.5)[:, ::2], 4, axis=2)
+    whole = mean_average_precision(output, truth)
+    monkeypatch.setattr(boxes_module, "_PAIRS", 700)
+    assert 0 < whole < 1
+    assert mean_average_precision(output, truth) == whole
+
+
+def test_the_memory_of_many_boxes_is_limited() -> None:
+    """All overlaps at once would take 256 MiB, and several times as much on the way."""
+    output = random_boxes(2, 2896, 1e-4)
+    tracemalloc.start()
+    try:
+        assert mean_average_precision(output, np.delete(output, 4, axis=2)) == 1
+        assert tracemalloc.get_traced_memory()[1] < 128 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_no_boxes_are_an_error() -> None:
     with pytest.raises(InvalidData, match="have no boxes"):
         mean_average_precision(scored(TRUTH), np.full_like(TRUTH, -1))
     with pytest.raises(InvalidData, match="have no boxes") as error:
         mean_average_precision(scored(TRUTH), np.zeros_like(TRUTH))
     assert "right above left" in (error.value.hint or "")
+
+
+def test_every_position_may_have_its_own_number() -> None:
+    """Comparing every position with every class would take hours."""
+    truth = (1 << 40) + np.arange(400_000).reshape(4, -1)
+    assert iou(truth, truth) == 1
+    assert iou(np.where(np.arange(4)[:, None] < 2, truth, -1), truth) == pytest.approx(0.5, abs=1e-5)
 
 
 def test_the_overlap_of_segments() -> None:

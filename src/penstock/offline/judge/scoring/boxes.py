@@ -13,6 +13,8 @@ _OVERLAPS = np.arange(0.5, 1.0, 0.05) - 1e-9
 """Least overlaps of a match, less the error of rounding."""
 _SAMPLES = 16
 """Number of samples that are matched at once."""
+_PAIRS = 1 << 20
+"""Number of pairs of boxes whose overlaps are computed at once, about, which limits the memory."""
 
 
 def mean_average_precision(output: Array, truth: Array) -> float:
@@ -48,13 +50,12 @@ def iou(output: Array, truth: Array) -> float:
     """
     found, truth = segments(output).reshape(-1), truth.reshape(-1)
     found, truth = found[truth >= 0], truth[truth >= 0]
-    both = found == truth
-    shares = [
-        (both & (truth == one)).sum() / ((truth == one) | (found == one)).sum() for one in np.union1d(found, truth)
-    ]
-    if not shares:
+    if not len(truth):
         raise InvalidData("no position has a label", "give class numbers of at least 0")
-    return float(np.mean(shares))
+    classes, places = np.unique(np.concatenate([found, truth]), return_inverse=True)
+    found, truth = np.split(places, 2)
+    both, one, other = (np.bincount(p, minlength=len(classes)) for p in (truth[found == truth], found, truth))
+    return float((both / (one + other - both)).mean())
 
 
 def segments(output: Array) -> Array:
@@ -76,12 +77,15 @@ def _matches(found: Array, wanted: Array) -> Array:
 
     The boxes of a sample are in the order of falling scores. Each takes the box of its class that overlaps most, of those left.
     """
-    overlap = _overlaps(found, wanted)
+    block = max(1, _PAIRS // max(1, len(found) * wanted.shape[1]))
     hits = np.zeros((*found.shape[:2], len(_OVERLAPS)), bool)
     left = np.ones((len(found), len(_OVERLAPS), wanted.shape[1]), bool)
     for one in range(found.shape[1]):
-        samples = np.flatnonzero((overlap[:, one] >= _OVERLAPS[0]).any(axis=1))
-        free = np.where(left[samples], overlap[samples, one, np.newaxis], -1.0)
+        if one % block == 0:
+            overlap = _overlaps(found[:, one : one + block], wanted)
+        own = overlap[:, one % block]
+        samples = np.flatnonzero((own >= _OVERLAPS[0]).any(axis=1))
+        free = np.where(left[samples], own[samples, np.newaxis], -1.0)
         best = free.argmax(axis=2)[..., np.newaxis]
         hits[samples, one] = hit = np.take_along_axis(free, best, axis=2)[..., 0] >= _OVERLAPS
         row, level = np.nonzero(hit)
