@@ -22,7 +22,7 @@ ROOM_LINES = {
     "offline": 998,
     "offline/compress": 15_344,
     "offline/judge": 2_436,
-    "offline/look": 1_122,
+    "offline/look": 1_129,
     "offline/optimize": 2_001,
     "offline/tune": 609,
     "online": 56,
