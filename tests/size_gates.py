@@ -22,7 +22,7 @@ ROOM_LINES = {
     "offline": 1_020,
     "offline/compress": 15_453,
     "offline/judge": 2_505,
-    "offline/look": 1_122,
+    "offline/look": 1_129,
     "offline/optimize": 1_982,
     "offline/tune": 625,
     "online": 56,

@@ -17,6 +17,7 @@ import resource
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from time import perf_counter
 from typing import Any, TypeVar
 
 import msgspec
@@ -49,6 +50,8 @@ _READERS = {
 }
 _PATIENCE_S = 30.0
 _BYTES_PER_S = 10 << 20
+_HASTE = 5
+"""After a step that took too long, the next steps get this fraction of the time."""
 _LEAST_BYTES = 3 << 30
 _COPIES = 8
 """The child may use this many times the model's size, and at least ``_LEAST_BYTES``."""
@@ -197,15 +200,19 @@ class _Child:
         """By engine, why its trial ended the child process."""
         self._source = source
         self._size_bytes = size_bytes
+        self._patience_s = _PATIENCE_S + size_bytes / _BYTES_PER_S
 
     def ask(self, step: Callable[..., T], otherwise: Any) -> Any:
         """The result of ``step``, a function of the source; ``otherwise`` if it fails."""
         limit = max(_LEAST_BYTES, _COPIES * self._size_bytes)
-        patience_s = _PATIENCE_S + self._size_bytes / _BYTES_PER_S
+        limit = min(limit, usable_memory() or limit)
         apart.call(_start)  # the time to start the process does not count
+        start, patience_s = perf_counter(), self._patience_s
         try:
-            return apart.call(_limited, min(limit, usable_memory() or limit), step, self._source, patience_s=patience_s)
+            return apart.call(_limited, limit, step, self._source, patience_s=patience_s)
         except PenstockError as error:
+            if perf_counter() - start >= patience_s:
+                self._patience_s /= _HASTE
             engine = getattr(step, "keywords", {}).get("engine", "")
             if engine and otherwise is not None:
                 self.reasons[engine] = error.message
