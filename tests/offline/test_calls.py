@@ -88,12 +88,8 @@ def test_samples_of_different_sizes_are_calibrated_judged_and_timed_at_their_siz
     right = [one["logits"].argmax() == label for one, label in zip(by_hand(artifact, samples), labels, strict=True)]
     assert result.chosen.accuracy is not None
     assert result.chosen.accuracy.value == pytest.approx(np.mean(right))
-    if evidence.chosen.startswith("original"):
-        return
-    assert [gain.shapes["ids"] for gain in evidence.by_size] == [(1, 3), (1, 17), (1, 40)]
-    assert [gain.share for gain in evidence.by_size] == pytest.approx([1 / 2, 1 / 6, 1 / 3])
-    mean = sum(gain.share * gain.chosen_ms for gain in evidence.by_size)
-    assert result.chosen.latency_ms == pytest.approx(mean, rel=0.3)
+    gains = [] if evidence.chosen.startswith("original") else [(1, 3), (1, 17), (1, 40)]
+    assert [gain.shapes["ids"] for gain in evidence.by_size] == gains
 
 
 def test_the_comparison_of_a_method_has_the_gain_by_size() -> None:

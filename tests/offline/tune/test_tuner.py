@@ -2,22 +2,25 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 import pytest
 from onnx import TensorProto
 
+import call_models
 import models
 from penstock.artifact import Artifact
-from penstock.dataset import Dataset, make_dataset
+from penstock.dataset import Dataset, SizedCall, make_dataset
 from penstock.errors import ContractUnmet, InvalidData, InvalidModel, PenstockError
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.race import Entrant, race_entrants
+from penstock.offline.sessions import signature_of
 from penstock.offline.tune.space import Candidate, originals
 from penstock.offline.tune.tuner import Race, Tuner, TuneResult, TuningLimits
-from penstock.perf.measure import LOADS, Timings
+from penstock.perf.measure import LOADS, Timings, weighted
+from penstock.samples.open import open_data
 
 FP32 = TensorProto.FLOAT
 LIMITS = TuningLimits(budget_s=0.3)
@@ -313,3 +316,37 @@ def test_at_more_threads_only_the_best_versions_are_timed() -> None:
     assert untimed[0].status == "outrun"
     assert untimed[0].reason == "not timed: others were faster with fewer threads"
     assert untimed[0].name.endswith("-t2")
+
+
+def test_the_result_has_the_gain_at_each_size_of_the_data() -> None:
+    def race(
+        entrants: Mapping[str, Entrant], calls: Sequence[SizedCall], budget_s: float, loads: int
+    ) -> dict[str, Timings]:
+        """A candidate takes half the original's time for long texts, and all of it for short texts."""
+        rng = np.random.default_rng(0)
+        found = {}
+        for name in entrants:
+            sizes = [call.inputs["ids"].shape[1] for call in calls]
+            seconds = [1e-3 * size * (0.5 if name == "lean" and size > 10 else 1.0) for size in sizes]
+            timings = [Timings(list(one * rng.lognormal(0, 0.01, (loads, 20)))) for one in seconds]
+            found[name] = weighted(timings, [call.share for call in calls])
+        return found
+
+    model = call_models.text()
+    samples = open_data(call_models.texts((5, 40, 5, 5)), signature_of(model))
+    result = Tuner(originals(model, [1]), [candidate("lean", model)], samples, CONTRACT, LIMITS, race=race).run(cores=2)
+    assert result.chosen.name == "lean"
+    short, long = result.by_size
+    assert (short.shapes["ids"], short.share, long.shapes["ids"], long.share) == ((1, 5), 0.75, (1, 40), 0.25)
+    assert short.speedup.value == pytest.approx(1, rel=0.02)
+    assert long.speedup.value == pytest.approx(2, rel=0.02)
+    assert (long.original_ms, long.chosen_ms) == (pytest.approx(40, rel=0.02), pytest.approx(20, rel=0.02))
+    (lean,) = result.records
+    assert lean.latency_ms == pytest.approx(0.75 * 5 + 0.25 * 20, rel=0.02)
+    assert lean.speedup is not None
+    assert lean.speedup.value == pytest.approx((0.75 * 5 + 0.25 * 40) / (0.75 * 5 + 0.25 * 20), rel=0.02)
+
+
+def test_data_of_one_size_have_no_gain_by_size() -> None:
+    race = SimulatedRace({"original-t1": 2.0, "lean": 1.0})
+    assert tune(classifier(), candidate("lean", classifier()), race=race).by_size == ()
