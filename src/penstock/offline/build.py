@@ -37,6 +37,7 @@ from penstock.offline.compress.planner.plan_store import check_plan
 from penstock.offline.compress.ptq.drift import about
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.versions import IntegerChoice, Version, integer_versions
+from penstock.offline.deadline import Deadline
 from penstock.offline.judge.contract import Contract, is_faster
 from penstock.offline.judge.judge import ORIGINAL, Judge, coupling_notes, judging
 from penstock.offline.judge.overlap import check_distinct, overlap_notes
@@ -46,8 +47,10 @@ from penstock.offline.optimize.base import OptimizeReport
 from penstock.offline.optimize.model import self_contained
 from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.sessions import signature_of
+from penstock.offline.tune.look import make_look
 from penstock.offline.tune.space import BASELINE_ENGINE, Candidate, candidates, fallback, originals, thread_counts
 from penstock.offline.tune.tuner import Tuner, TuneResult, TuningLimits
+from penstock.perf.measure import repeat_rows
 from penstock.resources import MachineFacts, machine_facts, usable_memory
 from penstock.storage.atomic import check_writable
 from penstock.tensor import Array, Signature
@@ -63,6 +66,10 @@ _KEPT_SHARE, _KEPT_BYTES = 4, 4 << 30
 _SHORT_CALL_MS = 1.0
 _THROUGHPUT_ROWS = 16
 _FEW_CALLS = 100
+_LOOK_S = 1.0
+"""Seconds for a first look at the speed of INT8, per layout and engine, but at least three loads."""
+_TIMING_PART = 6
+"""Part of the budget for timing candidates."""
 _PACKAGES = ("numpy", "onnx", "onnx_ir", "onnxruntime", "openvino")
 
 
@@ -102,8 +109,11 @@ class Recipe(msgspec.Struct, frozen=True):
     """The quantity to optimise: latency of calls with one row, throughput of calls with sixteen rows, or size of the bundle."""
     compression: Compression | None = None
     """Options of the compression plan. None: no plan is made."""
-    budget_s: float = 20.0
-    """Maximum seconds for timing candidates, but each candidate is loaded at least three times. More time gives narrower intervals."""
+    budget_s: float = 120.0
+    """Seconds for the whole build, without the compression plan. The step that is running when they are over is finished, and the best
+    candidate so far is packed. Most builds need less time."""
+    timing_s: float | None = None
+    """Maximum seconds for timing candidates, but each pair is loaded at least three times. None: a sixth of the budget."""
     overwrite: bool = False
     """Overwrite an existing file or folder that is not a bundle. An existing bundle is always overwritten."""
     folder: bool = False
@@ -134,16 +144,18 @@ def build(
     evaluate: Data | None = None,
     recipe: Recipe = Recipe(),  # noqa: B008 - immutable
     on_progress: OnProgress = lambda *_: None,
+    deadline: Deadline | None = None,
 ) -> BuildResult:
     """Build ``model`` into a bundle at ``output``.
 
     ``calibrate`` and ``evaluate`` are npz files or mappings of arrays named after the model's inputs, with one row per sample; an
     array named ``labels`` contains the labels. Without ``calibrate``, INT8 is not tried. Without ``evaluate``, a fifth of
-    ``calibrate`` is held out for evaluation. Raises InvalidModel, InvalidData, InvalidConfig, ContractUnmet, AlreadyExists,
+    ``calibrate`` is held out for evaluation. ``deadline`` allows another thread or a signal handler to end the build early, with the best
+    candidate so far; by default, it ends after ``recipe.budget_s``. Raises InvalidModel, InvalidData, InvalidConfig, ContractUnmet, AlreadyExists,
     ResourceExhausted.
     """
     with keep_models(usable_memory() // _KEPT_SHARE or _KEPT_BYTES):
-        return _build(model, Path(output), calibrate, evaluate, recipe, on_progress)
+        return _build(model, Path(output), calibrate, evaluate, recipe, on_progress, deadline or Deadline(recipe.budget_s))
 
 
 def _build(
@@ -153,6 +165,7 @@ def _build(
     evaluate: Data | None,
     recipe: Recipe,
     on_progress: OnProgress,
+    deadline: Deadline,
 ) -> BuildResult:
     _check_target(output, recipe)
     machine = machine_facts()
@@ -175,16 +188,20 @@ def _build(
     sample = evaluation.rows(0, signature.smallest_batch)
     fp32, optimization = optimize(original, [sample])
     on_progress("optimize", 1, 1)
+    rows = _THROUGHPUT_ROWS if recipe.objective == "throughput" and signature.batchable else signature.smallest_batch
     seen, overlap = overlap_notes(evaluation, calibration)
     warnings += _warned((*about(fp32, calibration, evaluation, signature.smallest_batch), *overlap))
     with _blaming(calibrate):
         is_smallest = recipe.objective == "size"
-        int8, notes = integer_versions(fp32, calibration, _integer_choice(recipe), machine, on_progress)
-    planned = _plan(fp32, original, calibration, _plan_options(recipe, threads), recipe, on_progress)
+        look = None if is_smallest else make_look(engines, repeat_rows(evaluation.inputs, rows), min(threads), _LOOK_S)
+        choice = _integer_choice(recipe)
+        int8, notes = integer_versions(fp32, calibration, choice, machine, on_progress, look=look, deadline=deadline)
+    with deadline.paused():
+        planned = _plan(fp32, original, calibration, _plan_options(recipe, threads), recipe, on_progress)
     tried = candidates(_versions([Version(fp32), *int8, *planned.versions], recipe), engines, threads, machine)
-    rows = _THROUGHPUT_ROWS if recipe.objective == "throughput" and signature.batchable else signature.smallest_batch
-    limits = TuningLimits(recipe.budget_s, rows, is_smallest)
-    tuner = Tuner(originals(original, threads), tried, evaluation, recipe.contract, limits, on_progress)
+    timing_s = deadline.budget_s / _TIMING_PART if recipe.timing_s is None else recipe.timing_s
+    limits = TuningLimits(min(timing_s, deadline.left_s), rows, is_smallest)
+    tuner = Tuner(originals(original, threads), tried, evaluation, recipe.contract, limits, on_progress, deadline=deadline)
     with _blaming(evaluate if evaluate is not None else calibrate):
         tuned = tuner.run(machine.cores)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ import msgspec
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.errors import PenstockError, Unsupported, WrongResult
+from penstock.measurement import Interval, times
 from penstock.offline.compress.explained import check_explained
 from penstock.offline.compress.method import OnProgress
 from penstock.offline.compress.precision.dynamic import DynamicOptions, quantize_dynamic
@@ -24,15 +25,23 @@ from penstock.offline.compress.ptq.ranges.histogram import TensorStatistics
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme, required_isa
-from penstock.offline.sessions import signature_of
+from penstock.offline.deadline import Deadline
+from penstock.offline.sessions import call_rows, signature_of
 from penstock.resources import MachineFacts
 
 _log = logging.getLogger(__name__)
+
+Look = Callable[[Artifact, Artifact, tuple[str, ...]], Mapping[str, Interval]]
+"""Returns the measured speed-up of the second model over the first in each of the engines (if empty: in all)."""
 
 _CHOICE_S = 4.0
 """Time limit in seconds for choosing range methods. The remaining tensors get the range of least squared error."""
 _MOSTLY = 0.5
 """Versions that speed up only matrix products are made if these hold more than this fraction of the weights."""
+_LOOK_ROWS = 32
+"""Number of samples for the ranges of models that are only timed."""
+_FIRST_SHARE, _OTHERS_SHARE = 0.5, 0.25
+"""Shares of the budget after which no further layout, and no further method of a layout, is tried."""
 _FOR_PRODUCTS = ("onnxruntime",)
 """The engines on which such versions are faster. On OpenVINO, they are not faster, and dynamic INT8 is slower than FP32."""
 
@@ -68,13 +77,28 @@ class IntegerChoice(msgspec.Struct, frozen=True):
     """Use 7-bit weights, which every CPU multiplies without overflow."""
 
 
+class _Layout(NamedTuple):
+    """A placement with one scale per channel or per product. INT8 models of one layout differ only in ranges, so their speed is equal."""
+
+    placement: QdqPlacement
+    per_tensor: bool
+    engines: tuple[str, ...]
+    """The engines on which the layout may be faster; if empty, all engines."""
+
+    @property
+    def name(self) -> str:
+        return self.placement.value + ("-per-tensor" if self.per_tensor else "")
+
+
 class _Way(NamedTuple):
-    """A way to quantise. ``engines`` and ``mixes_rows`` describe the version that it makes."""
+    """A way to quantise. The other fields describe the version that it makes."""
 
     name: str
     make: Callable[[], Artifact]
     engines: tuple[str, ...] = ()
     mixes_rows: bool = False
+    is_first: bool = True
+    """True for the most promising way of a layout."""
 
 
 def integer_versions(
@@ -83,10 +107,14 @@ def integer_versions(
     choice: IntegerChoice,
     machine: MachineFacts,
     on_progress: OnProgress = lambda *_: None,
+    *,
+    look: Look | None = None,
+    deadline: Deadline | None = None,
 ) -> tuple[list[Version], tuple[str, ...]]:
-    """Make INT8 versions of ``fp32`` by all calibration methods and placements, without duplicates or wrong models. Also return notes.
+    """Make INT8 versions of ``fp32`` by all calibration methods and layouts, without duplicates or wrong models. Also return notes.
 
-    If matrix products hold most of the weights, the last method also makes versions with one scale per product.
+    ``look`` measures the layouts first, with ranges from a few samples, because ranges do not affect speed. Layouts that are provably
+    slower than ``fp32`` in an engine are not tried in this engine. After a share of ``deadline``, only the first method is tried.
     """
     if calibration is None:
         return [], ("INT8 was not tried: there was no calibration data",)
@@ -95,28 +123,64 @@ def integer_versions(
     scheme = integer_scheme(machine)
     if choice.anywhere:
         scheme = msgspec.structs.replace(scheme, reduce_range=True)
+    failures: dict[str, str] = {}
+    deadline = deadline or Deadline()
     try:
-        statistics = collect(fp32, calibration, progress=lambda done, total: on_progress("calibrate", done, total))
+        layouts = _layouts(fp32, calibration, scheme, failures)
+        layouts, slow = _promising(fp32, layouts, look, on_progress) if look else (list(layouts), ())
+        ways = _ways(fp32, calibration, choice, scheme, layouts, on_progress) if layouts else []
     except Unsupported as error:
         return [], (f"INT8 was not tried: {error.message}",)
-    failures: dict[str, str] = {}
-    ways = _ways(fp32, calibration, choice, scheme, statistics, failures)
-    requires = required_isa(scheme, machine)
-    found: dict[str, Version] = {}
-    for number, way in enumerate(ways):
-        on_progress("quantize", number, len(ways))
-        model = _attempt(way.name, way.make, failures)
-        if model is not None and model.digest not in found:
-            version = Version(model, "int8", calibration=way.name, requires=requires)
-            found[model.digest] = msgspec.structs.replace(version, engines=way.engines, mixes_rows=way.mixes_rows)
-    on_progress("quantize", len(ways), len(ways))
-    if not found:
-        return [], (f"INT8 was not tried: {next(iter(failures.values()))}",)
-    wrong = {digest: reason for digest, one in found.items() if (reason := _objection(fp32, one.artifact, calibration))}
-    versions = [version for digest, version in found.items() if digest not in wrong]
-    dropped = (f"INT8 by {found[digest].calibration} was dropped: {reason}" for digest, reason in wrong.items())
+    if choice.dynamic and (layouts or slow) and share_of_products(fp32) > _MOSTLY:
+        ranged = partial(quantize_dynamic, fp32, calibration, DynamicOptions(reduce_range=scheme.reduce_range))
+        ways.append(_Way("dynamic", ranged, _FOR_PRODUCTS, signature_of(fp32).batchable))
+    found, notes = _made(fp32, calibration, ways, required_isa(scheme, machine), failures, deadline, on_progress)
     lacking = (f"INT8 by {name} was not tried: {reason}" for name, reason in failures.items())
-    return versions, (f"INT8 on this CPU: {scheme.reason}", *lacking, *dropped)
+    if not found:
+        return [], (*slow, *notes, *([f"INT8 was not tried: {next(iter(failures.values()))}"] if failures else []))
+    return found, (f"INT8 on this CPU: {scheme.reason}", *slow, *lacking, *notes)
+
+
+def _layouts(
+    fp32: Artifact, calibration: Dataset, scheme: IntegerScheme, failures: dict[str, str]
+) -> dict[_Layout, Artifact]:
+    """The distinct layouts, with models whose ranges come from a few samples; none if nothing can be quantised, with the reasons in
+    ``failures``.
+    """
+    rows = signature_of(fp32).smallest_batch
+    few = calibration.pick_evenly(min(calibration.count, max(rows, _LOOK_ROWS // rows * rows)))
+    rough = ranges(collect(fp32, few), RangeMethod.MIN_MAX, scheme)
+    found: dict[str, tuple[_Layout, Artifact]] = {}
+    for per_tensor in (False, True) if share_of_products(fp32) > _MOSTLY else (False,):
+        written = msgspec.structs.replace(scheme, per_tensor=per_tensor)
+        for placement in QdqPlacement:
+            layout = _Layout(placement, per_tensor, _FOR_PRODUCTS if per_tensor else ())
+            # For a plain chain of layers, both placements give the same model.
+            model = _attempt(layout.name, partial(quantize, fp32, rough, written, placement), failures)
+            if model is not None:
+                found.setdefault(model.digest, (layout, model))
+    return dict(found.values())
+
+
+def _promising(
+    fp32: Artifact, layouts: Mapping[_Layout, Artifact], look: Look, on_progress: OnProgress
+) -> tuple[list[_Layout], tuple[str, ...]]:
+    """The layouts with the engines in which they may be faster than ``fp32``, fastest first, and notes on the others."""
+    found, notes = list[tuple[float, _Layout]](), list[str]()
+    for number, (layout, model) in enumerate(layouts.items()):
+        on_progress("look", number, len(layouts))
+        speeds = look(fp32, model, layout.engines)
+        kept = {engine: one for engine, one in speeds.items() if one.high >= 1}
+        notes += [
+            f"INT8 ({layout.name}) was not calibrated for {engine}, because it is slower than FP32 there: {times(one)}"
+            for engine, one in speeds.items()
+            if engine not in kept
+        ]
+        if kept:
+            best = max(one.value for one in kept.values())
+            found.append((best, layout._replace(engines=tuple(kept) if len(kept) < len(speeds) or layout.engines else ())))
+    on_progress("look", len(layouts), len(layouts))
+    return [layout for _, layout in sorted(found, key=lambda one: -one[0])], tuple(notes)
 
 
 def _ways(
@@ -124,41 +188,60 @@ def _ways(
     calibration: Dataset,
     choice: IntegerChoice,
     scheme: IntegerScheme,
-    statistics: Mapping[str, TensorStatistics],
-    failures: dict[str, str],
+    layouts: Iterable[_Layout],
+    on_progress: OnProgress,
 ) -> list[_Way]:
-    """The ways to quantise ``fp32``; none if no placement quantises anything, with the reasons in ``failures``."""
-    by_method = {method: ranges(statistics, method, scheme) for method in (RangeMethod.MIN_MAX, *choice.methods)}
+    """The ways to quantise, the most promising first."""
+    statistics = collect(fp32, calibration, progress=lambda done, total: on_progress("calibrate", done, total))
+    by_method = {method: ranges(statistics, method, scheme) for method in choice.methods}
 
-    def make(placement: QdqPlacement, method: RangeMethod | None, per_tensor: bool = False) -> Artifact:
+    def make(method: RangeMethod | None, layout: _Layout) -> Artifact:
         if method is not None:
-            return quantize(fp32, by_method[method], msgspec.structs.replace(scheme, per_tensor=per_tensor), placement)
+            written = msgspec.structs.replace(scheme, per_tensor=layout.per_tensor)
+            return quantize(fp32, by_method[method], written, layout.placement)
         options = RangeChoiceOptions(time_s=_CHOICE_S)
-        recipe = PtqRecipe(placement=placement, choice=options, per_tensor=per_tensor)
+        recipe = PtqRecipe(placement=layout.placement, choice=options, per_tensor=layout.per_tensor)
         return quantize_with(recipe, fp32, calibration, scheme)
 
-    plain: dict[str, QdqPlacement] = {}
-    for placement in QdqPlacement:
-        # For a plain chain of layers, both placements give the same model.
-        model = _attempt(f"min-max-{placement.value}", partial(make, placement, RangeMethod.MIN_MAX), failures)
-        if model is not None:
-            plain.setdefault(model.digest, placement)
-    tried = (*choice.methods, *([None] if choice.careful else []))
-    found = [_Way(_name(method, place), partial(make, place, method)) for place in plain.values() for method in tried]
-    if not plain or share_of_products(fp32) <= _MOSTLY:
-        return found
-    for place in plain.values():
-        name = f"{_name(tried[-1], place)}-per-tensor"
-        found.append(_Way(name, partial(make, place, tried[-1], per_tensor=True), _FOR_PRODUCTS))
-    if choice.dynamic:
-        options = DynamicOptions(reduce_range=scheme.reduce_range)
-        ranged = partial(quantize_dynamic, fp32, calibration, options)
-        found.append(_Way("dynamic", ranged, _FOR_PRODUCTS, signature_of(fp32).batchable))
-    return found
+    tried = (*([None] if choice.careful else []), *choice.methods[::-1])
+    return [
+        _Way(f"{method.value if method else 'best'}-{layout.name}", partial(make, method, layout), layout.engines)._replace(
+            is_first=method is tried[0]
+        )
+        for method in tried
+        for layout in layouts
+        if method is tried[0] or not layout.per_tensor
+    ]
 
 
-def _name(method: RangeMethod | None, placement: QdqPlacement) -> str:
-    return f"{method.value if method else 'best'}-{placement.value}"
+def _made(
+    fp32: Artifact,
+    calibration: Dataset,
+    ways: Sequence[_Way],
+    requires: tuple[str, ...],
+    failures: dict[str, str],
+    deadline: Deadline,
+    on_progress: OnProgress,
+) -> tuple[list[Version], list[str]]:
+    """The versions that ``ways`` make, and notes on wrong models and on ways for which there was no time."""
+    found, notes, late = dict[str, Version](), list[str](), list[str]()
+    for number, way in enumerate(ways):
+        on_progress("quantize", number, len(ways))
+        if found and deadline.is_past(_FIRST_SHARE if way.is_first else _OTHERS_SHARE):
+            late.append(way.name)
+            continue
+        model = _attempt(way.name, way.make, failures)
+        if model is None or model.digest in found:
+            continue
+        if reason := _objection(fp32, model, calibration):
+            notes.append(f"INT8 by {way.name} was dropped: {reason}")
+            continue
+        version = Version(model, "int8", calibration=way.name, requires=requires)
+        found[model.digest] = msgspec.structs.replace(version, engines=way.engines, mixes_rows=way.mixes_rows)
+    on_progress("quantize", len(ways), len(ways))
+    if late:
+        notes.append(f"INT8 by {', '.join(late)} was not tried: there was no time within --budget")
+    return list(found.values()), notes
 
 
 def _attempt(name: str, make: Callable[[], Artifact], failures: dict[str, str]) -> Artifact | None:
