@@ -201,7 +201,10 @@ def _build(
     tried = candidates(_versions([Version(fp32), *int8, *planned.versions], recipe), engines, threads, machine)
     timing_s = deadline.budget_s / _TIMING_PART if recipe.timing_s is None else recipe.timing_s
     limits = TuningLimits(min(timing_s, deadline.left_s), rows, is_smallest)
-    tuner = Tuner(originals(original, threads), tried, evaluation, recipe.contract, limits, on_progress, deadline=deadline)
+    bases = originals(original, threads)
+    tuner = Tuner(
+        bases, tried, evaluation, recipe.contract, limits, on_progress, deadline=deadline, judge=judge
+    )
     with _blaming(evaluate if evaluate is not None else calibrate):
         tuned = tuner.run(machine.cores)
 

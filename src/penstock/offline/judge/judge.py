@@ -6,6 +6,7 @@ the original are timed in turns; see ``race.py``.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 import msgspec
@@ -103,6 +104,13 @@ class Judge:
         """
         self.baseline = self._judgement(self.reference.answers)
         """The original compared with itself; its loss is 0."""
+
+    def jointly(self, looks: int) -> Judge:
+        """This judge, with intervals that are valid together for ``looks`` candidates. The original is not run again."""
+        other = copy.copy(self)
+        other.reference = msgspec.structs.replace(self.reference, looks=looks)
+        other.baseline = other._judgement(other.reference.answers)
+        return other
 
     @property
     def metric(self) -> str:

@@ -106,8 +106,11 @@ class Tuner:
         on_progress: OnProgress = lambda *_: None,
         race: Race = race_entrants,
         deadline: Deadline | None = None,
+        judge: Judge | None = None,
     ) -> None:
+        """``judge`` judges the first original on ``data`` under ``contract``; by default, it is made by ``run``."""
         self._deadline = deadline or Deadline()
+        self._given = judge
         self._bases = {original.threads: Trial(original, status="baseline") for original in originals}
         self._trials = [Trial(candidate) for candidate in candidates]
         self._data = data
@@ -124,7 +127,8 @@ class Tuner:
         bases, contract, smallest = list(self._bases.values()), self._contract, self._limits.smallest
         looks = max(1, len({trial.candidate.numerics for trial in self._trials}))
         first = bases[0].candidate
-        judge = Judge(first.artifact, self._data, first.threads, contract=contract, looks=looks)
+        judge = self._given or Judge(first.artifact, self._data, first.threads, contract=contract)
+        judge = judge.jointly(looks)
         prove = contract.prove_accuracy
         self._notes = too_few(
             self._data.count, judge.metric, contract.max_accuracy_loss, "evaluation", looks, prove=prove
