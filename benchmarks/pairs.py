@@ -2,14 +2,17 @@
 
 Two loads of one model differ in speed by some percent, by the addresses and cores that they get, however long each is timed. The
 load is therefore the unit: each gives one ratio, and the interval is Student's of their logarithms [T. Kalibera, R. Jones,
-"Rigorous benchmarking in reasonable time", ISMM 2013]. Only the pair is alive, and warm.
+"Rigorous benchmarking in reasonable time", ISMM 2013]. Loads of one process get similar addresses, so each load has a process of its
+own, with random padding. Only the pair is alive, and warm.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -24,12 +27,27 @@ _BLOCK_S = 0.004
 _REST_S = 0.002
 _WARM_UP_S = 0.03
 LOADS = 8
+_MOST_PADDING = 1 << 20
+_ENGINES = ("numpy", "onnxruntime", "openvino", "torch")
+
+Ratios = Callable[[Load, Load, float, Sequence[int]], Sequence[float]]
 
 
-def versus(base: Load, other: Load, seconds: float, loads: int = LOADS, seed: int = 0) -> Interval:
-    """How many times as fast as ``base`` one call of ``other`` is, from ``loads`` fresh loads of both; ``seconds`` in all."""
-    rng = random.Random(seed)
-    return _student([_ratio(base, other, seconds / loads, rng) for _ in range(loads)])
+def versus(
+    base: Load, other: Load, seconds: float, loads: int = LOADS, seed: int = 0, ratios: Ratios | None = None
+) -> Interval:
+    """How many times as fast as ``base`` one call of ``other`` is, from ``loads`` fresh loads of both; ``seconds`` in all. The loads
+    must be picklable, unless ``ratios`` measures them in this process."""
+    seeds = range(seed, seed + loads)
+    return _student((ratios or in_new_processes)(base, other, seconds / loads, seeds))
+
+
+def in_new_processes(base: Load, other: Load, seconds: float, seeds: Sequence[int]) -> list[float]:
+    """The ratio of one load for each of ``seeds``, each in a process that has only imported the engines."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*_ENGINES, __name__])
+    with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
+        return [pool.submit(ratio, base, other, seconds, one).result() for one in seeds]
 
 
 def geometric_mean(ratios: Sequence[Interval]) -> Interval:
@@ -40,20 +58,28 @@ def geometric_mean(ratios: Sequence[Interval]) -> Interval:
     return Interval(*(float(np.exp(value)) for value in (mean, mean - spread, mean + spread)))
 
 
-def _ratio(base: Load, other: Load, seconds: float, rng: random.Random) -> float:
+def ratio(base: Load, other: Load, seconds: float, seed: int) -> float:
     """Of the medians of blocks of calls, in the order ABBA."""
-    with base() as first, other() as second:
-        runs = [first, second]
-        rng.shuffle(runs)
-        calls = {run: _warm_up(run) for run in runs}
-        found: dict[Callable[[], object], list[float]] = {run: [] for run in runs}
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end or len(found[first]) < 4:
-            for run in (*runs, *reversed(runs)):
-                time.sleep(_REST_S)  # threads of the other, which spin after a call, go to sleep
-                run()
-                found[run].append(_block(run, calls[run]))
-        return float(np.median(found[first]) / np.median(found[second]))
+    rng = random.Random(seed)
+    padding = [bytes(rng.randrange(_MOST_PADDING))]
+    with base() as first:
+        padding.append(bytes(rng.randrange(_MOST_PADDING)))
+        with other() as second:
+            return _timed(first, second, seconds, rng)
+
+
+def _timed(first: Callable[[], object], second: Callable[[], object], seconds: float, rng: random.Random) -> float:
+    runs = [first, second]
+    rng.shuffle(runs)
+    calls = {run: _warm_up(run) for run in runs}
+    found: dict[Callable[[], object], list[float]] = {run: [] for run in runs}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(found[first]) < 4:
+        for run in (*runs, *reversed(runs)):
+            time.sleep(_REST_S)  # threads of the other, which spin after a call, go to sleep
+            run()
+            found[run].append(_block(run, calls[run]))
+    return float(np.median(found[first]) / np.median(found[second]))
 
 
 def _warm_up(run: Callable[[], object]) -> int:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,13 +37,32 @@ class World:
         return load
 
 
+def here(base: pairs.Load, other: pairs.Load, seconds: float, seeds: Sequence[int]) -> list[float]:
+    return [pairs.ratio(base, other, seconds, seed) for seed in seeds]
+
+
+@contextlib.contextmanager
+def process_number(path: Path) -> Iterator[Callable[[], object]]:
+    with path.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    yield lambda: time.sleep(1e-4)
+
+
+def test_each_load_has_a_process_of_its_own(tmp_path: Path) -> None:
+    found = pairs.versus(*(partial(process_number, tmp_path / name) for name in ("a", "b")), 0.03, loads=3)
+    numbers = [(tmp_path / name).read_text().split() for name in ("a", "b")]
+    assert numbers[0] == numbers[1]
+    assert len(set(numbers[0]) - {str(os.getpid())}) == 3
+    assert 0.1 < found.value < 10
+
+
 @pytest.fixture
 def compare(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, int], Interval]:
     def run(speedup: float, seed: int) -> Interval:
         world = World(seed)
         monkeypatch.setattr(pairs.time, "perf_counter", lambda: world.now)
         monkeypatch.setattr(pairs.time, "sleep", world.sleep)
-        found = pairs.versus(world.model(1e-3), world.model(1e-3 / speedup), 0.4)
+        found = pairs.versus(world.model(1e-3), world.model(1e-3 / speedup), 0.4, ratios=here)
         assert world.alive == 0
         return found
 

@@ -36,7 +36,7 @@ from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions,
 from penstock.offline.compress.planner.plan_store import check_plan
 from penstock.offline.compress.ptq.drift import about
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
-from penstock.offline.compress.versions import IntegerChoice, Version, integer_versions
+from penstock.offline.compress.versions import IntegerChoice, Look, Version, integer_versions
 from penstock.offline.deadline import Deadline
 from penstock.offline.judge.contract import Contract, is_faster
 from penstock.offline.judge.judge import ORIGINAL, Judge, coupling_notes, judging
@@ -150,12 +150,14 @@ def build(
 
     ``calibrate`` and ``evaluate`` are npz files or mappings of arrays named after the model's inputs, with one row per sample; an
     array named ``labels`` contains the labels. Without ``calibrate``, INT8 is not tried. Without ``evaluate``, a fifth of
-    ``calibrate`` is held out for evaluation. ``deadline`` allows another thread or a signal handler to end the build early, with the best
-    candidate so far; by default, it ends after ``recipe.budget_s``. Raises InvalidModel, InvalidData, InvalidConfig, ContractUnmet, AlreadyExists,
-    ResourceExhausted.
+    ``calibrate`` is held out for evaluation. By default, the build ends after ``recipe.budget_s``. With ``deadline``, another thread
+    or a signal handler can end it earlier, with the best candidate so far. Raises InvalidModel, InvalidData, InvalidConfig,
+    ContractUnmet, AlreadyExists, ResourceExhausted.
     """
     with keep_models(usable_memory() // _KEPT_SHARE or _KEPT_BYTES):
-        return _build(model, Path(output), calibrate, evaluate, recipe, on_progress, deadline or Deadline(recipe.budget_s))
+        return _build(
+            model, Path(output), calibrate, evaluate, recipe, on_progress, deadline or Deadline(recipe.budget_s)
+        )
 
 
 def _build(
@@ -174,6 +176,7 @@ def _build(
     given = model if isinstance(model, Artifact) else Artifact.from_file(model)
     original, source = self_contained(given), SourceModel(given.digest, given.format, given.name)
     signature = _signature(original)
+    rows = _rows(recipe, signature)
     seed = recipe.compression.seed if recipe.compression else 0
     calibration, evaluation = _data(calibrate, evaluate, signature, seed, recipe.contract)
     _check_plan(original, calibration, known, recipe)
@@ -185,26 +188,18 @@ def _build(
     recipe = msgspec.structs.replace(recipe, contract=judge.contract)
 
     on_progress("optimize", 0, 1)
-    sample = evaluation.rows(0, signature.smallest_batch)
-    fp32, optimization = optimize(original, [sample])
+    fp32, optimization = optimize(original, [evaluation.rows(0, signature.smallest_batch)])
     on_progress("optimize", 1, 1)
-    rows = _THROUGHPUT_ROWS if recipe.objective == "throughput" and signature.batchable else signature.smallest_batch
     seen, overlap = overlap_notes(evaluation, calibration)
     warnings += _warned((*about(fp32, calibration, evaluation, signature.smallest_batch), *overlap))
     with _blaming(calibrate):
-        is_smallest = recipe.objective == "size"
-        look = None if is_smallest else make_look(engines, repeat_rows(evaluation.inputs, rows), min(threads), _LOOK_S)
-        choice = _integer_choice(recipe)
+        look = _look(recipe, engines, min(threads), repeat_rows(evaluation.inputs, rows))
+        choice = _integer_choice(recipe, engines)
         int8, notes = integer_versions(fp32, calibration, choice, machine, on_progress, look=look, deadline=deadline)
     with deadline.paused():
         planned = _plan(fp32, original, calibration, _plan_options(recipe, threads), recipe, on_progress)
     tried = candidates(_versions([Version(fp32), *int8, *planned.versions], recipe), engines, threads, machine)
-    timing_s = deadline.budget_s / _TIMING_PART if recipe.timing_s is None else recipe.timing_s
-    limits = TuningLimits(min(timing_s, deadline.left_s), rows, is_smallest)
-    bases = originals(original, threads)
-    tuner = Tuner(
-        bases, tried, evaluation, recipe.contract, limits, on_progress, deadline=deadline, judge=judge
-    )
+    tuner = _tuner(originals(original, threads), tried, judge, rows, recipe, deadline, on_progress)
     with _blaming(evaluate if evaluate is not None else calibrate):
         tuned = tuner.run(machine.cores)
 
@@ -225,12 +220,37 @@ def _build(
         source=source,
         tools={"penstock": __version__, **{name: version(name) for name in _PACKAGES if find_spec(name)}},
     )
-    if is_smallest:
+    if recipe.objective == "size":
         manifest, files = code_variants(manifest, files)
     pack(manifest, files, output, overwrite=True, folder=recipe.folder)
     on_progress("pack", 1, 1)
     written = [output] if output.is_file() else [file for file in output.rglob("*") if file.is_file()]
     return BuildResult(output, sum(file.stat().st_size for file in written), manifest)
+
+
+def _tuner(
+    bases: Sequence[Candidate],
+    tried: Sequence[Candidate],
+    judge: Judge,
+    rows: int,
+    recipe: Recipe,
+    deadline: Deadline,
+    on_progress: OnProgress,
+) -> Tuner:
+    timing_s = deadline.budget_s / _TIMING_PART if recipe.timing_s is None else recipe.timing_s
+    limits = TuningLimits(min(timing_s, deadline.left_s), rows, recipe.objective == "size", deadline)
+    return Tuner(bases, tried, judge, limits, on_progress)
+
+
+def _look(recipe: Recipe, engines: Sequence[str], threads: int, inputs: Mapping[str, Array]) -> Look | None:
+    return None if recipe.objective == "size" else make_look(engines, inputs, threads, _LOOK_S)
+
+
+def _rows(recipe: Recipe, signature: Signature) -> int:
+    """Number of rows in a timed call."""
+    if recipe.objective == "throughput" and signature.batchable:
+        return _THROUGHPUT_ROWS
+    return signature.smallest_batch
 
 
 def _warned(notes: tuple[str, ...]) -> tuple[str, ...]:
@@ -303,12 +323,13 @@ def _signature(original: Artifact) -> Signature:
     return signature
 
 
-def _integer_choice(recipe: Recipe) -> IntegerChoice:
+def _integer_choice(recipe: Recipe, engines: tuple[str, ...]) -> IntegerChoice:
     return IntegerChoice(
         recipe.methods,
         recipe.careful,
         dynamic=recipe.dynamic and recipe.objective == "latency",
         anywhere=recipe.objective == "size",
+        engines=engines,
     )
 
 

@@ -53,21 +53,33 @@ def test_a_plain_chain_has_one_placement() -> None:
         networks.mlp(), make_dataset({"x": x}, None), IntegerChoice((RangeMethod.MIN_MAX,)), VNNI
     )
     names = [version.calibration for version in found]
-    assert names == ["best-linear", "best-linear-per-tensor", "min-max-linear"]
+    assert names == ["best-linear", "best-linear-per-tensor", "best-linear-symmetric", "min-max-linear"]
 
 
 def test_models_of_matrix_products_have_versions_for_their_kernels(data: Dataset) -> None:
     x = make_dataset({"x": np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)}, None)
     choice = IntegerChoice((RangeMethod.MSE,), careful=False, dynamic=True)
     found = {version.calibration: version for version in integer_versions(networks.mlp(256), x, choice, PLAIN)[0]}
-    assert list(found) == ["mse-linear", "mse-linear-per-tensor", "dynamic"]
-    assert [version.engines for version in found.values()] == [(), ("onnxruntime",), ("onnxruntime",)]
+    assert list(found) == ["mse-linear", "mse-linear-per-tensor", "mse-linear-symmetric", "dynamic"]
+    assert [version.engines for version in found.values()] == [(), ("onnxruntime",), ("openvino",), ("onnxruntime",)]
     for version in found.values():
         mixes = bool(unproven(version.artifact, signature_of(version.artifact)))
         assert version.mixes_rows == mixes == (version.calibration == "dynamic")
         assert not version.requires
     scales = [_weight_scales(found[name].artifact) for name in ("mse-linear", "mse-linear-per-tensor")]
     assert scales == [{256, 4}, {1}]
+
+
+def test_attention_has_versions_with_symmetric_activations() -> None:
+    x = np.random.default_rng(0).standard_normal((32, 5, 32)).astype(np.float32)
+    choice = IntegerChoice((RangeMethod.MSE,), careful=False, engines=("openvino",))
+    found, _ = integer_versions(networks.attention(), make_dataset({"x": x}, None), choice, PLAIN)
+    names = [version.calibration for version in found]
+    assert names == ["mse-linear", "mse-wide", *(f"mse-{place}-symmetric" for place in ("linear", "attention", "wide"))]
+    graph = onnx.load_model_from_string(found[3].artifact.data).graph
+    zeros = {node.input[2] for node in graph.node if node.op_type == "QuantizeLinear"}
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    assert {(arrays[name].dtype.name, arrays[name].item()) for name in zeros} == {("int8", 0)}
 
 
 def test_convolutions_have_no_versions_for_products(cnn: Artifact, data: Dataset) -> None:
@@ -93,7 +105,7 @@ def test_what_runs_anywhere_needs_nothing(cnn: Artifact, data: Dataset) -> None:
 def test_a_version_that_fails_does_not_end_the_others(
     cnn: Artifact, data: Dataset, failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> Artifact:
+    def fail(*_: object, **__: object) -> Artifact:
         raise failure
 
     monkeypatch.setattr(versions, "quantize_with", fail)

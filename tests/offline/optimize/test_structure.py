@@ -63,6 +63,11 @@ def test_the_values_of_a_quantised_bias_do_not_matter() -> None:
     assert structure(dequantised(3)) != structure(dequantised(0))
 
 
+def test_models_that_cannot_be_read_are_alike_only_if_they_are_equal() -> None:
+    one, other = (Artifact.from_bytes(data) for data in (b"not a model", b"nor this"))
+    assert structure(one) == structure(Artifact.from_bytes(b"not a model")) != structure(other)
+
+
 def test_other_formats_are_alike_only_if_they_are_equal() -> None:
     one, other = (Artifact.from_bytes(data, Format.TFLITE) for data in (b"a", b"b"))
     assert structure(one) == structure(Artifact.from_bytes(b"a", Format.TFLITE)) != structure(other)

@@ -16,6 +16,7 @@ from penstock.dataset import Dataset, make_dataset
 from penstock.errors import ContractUnmet, InvalidData, InvalidModel, PenstockError
 from penstock.offline.deadline import Deadline
 from penstock.offline.judge.contract import Contract
+from penstock.offline.judge.judge import Judge
 from penstock.offline.judge.race import Entrant, race_entrants
 from penstock.offline.tune.space import Candidate, originals
 from penstock.offline.tune.tuner import Race, Tuner, TuneResult, TuningLimits
@@ -85,7 +86,8 @@ def tune(
     limits: TuningLimits = LIMITS,
     race: Race = undisturbed,
 ) -> TuneResult:
-    return Tuner(originals(original, [1]), tried, data(), contract, limits, race=race).run(cores=2)
+    judge = Judge(original, data(), contract=contract)
+    return Tuner(originals(original, [1]), tried, judge, limits, race=race).run(cores=2)
 
 
 def test_a_faster_model_with_the_same_answers_is_chosen() -> None:
@@ -221,7 +223,9 @@ def test_a_candidate_that_fails_when_it_is_timed_again_is_no_winner() -> None:
             raise PenstockError("the model ended its process with status -9")
         return simulated(entrants, inputs, budget_s, loads)
 
-    result = tune(classifier(), candidate("dies", classifier(kind=1)), candidate("lives", classifier(kind=2)), race=race)
+    result = tune(
+        classifier(), candidate("dies", classifier(kind=1)), candidate("lives", classifier(kind=2)), race=race
+    )
     assert result.chosen.name == "lives"
     statuses = {record.name: (record.status, record.reason) for record in result.records}
     assert statuses["dies"] == ("failed", "the model ended its process with status -9")
@@ -245,7 +249,7 @@ def test_an_original_that_does_not_load_is_an_error() -> None:
 def test_labels_beyond_the_classes_are_an_error() -> None:
     bad = msgspec.structs.replace(data(), labels=np.full(40, 9))
     with pytest.raises(InvalidData, match="labels go up to 9"):
-        Tuner(originals(classifier(), [1]), [], bad, CONTRACT, LIMITS).run(cores=1)
+        Judge(classifier(), bad)
 
 
 def test_rows_per_call_are_those_asked_for() -> None:
@@ -256,7 +260,8 @@ def test_rows_per_call_are_those_asked_for() -> None:
 def test_a_model_of_fixed_batch_is_timed_and_served_at_it() -> None:
     original = models.fixed_batch()
     samples = make_dataset({"x": np.ones((6, 3), np.float32)}, None)
-    result = Tuner(originals(original, [1]), [candidate("same", original)], samples, CONTRACT, LIMITS).run(cores=1)
+    tried = [candidate("same", original)]
+    result = Tuner(originals(original, [1]), tried, Judge(original, samples), LIMITS).run(cores=1)
     assert result.max_batch == 1
     assert [point.batch for point in result.latency] == [1]
 
@@ -266,8 +271,7 @@ def test_progress_comes_in_order() -> None:
     Tuner(
         originals(classifier(), [1]),
         [candidate("same", classifier())],
-        data(labels=False),
-        CONTRACT,
+        Judge(classifier(), data(labels=False)),
         LIMITS,
         lambda stage, done, total: stages.append(stage),
     ).run(cores=1)
@@ -281,10 +285,10 @@ def test_at_more_threads_only_the_best_versions_are_timed() -> None:
             artifact, name=f"{name}-t{threads}", engine="onnxruntime", threads=threads, options={"threads": threads}
         )
         for threads in (1, 2)
-        for name, artifact in {**versions, "wrong": classifier(factor=-1.0)}.items()
+        for name, artifact in {**versions, "wrong": classifier(factor=-1.0, kind=1)}.items()
     ]
     original = classifier(ballast=30)
-    result = Tuner(originals(original, [1, 2]), tried, data(), CONTRACT, LIMITS).run(cores=2)
+    result = Tuner(originals(original, [1, 2]), tried, Judge(original, data()), LIMITS).run(cores=2)
     records = {record.name: record for record in result.records}
     assert all(records[f"{name}-t1"].latency_ms for name in versions)
     assert records["lean-t2"].latency_ms
@@ -309,7 +313,8 @@ def noisy(amount: float, seed: int = 0) -> Artifact:
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_of_candidates_of_equal_structure_one_is_timed_and_the_most_accurate_competes(order: int) -> None:
-    tried = [candidate(name, noisy(amount), "int8") for name, amount in (("rough", 0.01), ("fine", 0.001), ("bad", 9.0))]
+    models = {"rough": noisy(0.01), "fine": noisy(0.001), "bad": classifier(factor=-1.0)}
+    tried = [candidate(name, model, "int8") for name, model in models.items()]
     timed = SimulatedRace({"original-t1": 1.0, "rough": 0.5, "fine": 0.5, "bad": 0.5})
     result = tune(classifier(ballast=1), *tried[::order], contract=Contract(0.2), race=timed)
     assert result.chosen.name == "fine"
@@ -354,7 +359,8 @@ def test_when_the_time_is_over_the_best_so_far_is_chosen(last: int) -> None:
     deadline, names = Deadline(), ["c1", "c2", "c3", "c4"]
     tried = [candidate(name, classifier(kind=number)) for number, name in enumerate(names, 1)]
     timed = StoppedRace({"original-t1": 1.0, "c1": 0.9, "c2": 0.7, "c3": 0.5, "c4": 0.3}, deadline, last)
-    result = Tuner(originals(classifier(), [1]), tried, data(), CONTRACT, LIMITS, race=timed, deadline=deadline).run(2)
+    limits = msgspec.structs.replace(LIMITS, deadline=deadline)
+    result = tune(classifier(), *tried, limits=limits, race=timed)
     records = {record.name: record for record in result.records}
     late = {name for name in names if records[name].reason == "not timed: there was no time within --budget"}
     assert late == set(names[last:])

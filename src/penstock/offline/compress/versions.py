@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -21,12 +21,11 @@ from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions
-from penstock.offline.compress.ptq.ranges.histogram import TensorStatistics
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
-from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme, required_isa
+from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme, required_isa, symmetric
 from penstock.offline.deadline import Deadline
-from penstock.offline.sessions import call_rows, signature_of
+from penstock.offline.sessions import signature_of
 from penstock.resources import MachineFacts
 
 _log = logging.getLogger(__name__)
@@ -43,7 +42,12 @@ _LOOK_ROWS = 32
 _FIRST_SHARE, _OTHERS_SHARE = 0.5, 0.25
 """Shares of the budget after which no further layout, and no further method of a layout, is tried."""
 _FOR_PRODUCTS = ("onnxruntime",)
-"""The engines on which such versions are faster. On OpenVINO, they are not faster, and dynamic INT8 is slower than FP32."""
+"""The engines on which one scale per product and dynamic INT8 are faster. On OpenVINO, the former is not faster, and the latter is
+slower than FP32."""
+_FOR_SYMMETRIC = ("openvino",)
+"""The engines on which symmetric activations are faster. ONNX Runtime multiplies signed activations more slowly."""
+_PLACEMENTS = QdqPlacement.LINEAR, QdqPlacement.WIDE
+"""The placements to try with every method. The attention placement is only faster with symmetric activations."""
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -75,19 +79,27 @@ class IntegerChoice(msgspec.Struct, frozen=True):
     """If matrix products hold most of the weights, also make a version with ranges computed at run time."""
     anywhere: bool = False
     """Use 7-bit weights, which every CPU multiplies without overflow."""
+    engines: tuple[str, ...] = ()
+    """The engines that may run the versions. Versions for other engines are not made. If empty, all engines."""
 
 
 class _Layout(NamedTuple):
-    """A placement with one scale per channel or per product. INT8 models of one layout differ only in ranges, so their speed is equal."""
+    """A placement with a kind of scales. INT8 models of one layout differ only in ranges, so their speed is equal."""
 
     placement: QdqPlacement
-    per_tensor: bool
-    engines: tuple[str, ...]
+    kind: Literal["", "per-tensor", "symmetric"] = ""
+    engines: tuple[str, ...] = ()
     """The engines on which the layout may be faster; if empty, all engines."""
 
     @property
     def name(self) -> str:
-        return self.placement.value + ("-per-tensor" if self.per_tensor else "")
+        return f"{self.placement.value}-{self.kind}" if self.kind else self.placement.value
+
+    def scheme(self, usual: IntegerScheme) -> IntegerScheme:
+        """The scheme of the layout, on a machine whose scheme is ``usual``."""
+        if self.kind == "symmetric":
+            return symmetric(usual)
+        return msgspec.structs.replace(usual, per_tensor=bool(self.kind))
 
 
 class _Way(NamedTuple):
@@ -113,8 +125,10 @@ def integer_versions(
 ) -> tuple[list[Version], tuple[str, ...]]:
     """Make INT8 versions of ``fp32`` by all calibration methods and layouts, without duplicates or wrong models. Also return notes.
 
-    ``look`` measures the layouts first, with ranges from a few samples, because ranges do not affect speed. Layouts that are provably
-    slower than ``fp32`` in an engine are not tried in this engine. After a share of ``deadline``, only the first method is tried.
+    If matrix products hold most of the weights, the first method also makes versions with one scale per product, and versions with
+    symmetric activations. ``look`` measures the layouts before, with ranges from a few samples, because ranges do not affect speed.
+    Layouts that are provably slower than ``fp32`` in an engine are not tried in this engine. After a share of ``deadline``, only the
+    first method is tried.
     """
     if calibration is None:
         return [], ("INT8 was not tried: there was no calibration data",)
@@ -126,23 +140,24 @@ def integer_versions(
     failures: dict[str, str] = {}
     deadline = deadline or Deadline()
     try:
-        layouts = _layouts(fp32, calibration, scheme, failures)
-        layouts, slow = _promising(fp32, layouts, look, on_progress) if look else (list(layouts), ())
+        found = _layouts(fp32, calibration, scheme, choice.engines, failures)
+        layouts, slow = _promising(fp32, found, look, on_progress) if look else (list(found), ())
         ways = _ways(fp32, calibration, choice, scheme, layouts, on_progress) if layouts else []
     except Unsupported as error:
         return [], (f"INT8 was not tried: {error.message}",)
-    if choice.dynamic and (layouts or slow) and share_of_products(fp32) > _MOSTLY:
+    is_dynamic = choice.dynamic and bool(found) and share_of_products(fp32) > _MOSTLY
+    if is_dynamic and not (choice.engines and set(choice.engines).isdisjoint(_FOR_PRODUCTS)):
         ranged = partial(quantize_dynamic, fp32, calibration, DynamicOptions(reduce_range=scheme.reduce_range))
         ways.append(_Way("dynamic", ranged, _FOR_PRODUCTS, signature_of(fp32).batchable))
-    found, notes = _made(fp32, calibration, ways, required_isa(scheme, machine), failures, deadline, on_progress)
+    made, notes = _made(fp32, calibration, ways, required_isa(scheme, machine), failures, deadline, on_progress)
     lacking = (f"INT8 by {name} was not tried: {reason}" for name, reason in failures.items())
-    if not found:
+    if not made:
         return [], (*slow, *notes, *([f"INT8 was not tried: {next(iter(failures.values()))}"] if failures else []))
-    return found, (f"INT8 on this CPU: {scheme.reason}", *slow, *lacking, *notes)
+    return made, (f"INT8 on this CPU: {scheme.reason}", *slow, *lacking, *notes)
 
 
 def _layouts(
-    fp32: Artifact, calibration: Dataset, scheme: IntegerScheme, failures: dict[str, str]
+    fp32: Artifact, calibration: Dataset, scheme: IntegerScheme, engines: tuple[str, ...], failures: dict[str, str]
 ) -> dict[_Layout, Artifact]:
     """The distinct layouts, with models whose ranges come from a few samples; none if nothing can be quantised, with the reasons in
     ``failures``.
@@ -150,15 +165,19 @@ def _layouts(
     rows = signature_of(fp32).smallest_batch
     few = calibration.pick_evenly(min(calibration.count, max(rows, _LOOK_ROWS // rows * rows)))
     rough = ranges(collect(fp32, few), RangeMethod.MIN_MAX, scheme)
+    layouts = [_Layout(placement) for placement in _PLACEMENTS]
+    if share_of_products(fp32) > _MOSTLY:
+        layouts += [_Layout(placement, "per-tensor", _FOR_PRODUCTS) for placement in _PLACEMENTS]
+        layouts += [_Layout(placement, "symmetric", _FOR_SYMMETRIC) for placement in QdqPlacement]
     found: dict[str, tuple[_Layout, Artifact]] = {}
-    for per_tensor in (False, True) if share_of_products(fp32) > _MOSTLY else (False,):
-        written = msgspec.structs.replace(scheme, per_tensor=per_tensor)
-        for placement in QdqPlacement:
-            layout = _Layout(placement, per_tensor, _FOR_PRODUCTS if per_tensor else ())
-            # For a plain chain of layers, both placements give the same model.
-            model = _attempt(layout.name, partial(quantize, fp32, rough, written, placement), failures)
-            if model is not None:
-                found.setdefault(model.digest, (layout, model))
+    for layout in layouts:
+        if engines and layout.engines and set(engines).isdisjoint(layout.engines):
+            continue
+        # For a plain chain of layers, all placements give the same model.
+        make = partial(quantize, fp32, rough, layout.scheme(scheme), layout.placement)
+        model = _attempt(layout.name, make, failures)
+        if model is not None:
+            found.setdefault(model.digest, (layout, model))
     return dict(found.values())
 
 
@@ -178,7 +197,9 @@ def _promising(
         ]
         if kept:
             best = max(one.value for one in kept.values())
-            found.append((best, layout._replace(engines=tuple(kept) if len(kept) < len(speeds) or layout.engines else ())))
+            found.append(
+                (best, layout._replace(engines=tuple(kept) if len(kept) < len(speeds) or layout.engines else ()))
+            )
     on_progress("look", len(layouts), len(layouts))
     return [layout for _, layout in sorted(found, key=lambda one: -one[0])], tuple(notes)
 
@@ -196,21 +217,23 @@ def _ways(
     by_method = {method: ranges(statistics, method, scheme) for method in choice.methods}
 
     def make(method: RangeMethod | None, layout: _Layout) -> Artifact:
+        written = layout.scheme(scheme)
         if method is not None:
-            written = msgspec.structs.replace(scheme, per_tensor=layout.per_tensor)
             return quantize(fp32, by_method[method], written, layout.placement)
-        options = RangeChoiceOptions(time_s=_CHOICE_S)
-        recipe = PtqRecipe(placement=layout.placement, choice=options, per_tensor=layout.per_tensor)
-        return quantize_with(recipe, fp32, calibration, scheme)
+        recipe = PtqRecipe(placement=layout.placement, choice=RangeChoiceOptions(time_s=_CHOICE_S))
+        return quantize_with(recipe, fp32, calibration, scheme, written=written)
 
-    tried = (*([None] if choice.careful else []), *choice.methods[::-1])
+    first, *others = (*([None] if choice.careful else []), *choice.methods[::-1])
+    ways = [(first, layout) for layout in layouts]
+    ways += [(method, layout) for method in others for layout in layouts if not layout.kind]
     return [
-        _Way(f"{method.value if method else 'best'}-{layout.name}", partial(make, method, layout), layout.engines)._replace(
-            is_first=method is tried[0]
+        _Way(
+            f"{method.value if method else 'best'}-{layout.name}",
+            partial(make, method, layout),
+            layout.engines,
+            is_first=method is first,
         )
-        for method in tried
-        for layout in layouts
-        if method is tried[0] or not layout.per_tensor
+        for method, layout in ways
     ]
 
 

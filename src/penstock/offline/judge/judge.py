@@ -107,10 +107,10 @@ class Judge:
 
     def jointly(self, looks: int) -> Judge:
         """This judge, with intervals that are valid together for ``looks`` candidates. The original is not run again."""
-        other = copy.copy(self)
-        other.reference = msgspec.structs.replace(self.reference, looks=looks)
-        other.baseline = other._judgement(other.reference.answers)
-        return other
+        judge = copy.copy(self)
+        judge.reference = msgspec.structs.replace(self.reference, looks=looks)
+        judge.baseline = msgspec.structs.replace(self.baseline, accuracy=judge.reference.original())
+        return judge
 
     @property
     def metric(self) -> str:

@@ -6,6 +6,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from penstock.artifact import Artifact, Format, sha256
+from penstock.errors import PenstockError
 from penstock.offline.model_store import remembered
 from penstock.offline.optimize.model import read_proto, tensors_of
 
@@ -18,11 +19,14 @@ def structure(artifact: Artifact) -> str:
 
     Models of equal structure have equal speed, because kernels for dense tensors do not depend on the values of weights and scales.
     There is one exception: engines leave out the correction for zero points of 0. So the digest includes which weights are all zero.
-    Models in formats other than ONNX have equal structure only if they are equal.
+    Models in other formats than ONNX, and models that cannot be read, have equal structure only if they are equal.
     """
     if artifact.format is not Format.ONNX:
         return artifact.digest
-    return remembered("structure", artifact.digest, lambda: _structure(read_proto(artifact)), 0)
+    try:
+        return remembered("structure", artifact.digest, lambda: _structure(read_proto(artifact)), 0)
+    except PenstockError:
+        return artifact.digest
 
 
 def _structure(proto: onnx.ModelProto) -> str:

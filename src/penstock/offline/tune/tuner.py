@@ -6,9 +6,10 @@
      │          │                  (few, more loads)
     failed    rejected
 
-Each candidate is timed in a pair with the original, with the same number of threads and nothing else loaded. So the timings of a pair
-do not depend on other candidates. Candidates of equal structure have equal speed, so one of them is screened, and then the one that
-loses least competes. All versions are screened with the fewest threads. Only the best versions are screened with more threads. Speeds are measured and never estimated: a candidate beats the original only if the lower bound of its speed-up is above 1. A
+Each candidate is timed in a pair with the original, with the same number of threads and nothing else loaded. So the timings of a
+pair do not depend on other candidates. Candidates of equal structure have equal speed, so one of them is screened, and then the one
+that loses least competes. All versions are screened with the fewest threads. Only the best versions are screened with more threads.
+Speeds are measured and never estimated: a candidate beats the original only if the lower bound of its speed-up is above 1. A
 candidate that changes the arithmetic must also beat the best exact candidate, and is timed in a pair with it.
 """
 
@@ -21,13 +22,12 @@ from contextlib import AbstractContextManager, ExitStack
 import msgspec
 
 from penstock.bundle.evidence import Accuracy, CandidateRecord
-from penstock.dataset import Dataset
 from penstock.engines.base import LoadedModel
 from penstock.errors import ContractUnmet, PenstockError
 from penstock.measurement import Conditions, Interval, LatencyPoint
 from penstock.offline.compress.method import OnProgress
 from penstock.offline.deadline import Deadline
-from penstock.offline.judge.contract import Contract, unmet
+from penstock.offline.judge.contract import unmet
 from penstock.offline.judge.detect import Choice
 from penstock.offline.judge.judge import Judge
 from penstock.offline.judge.race import Entrant, race_entrants
@@ -73,6 +73,8 @@ class TuningLimits(msgspec.Struct, frozen=True):
     """Samples in a timed call."""
     smallest: bool = False
     """Choose the smallest candidate that meets the contract, instead of the fastest."""
+    deadline: Deadline = msgspec.field(default_factory=Deadline)
+    """The end of the whole build."""
 
 
 class TuneResult(msgspec.Struct, frozen=True):
@@ -94,28 +96,22 @@ class TuneResult(msgspec.Struct, frozen=True):
 
 
 class Tuner:
-    """One tuning run, on ``data`` and under ``contract``. ``originals`` holds the original model, once for each number of threads."""
+    """One tuning run. ``originals`` holds the original model once for each number of threads; ``judge`` judges the candidates."""
 
     def __init__(
         self,
         originals: Sequence[Candidate],
         candidates: Sequence[Candidate],
-        data: Dataset,
-        contract: Contract,
+        judge: Judge,
         limits: TuningLimits,
         on_progress: OnProgress = lambda *_: None,
         race: Race = race_entrants,
-        deadline: Deadline | None = None,
-        judge: Judge | None = None,
     ) -> None:
-        """``judge`` judges the first original on ``data`` under ``contract``; by default, it is made by ``run``."""
-        self._deadline = deadline or Deadline()
-        self._given = judge
         self._bases = {original.threads: Trial(original, status="baseline") for original in originals}
         self._trials = [Trial(candidate) for candidate in candidates]
-        self._data = data
-        self._contract = contract
-        self._limits = limits
+        self._judge_of = judge.jointly(max(1, len({trial.candidate.numerics for trial in self._trials})))
+        self._data, self._contract = judge.data, judge.contract
+        self._limits, self._deadline = limits, limits.deadline
         self._on_progress = on_progress
         self._race = race
         self._known: dict[tuple[str, str, str], Accuracy] = {}
@@ -125,13 +121,14 @@ class Tuner:
         """Measure and choose. Raises ContractUnmet if no candidate meets the contract, PenstockError if the original fails."""
         watch = ConditionsWatch(cores)
         bases, contract, smallest = list(self._bases.values()), self._contract, self._limits.smallest
-        looks = max(1, len({trial.candidate.numerics for trial in self._trials}))
-        first = bases[0].candidate
-        judge = self._given or Judge(first.artifact, self._data, first.threads, contract=contract)
-        judge = judge.jointly(looks)
-        prove = contract.prove_accuracy
+        judge, looks = self._judge_of, self._judge_of.reference.looks
         self._notes = too_few(
-            self._data.count, judge.metric, contract.max_accuracy_loss, "evaluation", looks, prove=prove
+            self._data.count,
+            judge.metric,
+            contract.max_accuracy_loss,
+            "evaluation",
+            looks,
+            prove=contract.prove_accuracy,
         )
         for note in self._notes:
             _log.warning("%s", note)

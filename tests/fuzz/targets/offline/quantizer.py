@@ -18,13 +18,14 @@ from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
-from penstock.offline.compress.ptq.scheme import integer_scheme
+from penstock.offline.compress.ptq.scheme import integer_scheme, symmetric
 from penstock.resources import machine_facts
 from tests.fine_integers import LARGEST_ERROR, quantize_finely
 from tests.fuzz.offline import ModelTarget, answers, check_compressed, data_of, optimized
 from tests.random_models import RandomModel
 
 _NEGLIGIBLE = 1e-4
+_SYMMETRIC = 0.25
 
 
 class QuantizerTarget(ModelTarget):
@@ -52,6 +53,8 @@ def _check_finely(artifact: Artifact, data: Dataset, rows: int, random: Random) 
 def _quantized(artifact: Artifact, data: Dataset, random: Random) -> Artifact:
     """``artifact``, quantised by one of the methods."""
     start, scheme = optimized(artifact), integer_scheme(machine_facts())
+    if random.random() < _SYMMETRIC:
+        scheme = symmetric(scheme)
     match random.choice(["int8", "int8", "int8", "recipe", "dynamic", "weights", "half"]):
         case "int8":
             placement, method = random.choice(list(QdqPlacement)), random.choice(list(RangeMethod))

@@ -187,3 +187,53 @@ def test_parts_of_the_models_input_have_its_range() -> None:
     model = FloatModel(n.artifact({"x": ["N", 4, 8, 8]}, {"y": ["N", 2, 8, 8]}))
     found = Rounding(model, model.nodes, QdqPlacement.WIDE)
     assert found.sources == {"x": "x", "left": "x", "right": "x", "y": "y"}
+
+
+@pytest.mark.parametrize(
+    ("low", "clips_exactly", "is_replaced"), [(0, False, True), (-1, True, True), (-1, False, False)]
+)
+def test_a_range_that_may_be_wider_does_not_replace_a_clip_of_negative_values(
+    low: float, clips_exactly: bool, is_replaced: bool
+) -> None:
+    n = networks.Network()
+    inner = n.conv("x", 3, 4)
+    clipped = n.op("Clip", inner, n.weight(np.float32(low)), n.weight(np.float32(6)))
+    y = n.conv(clipped, 4, 4)
+    model = FloatModel(n.artifact({"x": ["N", 3, 8, 8]}, {y: ["N", 4, 8, 8]}))
+    nodes = model.integer_nodes(QdqPlacement.LINEAR)
+    found = Rounding(model, nodes, QdqPlacement.LINEAR, clips_exactly)
+    assert (inner in found.absorbed) is is_replaced
+    assert clipped in found.sources
+
+
+def biased_attention(outputs: int = 1) -> FloatModel:
+    """Attention whose queries and keys have biases and are transposed."""
+    n = networks.Network()
+    moved = []
+    for name, perm in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3])):
+        biased = n.op("Add", n.op("MatMul", "x", n.normal(8, 8), name=f"{name}0"), n.normal(8), name=name)
+        split = n.op("Reshape", biased, n.weight(np.array([0, 0, 2, 4])), name=f"{name}1")
+        moved.append(n.op("Transpose", split, perm=perm, name=f"{name}2"))
+    scores = n.op("MatMul", moved[0], moved[1], name="scores")
+    mixed = n.op("MatMul", n.op("Softmax", scores, name="shares"), moved[2], name="mixed")
+    n.op("MatMul", mixed, n.normal(4, 4), name="y")
+    return FloatModel(n.artifact({"x": ["N", 5, 8]}, {"y": ["N", 2, 5, 4]}))
+
+
+def test_the_attention_placement_rounds_queries_and_keys_after_their_biases() -> None:
+    model = biased_attention()
+    nodes = model.integer_nodes(QdqPlacement.ATTENTION)
+    found = Rounding(model, nodes, QdqPlacement.ATTENTION)
+    assert {node.output[0] for node in nodes} == {"q0", "k0", "v0", "q", "k", "q1", "k1", "q2", "k2", "scores", "y"}
+    assert found.sources == {"x": "x", "mixed": "mixed"} | {
+        f"{name}{at}": name for name in "qk" for at in ("", "1", "2")
+    }
+
+
+def test_in_no_placement_is_a_product_rounded_before_its_bias() -> None:
+    model = biased_attention()
+    for placement in QdqPlacement:
+        found = Rounding(model, model.integer_nodes(placement), placement)
+        assert {"q0", "k0", "v0"}.isdisjoint(found.sources)
+    bias = next(node for node in model.nodes if node.output[0] == "q")
+    assert found.constant_inputs(bias) == []

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme, required_isa
+from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme, required_isa, symmetric
 from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts
 from penstock.tensor import DataType
 
@@ -41,6 +41,15 @@ def test_scale_and_zero_point_of_a_range() -> None:
     scale, zero = affine.parameters(np.array([-1.0, 0.0, 0.0]), np.array([3.0, 2.55, 0.0]))
     np.testing.assert_allclose(scale, [4 / 255, 0.01, 1.0])
     assert zero.tolist() == [64, 0, 0]
+
+
+def test_symmetric_activations_have_no_zero_point_unless_they_are_never_negative() -> None:
+    scheme = symmetric(IntegerScheme(DataType.UINT8, DataType.INT8, True, "test"))
+    scale, zero = scheme.parameters(np.array([-1.0, -4.0, 0.0, 0.0]), np.array([3.0, 1.0, 2.55, 0.0]))
+    np.testing.assert_allclose(scale, [3 / 127, 4 / 127, 0.01, 1.0])
+    assert zero.tolist() == [0, 0, -128, -128]
+    assert scheme.activation_limits == (-128, 127)
+    assert scheme.reduce_range
 
 
 def test_limits_are_where_the_operator_clips() -> None:

@@ -52,7 +52,7 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
     method: MethodName = "best"
     """Calibration method of int8; best chooses a method for each tensor."""
     placement: PlacementName = "fastest"
-    """Operators to quantise: linear, wide, or fastest, which measures both."""
+    """Operators to quantise: linear, attention, wide, or fastest, which measures all."""
     equalize: Annotated[bool, _INT8] = True
     """Equalise the ranges of channels first."""
     bias_correction: bool = True

@@ -47,6 +47,8 @@ _WIDE_OPS = frozenset(
 )
 """Operators that can work on integers, so that a tensor on its way between two linear operators stays integer."""
 
+_MOVING_OPS = frozenset({"Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split"})
+
 _SCORE_OPS = frozenset(
     {"Add", "Sub", "Mul", "Div", "Where", "Reshape", "Transpose", "Identity", "Squeeze", "Unsqueeze"}
 )
@@ -61,6 +63,9 @@ class QdqPlacement(enum.Enum):
 
     LINEAR = "linear"
     """Convolutions and products with constant weights. Results of matrix products stay float, which is more accurate."""
+    ATTENTION = "attention"
+    """Like ``LINEAR``, and also the products of queries and keys, with the operators that move their operands. Products with the
+    results of a Softmax stay float, because rounding these costs more time than the integer product saves."""
     WIDE = "wide"
     """Like ``LINEAR``, and also additions, pooling, data movement and products of two activations. This can be faster if a model has
     many of these operators."""
@@ -68,7 +73,7 @@ class QdqPlacement(enum.Enum):
     @property
     def float_outputs(self) -> list[str]:
         """Operators whose results stay float, even if an integer operator reads them."""
-        return ["Gemm", "MatMul"] if self is QdqPlacement.LINEAR else ["Gemm"]
+        return ["Gemm"] if self is QdqPlacement.WIDE else ["Gemm", "MatMul"]
 
 
 class FloatModel:
@@ -125,6 +130,8 @@ class FloatModel:
                 f"no node of the model is called {sorted(unknown)}", "a name has the form OPERATOR_NUMBER, e.g. Conv_3"
             )
         excluded = self._scores()[0] | self._variances()
+        if placement is QdqPlacement.ATTENTION:
+            excluded |= self._outside_attention()
         allowed = (node for node in self.nodes if node.domain in ("", "ai.onnx") and node.name not in excluded)
         useful = self._read(self._connected(node for node in allowed if self._fits(node, placement)))
         nodes = self._with_producers(node for node in useful if node.name not in keep_float)
@@ -192,6 +199,37 @@ class FloatModel:
                 waiting += [name for name in producer.input if self.is_float(name)]
         return nodes, tensors
 
+    def is_bias(self, node: onnx.NodeProto) -> bool:
+        """True if ``node`` adds a constant to a matrix product that only ``node`` reads."""
+        if node.op_type != "Add":
+            return False
+        products = [name for name in node.input if name not in self.weights]
+        producer = self.producers.get(products[0]) if len(products) == 1 else None
+        return producer is not None and producer.op_type == "MatMul" and self.readers[products[0]] == 1
+
+    def _outside_attention(self) -> set[str]:
+        """The names of the nodes that only the wide placement makes integer."""
+        inside = set[str]()
+        for node in self.nodes:
+            if node.op_type == "MatMul" and not self.weights.keys() & set(node.input):
+                paths = [self._moved(name) for name in node.input]
+                if not any(origin == "Softmax" for origin, _ in paths):
+                    inside |= {node.name}.union(*(names for _, names in paths))
+        kept = LINEAR_OPS | ACTIVATIONS
+        products = {node.name for node in self.nodes if node.op_type in kept and not self._is_of_activations(node)}
+        return {node.name for node in self.nodes} - inside - products
+
+    def _is_of_activations(self, node: onnx.NodeProto) -> bool:
+        return node.op_type == "MatMul" and self.weights.keys().isdisjoint(node.input)
+
+    def _moved(self, tensor: str) -> tuple[str, set[str]]:
+        """The operator that computes the values of ``tensor``, and the names of the nodes that move them or add their bias."""
+        names = set[str]()
+        while (node := self.producers.get(tensor)) is not None and (node.op_type in _MOVING_OPS or self.is_bias(node)):
+            names.add(node.name)
+            tensor = next(name for name in node.input if name not in self.weights)
+        return (node.op_type if node is not None else "", names)
+
     def _variances(self) -> set[str]:
         """Names of the nodes between a square and its root, and of those that multiply by the root."""
         nodes = self._products_with_roots()
@@ -221,13 +259,13 @@ class FloatModel:
             return self._fits_linear(node, placement)
         if node.op_type in ACTIVATIONS:
             return self._keeps_zero(node)
-        return placement is QdqPlacement.WIDE and node.op_type in _WIDE_OPS
+        return placement is not QdqPlacement.LINEAR and node.op_type in _WIDE_OPS
 
     def _fits_linear(self, node: onnx.NodeProto, placement: QdqPlacement) -> bool:
         factor = self.weights.get(node.input[1])
         if factor is None:
             two_activations = node.op_type == "MatMul" and node.input[0] not in self.weights
-            return two_activations and placement is QdqPlacement.WIDE and self.is_float(node.input[1])
+            return two_activations and placement is not QdqPlacement.LINEAR and self.is_float(node.input[1])
         if node.input[0] in self.weights:
             return False
         if node.op_type == "MatMul":
@@ -246,16 +284,19 @@ class FloatModel:
 
     def _keeps_zero(self, node: onnx.NodeProto) -> bool:
         """True if the activation maps zero to zero. Otherwise an integer range, which always contains zero, cannot replace it."""
+        low, high = self.bounds(node)
+        return low <= 0 <= high
+
+    def bounds(self, node: onnx.NodeProto) -> tuple[float, float]:
+        """The smallest and largest value of a Relu or Clip; NaN if it is not constant."""
         if node.op_type == "Relu":
-            return True
-        bounds = {attribute.name: attribute.f for attribute in node.attribute}
+            return 0.0, np.inf
+        found = {attribute.name: attribute.f for attribute in node.attribute}
         for name, place in (("min", 1), ("max", 2)):
             if len(node.input) > place and node.input[place]:
                 bound = self.weights.get(node.input[place])
-                if bound is None:
-                    return False
-                bounds[name] = float(numpy_helper.to_array(bound).reshape(()))
-        return bool(bounds.get("min", -np.inf) <= 0 <= bounds.get("max", np.inf))
+                found[name] = np.nan if bound is None else float(numpy_helper.to_array(bound).reshape(()))
+        return found.get("min", -np.inf), found.get("max", np.inf)
 
 
 def float_model(artifact: Artifact) -> FloatModel:

@@ -66,7 +66,7 @@ class _Writer:
         placement: QdqPlacement,
     ) -> None:
         self._model, self._ranges, self._scheme = model, ranges, scheme
-        self._rounding = Rounding(model, nodes, placement)
+        self._rounding = Rounding(model, nodes, placement, clips_exactly=not scheme.symmetric)
         self._integer = {node.name for node in nodes}
         self._fresh = FreshNames(model.proto.graph)
         self._nodes: list[onnx.NodeProto] = []

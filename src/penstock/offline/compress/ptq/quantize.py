@@ -50,6 +50,7 @@ def quantize(
         "weight": scheme.weight.value,
         "reduce_range": scheme.reduce_range,
         "per_tensor": scheme.per_tensor,
+        "symmetric": scheme.symmetric,
         "placement": placement.value,
         "keep_float": sorted(set(keep_float)),
         "ranges": sha256(msgspec.json.encode(dict(ranges), order="sorted")),

@@ -32,7 +32,7 @@ from penstock.tensor import Array
 
 Equalisation = Callable[[Artifact, Dataset], Artifact]
 MethodName = Literal["best", "min-max", "percentile", "mse", "entropy"]
-PlacementName = Literal["fastest", "linear", "wide"]
+PlacementName = Literal["fastest", "linear", "attention", "wide"]
 RANGE_METHODS = {method.value: method for method in RangeMethod}
 """Range methods by name. ``best`` is not included, since it tries all methods for each tensor."""
 _WORTH_IT = 0.1
@@ -53,15 +53,19 @@ class PtqRecipe(msgspec.Struct, frozen=True):
     """Correct biases for the shift of the layers' means that rounding causes."""
     choice: RangeChoiceOptions = RangeChoiceOptions()
     """Limits on the cost of choosing a range method for each tensor."""
-    per_tensor: bool = False
-    """Each matrix product has one scale for all its weights; see ``IntegerScheme``. The choice of ranges ignores this option."""
 
 
 def quantize_with(
-    recipe: PtqRecipe, artifact: Artifact, data: Dataset, scheme: IntegerScheme, progress: Progress = no_progress
+    recipe: PtqRecipe,
+    artifact: Artifact,
+    data: Dataset,
+    scheme: IntegerScheme,
+    progress: Progress = no_progress,
+    written: IntegerScheme | None = None,
 ) -> Artifact:
     """``artifact`` (FP32, BatchNormalization folded) in INT8, calibrated on ``data``. ``progress`` counts the five stages.
 
+    The ranges are chosen for ``scheme``. The model is written with ``written``, by default the same scheme.
     Raises Unsupported if there is nothing to quantise, InvalidData if the data do not fit.
     """
     stages = 5
@@ -75,8 +79,7 @@ def quantize_with(
     else:
         found = ranges(statistics, recipe.method, scheme)
     progress(3, stages)
-    written = msgspec.structs.replace(scheme, per_tensor=recipe.per_tensor)
-    quantised = quantize(prepared, found, written, recipe.placement)
+    quantised = quantize(prepared, found, written or scheme, recipe.placement)
     progress(4, stages)
     if recipe.correct_biases and data.count > 1:
         with contextlib.suppress(Unsupported):  # products of two activations have no biases

@@ -23,13 +23,24 @@ _SHARING_OPS = frozenset(
 
 
 class Rounding:
-    """The tensors that are rounded when ``nodes``, given in graph order, become integer."""
+    """The tensors that are rounded when ``nodes``, given in graph order, become integer.
 
-    def __init__(self, model: FloatModel, nodes: Iterable[onnx.NodeProto], placement: QdqPlacement) -> None:
-        self._model = model
+    ``clips_exactly`` is False if a range may be widened below, so that it cannot replace a Clip with a negative lower bound.
+    """
+
+    def __init__(
+        self,
+        model: FloatModel,
+        nodes: Iterable[onnx.NodeProto],
+        placement: QdqPlacement,
+        clips_exactly: bool = True,
+    ) -> None:
+        self._model, self._clips_exactly = model, clips_exactly
         self._float_outputs = placement.float_outputs
         nodes = list(nodes)
-        self._read = {name for node in nodes for name in node.input}
+        self._biases = {node.name for node in nodes if model.is_bias(node)}
+        """The nodes that add a bias to a matrix product. Engines do both in one kernel, so nothing is rounded between them."""
+        self._read = {name for node in nodes if node.name not in self._biases for name in node.input}
         self.sources: dict[str, str] = {}
         """For each rounded tensor, the tensor whose range it uses: itself, or the input of a Reshape, pooling or similar operator."""
         self.absorbed: dict[str, str] = {}
@@ -57,7 +68,7 @@ class Rounding:
 
     def constant_inputs(self, node: onnx.NodeProto) -> list[int]:
         """The indices of the constant FP32 inputs of ``node`` that are rounded like activations."""
-        if node.op_type in LINEAR_OPS | ACTIVATIONS | _SHARING_OPS:
+        if node.op_type in LINEAR_OPS | ACTIVATIONS | _SHARING_OPS or node.name in self._biases:
             return []
         return [place for place, name in enumerate(node.input) if name in self._model.weights]
 
@@ -66,10 +77,13 @@ class Rounding:
         if node.op_type in ACTIVATIONS:
             if first not in self.sources:
                 return
-            if first in written and self.sources[first] == first and self._model.readers[first] == 1:
+            is_alone = first in written and self.sources[first] == first and self._model.readers[first] == 1
+            if is_alone and (self._clips_exactly or self._model.bounds(node)[0] == 0):
                 del self.sources[first]
                 self.absorbed[first] = node.output[0]
                 self.removed.add(node.name)
+            self._mark(node.output)
+        elif node.name in self._biases:
             self._mark(node.output)
         elif node.op_type in _SHARING_OPS:
             if first in self.sources or node.op_type in ("Split", "Pad"):

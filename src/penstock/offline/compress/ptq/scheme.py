@@ -17,7 +17,7 @@ class IntegerScheme(msgspec.Struct, frozen=True):
     channel).
 
     Activations have a zero point, so that the values of a ReLU use every integer. Clipping at the smallest integer then replaces the
-    ReLU. Only in this case do engines compute the ReLU in integers.
+    ReLU. Only in this case do engines compute the ReLU in integers. With ``symmetric``, this holds for ranges without negative values.
     """
 
     activation: DataType
@@ -28,6 +28,10 @@ class IntegerScheme(msgspec.Struct, frozen=True):
     per_tensor: bool = False
     """Each matrix product has one scale for all its weights. This is less accurate, but faster in ONNX Runtime if there are few rows:
     with a scale per channel, ONNX Runtime also processes a zero point per channel. Convolutions always have scales per channel."""
+
+    symmetric: bool = False
+    """Activations with negative values have the zero point 0. Their steps can be up to twice as wide, but OpenVINO multiplies two of
+    them without a correction for zero points."""
 
     @property
     def activation_limits(self) -> tuple[int, int]:
@@ -41,7 +45,11 @@ class IntegerScheme(msgspec.Struct, frozen=True):
 
     def parameters(self, low: Array, high: Array) -> tuple[Array, Array]:
         """Scale and zero point (integers as float64) of activations from ``low`` to ``high``. An empty range has the scale 1."""
-        width = np.asarray(high, np.float64) - low
+        low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
+        if self.symmetric:
+            reach = np.maximum(-low, high)
+            low, high = np.where(low < 0, -reach * 128 / 127, low), np.where(low < 0, reach, high)
+        width = high - low
         scale = np.where(width > 0, width / 255, 1.0)
         return scale, np.round(self.activation_limits[0] - low / scale)
 
@@ -62,6 +70,11 @@ def integer_scheme(machine: MachineFacts) -> IntegerScheme:
         True,
         "weights of 7 bits, because it adds pairs of products in 16 bits, which weights of 8 bits saturate (no VNNI or AMX)",
     )
+
+
+def symmetric(scheme: IntegerScheme) -> IntegerScheme:
+    """``scheme`` with signed, symmetric activations."""
+    return msgspec.structs.replace(scheme, activation=DataType.INT8, symmetric=True)
 
 
 def required_isa(scheme: IntegerScheme, machine: MachineFacts) -> tuple[str, ...]:
