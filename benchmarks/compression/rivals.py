@@ -159,7 +159,7 @@ def our_way(case: Case, folder: Path, quick: bool, *, is_large: bool) -> tuple[s
     """What the build chooses for one thread."""
     # How ranges are found decides about accuracy, not about speed: for random weights one way is enough.
     methods = (RangeMethod.MIN_MAX,) if is_large else tuple(RangeMethod)
-    recipe = Recipe(case.contract, threads=(1,), methods=methods, careful=not is_large, budget_s=3.0 if quick else 15.0)
+    recipe = Recipe(case.contract, threads=(1,), methods=methods, careful=not is_large, timing_s=3.0 if quick else 15.0)
     evaluation = dict(case.validate.inputs)
     if case.validate.labels is not None:
         evaluation["labels"] = case.validate.labels

@@ -137,5 +137,5 @@ def _recipe(quick: bool) -> Recipe:
         threads=(1,),
         methods=(RangeMethod.MIN_MAX,),
         careful=False,
-        budget_s=4.0 if quick else 60.0,
+        timing_s=4.0 if quick else 60.0,
     )

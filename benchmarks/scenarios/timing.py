@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from benchmarks import models
 from benchmarks.results import Row, claim, fact
@@ -22,7 +23,8 @@ from penstock.bundle.evidence import CandidateRecord
 from penstock.dataset import make_dataset
 from penstock.engines.registry import available_engines
 from penstock.measurement import Interval
-from penstock.offline.judge.contract import FASTER, Contract, is_faster
+from penstock.offline.judge.contract import FASTER, is_faster
+from penstock.offline.judge.judge import Judge
 from penstock.offline.judge.race import race
 from penstock.offline.tune.space import Candidate, originals
 from penstock.offline.tune.tuner import Tuner, TuneResult, TuningLimits
@@ -80,7 +82,8 @@ def model(version: int = 0) -> Artifact:
     """The model. Each ``version`` computes the same from other bytes."""
     with tempfile.TemporaryDirectory() as folder:
         proto = onnx.load(models.small_cnn(Path(folder) / "model.onnx"))
-    proto.doc_string = f"version {version}"
+    # Candidates of the same structure would be timed once.
+    proto.graph.initializer.append(numpy_helper.from_array(np.zeros(version + 1, np.float32), "unused"))
     return Artifact.from_bytes(proto.SerializeToString())
 
 
@@ -97,7 +100,10 @@ def tune(size: int, quick: bool, backwards: bool = False) -> TuneResult:
     tried += [candidate(f"other{number}", number, engines[number % len(engines)]) for number in range(1, size)]
     data = make_dataset(_SAMPLE, None)
     tuner = Tuner(
-        originals(model(), [1]), tried[::-1] if backwards else tried, data, Contract(), TuningLimits(3 if quick else 8)
+        originals(model(), [1]),
+        tried[::-1] if backwards else tried,
+        Judge(model(), data),
+        TuningLimits(3 if quick else 8),
     )
     return tuner.run(machine_facts().cores)
 

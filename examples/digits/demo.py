@@ -48,7 +48,7 @@ _CONTRACT = Contract(max_accuracy_loss=0.01, p99_ms=20.0)
 _REQUESTS = 256
 _ROUNDS, _QUICK_ROUNDS = 7, 3
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
-_BUDGET_S, _QUICK_BUDGET_S = 20.0, 3.0
+_TIMING_S, _QUICK_TIMING_S = 20.0, 3.0
 
 
 class Served(msgspec.Struct):
@@ -105,7 +105,7 @@ def run_demo(output: Path, *, quick: bool, as_json: bool) -> None:
             bundle,
             EXAMPLE / "calibrate.npz",
             {**judged.inputs, "labels": judged.labels},
-            Recipe(_CONTRACT, NAME, budget_s=_QUICK_BUDGET_S if quick else _BUDGET_S),
+            Recipe(_CONTRACT, NAME, timing_s=_QUICK_TIMING_S if quick else _TIMING_S),
             progress,
         )
         show(console, result.manifest, result.bundle_bytes)

@@ -46,6 +46,11 @@ class Conditions(msgspec.Struct, frozen=True):
         return self.busy or f"load {self.load_before:g} before, {self.steal_percent:g} % of the time stolen"
 
 
+def times(ratio: Interval) -> str:
+    """Format a ratio with its interval."""
+    return f"{ratio.value:.2f}x ({ratio.low:.2f} … {ratio.high:.2f})"
+
+
 def percent(share: float, decimals: int = 2) -> str:
     """Format ``share`` in per cent, with ``decimals`` decimals or, if necessary, with more to show four significant digits."""
     digits = decimals

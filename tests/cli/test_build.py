@@ -39,7 +39,7 @@ def test_json_is_what_scripts_rely_on(penstock, folder: Path) -> None:
 
 
 def test_the_summary_is_json_whatever_failed(folder: Path) -> None:
-    recipe = Recipe(engines=("onnxruntime",), threads=(1,), methods=(), budget_s=0.1)
+    recipe = Recipe(engines=("onnxruntime",), threads=(1,), methods=(), timing_s=0.1)
     with np.load("data.npz") as data:
         inputs = {"x": data["x"]}
     result = build(Artifact.from_file("linear.onnx"), "out.bundle", evaluate=inputs, recipe=recipe)

@@ -57,7 +57,7 @@ def test_a_build_says_which_bits_and_why(any_cpu: MachineFacts, tmp_path: Path) 
         threads=(1,),
         methods=(RangeMethod.MSE,),
         careful=False,
-        budget_s=0.2,
+        timing_s=0.2,
     )
     source = tmp_path / "net.onnx"
     source.write_bytes(networks.cnn().data)

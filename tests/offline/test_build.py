@@ -38,8 +38,8 @@ from penstock.offline.tune.search import Trial
 from penstock.tensor import Array
 from penstock.testing import assert_tensors_close
 
-QUICK = Recipe(engines=("onnxruntime",), threads=(1,), methods=(), careful=False, budget_s=0.2)
-INT8 = Recipe(engines=("onnxruntime",), threads=(1,), methods=(RangeMethod.MIN_MAX, RangeMethod.MSE), budget_s=0.3)
+QUICK = Recipe(engines=("onnxruntime",), threads=(1,), methods=(), careful=False, timing_s=0.2)
+INT8 = Recipe(engines=("onnxruntime",), threads=(1,), methods=(RangeMethod.MIN_MAX, RangeMethod.MSE), timing_s=0.3)
 AGREEMENT = msgspec.structs.replace(QUICK, contract=Contract(metric="agreement"))
 RNG = np.random.default_rng
 
@@ -194,7 +194,7 @@ def test_the_original_with_answers_that_are_no_numbers_is_refused(tmp_path: Path
 
 def test_a_model_without_anything_to_quantise_is_built_in_fp32(tmp_path: Path) -> None:
     data = {"x": np.ones((4, 2), np.float32)}
-    recipe = Recipe(engines=("onnxruntime",), threads=(1,), methods=(RangeMethod.MSE,), budget_s=0.1)
+    recipe = Recipe(engines=("onnxruntime",), threads=(1,), methods=(RangeMethod.MSE,), timing_s=0.1)
     result = build(models.input_as_output(), tmp_path / "out.bundle", data, data, recipe)
     assert any(note.startswith("INT8 was not tried: ") for note in result.evidence.notes)
 
@@ -203,7 +203,7 @@ def test_a_model_without_anything_to_quantise_is_built_in_fp32(tmp_path: Path) -
 def test_a_model_of_fixed_batch(tmp_path: Path, batch: int) -> None:
     artifact = Artifact.from_bytes(network(batch))
     recipe = Recipe(
-        engines=("onnxruntime",), threads=(1,), methods=(RangeMethod.MSE,), objective="throughput", budget_s=0.1
+        engines=("onnxruntime",), threads=(1,), methods=(RangeMethod.MSE,), objective="throughput", timing_s=0.1
     )
     result = build(artifact, tmp_path / "out.bundle", calibrate=samples(20), recipe=recipe)
     assert result.manifest.serving.max_batch == 1
@@ -213,12 +213,12 @@ def test_a_model_of_fixed_batch(tmp_path: Path, batch: int) -> None:
 
 
 def test_throughput_is_timed_in_batches(model: Path, tmp_path: Path) -> None:
-    recipe = Recipe(engines=("onnxruntime",), threads=(1,), methods=(), objective="throughput", budget_s=0.1)
+    recipe = Recipe(engines=("onnxruntime",), threads=(1,), methods=(), objective="throughput", timing_s=0.1)
     assert build(model, tmp_path / "out.bundle", evaluate=samples(), recipe=recipe).evidence.rows_per_call == 16
 
 
 def test_a_name_and_a_folder_may_be_asked_for(model: Path, tmp_path: Path) -> None:
-    recipe = Recipe(name="digits", folder=True, engines=("onnxruntime",), threads=(1,), methods=(), budget_s=0.1)
+    recipe = Recipe(name="digits", folder=True, engines=("onnxruntime",), threads=(1,), methods=(), timing_s=0.1)
     result = build(model, tmp_path / "out", evaluate=samples(), recipe=recipe)
     assert (tmp_path / "out" / "manifest.json").is_file()
     assert open_bundle(result.bundle).name == "digits"
@@ -248,7 +248,7 @@ def test_what_is_not_a_bundle_is_not_written_over(model: Path, tmp_path: Path) -
 
 
 def test_force_writes_over_a_file_but_never_over_a_folder(model: Path, tmp_path: Path) -> None:
-    force = Recipe(overwrite=True, engines=("onnxruntime",), threads=(1,), methods=(), budget_s=0.1)
+    force = Recipe(overwrite=True, engines=("onnxruntime",), threads=(1,), methods=(), timing_s=0.1)
     (tmp_path / "notes.txt").write_text("old")
     build(model, tmp_path / "notes.txt", evaluate=samples(), recipe=force)
     assert open_bundle(tmp_path / "notes.txt").name == "notes"
@@ -308,7 +308,7 @@ def test_bad_recipes_are_refused_before_any_work(model: Path, tmp_path: Path) ->
 
 
 def test_a_contract_that_nothing_meets_leaves_nothing(model: Path, tmp_path: Path) -> None:
-    recipe = Recipe(contract=Contract(p99_ms=1e-6), engines=("onnxruntime",), threads=(1,), methods=(), budget_s=0.1)
+    recipe = Recipe(contract=Contract(p99_ms=1e-6), engines=("onnxruntime",), threads=(1,), methods=(), timing_s=0.1)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(ContractUnmet, match="latency: ") as raised:
         build(model, tmp_path / "out.bundle", evaluate=samples(), recipe=recipe)
@@ -387,7 +387,7 @@ def test_data_that_the_model_fails_on_are_named(tmp_path: Path) -> None:
 
 
 def test_what_the_chosen_figures_hide_is_noted(model: Path, tmp_path: Path) -> None:
-    recipe = Recipe(engines=("onnxruntime",), threads=(1, 2), methods=(), budget_s=0.2)
+    recipe = Recipe(engines=("onnxruntime",), threads=(1, 2), methods=(), timing_s=0.2)
     result = build(model, tmp_path / "out.bundle", evaluate=samples(), recipe=recipe)
     compared = [note for note in result.evidence.notes if "the original at 2 threads" in note]
     assert len(compared) == (result.chosen.threads == 1)
@@ -580,7 +580,7 @@ def test_a_plan_whose_models_all_fail_is_noted(model: Path, tmp_path: Path, monk
 
 def test_what_is_to_be_small_needs_no_second_model(model: Path, tmp_path: Path) -> None:
     """Engines and precisions that need a fallback model are not tried, even if they are installed."""
-    recipe = Recipe(threads=(1,), methods=(RangeMethod.MSE,), careful=False, budget_s=0.2, objective="size")
+    recipe = Recipe(threads=(1,), methods=(RangeMethod.MSE,), careful=False, timing_s=0.2, objective="size")
     result = build(model, tmp_path / "out.bundle", tmp_path / "data.npz", tmp_path / "data.npz", recipe)
     assert {(one.engine, one.precision) for one in result.evidence.candidates} == {
         ("onnxruntime", "fp32"),
@@ -593,7 +593,7 @@ def test_what_is_to_be_small_needs_no_second_model(model: Path, tmp_path: Path) 
 
 def test_within_a_build_models_are_read_and_loaded_once(tmp_path: Path) -> None:
     digits = Path(__file__).parents[2] / "examples" / "digits"
-    recipe = Recipe(engines=("onnxruntime",), budget_s=0.2)
+    recipe = Recipe(engines=("onnxruntime",), timing_s=0.2)
     with keep_models(8 << 30) as store:
         build(digits / "model.onnx", tmp_path / "b.bundle", digits / "calibrate.npz", digits / "evaluate.npz", recipe)
     # The check of each of the ten INT8 models parses it, and loads it as written, without corrections and without rounding.

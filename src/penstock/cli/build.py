@@ -12,6 +12,7 @@ from penstock.bundle.evidence import CandidateRecord
 from penstock.bundle.titles import described, title
 from penstock.cli import options
 from penstock.cli.inspect import show
+from penstock.cli.interrupts import finishing_early
 from penstock.cli.progress import StageProgress
 from penstock.cli.quantities import parse_counts, parse_seconds
 from penstock.cli.views.tables import make_console
@@ -19,6 +20,7 @@ from penstock.errors import InvalidArgument
 from penstock.offline.build import BuildResult, Recipe
 from penstock.offline.build import build as build_bundle
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
+from penstock.offline.deadline import Deadline
 from penstock.perf.report import check_report_target, write_report
 from penstock.storage.atomic import real_path
 
@@ -69,8 +71,11 @@ def build(
     ] = None,
     budget: Annotated[
         str,
-        typer.Option(help="Maximum time for measuring candidates. A longer time gives narrower intervals."),
-    ] = "20s",
+        typer.Option(
+            help="Time limit for the whole build, e.g. 90s or 10m. Most builds need less. At the limit or on Ctrl-C, the best "
+            "candidate so far is packed."
+        ),
+    ] = "2m",
     report: options.Report = None,
     folder: Annotated[bool, typer.Option("--folder", help="Write the bundle as a folder, not as one file.")] = False,
     parents: options.Parents = False,
@@ -111,8 +116,9 @@ def build(
     )
     check_places(output, report, [given for given in (model, calibrate, evaluate) if given is not None])
     options.check_folders([output, report], parents)
-    with StageProgress() as progress:
-        result = build_bundle(model, output, calibrate, evaluate, recipe, progress)
+    deadline = Deadline(recipe.budget_s)
+    with StageProgress() as progress, finishing_early(deadline):
+        result = build_bundle(model, output, calibrate, evaluate, recipe, progress, deadline)
     show_result(result, report, json)
 
 

@@ -14,8 +14,8 @@ from penstock.cli.quantities import parse_counts, parse_seconds
 from penstock.offline.build import Compression, Recipe, build
 from penstock.offline.compress.planner.plan_store import remove_plan
 
-_TIMING_SHARE, _MAX_TIMING_S = 0.1, 20.0
-"""Time for the final choice, in addition to the plan's budget: a fraction of the budget, and the maximum in seconds."""
+_BUILD_SHARE, _MIN_BUILD_S, _MAX_BUILD_S = 0.2, 20.0, 120.0
+"""Time for quantising and the final choice, in addition to the plan's budget: a fraction of it, and the limits in seconds."""
 
 
 def compress(
@@ -83,7 +83,7 @@ def compress(
         objective="size" if target == "size" else "latency",
         careful=False,  # the plan has a step for this
         compression=Compression(budget_s, epochs, seed, folder),
-        budget_s=min(_MAX_TIMING_S, _TIMING_SHARE * budget_s),
+        budget_s=min(_MAX_BUILD_S, max(_MIN_BUILD_S, _BUILD_SHARE * budget_s)),
         overwrite=force,
     )
     with StageProgress() as progress:

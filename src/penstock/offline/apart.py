@@ -11,6 +11,7 @@ import atexit
 import os
 import pickle
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -167,6 +168,7 @@ def _forward(artifact: Artifact, inputs: dict[str, Array], as_written: bool) -> 
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt goes to the parent, which decides
     with open(os.dup(1), "wb") as replies:
         os.dup2(2, 1)  # what engines print is no answer
         serve(sys.stdin.buffer, replies)

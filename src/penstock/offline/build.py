@@ -27,7 +27,7 @@ from penstock.bundle.evidence import CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest, ServingConfig, SourceModel, Variant, check_name, check_version
 from penstock.bundle.open import is_bundle
 from penstock.bundle.pack import check_folder, code_variants, pack, place
-from penstock.dataset import Dataset
+from penstock.dataset import Dataset, SizedCall
 from penstock.engines.registry import available_engines, engines_for, get_engine
 from penstock.errors import (
     AlreadyExists,
@@ -44,7 +44,8 @@ from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions,
 from penstock.offline.compress.planner.plan_store import check_plan
 from penstock.offline.compress.ptq.drift import about
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
-from penstock.offline.compress.versions import IntegerChoice, Version, integer_versions
+from penstock.offline.compress.versions import IntegerChoice, Look, Version, integer_versions
+from penstock.offline.deadline import Deadline
 from penstock.offline.judge.contract import Contract, is_faster
 from penstock.offline.judge.judge import Judge, coupling_notes, judging
 from penstock.offline.judge.overlap import overlap_notes
@@ -55,6 +56,7 @@ from penstock.offline.optimize.model import self_contained
 from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.sessions import signature_of
 from penstock.offline.synthetic import synthetic_notes
+from penstock.offline.tune.look import make_look
 from penstock.offline.tune.space import BASELINE_ENGINE, Candidate, candidates, fallback, originals, thread_counts
 from penstock.offline.tune.tuner import Tuner, TuneResult, TuningLimits
 from penstock.resources import MachineFacts, machine_facts, usable_memory
@@ -70,6 +72,10 @@ _KEPT_SHARE, _KEPT_BYTES = 4, 4 << 30
 _SHORT_CALL_MS = 1.0
 _THROUGHPUT_ROWS = 16
 _FEW_CALLS = 100
+_LOOK_S = 1.0
+"""Seconds for a first look at the speed of INT8, per layout and engine, but at least three loads."""
+_TIMING_PART = 6
+"""Part of the budget for timing candidates."""
 _PACKAGES = ("numpy", "onnx", "onnx_ir", "onnxruntime", "openvino")
 
 
@@ -112,8 +118,11 @@ class Recipe(msgspec.Struct, frozen=True):
     synthetic: int | None = None
     """Without data, calibrate on this many synthetic samples, and judge on as many others. 0: as many as fit in 64 MiB, from 16 to
     256. Accuracy then means fidelity to the original on these samples."""
-    budget_s: float = 20.0
-    """Maximum seconds for timing candidates, but each candidate is loaded at least three times. More time gives narrower intervals."""
+    budget_s: float = 120.0
+    """Seconds for the whole build, without the compression plan. The step that is running when they are over is finished, and the best
+    candidate so far is packed. Most builds need less time."""
+    timing_s: float | None = None
+    """Maximum seconds for timing candidates, but each pair is loaded at least three times. None: a sixth of the budget."""
     overwrite: bool = False
     """Overwrite an existing file or folder that is not a bundle. An existing bundle is always overwritten."""
     folder: bool = False
@@ -144,16 +153,20 @@ def build(
     evaluate: Data | None = None,
     recipe: Recipe = Recipe(),  # noqa: B008 - immutable
     on_progress: OnProgress = lambda *_: None,
+    deadline: Deadline | None = None,
 ) -> BuildResult:
     """Build ``model`` into a bundle at ``output``.
 
     ``calibrate`` and ``evaluate`` are samples of any kind: files, folders, mappings of arrays, or iterables (``samples/open.py``); an
     array named ``labels`` contains the labels. Without ``calibrate``, INT8 is not tried. Without ``evaluate``, a fifth of
-    ``calibrate`` is held out for evaluation. Raises InvalidModel, InvalidData, InvalidConfig, ContractUnmet, AlreadyExists,
-    ResourceExhausted.
+    ``calibrate`` is held out for evaluation. By default, the build ends after ``recipe.budget_s``. With ``deadline``, another thread
+    or a signal handler can end it earlier, with the best candidate so far. Raises InvalidModel, InvalidData, InvalidConfig,
+    ContractUnmet, AlreadyExists, ResourceExhausted.
     """
     with keep_models(usable_memory() // _KEPT_SHARE or _KEPT_BYTES):
-        return _build(model, Path(output), calibrate, evaluate, recipe, on_progress)
+        return _build(
+            model, Path(output), calibrate, evaluate, recipe, on_progress, deadline or Deadline(recipe.budget_s)
+        )
 
 
 def _build(
@@ -163,6 +176,7 @@ def _build(
     evaluate: Data | None,
     recipe: Recipe,
     on_progress: OnProgress,
+    deadline: Deadline,
 ) -> BuildResult:
     _check_target(output, recipe)
     machine = machine_facts()
@@ -177,6 +191,7 @@ def _build(
     with _blaming(evaluate if evaluate is not None else calibrate):
         # Reject labels or a metric that do not fit the model before any long work.
         judge = Judge(original, evaluation, min(threads), contract=recipe.contract)
+    rows = _timed_rows(recipe, signature, evaluation)
     warnings = _warned((*judging(judge.reference, recipe.contract), *coupling_notes(judge.coupling)))
     # One cut between two classes holds for every candidate, on whatever samples it is judged.
     recipe = msgspec.structs.replace(recipe, contract=judge.contract, synthetic=_synthetic(recipe, evaluation))
@@ -187,12 +202,13 @@ def _build(
     seen, overlap = overlap_notes(evaluation, calibration)
     warnings += _warned((*about(fp32, calibration, evaluation, signature.smallest_batch), *overlap))
     with _blaming(calibrate):
-        is_smallest = recipe.objective == "size"
-        int8, notes = integer_versions(fp32, calibration, _integer_choice(recipe, engines), machine, on_progress)
-    planned = _plan(fp32, original, calibration, _plan_options(recipe, threads), recipe, on_progress)
+        look = _look(recipe, engines, min(threads), evaluation.mix(rows))
+        choice = _integer_choice(recipe, engines)
+        int8, notes = integer_versions(fp32, calibration, choice, machine, on_progress, look=look, deadline=deadline)
+    with deadline.paused():
+        planned = _plan(fp32, original, calibration, _plan_options(recipe, threads), recipe, on_progress)
     tried = candidates(_versions([Version(fp32), *int8, *planned.versions], recipe), engines, threads, machine)
-    limits = TuningLimits(recipe.budget_s, _timed_rows(recipe, signature, evaluation), is_smallest)
-    tuner = Tuner(originals(original, threads), tried, evaluation, recipe.contract, limits, on_progress)
+    tuner = _tuner(originals(original, threads), tried, judge, rows, recipe, deadline, on_progress)
     with _blaming(evaluate if evaluate is not None else calibrate):
         tuned = tuner.run(machine.cores)
 
@@ -213,7 +229,7 @@ def _build(
         source=source,
         tools={"penstock": __version__, **{name: version(name) for name in _PACKAGES if find_spec(name)}},
     )
-    if is_smallest:
+    if recipe.objective == "size":
         manifest, files = code_variants(manifest, files)
     pack(manifest, files, output, overwrite=True, folder=recipe.folder)
     on_progress("pack", 1, 1)
@@ -224,6 +240,24 @@ def _build(
 def _synthetic(recipe: Recipe, evaluation: Dataset) -> int:
     """The number of synthetic samples for evaluation; 0 if the user gave the data."""
     return 0 if recipe.synthetic is None else evaluation.count
+
+
+def _tuner(
+    bases: Sequence[Candidate],
+    tried: Sequence[Candidate],
+    judge: Judge,
+    rows: int,
+    recipe: Recipe,
+    deadline: Deadline,
+    on_progress: OnProgress,
+) -> Tuner:
+    timing_s = deadline.budget_s / _TIMING_PART if recipe.timing_s is None else recipe.timing_s
+    limits = TuningLimits(min(timing_s, deadline.left_s), rows, recipe.objective == "size", deadline)
+    return Tuner(bases, tried, judge, limits, on_progress)
+
+
+def _look(recipe: Recipe, engines: Sequence[str], threads: int, calls: Sequence[SizedCall]) -> Look | None:
+    return None if recipe.objective == "size" else make_look(engines, calls, threads, _LOOK_S)
 
 
 def _warned(notes: tuple[str, ...]) -> tuple[str, ...]:

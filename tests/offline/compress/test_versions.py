@@ -8,11 +8,14 @@ from onnx import numpy_helper
 import models
 import networks
 from penstock.artifact import Artifact
+from penstock.clock import ManualClock
 from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidData, Unsupported
+from penstock.measurement import Interval
 from penstock.offline.compress import versions
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.versions import IntegerChoice, integer_versions
+from penstock.offline.deadline import Deadline
 from penstock.offline.sessions import signature_of
 from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts
 from penstock.rows.proof import unproven
@@ -37,7 +40,7 @@ def test_a_version_for_each_method_and_placement_that_differs(cnn: Artifact, dat
     methods = (RangeMethod.MIN_MAX, RangeMethod.MSE)
     found, notes = integer_versions(cnn, data, IntegerChoice(methods), VNNI, lambda stage, *_: stages.append(stage))
     names = [version.calibration for version in found]
-    assert names == [f"{way}-{place}" for place in ("linear", "wide") for way in ("min-max", "mse", "best")]
+    assert names == [f"{way}-{place}" for way in ("best", "mse", "min-max") for place in ("linear", "wide")]
     assert len({version.artifact.digest for version in found}) == len(found)
     assert {version.requires for version in found} == {(INTEGER_DOT_PRODUCT,)}
     assert notes[0].startswith("INT8 on this CPU")
@@ -50,7 +53,7 @@ def test_a_plain_chain_has_one_placement() -> None:
         networks.mlp(), make_dataset({"x": x}, None), IntegerChoice((RangeMethod.MIN_MAX,)), VNNI
     )
     names = [version.calibration for version in found]
-    assert names == ["min-max-linear", "best-linear", "best-linear-per-tensor", "best-linear-symmetric"]
+    assert names == ["best-linear", "best-linear-per-tensor", "best-linear-symmetric", "min-max-linear"]
 
 
 def test_models_of_matrix_products_have_versions_for_their_kernels(data: Dataset) -> None:
@@ -156,3 +159,47 @@ def test_activations_that_are_constant_or_not_numbers() -> None:
     model = n.artifact({"x": ["N", 16]}, {"y": ["N", 4]})
     with pytest.raises(InvalidData, match=r"'logs' becomes NaN or infinite in sample"):
         integer_versions(model, make_dataset({"x": x}, None), IntegerChoice((RangeMethod.MIN_MAX,)), VNNI)
+
+
+def test_what_is_slower_in_an_engine_is_not_calibrated_for_it(cnn: Artifact, data: Dataset) -> None:
+    speeds = iter(({"onnxruntime": 0.5, "openvino": 2.0}, {"onnxruntime": 0.6, "openvino": 0.7}))
+
+    def look(fp32: Artifact, int8: Artifact, engines: tuple[str, ...]) -> dict[str, Interval]:
+        assert (fp32, engines) == (cnn, ())
+        return {name: Interval(value, 0.9 * value, 1.1 * value) for name, value in next(speeds).items()}
+
+    choice = IntegerChoice((RangeMethod.MIN_MAX,), careful=False)
+    found, notes = integer_versions(cnn, data, choice, VNNI, look=look)
+    assert [(one.calibration, one.engines) for one in found] == [("min-max-linear", ("openvino",))]
+    assert [note for note in notes if "slower than FP32" in note] == [
+        f"INT8 ({place}) was not calibrated for {engine}, because it is slower than FP32 there: {shown}"
+        for place, engine, shown in (
+            ("linear", "onnxruntime", "0.50x (0.45 … 0.55)"),
+            ("wide", "onnxruntime", "0.60x (0.54 … 0.66)"),
+            ("wide", "openvino", "0.70x (0.63 … 0.77)"),
+        )
+    ]
+
+
+def test_if_nothing_is_faster_nothing_is_calibrated(
+    cnn: Artifact, data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibrated = []
+    monkeypatch.setattr(versions, "quantize_with", lambda *_: calibrated.append(1))
+    found, notes = integer_versions(
+        cnn, data, IntegerChoice(), VNNI, look=lambda *_: {"onnxruntime": Interval(0.5, 0.4, 0.6)}
+    )
+    assert (found, calibrated) == ([], [])
+    assert len(notes) == 2
+
+
+@pytest.mark.parametrize(("share", "names"), [(0.3, ["best-linear", "best-wide"]), (0.6, ["best-linear"])])
+def test_when_time_is_short_the_first_method_comes_first(
+    share: float, names: list[str], cnn: Artifact, data: Dataset
+) -> None:
+    clock = ManualClock()
+    deadline = Deadline(1.0, clock)
+    clock.advance(share)
+    found, notes = integer_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,)), VNNI, deadline=deadline)
+    assert [version.calibration for version in found] == names
+    assert notes[-1].endswith("was not tried: there was no time within --budget")

@@ -293,8 +293,12 @@ def test_candidates_within_two_per_cent_are_equally_fast(ms: float, winner: str)
 def test_a_gain_in_accuracy_is_no_reason_to_be_slower() -> None:
     """Losses below zero are chance; the error of the outputs then decides."""
     assert chosen(rated("lucky", 0.3, 0.2, loss=-0.01), rated("fine", 0.305, 0.1)) == "fine"
-    unmeasured = trial("unmeasured", 0.305, "int8", accuracy=None)
-    assert chosen(rated("measured", 0.3, 0.2), unmeasured) == "unmeasured"
+
+
+def test_a_candidate_that_was_not_judged_is_not_chosen() -> None:
+    unjudged = trial("unjudged", 0.2, "int8", accuracy=None)
+    assert chosen(trial("judged", 0.3), unjudged) == "judged"
+    assert chosen(unjudged) == "original-t1"
 
 
 def test_of_equals_the_quickest_wins() -> None:

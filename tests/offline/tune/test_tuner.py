@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 import call_models
 import models
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset, SizedCall, make_dataset
 from penstock.errors import ContractUnmet, InvalidData, InvalidModel, PenstockError
+from penstock.offline.deadline import Deadline
 from penstock.offline.judge.contract import Contract
+from penstock.offline.judge.judge import Judge
 from penstock.offline.judge.race import Entrant, race_entrants
 from penstock.offline.sessions import signature_of
 from penstock.offline.tune.space import Candidate, originals
@@ -27,9 +30,11 @@ LIMITS = TuningLimits(budget_s=0.3)
 CONTRACT = Contract()
 
 
-def classifier(factor: float = 1.0, ballast: int = 0) -> Artifact:
-    """Scores ``factor * (x @ w)`` of four classes; ``ballast`` sines of 20 000 numbers take time and do not affect the outputs."""
-    nodes = [("MatMul", ["x", "w"], ["scores"])]
+def classifier(factor: float = 1.0, ballast: int = 0, kind: int = 0) -> Artifact:
+    """Scores ``factor * (x @ w)`` of four classes; ``ballast`` sines of 20 000 numbers take time and do not affect the outputs. Each
+    ``kind`` has another structure.
+    """
+    nodes = [("MatMul", ["x", "w"], ["scores"]), *(("Identity", ["x"], [f"unused{number}"]) for number in range(kind))]
     weights = {"w": factor * np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)}
     if ballast:
         weights |= {"wide": np.ones((3, 20_000), np.float32), "zeros": np.zeros((20_000, 4), np.float32)}
@@ -84,7 +89,8 @@ def tune(
     limits: TuningLimits = LIMITS,
     race: Race = undisturbed,
 ) -> TuneResult:
-    return Tuner(originals(original, [1]), tried, data(), contract, limits, race=race).run(cores=2)
+    judge = Judge(original, data(), contract=contract)
+    return Tuner(originals(original, [1]), tried, judge, limits, race=race).run(cores=2)
 
 
 def test_a_faster_model_with_the_same_answers_is_chosen() -> None:
@@ -172,7 +178,7 @@ def test_a_contract_that_nothing_meets() -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_a_verdict_depends_neither_on_the_other_candidates_nor_on_their_order(seed: int) -> None:
     rng = random.Random(seed)
-    models = {f"c{number}": classifier(1 + number / 100) for number in range(45)}
+    models = {f"c{number}": classifier(kind=number) for number in range(45)}
     milliseconds = {"original-t1": 1.0, "c0": 0.7, **{name: rng.uniform(0.8, 2.0) for name in list(models)[1:]}}
     verdicts = set()
     for size in (3, 13, 45):
@@ -188,9 +194,9 @@ def test_a_verdict_depends_neither_on_the_other_candidates_nor_on_their_order(se
 
 def test_arithmetic_is_compared_with_the_best_exact_candidate_in_a_pair_of_these_two() -> None:
     tried = [
-        candidate("fp32", classifier(1.1)),
-        candidate("slow", classifier(1.2)),
-        candidate("int8", classifier(1.3), "int8"),
+        candidate("fp32", classifier(kind=1)),
+        candidate("slow", classifier(kind=2)),
+        candidate("int8", classifier(kind=3), "int8"),
     ]
     timed = SimulatedRace({"original-t1": 1.0, "fp32": 0.6, "slow": 0.9, "int8": 0.5})
     assert tune(classifier(), *tried, race=timed).chosen.name == "int8"
@@ -200,7 +206,7 @@ def test_arithmetic_is_compared_with_the_best_exact_candidate_in_a_pair_of_these
 
 def test_a_busy_machine_is_part_of_every_verdict() -> None:
     busy = "other processes used 1.2 of 2 cores"
-    tried = [candidate(name, classifier(1 + number)) for number, name in enumerate(("fast", "same", "slower"), 1)]
+    tried = [candidate(name, classifier(kind=number)) for number, name in enumerate(("fast", "same", "slower"), 1)]
     milliseconds = {"original-t1": 1.0, "fast": 0.5, "same": 1.0, "slower": 0.8}
     result = tune(classifier(), *tried, race=SimulatedRace(milliseconds, busy))
     reasons = {record.name: record.reason for record in result.records}
@@ -220,14 +226,16 @@ def test_a_candidate_that_fails_when_it_is_timed_again_is_no_winner() -> None:
             raise PenstockError("the model ended its process with status -9")
         return simulated(entrants, inputs, budget_s, loads)
 
-    result = tune(classifier(), candidate("dies", classifier(1.1)), candidate("lives", classifier(1.2)), race=race)
+    result = tune(
+        classifier(), candidate("dies", classifier(kind=1)), candidate("lives", classifier(kind=2)), race=race
+    )
     assert result.chosen.name == "lives"
     statuses = {record.name: (record.status, record.reason) for record in result.records}
     assert statuses["dies"] == ("failed", "the model ended its process with status -9")
 
 
 def test_latencies_and_speed_up_of_the_winner_are_of_the_same_loads() -> None:
-    tried = [candidate(name, classifier(1 + number / 10)) for number, name in enumerate(("a", "b", "c"), 1)]
+    tried = [candidate(name, classifier(kind=number)) for number, name in enumerate(("a", "b", "c"), 1)]
     result = tune(classifier(), *tried, race=SimulatedRace({"original-t1": 1.0, "a": 0.5, "b": 0.9, "c": 0.9}))
     (a,) = (record for record in result.records if record.name == "a")
     assert a.status == "chosen"
@@ -244,7 +252,7 @@ def test_an_original_that_does_not_load_is_an_error() -> None:
 def test_labels_beyond_the_classes_are_an_error() -> None:
     bad = make_dataset(data().inputs, np.full(40, 9))
     with pytest.raises(InvalidData, match="labels go up to 9"):
-        Tuner(originals(classifier(), [1]), [], bad, CONTRACT, LIMITS).run(cores=1)
+        Judge(classifier(), bad)
 
 
 def test_rows_per_call_are_those_asked_for() -> None:
@@ -255,7 +263,8 @@ def test_rows_per_call_are_those_asked_for() -> None:
 def test_a_model_of_fixed_batch_is_timed_and_served_at_it() -> None:
     original = models.fixed_batch()
     samples = make_dataset({"x": np.ones((6, 3), np.float32)}, None)
-    result = Tuner(originals(original, [1]), [candidate("same", original)], samples, CONTRACT, LIMITS).run(cores=1)
+    tried = [candidate("same", original)]
+    result = Tuner(originals(original, [1]), tried, Judge(original, samples), LIMITS).run(cores=1)
     assert result.max_batch == 1
     assert [point.batch for point in result.latency] == [1]
 
@@ -265,12 +274,11 @@ def test_progress_comes_in_order() -> None:
     Tuner(
         originals(classifier(), [1]),
         [candidate("same", classifier())],
-        data(labels=False),
-        CONTRACT,
+        Judge(classifier(), data(labels=False)),
         LIMITS,
         lambda stage, done, total: stages.append(stage),
     ).run(cores=1)
-    assert list(dict.fromkeys(stages)) == ["accuracy", "screen", "confirm", "profile"]
+    assert list(dict.fromkeys(stages)) == ["screen", "accuracy", "confirm", "profile"]
 
 
 def test_the_original_with_more_threads_is_compared_by_pairs() -> None:
@@ -285,9 +293,8 @@ def test_the_original_with_more_threads_is_compared_by_pairs() -> None:
             for name, one in found.items()
         }
 
-    tuner = Tuner(
-        originals(classifier(), [1, 2]), [candidate("lean", classifier())], data(), CONTRACT, LIMITS, race=slowing
-    )
+    judge = Judge(classifier(), data())
+    tuner = Tuner(originals(classifier(), [1, 2]), [candidate("lean", classifier())], judge, LIMITS, race=slowing)
     result = tuner.run(cores=2)
     assert result.chosen.name == "lean"
     *_, note = result.notes
@@ -302,10 +309,10 @@ def test_at_more_threads_only_the_best_versions_are_timed() -> None:
             artifact, name=f"{name}-t{threads}", engine="onnxruntime", threads=threads, options={"threads": threads}
         )
         for threads in (1, 2)
-        for name, artifact in {**versions, "wrong": classifier(factor=-1.0)}.items()
+        for name, artifact in {**versions, "wrong": classifier(factor=-1.0, kind=1)}.items()
     ]
     original = classifier(ballast=30)
-    result = Tuner(originals(original, [1, 2]), tried, data(), CONTRACT, LIMITS).run(cores=2)
+    result = Tuner(originals(original, [1, 2]), tried, Judge(original, data()), LIMITS).run(cores=2)
     records = {record.name: record for record in result.records}
     assert all(records[f"{name}-t1"].latency_ms for name in versions)
     assert records["lean-t2"].latency_ms
@@ -334,7 +341,8 @@ def test_the_result_has_the_gain_at_each_size_of_the_data() -> None:
 
     model = call_models.text()
     samples = open_data(call_models.texts((5, 40, 5, 5)), signature_of(model))
-    result = Tuner(originals(model, [1]), [candidate("lean", model)], samples, CONTRACT, LIMITS, race=race).run(cores=2)
+    tuner = Tuner(originals(model, [1]), [candidate("lean", model)], Judge(model, samples), LIMITS, race=race)
+    result = tuner.run(cores=2)
     assert result.chosen.name == "lean"
     short, long = result.by_size
     assert (short.shapes["ids"], short.share, long.shapes["ids"], long.share) == ((1, 5), 0.75, (1, 40), 0.25)
@@ -350,3 +358,70 @@ def test_the_result_has_the_gain_at_each_size_of_the_data() -> None:
 def test_data_of_one_size_have_no_gain_by_size() -> None:
     race = SimulatedRace({"original-t1": 2.0, "lean": 1.0})
     assert tune(classifier(), candidate("lean", classifier()), race=race).by_size == ()
+
+
+def noisy(amount: float, seed: int = 0) -> Artifact:
+    """A classifier of the same structure whose weights are wrong by ``amount``."""
+    proto = onnx.load_model_from_string(classifier().data)
+    (weight,) = proto.graph.initializer
+    array = numpy_helper.to_array(weight)
+    noise = np.random.default_rng(seed).standard_normal(array.shape)
+    weight.CopyFrom(numpy_helper.from_array((array + amount * noise).astype(np.float32), weight.name))
+    return Artifact.from_bytes(proto.SerializeToString())
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_candidates_of_equal_structure_one_is_timed_and_the_most_accurate_competes(order: int) -> None:
+    models = {"rough": noisy(0.01), "fine": noisy(0.001), "bad": classifier(factor=-1.0)}
+    tried = [candidate(name, model, "int8") for name, model in models.items()]
+    timed = SimulatedRace({"original-t1": 1.0, "rough": 0.5, "fine": 0.5, "bad": 0.5})
+    result = tune(classifier(ballast=1), *tried[::order], contract=Contract(0.2), race=timed)
+    assert result.chosen.name == "fine"
+    records = {record.name: record for record in result.records}
+    assert records["rough"].reason == "the same operators as fine, which is at least as accurate"
+    assert (records["rough"].status, records["rough"].latency_ms) == ("outrun", None)
+    assert records["bad"].status == "rejected"
+    assert all(record.accuracy for record in records.values())
+    screened = [pair for pair in timed.pairs if pair != ("original-t1", "fine")]
+    assert len([pair for pair in screened if len(pair) == 2]) <= 1
+
+
+def test_a_structure_is_timed_with_the_next_candidate_if_the_first_fails() -> None:
+    simulated = SimulatedRace({"original-t1": 1.0, "dies": 0.5, "lives": 0.5})
+
+    def race(entrants: Mapping[str, Entrant], inputs: object, budget_s: float, loads: int) -> dict[str, Timings]:
+        if "dies" in entrants:
+            raise PenstockError("out of memory")
+        return simulated(entrants, inputs, budget_s, loads)
+
+    result = tune(classifier(ballast=1), candidate("dies", noisy(0)), candidate("lives", noisy(1e-6)), race=race)
+    assert result.chosen.name == "lives"
+    assert [record.status for record in result.records] == ["failed", "chosen"]
+
+
+class StoppedRace(SimulatedRace):
+    """Uses up the budget of ``deadline`` in the given race."""
+
+    def __init__(self, milliseconds: dict[str, float], deadline: Deadline, last: int) -> None:
+        super().__init__(milliseconds)
+        self._deadline, self._last = deadline, last
+
+    def __call__(self, *arguments) -> dict[str, Timings]:
+        found = super().__call__(*arguments)
+        if len(self.pairs) == self._last:
+            self._deadline.expire()
+        return found
+
+
+@pytest.mark.parametrize("last", range(1, 5))
+def test_when_the_time_is_over_the_best_so_far_is_chosen(last: int) -> None:
+    deadline, names = Deadline(), ["c1", "c2", "c3", "c4"]
+    tried = [candidate(name, classifier(kind=number)) for number, name in enumerate(names, 1)]
+    timed = StoppedRace({"original-t1": 1.0, "c1": 0.9, "c2": 0.7, "c3": 0.5, "c4": 0.3}, deadline, last)
+    limits = msgspec.structs.replace(LIMITS, deadline=deadline)
+    result = tune(classifier(), *tried, limits=limits, race=timed)
+    records = {record.name: record for record in result.records}
+    late = {name for name in names if records[name].reason == "not timed: there was no time within --budget"}
+    assert late == set(names[last:])
+    assert result.chosen.name == names[last - 1]
+    assert [name for name in names if records[name].accuracy] == [names[last - 1]]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.errors import PenstockError, Unsupported
+from penstock.measurement import Interval, times
 from penstock.offline.compress.explained import check_explained
 from penstock.offline.compress.method import OnProgress
 from penstock.offline.compress.precision.dynamic import DynamicOptions, quantize_dynamic
@@ -20,21 +21,27 @@ from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions
-from penstock.offline.compress.ptq.ranges.histogram import TensorStatistics
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme, required_isa, symmetric
+from penstock.offline.deadline import Deadline
 from penstock.offline.sessions import signature_of
 from penstock.resources import MachineFacts
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Look = Callable[[Artifact, Artifact, tuple[str, ...]], Mapping[str, Interval]]
+"""Returns the measured speed-up of the second model over the first in each of the engines (if empty: in all)."""
 
 _CHOICE_S = 4.0
 """Time limit in seconds for choosing range methods. The remaining tensors get the range of least squared error."""
 _MOSTLY = 0.5
 """Versions that speed up only matrix products are made if these hold more than this fraction of the weights."""
+_LOOK_ROWS = 32
+"""Number of samples for the ranges of models that are only timed."""
+_FIRST_SHARE, _OTHERS_SHARE = 0.5, 0.25
+"""Shares of the budget after which no further layout, and no further method of a layout, is tried."""
 _FOR_PRODUCTS = ("onnxruntime",)
 """The engines on which one scale per product and dynamic INT8 are faster. On OpenVINO, the former is not faster, and the latter is
 slower than FP32."""
@@ -77,13 +84,34 @@ class IntegerChoice(msgspec.Struct, frozen=True):
     """The engines that may run the versions. Versions for other engines are not made. If empty, all engines."""
 
 
+class _Layout(NamedTuple):
+    """A placement with a kind of scales. INT8 models of one layout differ only in ranges, so their speed is equal."""
+
+    placement: QdqPlacement
+    kind: Literal["", "per-tensor", "symmetric"] = ""
+    engines: tuple[str, ...] = ()
+    """The engines on which the layout may be faster; if empty, all engines."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.placement.value}-{self.kind}" if self.kind else self.placement.value
+
+    def scheme(self, usual: IntegerScheme) -> IntegerScheme:
+        """The scheme of the layout, on a machine whose scheme is ``usual``."""
+        if self.kind == "symmetric":
+            return symmetric(usual)
+        return msgspec.structs.replace(usual, per_tensor=bool(self.kind))
+
+
 class _Way(NamedTuple):
-    """A way to quantise. ``engines`` and ``mixes_rows`` describe the version that it makes."""
+    """A way to quantise. The other fields describe the version that it makes."""
 
     name: str
     make: Callable[[], Artifact]
     engines: tuple[str, ...] = ()
     mixes_rows: bool = False
+    is_first: bool = True
+    """True for the most promising way of a layout."""
 
 
 def integer_versions(
@@ -92,11 +120,16 @@ def integer_versions(
     choice: IntegerChoice,
     machine: MachineFacts,
     on_progress: OnProgress = lambda *_: None,
+    *,
+    look: Look | None = None,
+    deadline: Deadline | None = None,
 ) -> tuple[list[Version], tuple[str, ...]]:
-    """Make INT8 versions of ``fp32`` by all calibration methods and placements, without duplicates or wrong models. Also return notes.
+    """Make INT8 versions of ``fp32`` by all calibration methods and layouts, without duplicates or wrong models. Also return notes.
 
-    If matrix products hold most of the weights, the last method also makes versions with one scale per product, and versions with
-    symmetric activations.
+    If matrix products hold most of the weights, the first method also makes versions with one scale per product, and versions with
+    symmetric activations. ``look`` measures the layouts before, with ranges from a few samples, because ranges do not affect speed.
+    Layouts that are provably slower than ``fp32`` in an engine are not tried in this engine. After a share of ``deadline``, only the
+    first method is tried.
     """
     if calibration is None:
         return [], ("INT8 was not tried: there was no calibration data",)
@@ -105,30 +138,71 @@ def integer_versions(
     scheme = integer_scheme(machine)
     if choice.anywhere:
         scheme = msgspec.structs.replace(scheme, reduce_range=True)
+    failures: dict[str, str] = {}
+    deadline = deadline or Deadline()
     try:
-        statistics = collect(fp32, calibration, progress=lambda done, total: on_progress("calibrate", done, total))
+        found = _layouts(fp32, calibration, scheme, choice.engines, failures)
+        layouts, slow = _promising(fp32, found, look, on_progress) if look else (list(found), ())
+        ways = _ways(fp32, calibration, choice, scheme, layouts, on_progress) if layouts else []
     except Unsupported as error:
         return [], (f"INT8 was not tried: {error.message}",)
-    failures: dict[str, str] = {}
-    ways = _ways(fp32, calibration, choice, scheme, statistics, failures)
-    requires = required_isa(scheme, machine)
-    found: dict[str, Version] = {}
-    for number, way in enumerate(ways):
-        on_progress("quantize", number, len(ways))
-        model = _attempt(way.name, way.make, failures)
-        if model is not None and model.digest not in found:
-            version = Version(model, "int8", calibration=way.name, requires=requires)
-            found[model.digest] = msgspec.structs.replace(version, engines=way.engines, mixes_rows=way.mixes_rows)
-    on_progress("quantize", len(ways), len(ways))
-    if not found:
-        return [], (f"INT8 was not tried: {next(iter(failures.values()))}",)
-    wrong: dict[str, str] = {}
-    for version in found.values():
-        _attempt(version.calibration, partial(check_explained, fp32, version.artifact, calibration), wrong)
-    versions = [version for version in found.values() if version.calibration not in wrong]
-    dropped = (f"INT8 by {name} was dropped: {reason}" for name, reason in wrong.items())
+    is_dynamic = choice.dynamic and bool(found) and share_of_products(fp32) > _MOSTLY
+    if is_dynamic and not (choice.engines and set(choice.engines).isdisjoint(_FOR_PRODUCTS)):
+        ranged = partial(quantize_dynamic, fp32, calibration, DynamicOptions(reduce_range=scheme.reduce_range))
+        ways.append(_Way("dynamic", ranged, _FOR_PRODUCTS, signature_of(fp32).batchable))
+    made, notes = _made(fp32, calibration, ways, required_isa(scheme, machine), failures, deadline, on_progress)
     lacking = (f"INT8 by {name} was not tried: {reason}" for name, reason in failures.items())
-    return versions, (f"INT8 on this CPU: {scheme.reason}", *lacking, *dropped)
+    if not made:
+        return [], (*slow, *notes, *([f"INT8 was not tried: {next(iter(failures.values()))}"] if failures else []))
+    return made, (f"INT8 on this CPU: {scheme.reason}", *slow, *lacking, *notes)
+
+
+def _layouts(
+    fp32: Artifact, calibration: Dataset, scheme: IntegerScheme, engines: tuple[str, ...], failures: dict[str, str]
+) -> dict[_Layout, Artifact]:
+    """The distinct layouts, with models whose ranges come from a few samples; none if nothing can be quantised, with the reasons in
+    ``failures``.
+    """
+    rows = signature_of(fp32).smallest_batch
+    few = calibration.pick_evenly(min(calibration.count, max(rows, _LOOK_ROWS // rows * rows)))
+    rough = ranges(collect(fp32, few), RangeMethod.MIN_MAX, scheme)
+    layouts = [_Layout(placement) for placement in _PLACEMENTS]
+    if share_of_products(fp32) > _MOSTLY:
+        layouts += [_Layout(placement, "per-tensor", _FOR_PRODUCTS) for placement in _PLACEMENTS]
+        layouts += [_Layout(placement, "symmetric", _FOR_SYMMETRIC) for placement in QdqPlacement]
+    found: dict[str, tuple[_Layout, Artifact]] = {}
+    for layout in layouts:
+        if engines and layout.engines and set(engines).isdisjoint(layout.engines):
+            continue
+        # For a plain chain of layers, all placements give the same model.
+        make = partial(quantize, fp32, rough, layout.scheme(scheme), layout.placement)
+        model = _attempt(layout.name, make, failures)
+        if model is not None:
+            found.setdefault(model.digest, (layout, model))
+    return dict(found.values())
+
+
+def _promising(
+    fp32: Artifact, layouts: Mapping[_Layout, Artifact], look: Look, on_progress: OnProgress
+) -> tuple[list[_Layout], tuple[str, ...]]:
+    """The layouts with the engines in which they may be faster than ``fp32``, fastest first, and notes on the others."""
+    found, notes = list[tuple[float, _Layout]](), list[str]()
+    for number, (layout, model) in enumerate(layouts.items()):
+        on_progress("look", number, len(layouts))
+        speeds = look(fp32, model, layout.engines)
+        kept = {engine: one for engine, one in speeds.items() if one.high >= 1}
+        notes += [
+            f"INT8 ({layout.name}) was not calibrated for {engine}, because it is slower than FP32 there: {times(one)}"
+            for engine, one in speeds.items()
+            if engine not in kept
+        ]
+        if kept:
+            best = max(one.value for one in kept.values())
+            found.append(
+                (best, layout._replace(engines=tuple(kept) if len(kept) < len(speeds) or layout.engines else ()))
+            )
+    on_progress("look", len(layouts), len(layouts))
+    return [layout for _, layout in sorted(found, key=lambda one: -one[0])], tuple(notes)
 
 
 def _ways(
@@ -136,44 +210,65 @@ def _ways(
     calibration: Dataset,
     choice: IntegerChoice,
     scheme: IntegerScheme,
-    statistics: Mapping[str, TensorStatistics],
-    failures: dict[str, str],
+    layouts: Iterable[_Layout],
+    on_progress: OnProgress,
 ) -> list[_Way]:
-    """The ways to quantise ``fp32``; none if no placement quantises anything, with the reasons in ``failures``."""
-    by_method = {method: ranges(statistics, method, scheme) for method in (RangeMethod.MIN_MAX, *choice.methods)}
+    """The ways to quantise, the most promising first."""
+    statistics = collect(fp32, calibration, progress=lambda done, total: on_progress("calibrate", done, total))
+    by_method = {method: ranges(statistics, method, scheme) for method in choice.methods}
 
-    def make(placement: QdqPlacement, method: RangeMethod | None, written: IntegerScheme = scheme) -> Artifact:
+    def make(method: RangeMethod | None, layout: _Layout) -> Artifact:
+        written = layout.scheme(scheme)
         if method is not None:
-            return quantize(fp32, by_method[method], written, placement)
-        recipe = PtqRecipe(placement=placement, choice=RangeChoiceOptions(time_s=_CHOICE_S))
+            return quantize(fp32, by_method[method], written, layout.placement)
+        recipe = PtqRecipe(placement=layout.placement, choice=RangeChoiceOptions(time_s=_CHOICE_S))
         return quantize_with(recipe, fp32, calibration, scheme, written=written)
 
-    plain: dict[str, QdqPlacement] = {}
-    for placement in _PLACEMENTS:
-        # For a plain chain of layers, both placements give the same model.
-        model = _attempt(f"min-max-{placement.value}", partial(make, placement, RangeMethod.MIN_MAX), failures)
-        if model is not None:
-            plain.setdefault(model.digest, placement)
-    tried = (*choice.methods, *([None] if choice.careful else []))
-    found = [_Way(_name(method, place), partial(make, place, method)) for place in plain.values() for method in tried]
-    if not plain or share_of_products(fp32) <= _MOSTLY:
-        return found
-    for kind, written, engines, places in (
-        ("per-tensor", msgspec.structs.replace(scheme, per_tensor=True), _FOR_PRODUCTS, plain.values()),
-        ("symmetric", symmetric(scheme), _FOR_SYMMETRIC, QdqPlacement),
-    ):
-        for place in places:
-            made = partial(make, place, tried[-1], written)
-            found.append(_Way(f"{_name(tried[-1], place)}-{kind}", made, engines))
-    if choice.dynamic:
-        options = DynamicOptions(reduce_range=scheme.reduce_range)
-        ranged = partial(quantize_dynamic, fp32, calibration, options)
-        found.append(_Way("dynamic", ranged, _FOR_PRODUCTS, signature_of(fp32).batchable))
-    return [way for way in found if not (choice.engines and way.engines) or set(way.engines) & set(choice.engines)]
+    tried: list[RangeMethod | None] = [*([None] if choice.careful else []), *choice.methods[::-1]]
+    first, *others = tried
+    ways = [(first, layout) for layout in layouts]
+    ways += [(method, layout) for method in others for layout in layouts if not layout.kind]
+    return [
+        _Way(
+            f"{method.value if method else 'best'}-{layout.name}",
+            partial(make, method, layout),
+            layout.engines,
+            is_first=method is first,
+        )
+        for method, layout in ways
+    ]
 
 
-def _name(method: RangeMethod | None, placement: QdqPlacement) -> str:
-    return f"{method.value if method else 'best'}-{placement.value}"
+def _made(
+    fp32: Artifact,
+    calibration: Dataset,
+    ways: Sequence[_Way],
+    requires: tuple[str, ...],
+    failures: dict[str, str],
+    deadline: Deadline,
+    on_progress: OnProgress,
+) -> tuple[list[Version], list[str]]:
+    """The versions that ``ways`` make, and notes on wrong models and on ways for which there was no time."""
+    found, notes, late = dict[str, Version](), list[str](), list[str]()
+    for number, way in enumerate(ways):
+        on_progress("quantize", number, len(ways))
+        if found and deadline.is_past(_FIRST_SHARE if way.is_first else _OTHERS_SHARE):
+            late.append(way.name)
+            continue
+        model = _attempt(way.name, way.make, failures)
+        if model is None or model.digest in found:
+            continue
+        wrong: dict[str, str] = {}
+        _attempt(way.name, partial(check_explained, fp32, model, calibration), wrong)
+        if wrong:
+            notes.append(f"INT8 by {way.name} was dropped: {wrong[way.name]}")
+            continue
+        version = Version(model, "int8", calibration=way.name, requires=requires)
+        found[model.digest] = msgspec.structs.replace(version, engines=way.engines, mixes_rows=way.mixes_rows)
+    on_progress("quantize", len(ways), len(ways))
+    if late:
+        notes.append(f"INT8 by {', '.join(late)} was not tried: there was no time within --budget")
+    return list(found.values()), notes
 
 
 def _attempt(name: str, make: Callable[[], T], failures: dict[str, str]) -> T | None:

@@ -6,6 +6,7 @@ the original are timed in turns; see ``race.py``.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -106,6 +107,13 @@ class Judge:
         """
         self.baseline = self._judgement(self.reference.answers)
         """The original compared with itself; its loss is 0."""
+
+    def jointly(self, looks: int) -> Judge:
+        """This judge, with intervals that are valid together for ``looks`` candidates. The original is not run again."""
+        judge = copy.copy(self)
+        judge.reference = msgspec.structs.replace(self.reference, looks=looks)
+        judge.baseline = msgspec.structs.replace(self.baseline, accuracy=judge.reference.original())
+        return judge
 
     @property
     def metric(self) -> str:

@@ -133,7 +133,7 @@ def _innermost(error: BaseException) -> BaseException:
 
 
 def _embed_external_data(proto: onnx.ModelProto, path: Path | None) -> None:
-    tensors = [tensor for tensor in _tensors(proto) if uses_external_data(tensor)]
+    tensors = [tensor for tensor in tensors_of(proto) if uses_external_data(tensor)]
     if not tensors:
         return
     if path is None:
@@ -168,7 +168,7 @@ def _embed_external_data(proto: onnx.ModelProto, path: Path | None) -> None:
             ) from error
 
 
-def _tensors(proto: onnx.ModelProto) -> list[onnx.TensorProto]:
+def tensors_of(proto: onnx.ModelProto) -> list[onnx.TensorProto]:
     """Every initialiser and tensor attribute of the model, including those of subgraphs and functions."""
     found = list(proto.graph.initializer)
     nodes = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]

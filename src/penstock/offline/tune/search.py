@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from penstock.bundle.evidence import Accuracy, CandidateRecord, Status
-from penstock.measurement import Interval, LatencyPoint
+from penstock.measurement import Interval, LatencyPoint, times
 from penstock.offline.judge.contract import Contract, is_faster, unproven_speed, while_busy
+from penstock.offline.optimize.structure import structure
 from penstock.offline.tune.space import Candidate
 from penstock.perf.measure import Timings
 from penstock.perf.profile import knee, rows_per_second
@@ -69,9 +70,24 @@ class Trial(msgspec.Struct, eq=False):
         self.status, self.reason = "rejected", reason
 
 
+def alike(trials: Sequence[Trial]) -> list[list[Trial]]:
+    """Groups of trials of equal speed: the same structure, precision and number of threads in the same engine. Order is kept."""
+    groups: dict[tuple[str, str, int, str], list[Trial]] = {}
+    for trial in trials:
+        one = trial.candidate
+        groups.setdefault((one.engine, one.precision, one.threads, structure(one.artifact)), []).append(trial)
+    return list(groups.values())
+
+
+def least_harmful(trials: Sequence[Trial]) -> Trial | None:
+    """The judged trial that meets the contract with the least loss, then the least error; None if there is none."""
+    judged = [trial for trial in trials if trial.status == "outrun" and trial.accuracy is not None]
+    return min(judged, key=_harm, default=None)
+
+
 def running(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials that were timed, did not fail and were not rejected."""
-    return [trial for trial in trials if trial.status == "outrun" and trial.timings is not None]
+    """The trials that were timed and judged, did not fail and were not rejected."""
+    return [trial for trial in trials if trial.status == "outrun" and trial.timings and trial.accuracy]
 
 
 def finalists(trials: Sequence[Trial], smallest: bool = False) -> list[Trial]:
@@ -215,7 +231,7 @@ def _disk_bytes(trial: Trial) -> int:
 
 
 def _times(interval: Interval | None) -> str:
-    return f"{interval.value:.2f}x ({interval.low:.2f} … {interval.high:.2f})" if interval else "not measured"
+    return times(interval) if interval else "not measured"
 
 
 def _nothing(winner: Trial, trials: Sequence[Trial]) -> str:

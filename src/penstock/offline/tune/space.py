@@ -82,12 +82,18 @@ def thread_counts(cores: int) -> tuple[int, ...]:
     return tuple(sorted({*(1 << bit for bit in range(cores.bit_length())), cores}))
 
 
-def _candidate(engine: str, threads: int, version: Version) -> Candidate:
+def engine_options(engine: str, threads: int, precision: str = "fp32") -> dict[str, Any]:
+    """The options with which ``engine`` runs a candidate of ``precision``."""
     options: dict[str, Any] = {"threads": threads}
     if threads > 1:
         options |= traits(engine).shared_options
     if traits(engine).precisions:
-        options["precision"] = "bf16" if version.precision == "bf16" else "f32"
+        options["precision"] = "bf16" if precision == "bf16" else "f32"
+    return options
+
+
+def _candidate(engine: str, threads: int, version: Version) -> Candidate:
+    options = engine_options(engine, threads, version.precision)
     parts = (engine, version.compression, version.precision, version.calibration, f"t{threads}")
     name = "-".join(filter(None, parts))
     return Candidate(**msgspec.structs.asdict(version), name=name, engine=engine, threads=threads, options=options)

@@ -2,13 +2,14 @@
 
 ::
 
-    load ─ accuracy ─ screen ─ finalists ─ confirm ─ choose ─ profile by batch
-     │        │        (all)               (few, more loads)
-    failed  rejected
+    screen ─ accuracy ─ finalists ─ confirm ─ choose ─ profile by batch
+     │          │                  (few, more loads)
+    failed    rejected
 
-Each candidate is timed in a pair with the original, with the same number of threads and nothing else loaded. So the timings of a pair
-do not depend on other candidates. All versions are screened with the fewest threads. Only the best versions are screened with more
-threads. Speeds are measured and never estimated: a candidate beats the original only if the lower bound of its speed-up is above 1. A
+Each candidate is timed in a pair with the original, with the same number of threads and nothing else loaded. So the timings of a
+pair do not depend on other candidates. Candidates of equal structure have equal speed, so one of them is screened, and then the one
+that loses least competes. All versions are screened with the fewest threads. Only the best versions are screened with more threads.
+Speeds are measured and never estimated: a candidate beats the original only if the lower bound of its speed-up is above 1. A
 candidate that changes the arithmetic must also beat the best exact candidate, and is timed in a pair with it.
 """
 
@@ -22,12 +23,13 @@ import msgspec
 
 from penstock.bundle.evidence import Accuracy, CandidateRecord, SizeGain
 from penstock.bundle.titles import described
-from penstock.dataset import Dataset, SizedCall
+from penstock.dataset import SizedCall
 from penstock.engines.base import LoadedModel
 from penstock.errors import ContractUnmet, PenstockError
 from penstock.measurement import Conditions, Interval, LatencyPoint
 from penstock.offline.compress.method import OnProgress
-from penstock.offline.judge.contract import Contract, unmet
+from penstock.offline.deadline import Deadline
+from penstock.offline.judge.contract import unmet
 from penstock.offline.judge.detect import Choice
 from penstock.offline.judge.judge import Judge, size_gains
 from penstock.offline.judge.race import Entrant, race_entrants
@@ -36,16 +38,18 @@ from penstock.offline.sessions import session
 from penstock.offline.tune.search import (
     FINALISTS,
     Trial,
+    alike,
     choose,
     choose_smallest,
     explain,
     explain_sizes,
     finalists,
+    least_harmful,
     record,
 )
 from penstock.offline.tune.space import Candidate
 from penstock.perf.conditions import ConditionsWatch
-from penstock.perf.measure import LOADS, Timings, speedup
+from penstock.perf.measure import FEWEST_LOADS, LOADS, Timings, speedup
 from penstock.perf.profile import BATCHES, knee, profile
 from penstock.rows.proof import unproven
 
@@ -54,6 +58,9 @@ _log = logging.getLogger(__name__)
 _SCREEN_SHARE, _CONFIRM_SHARE, _PROFILE_SHARE = 0.4, 0.35, 0.25
 _SCREEN_LOADS = 4
 """Loads of each pair in the screening; few, so that it is quick, which makes the intervals wide."""
+_SCREEN_END, _JUDGE_END = 0.6, 0.7
+"""Shares of the build's budget after which no further structure is screened, and only what may win is judged."""
+_NO_TIME = "there was no time within --budget"
 
 Race = Callable[[Mapping[str, Entrant], Sequence[SizedCall], float, int], Mapping[str, Timings]]
 
@@ -67,6 +74,8 @@ class TuningLimits(msgspec.Struct, frozen=True):
     """Samples in a timed call."""
     smallest: bool = False
     """Choose the smallest candidate that meets the contract, instead of the fastest."""
+    deadline: Deadline = msgspec.field(default_factory=Deadline)
+    """The end of the whole build."""
 
 
 class TuneResult(msgspec.Struct, frozen=True):
@@ -90,24 +99,23 @@ class TuneResult(msgspec.Struct, frozen=True):
 
 
 class Tuner:
-    """One tuning run, on ``data`` and under ``contract``. ``originals`` holds the original model, once for each number of threads."""
+    """One tuning run. ``originals`` holds the original model once for each number of threads; ``judge`` judges the candidates."""
 
     def __init__(
         self,
         originals: Sequence[Candidate],
         candidates: Sequence[Candidate],
-        data: Dataset,
-        contract: Contract,
+        judge: Judge,
         limits: TuningLimits,
         on_progress: OnProgress = lambda *_: None,
         race: Race = race_entrants,
     ) -> None:
         self._bases = {original.threads: Trial(original, status="baseline") for original in originals}
         self._trials = [Trial(candidate) for candidate in candidates]
-        self._data = data
-        self._calls = data.mix(limits.rows)
-        self._contract = contract
-        self._limits = limits
+        self._judge_of = judge.jointly(max(1, len({trial.candidate.numerics for trial in self._trials})))
+        self._data, self._contract = judge.data, judge.contract
+        self._limits, self._deadline = limits, limits.deadline
+        self._calls = self._data.mix(limits.rows)
         self._on_progress = on_progress
         self._race = race
         self._known: dict[tuple[str, str, str], Accuracy] = {}
@@ -117,27 +125,33 @@ class Tuner:
         """Measure and choose. Raises ContractUnmet if no candidate meets the contract, PenstockError if the original fails."""
         watch = ConditionsWatch(cores)
         bases, contract, smallest = list(self._bases.values()), self._contract, self._limits.smallest
-        looks = max(1, len({trial.candidate.numerics for trial in self._trials}))
-        first = bases[0].candidate
-        judge = Judge(first.artifact, self._data, first.threads, contract=contract, looks=looks)
-        prove = contract.prove_accuracy
+        judge, looks = self._judge_of, self._judge_of.reference.looks
         self._notes = too_few(
-            self._data.count, judge.metric, contract.max_accuracy_loss, "evaluation", looks, prove=prove
+            self._data.count,
+            judge.metric,
+            contract.max_accuracy_loss,
+            "evaluation",
+            looks,
+            prove=contract.prove_accuracy,
         )
         for note in self._notes:
             _log.warning("%s", note)
         for base in bases:
             base.accuracy = judge.baseline.accuracy
-        self._pace(bases, _SCREEN_SHARE * self._limits.budget_s / len(self._trials or bases), _SCREEN_LOADS)
+        share_s = _SCREEN_SHARE * self._limits.budget_s / max(1, len(self._groups(self._trials)))
+        self._pace(bases, share_s, _SCREEN_LOADS)
         for threads in self._bases:
-            for trial in self._promising(threads):
-                self._screen(trial, judge)
+            groups = self._groups(self._promising(threads))
+            for number, group in enumerate(groups):
+                self._on_progress("screen", number, len(groups))
+                self._screen(group, share_s)
+            self._judge_all(groups, judge)
         last = finalists(self._trials, smallest)
         share_s = self._confirm(last)
         self._reject_slow(last)
 
         def compare(one: Trial, other: Trial) -> Interval:
-            return speedup(*self._duel(one, other, share_s, LOADS))
+            return speedup(*self._duel(one, other, share_s, FEWEST_LOADS if self._deadline.interrupted else LOADS))
 
         choice = choose_smallest(bases, last, contract) if smallest else choose(bases, last, contract, compare)
         if choice is None:
@@ -185,6 +199,10 @@ class Tuner:
             f"compared with the original at {widest} threads instead of {threads}, it is {winner.pace / pace:.2f}x as fast",
         )
 
+    def _groups(self, trials: Sequence[Trial]) -> list[list[Trial]]:
+        """``trials`` in groups of equal speed; alone if size matters, since trials of a group can differ in size."""
+        return [[trial] for trial in trials] if self._limits.smallest else alike(trials)
+
     def _promising(self, threads: int) -> list[Trial]:
         """The trials with ``threads`` threads that are timed: all trials for the smallest number of threads, otherwise those of the
         best versions so far.
@@ -201,23 +219,63 @@ class Tuner:
                 self._judge(trial)
         return [trial for trial in trials if trial.candidate.numerics in best]
 
-    def _screen(self, trial: Trial, judge: Judge) -> None:
-        """Measure the accuracy of ``trial``, and time it. An inaccurate trial is timed too, for the report."""
-        number, count = self._trials.index(trial), len(self._trials)
-        self._on_progress("accuracy", number, count)
-        try:
-            self._assess(trial, judge)
-        except PenstockError as error:
-            trial.status, trial.reason = "failed", error.message
+    def _screen(self, group: Sequence[Trial], budget_s: float) -> None:
+        """Time one trial of ``group``, whose trials have equal speed: the first that does not fail."""
+        if self._deadline.is_past(_SCREEN_END):
+            for trial in group:
+                trial.reason = f"not timed: {_NO_TIME}"
             return
-        self._on_progress("screen", number, count)
-        self._time(trial, _SCREEN_SHARE * self._limits.budget_s / count, _SCREEN_LOADS)
+        for trial in group:
+            self._time(trial, budget_s, _SCREEN_LOADS)
+            if trial.timings is not None:
+                self._deadline.has_result = True
+                return
+
+    def _judge_all(self, groups: Sequence[Sequence[Trial]], judge: Judge) -> None:
+        """Measure the accuracy of the trials in ``groups``, the fastest group first. Late in the budget, measure only what may win."""
+        accepted = 0
+        for number, group in enumerate(sorted(groups, key=lambda trials: min(trial.cost for trial in trials))):
+            self._on_progress("accuracy", number, len(groups))
+            for trial in group:
+                if trial.status == "failed" or (trial.timings is None and trial.reason):
+                    continue
+                if trial.candidate.numerics in self._known or self._is_worth_judging(group, accepted):
+                    self._assess(trial, judge)
+                else:
+                    trial.reason = f"not judged: {_NO_TIME}"
+            accepted += self._elect(group)
+        self._on_progress("accuracy", len(groups), len(groups))
+
+    def _is_worth_judging(self, group: Sequence[Trial], accepted: int) -> bool:
+        """Whether there is time to judge another trial of ``group``, after ``accepted`` faster groups met the contract."""
+        if self._deadline.is_past():
+            return not accepted and least_harmful(group) is None
+        if self._deadline.is_past(_JUDGE_END):
+            return accepted < FINALISTS and least_harmful(group) is None
+        return True
+
+    def _elect(self, group: Sequence[Trial]) -> bool:
+        """The trial of ``group`` that loses least takes over the timings of the group. Returns False if there is none."""
+        timed = next((trial for trial in group if trial.timings is not None), None)
+        best = least_harmful(group)
+        if timed is None or best is None:
+            return False
+        best.timings, best.against, best.speedup, best.pace = timed.timings, timed.against, timed.speedup, timed.pace
+        for trial in group:
+            if trial is not best and trial.status == "outrun" and trial.accuracy is not None:
+                trial.timings = trial.against = trial.speedup = None
+                trial.reason = f"the same operators as {best.candidate.name}, which is at least as accurate"
+        return True
 
     def _assess(self, trial: Trial, judge: Judge) -> None:
         numerics = trial.candidate.numerics
         if numerics not in self._known:
-            with _loaded(trial) as model:
-                self._known[numerics] = judge.assess_loaded(model, trial.candidate.artifact).accuracy
+            try:
+                with _loaded(trial) as model:
+                    self._known[numerics] = judge.assess_loaded(model, trial.candidate.artifact).accuracy
+            except PenstockError as error:
+                trial.status, trial.reason = "failed", error.message
+                return
         trial.accuracy = self._known[numerics]
         self._judge(trial)
 
@@ -228,6 +286,8 @@ class Tuner:
 
     def _confirm(self, last: Sequence[Trial]) -> float:
         """Time the finalists again. Returns the seconds for each pair."""
+        if self._deadline.interrupted:
+            return 0.0
         bases = list(self._bases.values())
         inexact = [trial for trial in last if not trial.candidate.exact]
         share_s = _CONFIRM_SHARE * self._limits.budget_s / max(1, len(bases) - 1 + len(last) + len(inexact))
