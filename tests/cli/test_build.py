@@ -28,7 +28,9 @@ def test_json_is_what_scripts_rely_on(penstock, folder: Path) -> None:
     assert found["built"].keys() >= {"latency_ms", "accuracy", "size_bytes"}
     assert isinstance(found["speedup"], float)
     assert isinstance(found["accuracy_loss"], float)
-    assert {one["precision"] for one in found["candidates"]} == {"fp32", "int8"}
+    precisions = {one["precision"] for one in found["candidates"]}
+    is_slow = any("INT8 (linear) was not calibrated for onnxruntime" in note for note in found["notes"])
+    assert precisions == ({"fp32"} if is_slow else {"fp32", "int8"})
     for one in found["candidates"]:
         assert one["status"] in ("chosen", "outrun", "rejected", "failed")
         assert one["reason"]

@@ -203,3 +203,10 @@ def test_when_time_is_short_the_first_method_comes_first(
     found, notes = integer_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,)), VNNI, deadline=deadline)
     assert [version.calibration for version in found] == names
     assert notes[-1].endswith("was not tried: there was no time within --budget")
+
+
+def test_a_layout_that_cannot_be_timed_is_still_tried(cnn: Artifact, data: Dataset) -> None:
+    choice = IntegerChoice((RangeMethod.MIN_MAX,), careful=False)
+    speeds = iter(({}, {"onnxruntime": Interval(2.0, 1.9, 2.1)}))
+    found, _ = integer_versions(cnn, data, choice, VNNI, look=lambda *_: next(speeds))
+    assert [version.calibration for version in found] == ["min-max-wide", "min-max-linear"]

@@ -185,7 +185,9 @@ def _layouts(
 def _promising(
     fp32: Artifact, layouts: Mapping[_Layout, Artifact], look: Look, on_progress: OnProgress
 ) -> tuple[list[_Layout], tuple[str, ...]]:
-    """The layouts with the engines in which they may be faster than ``fp32``, fastest first, and notes on the others."""
+    """The layouts with the engines in which they may be faster than ``fp32``, fastest first, and notes on the others. Layouts that could
+    not be timed come last.
+    """
     found, notes = list[tuple[float, _Layout]](), list[str]()
     for number, (layout, model) in enumerate(layouts.items()):
         on_progress("look", number, len(layouts))
@@ -196,11 +198,10 @@ def _promising(
             for engine, one in speeds.items()
             if engine not in kept
         ]
-        if kept:
-            best = max(one.value for one in kept.values())
-            found.append(
-                (best, layout._replace(engines=tuple(kept) if len(kept) < len(speeds) or layout.engines else ()))
-            )
+        if kept or not speeds:
+            best = max((one.value for one in kept.values()), default=0.0)
+            is_limited = bool(layout.engines) or len(kept) < len(speeds)
+            found.append((best, layout._replace(engines=tuple(kept) or layout.engines) if is_limited else layout))
     on_progress("look", len(layouts), len(layouts))
     return [layout for _, layout in sorted(found, key=lambda one: -one[0])], tuple(notes)
 
