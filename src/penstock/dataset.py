@@ -20,7 +20,7 @@ from penstock.tensor import Array, DataType, to_wire
 LABELS = "labels"
 """Name of the labels among the arrays of a sample, or of an npz file."""
 DIGEST_BYTES = 16
-_MOST_SIZES = 5
+_MOST_SIZES = 3
 """Number of different calls in which samples of many sizes are timed."""
 
 Shapes = Mapping[str, tuple[int, ...]]
