@@ -27,7 +27,7 @@ from penstock.bundle.evidence import CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest, ServingConfig, SourceModel, Variant, check_name, check_version
 from penstock.bundle.open import is_bundle
 from penstock.bundle.pack import check_folder, code_variants, pack, place
-from penstock.dataset import Dataset, SizedCall
+from penstock.dataset import Dataset
 from penstock.engines.registry import available_engines, engines_for, get_engine
 from penstock.errors import (
     AlreadyExists,
@@ -44,7 +44,7 @@ from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions,
 from penstock.offline.compress.planner.plan_store import check_plan
 from penstock.offline.compress.ptq.drift import about
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
-from penstock.offline.compress.versions import IntegerChoice, Look, Version, integer_versions
+from penstock.offline.compress.versions import IntegerChoice, Version, integer_versions
 from penstock.offline.deadline import Deadline
 from penstock.offline.judge.contract import Contract, is_faster
 from penstock.offline.judge.judge import Judge, coupling_notes, judging
@@ -202,7 +202,8 @@ def _build(
     seen, overlap = overlap_notes(evaluation, calibration)
     warnings += _warned((*about(fp32, calibration, evaluation, signature.smallest_batch), *overlap))
     with _blaming(calibrate):
-        look = _look(recipe, engines, min(threads), evaluation.mix(rows))
+        is_smallest = recipe.objective == "size"
+        look = None if is_smallest else make_look(engines, evaluation.mix(rows), min(threads), _LOOK_S)
         choice = _integer_choice(recipe, engines)
         int8, notes = integer_versions(fp32, calibration, choice, machine, on_progress, look=look, deadline=deadline)
     with deadline.paused():
@@ -254,10 +255,6 @@ def _tuner(
     timing_s = deadline.budget_s / _TIMING_PART if recipe.timing_s is None else recipe.timing_s
     limits = TuningLimits(min(timing_s, deadline.left_s), rows, recipe.objective == "size", deadline)
     return Tuner(bases, tried, judge, limits, on_progress)
-
-
-def _look(recipe: Recipe, engines: Sequence[str], threads: int, calls: Sequence[SizedCall]) -> Look | None:
-    return None if recipe.objective == "size" else make_look(engines, calls, threads, _LOOK_S)
 
 
 def _warned(notes: tuple[str, ...]) -> tuple[str, ...]:

@@ -185,8 +185,8 @@ def _layouts(
 def _promising(
     fp32: Artifact, layouts: Mapping[_Layout, Artifact], look: Look, on_progress: OnProgress
 ) -> tuple[list[_Layout], tuple[str, ...]]:
-    """The layouts with the engines in which they may be faster than ``fp32``, fastest first, and notes on the others. Layouts that could
-    not be timed come last.
+    """The layouts with the engines in which they may be faster than ``fp32``, fastest first, and notes on the others. Layouts that
+    could not be timed come last.
     """
     found, notes = list[tuple[float, _Layout]](), list[str]()
     for number, (layout, model) in enumerate(layouts.items()):
