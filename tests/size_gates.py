@@ -19,7 +19,7 @@ ROOM_LINES = {
     "cli": 2_833,
     "engines": 1_996,
     "inputs": 944,
-    "offline": 1_102,
+    "offline": 1_101,
     "offline/compress": 15_549,
     "offline/judge": 2_513,
     "offline/look": 1_129,

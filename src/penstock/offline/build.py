@@ -202,8 +202,7 @@ def _build(
     seen, overlap = overlap_notes(evaluation, calibration)
     warnings += _warned((*about(fp32, calibration, evaluation, signature.smallest_batch), *overlap))
     with _blaming(calibrate):
-        is_smallest = recipe.objective == "size"
-        look = None if is_smallest else make_look(engines, evaluation.mix(rows), min(threads), _LOOK_S)
+        look = make_look(engines, evaluation.mix(rows), min(threads), _LOOK_S) if recipe.objective != "size" else None
         choice = _integer_choice(recipe, engines)
         int8, notes = integer_versions(fp32, calibration, choice, machine, on_progress, look=look, deadline=deadline)
     with deadline.paused():
