@@ -52,6 +52,16 @@ def test_labels_are_optional_and_may_be_a_column() -> None:
     np.testing.assert_array_equal(column, [0, 1, 2, 3])
 
 
+@pytest.mark.parametrize("name", ["label", "Labels", "LABEL", "_labels"])
+def test_labels_with_a_misspelt_name_are_refused(name: str) -> None:
+    with pytest.raises(InvalidData, match=f"'{name}' is not an input of the model, and labels must be named 'labels'"):
+        check_dataset({"x": X, name: np.arange(4)}, SIGNATURE)
+    assert check_dataset({"x": X, name: np.arange(4), "labels": np.arange(4)}, SIGNATURE).labels is not None
+    spec = TensorSpec(name, DataType.INT64, (-1,))
+    signature = Signature((*SIGNATURE.inputs, spec), SIGNATURE.outputs)
+    assert check_dataset({"x": X, name: np.arange(4)}, signature).labels is None
+
+
 def test_a_model_input_called_labels_is_an_input() -> None:
     signature = Signature((*SIGNATURE.inputs, TensorSpec("labels", DataType.FP32, (-1,))), (Y,))
     data = check_dataset({"x": X, "labels": np.ones(4, np.float32)}, signature)

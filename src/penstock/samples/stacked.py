@@ -41,12 +41,19 @@ def check_dataset(arrays: Mapping[str, Array], signature: Signature, *, independ
 
 
 def check_names(arrays: Mapping[str, object], signature: Signature) -> None:
-    """Raise InvalidData if an input has no array."""
+    """Raise InvalidData if an input has no array, or if the name of the labels is misspelt, so that they would not be used."""
     missing = [name for name in signature.input_names if name not in arrays]
     if missing:
         raise InvalidData(
             f"no array for input(s) {missing}; the data have {sorted(arrays)}",
             "name the arrays after the model's inputs",
+        )
+    unused = arrays.keys() - signature.input_names
+    misspelt = sorted(name for name in unused if name.strip(" _").lower().removesuffix("s") == "label")
+    if misspelt and LABELS not in arrays:
+        raise InvalidData(
+            f"'{misspelt[0]}' is not an input of the model, and labels must be named '{LABELS}'",
+            f"rename it to '{LABELS}', or remove it",
         )
 
 
