@@ -122,6 +122,18 @@ def test_outcomes_of_the_other_limits() -> None:
 
 
 @pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("not timed: there was no time within --budget", "not timed"),
+        ("not judged: there was no time within --budget", "not judged"),
+        ("the same operators as a, which is at least as accurate", "as fast, not more accurate"),
+    ],
+)
+def test_outcomes_of_candidates_that_did_not_compete(reason: str, expected: str) -> None:
+    assert outcome(record("b", reason=reason)) == expected
+
+
+@pytest.mark.parametrize(
     ("speed", "busy", "expected"),
     [
         (Interval(0.8, 0.7, 0.9), "", "slower"),
@@ -140,7 +152,7 @@ def trial(pace: float, threads: int = 1, size: int = 1) -> Trial:
     (candidate,) = originals(models.linear(), (threads,))
     candidate = msgspec.structs.replace(candidate, stored_bytes=1000 * size)
     timings = Timings(np.full((8, 1), 1e-3 / pace))
-    return Trial(candidate, pace=pace, speedup=Interval(pace, pace, pace), timings=timings)
+    return Trial(candidate, accuracy=accuracy(), pace=pace, speedup=Interval(pace, pace, pace), timings=timings)
 
 
 def outcomes(*trials: Trial) -> list[str]:

@@ -36,6 +36,8 @@ _SHRINK, _SHARE = "shrink-", "share-"
 _OUTCOMES = {
     "outrun": (
         ("not timed", "not timed"),
+        ("not judged", "not judged"),
+        ("the same operators as", "as fast, not more accurate"),
         ("slower than", "slower"),
         ("not provably faster", "not faster"),
         ("not measurable", "machine too busy to tell"),
