@@ -39,7 +39,7 @@ def run(quick: bool) -> list[Row]:
         validate, data = load_dataset(DIGITS / "evaluate.npz", signature).split_shuffled(0.5)
         chosen_by = Path(folder) / "validate.npz"
         np.savez(chosen_by, labels=validate.labels, **validate.inputs)
-        bundle = build_digits(Path(folder), "5s" if quick else "20s", chosen_by)
+        bundle = build_digits(Path(folder), "20s" if quick else "2m", chosen_by)
         opened = open_bundle(bundle)
         with penstock(bundle, cores) as ours, fastapi(DIGITS / "model.onnx", cores) as theirs:
             images = [data.rows(row, row + 1) for row in range(_REQUESTS)]

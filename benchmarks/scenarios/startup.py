@@ -26,7 +26,7 @@ def run(quick: bool) -> list[Row]:
     """Return the rows of this scenario."""
     times = 5 if quick else 15
     with tempfile.TemporaryDirectory() as folder:
-        bundle = build_digits(Path(folder), "2s")
+        bundle = build_digits(Path(folder), "20s")
         return [
             _row("import penstock", import_seconds, times, 0.3),
             _row("penstock --help", help_seconds, times, 0.5),

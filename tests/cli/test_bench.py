@@ -241,7 +241,7 @@ def test_no_size_is_invented_silently() -> None:
     assert result.exit_code == 0, result.output
     assert seen == {(2, 3, 8, 16)}
     assert json.loads(result.stdout.splitlines()[-1])["shapes"] == {"x": [2, 3, 8, 16]}
-    assert "note" not in result.stderr
+    assert "--shape" not in result.stderr
 
 
 def test_the_size_of_the_batch_is_said_unless_it_is_given() -> None:

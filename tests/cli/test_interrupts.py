@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from penstock.cli.interrupts import finishing_early
-from penstock.offline.deadline import Deadline
+from penstock.offline.deadline import BuildDeadline
 
 
 def interrupt() -> None:
@@ -13,7 +13,7 @@ def interrupt() -> None:
 
 
 def test_the_first_interrupt_ends_the_budget_and_the_second_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    deadline = Deadline()
+    deadline = BuildDeadline()
     deadline.has_result = True
     with finishing_early(deadline):
         interrupt()
@@ -25,7 +25,7 @@ def test_the_first_interrupt_ends_the_budget_and_the_second_the_command(capsys: 
 
 
 def test_an_interrupt_before_any_measurement_ends_the_command() -> None:
-    deadline = Deadline()
+    deadline = BuildDeadline()
     with pytest.raises(KeyboardInterrupt), finishing_early(deadline):
         interrupt()
     assert not deadline.interrupted
@@ -35,7 +35,7 @@ def test_the_handler_of_a_program_stays() -> None:
     found = []
     usual = signal.signal(signal.SIGINT, lambda *_: found.append(1))
     try:
-        with finishing_early(Deadline()):
+        with finishing_early(BuildDeadline()):
             interrupt()
     finally:
         signal.signal(signal.SIGINT, usual)

@@ -11,7 +11,7 @@ import pytest
 
 from penstock import __version__
 from penstock.cli import main
-from penstock.cli.main import COMMANDS, _completed, fail
+from penstock.cli.main import COMMANDS, _with_defaults, fail
 from penstock.errors import (
     AlreadyExists,
     Cancelled,
@@ -309,4 +309,4 @@ def test_a_defect_of_ours_keeps_its_traceback_and_gives_scripts_their_object() -
     ],
 )
 def test_the_count_of_synthetic_samples_may_be_left_out(given: list[str], completed: list[str]) -> None:
-    assert _completed(given) == completed
+    assert _with_defaults(given) == completed

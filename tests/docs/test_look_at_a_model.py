@@ -29,4 +29,6 @@ def test_the_page_shows_what_the_command_prints(penstock, tmp_path: Path, monkey
     assert found is not None
     shutil.copyfile(ROOT / "examples/digits/model.onnx", tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
-    assert stable(penstock("inspect", "model.onnx").out) == stable(found[1])
+    done = penstock("inspect", "model.onnx")
+    assert done.code == 0, done.err
+    assert stable(done.out) == stable(found[1])

@@ -109,7 +109,7 @@ class Trial:
         return self._command(command, *options)
 
     def build(self) -> Ending:
-        options = ["--calibrate", "train.npz", "--evaluate", "test.npz", "--method", "mse", "--budget", "1s"]
+        options = ["--calibrate", "train.npz", "--evaluate", "test.npz", "--method", "mse", "--budget", "10s"]
         return self._near(self._command("build", *options, *_ONE_THREAD, written="made.bundle"))
 
     def compress(self) -> Ending:

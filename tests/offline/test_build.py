@@ -405,6 +405,7 @@ def test_a_choice_that_ends_merging_is_noted(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr("penstock.offline.tune.tuner.choose", prefer)
     monkeypatch.setattr("penstock.offline.tune.tuner.finalists", lambda trials, *_: trials)
+    monkeypatch.setattr(build_module, "make_look", lambda *_: lambda *_: {})
     data = {"x": RNG(3).standard_normal((40, 16)).astype(np.float32)}
     recipe = msgspec.structs.replace(QUICK, methods=(RangeMethod.MSE,))
     for wanted, is_merged in (("mse-linear-per-tensor", True), ("dynamic", False)):

@@ -3,12 +3,12 @@ from __future__ import annotations
 import math
 
 from penstock.clock import ManualClock
-from penstock.offline.deadline import Deadline
+from penstock.offline.deadline import BuildDeadline
 
 
 def test_the_budget_is_used_up_as_time_passes() -> None:
     clock = ManualClock()
-    deadline = Deadline(10.0, clock)
+    deadline = BuildDeadline(10.0, clock)
     assert (deadline.left_s, deadline.is_past(), deadline.is_past(0.0)) == (10.0, False, True)
     clock.advance(4.0)
     assert deadline.left_s == 6.0
@@ -20,14 +20,14 @@ def test_the_budget_is_used_up_as_time_passes() -> None:
 
 def test_a_pause_does_not_count() -> None:
     clock = ManualClock()
-    deadline = Deadline(10.0, clock)
+    deadline = BuildDeadline(10.0, clock)
     with deadline.paused():
         clock.advance(100.0)
     assert deadline.left_s == 10.0
 
 
 def test_an_expired_budget_is_over_at_once() -> None:
-    deadline = Deadline()
+    deadline = BuildDeadline()
     assert deadline.left_s == math.inf
     assert not deadline.is_past(1e-9)
     deadline.expire()

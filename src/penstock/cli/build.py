@@ -20,7 +20,7 @@ from penstock.errors import InvalidArgument
 from penstock.offline.build import BuildResult, Recipe
 from penstock.offline.build import build as build_bundle
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
-from penstock.offline.deadline import Deadline
+from penstock.offline.deadline import BuildDeadline
 from penstock.perf.report import check_report_target, write_report
 from penstock.storage.atomic import real_path
 
@@ -116,7 +116,7 @@ def build(
     )
     check_places(output, report, [given for given in (model, calibrate, evaluate) if given is not None])
     options.check_folders([output, report], parents)
-    deadline = Deadline(recipe.budget_s)
+    deadline = BuildDeadline(recipe.budget_s)
     with StageProgress() as progress, finishing_early(deadline):
         result = build_bundle(model, output, calibrate, evaluate, recipe, progress, deadline)
     show_result(result, report, json)

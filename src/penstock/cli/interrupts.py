@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from penstock.offline.deadline import Deadline
+from penstock.offline.deadline import BuildDeadline
 
 
 @contextmanager
-def finishing_early(deadline: Deadline) -> Iterator[None]:
+def finishing_early(deadline: BuildDeadline) -> Iterator[None]:
     """Within this block, the first interrupt after a measurement calls ``deadline.expire``. Others raise KeyboardInterrupt."""
     usual = signal.getsignal(signal.SIGINT)
     if usual is not signal.default_int_handler:

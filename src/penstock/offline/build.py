@@ -45,7 +45,7 @@ from penstock.offline.compress.planner.plan_store import check_plan
 from penstock.offline.compress.ptq.drift import about
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.versions import IntegerChoice, Version, integer_versions
-from penstock.offline.deadline import Deadline
+from penstock.offline.deadline import BuildDeadline
 from penstock.offline.judge.contract import Contract, is_faster
 from penstock.offline.judge.judge import Judge, coupling_notes, judging
 from penstock.offline.judge.overlap import overlap_notes
@@ -153,7 +153,7 @@ def build(
     evaluate: Data | None = None,
     recipe: Recipe = Recipe(),  # noqa: B008 - immutable
     on_progress: OnProgress = lambda *_: None,
-    deadline: Deadline | None = None,
+    deadline: BuildDeadline | None = None,
 ) -> BuildResult:
     """Build ``model`` into a bundle at ``output``.
 
@@ -165,7 +165,7 @@ def build(
     """
     with keep_models(usable_memory() // _KEPT_SHARE or _KEPT_BYTES):
         return _build(
-            model, Path(output), calibrate, evaluate, recipe, on_progress, deadline or Deadline(recipe.budget_s)
+            model, Path(output), calibrate, evaluate, recipe, on_progress, deadline or BuildDeadline(recipe.budget_s)
         )
 
 
@@ -176,7 +176,7 @@ def _build(
     evaluate: Data | None,
     recipe: Recipe,
     on_progress: OnProgress,
-    deadline: Deadline,
+    deadline: BuildDeadline,
 ) -> BuildResult:
     _check_target(output, recipe)
     machine = machine_facts()
@@ -248,7 +248,7 @@ def _tuner(
     judge: Judge,
     rows: int,
     recipe: Recipe,
-    deadline: Deadline,
+    deadline: BuildDeadline,
     on_progress: OnProgress,
 ) -> Tuner:
     timing_s = deadline.budget_s / _TIMING_PART if recipe.timing_s is None else recipe.timing_s

@@ -11,7 +11,7 @@ from penstock.clock import Clock, SystemClock
 _SYSTEM_CLOCK = SystemClock()
 
 
-class Deadline:
+class BuildDeadline:
     """Ends ``budget_s`` seconds after its creation, or when ``expire`` is called.
 
     Work that is not necessary for a result asks ``is_past`` before each step, so the last step may end later.

@@ -15,7 +15,7 @@ from penstock.measurement import Interval
 from penstock.offline.compress import versions
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.versions import IntegerChoice, integer_versions
-from penstock.offline.deadline import Deadline
+from penstock.offline.deadline import BuildDeadline
 from penstock.offline.sessions import signature_of
 from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts
 from penstock.rows.proof import unproven
@@ -198,7 +198,7 @@ def test_when_time_is_short_the_first_method_comes_first(
     share: float, names: list[str], cnn: Artifact, data: Dataset
 ) -> None:
     clock = ManualClock()
-    deadline = Deadline(1.0, clock)
+    deadline = BuildDeadline(1.0, clock)
     clock.advance(share)
     found, notes = integer_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,)), VNNI, deadline=deadline)
     assert [version.calibration for version in found] == names

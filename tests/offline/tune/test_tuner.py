@@ -15,7 +15,7 @@ import models
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset, SizedCall, make_dataset
 from penstock.errors import ContractUnmet, InvalidData, InvalidModel, PenstockError
-from penstock.offline.deadline import Deadline
+from penstock.offline.deadline import BuildDeadline
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import Judge
 from penstock.offline.judge.race import Entrant, race_entrants
@@ -402,7 +402,7 @@ def test_a_structure_is_timed_with_the_next_candidate_if_the_first_fails() -> No
 class StoppedRace(SimulatedRace):
     """Uses up the budget of ``deadline`` in the given race."""
 
-    def __init__(self, milliseconds: dict[str, float], deadline: Deadline, last: int) -> None:
+    def __init__(self, milliseconds: dict[str, float], deadline: BuildDeadline, last: int) -> None:
         super().__init__(milliseconds)
         self._deadline, self._last = deadline, last
 
@@ -415,7 +415,7 @@ class StoppedRace(SimulatedRace):
 
 @pytest.mark.parametrize("last", range(1, 5))
 def test_when_the_time_is_over_the_best_so_far_is_chosen(last: int) -> None:
-    deadline, names = Deadline(), ["c1", "c2", "c3", "c4"]
+    deadline, names = BuildDeadline(), ["c1", "c2", "c3", "c4"]
     tried = [candidate(name, classifier(kind=number)) for number, name in enumerate(names, 1)]
     timed = StoppedRace({"original-t1": 1.0, "c1": 0.9, "c2": 0.7, "c3": 0.5, "c4": 0.3}, deadline, last)
     limits = msgspec.structs.replace(LIMITS, deadline=deadline)

@@ -24,7 +24,7 @@ from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme, required_isa, symmetric
-from penstock.offline.deadline import Deadline
+from penstock.offline.deadline import BuildDeadline
 from penstock.offline.sessions import signature_of
 from penstock.resources import MachineFacts
 
@@ -122,7 +122,7 @@ def integer_versions(
     on_progress: OnProgress = lambda *_: None,
     *,
     look: Look | None = None,
-    deadline: Deadline | None = None,
+    deadline: BuildDeadline | None = None,
 ) -> tuple[list[Version], tuple[str, ...]]:
     """Make INT8 versions of ``fp32`` by all calibration methods and layouts, without duplicates or wrong models. Also return notes.
 
@@ -139,7 +139,7 @@ def integer_versions(
     if choice.anywhere:
         scheme = msgspec.structs.replace(scheme, reduce_range=True)
     failures: dict[str, str] = {}
-    deadline = deadline or Deadline()
+    deadline = deadline or BuildDeadline()
     try:
         found = _layouts(fp32, calibration, scheme, choice.engines, failures)
         layouts, slow = _promising(fp32, found, look, on_progress) if look else (list(found), ())
@@ -246,7 +246,7 @@ def _made(
     ways: Sequence[_Way],
     requires: tuple[str, ...],
     failures: dict[str, str],
-    deadline: Deadline,
+    deadline: BuildDeadline,
     on_progress: OnProgress,
 ) -> tuple[list[Version], list[str]]:
     """The versions that ``ways`` make, and notes on wrong models and on ways for which there was no time."""

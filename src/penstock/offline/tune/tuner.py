@@ -28,7 +28,7 @@ from penstock.engines.base import LoadedModel
 from penstock.errors import ContractUnmet, PenstockError
 from penstock.measurement import Conditions, Interval, LatencyPoint
 from penstock.offline.compress.method import OnProgress
-from penstock.offline.deadline import Deadline
+from penstock.offline.deadline import BuildDeadline
 from penstock.offline.judge.contract import unmet
 from penstock.offline.judge.detect import Choice
 from penstock.offline.judge.judge import Judge, size_gains
@@ -74,7 +74,7 @@ class TuningLimits(msgspec.Struct, frozen=True):
     """Samples in a timed call."""
     smallest: bool = False
     """Choose the smallest candidate that meets the contract, instead of the fastest."""
-    deadline: Deadline = msgspec.field(default_factory=Deadline)
+    deadline: BuildDeadline = msgspec.field(default_factory=BuildDeadline)
     """The end of the whole build."""
 
 
