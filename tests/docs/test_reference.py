@@ -11,6 +11,7 @@ import typer.main
 
 import penstock
 from penstock import errors
+from penstock.artifact import SUFFIXES, TITLES
 from penstock.cli.main import _EXIT_CODES, COMMANDS, make_app
 from penstock.config import write_text
 from penstock.offline.build import Recipe
@@ -68,6 +69,13 @@ def test_every_option_of_every_command(command: str) -> None:
 )
 def test_every_field(page: str, struct: type[msgspec.Struct]) -> None:
     assert {field.name for field in msgspec.structs.fields(struct)} <= set(rows(page))
+
+
+def test_every_format() -> None:
+    shown = rows("reference/engines.md")
+    for format, title in TITLES.items():
+        (file, *_) = shown[title.replace(" ", "")]
+        assert all(suffix in file for suffix, other in SUFFIXES.items() if other is format)
 
 
 def test_every_metric() -> None:
