@@ -22,7 +22,7 @@ ROOM_LINES = {
     "offline": 1_101,
     "offline/compress": 15_549,
     "offline/judge": 2_513,
-    "offline/look": 1_129,
+    "offline/look": 1_130,
     "offline/optimize": 2_025,
     "offline/tune": 743,
     "online": 56,

@@ -49,6 +49,13 @@ def test_an_onnx_model(file) -> None:
     assert facts.notes == ()
 
 
+def test_a_relative_path_is_found_from_the_current_folder(file, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = file(models.linear(3, 2))
+    look(path)  # starts the child process in another folder
+    monkeypatch.chdir(path.parent)
+    assert look(Path(path.name)).signature is not None
+
+
 @pytest.mark.parametrize("path", DATASETS, ids=lambda path: path.name)
 def test_real_models_are_understood_and_accept_the_sample(path: Path) -> None:
     found = look(path)
