@@ -28,6 +28,21 @@ def test_outputs_are_those_of_the_model(apart):
     np.testing.assert_array_equal(apart.forward(parsed("y = Neg(x)"), {"x": x})["y"], -x)
 
 
+def test_relative_paths_are_those_of_the_parent(apart, tmp_path, monkeypatch):
+    apart.call(os.path.getsize, os.devnull)  # starts the process, in another folder
+    (tmp_path / "data").write_bytes(bytes(7))
+    monkeypatch.chdir(tmp_path)
+    assert apart.call(os.path.getsize, "data") == 7
+
+
+def test_a_parent_whose_folder_was_removed_can_still_ask(apart, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert apart.call(os.path.getsize, os.devnull) == 0
+
+
 def test_a_model_that_ends_its_process_is_an_error_and_the_next_call_works(apart):
     x = np.ones((2, 4, 3), np.float32)
     assert apart.forward(contracts(), {"x": x})["y"].shape == (2, 2, 3)

@@ -8,6 +8,7 @@ dies, the next call starts a new one. The child ends with its parent.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import pickle
 import select
@@ -54,7 +55,7 @@ class Apart:
         """
         with self._lock:
             try:
-                message, result = self._ask((function, arguments), patience_s)
+                message, result = self._ask((_folder(), function, arguments), patience_s)
             except BaseException:
                 self._end()  # Otherwise the next call would read the answer to this one.
                 raise
@@ -66,7 +67,7 @@ class Apart:
         with self._lock:
             self._end()
 
-    def _ask(self, question: tuple[Callable[..., T], tuple[object, ...]], patience_s: float | None) -> tuple[str, Any]:
+    def _ask(self, question: tuple[object, ...], patience_s: float | None) -> tuple[str, Any]:
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -110,14 +111,26 @@ def is_light(artifact: Artifact) -> bool:
 
 
 def serve(questions: IO[bytes], answers: IO[bytes]) -> None:
-    """Run each model that ``questions`` describes, and write its outputs to ``answers``, until ``questions`` ends."""
+    """Call each function that ``questions`` names, and write its result to ``answers``, until ``questions`` ends.
+
+    Relative paths mean the same as in the parent, because each question says in which folder the parent is.
+    """
     with keep_models(_KEPT_BYTES):
         while True:
             try:
-                function, arguments = pickle.load(questions)  # noqa: S301 - from our own parent
+                folder, function, arguments = pickle.load(questions)  # noqa: S301 - from our own parent
             except EOFError:
                 return
+            if folder:
+                os.chdir(folder)
             _answer(answers, function, arguments)
+
+
+def _folder() -> str:
+    """The current folder; empty if it was removed."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.getcwd()
+    return ""
 
 
 def forked(function: Callable[..., T], *arguments: object) -> T:

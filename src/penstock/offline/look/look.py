@@ -198,8 +198,7 @@ class _Child:
         """Failures of steps other than the trials of engines."""
         self.reasons: dict[str, str] = {}
         """By engine, why its trial ended the child process."""
-        # The child process keeps the folder in which it was started.
-        self._source = source.absolute() if isinstance(source, Path) else source
+        self._source = source
         self._size_bytes = size_bytes
         self._patience_s = _PATIENCE_S + size_bytes / _BYTES_PER_S
 
