@@ -8,9 +8,8 @@ from penstock.errors import InvalidData
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.metric_table import METRICS
 from penstock.offline.judge.overlap import check_distinct
-from penstock.offline.sessions import signature_of
+from penstock.offline.sessions import coupling_of, signature_of
 from penstock.offline.synthetic import check_synthetic, synthetic_data
-from penstock.rows.proof import coupling
 from penstock.samples.open import Data, open_data
 
 _HELD_OUT = 0.2
@@ -32,7 +31,7 @@ def read_data(
         check_synthetic(calibrate is not None or evaluate is not None, contract.prove_accuracy)
         calibrate, evaluate = synthetic_data(original, synthetic or None)
     signature = signature_of(original)
-    independent = signature.batchable and not coupling(original, signature)
+    independent = signature.batchable and not coupling_of(original, signature)
     calibration = open_data(calibrate, signature, independent=independent) if calibrate is not None else None
     if evaluate is not None:
         evaluation = open_data(evaluate, signature, independent=independent)

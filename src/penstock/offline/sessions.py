@@ -9,6 +9,7 @@ from penstock.artifact import Artifact
 from penstock.engines.base import LoadedModel, Options
 from penstock.engines.registry import get_engine
 from penstock.offline.model_store import borrowed, remembered
+from penstock.rows.proof import coupling
 from penstock.tensor import Array, Signature
 
 _AS_WRITTEN = {"graph_level": "disabled", "arena": False}
@@ -63,6 +64,11 @@ class Overridden(LoadedModel):
 
     def unload(self) -> None:
         self._model.unload()
+
+
+def coupling_of(artifact: Artifact, signature: Signature) -> str:
+    """``coupling`` of the model's rows. Within a build, each model is examined once."""
+    return remembered("coupling", (artifact.digest, signature), lambda: coupling(artifact, signature), 0)
 
 
 def call_rows(signature: Signature, rows: int) -> int:

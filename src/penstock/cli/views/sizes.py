@@ -8,6 +8,7 @@ from rich.console import Console
 
 from penstock.bundle.evidence import SizeGain
 from penstock.cli.views.tables import print_table
+from penstock.measurement import times
 
 _TITLES = ("size of a call", "samples", "before, ms", "after, ms", "speed")
 
@@ -23,7 +24,7 @@ def show_sizes(console: Console, gains: Sequence[SizeGain]) -> None:
             f"{gain.share:.0%}",
             f"{gain.original_ms:.3f}",
             f"{gain.chosen_ms:.3f}",
-            f"{gain.speedup.value:.2f}x ({gain.speedup.low:.2f} … {gain.speedup.high:.2f})",
+            times(gain.speedup),
         )
         for gain in gains
     ]

@@ -24,9 +24,8 @@ from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.metric_table import METRICS
 from penstock.offline.judge.metrics import Outputs
 from penstock.offline.judge.race import race
-from penstock.offline.sessions import call_rows, loaded, signature_of
+from penstock.offline.sessions import call_rows, coupling_of, loaded, signature_of
 from penstock.perf.measure import Timings, speedup
-from penstock.rows.proof import coupling
 from penstock.tensor import Array
 
 BATCH = 64
@@ -96,7 +95,7 @@ class Judge:
         self._engine = engine
         with loaded(original, threads, engine=engine) as model:
             self.signature = model.signature
-            self.coupling = coupling(original, model.signature) if data.joins else ""
+            self.coupling = coupling_of(original, model.signature) if data.joins else ""
             """Why the original's rows may depend on each other; empty if they are proven not to, if its batch size is fixed, or if a
             sample is a whole call."""
             found = self._answers(model, original)
@@ -156,7 +155,7 @@ class Judge:
 
     def _answers(self, model: LoadedModel, artifact: Artifact) -> Outputs:
         """The outputs of ``artifact`` as it is served: one row per call if its own rows may depend on each other."""
-        is_apart = self.coupling or coupling(artifact, model.signature)
+        is_apart = self.coupling or coupling_of(artifact, model.signature)
         return answers(model, self.data, 1 if is_apart else BATCH)
 
     def _judgement(self, outputs: Outputs) -> Judgement:
