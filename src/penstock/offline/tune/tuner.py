@@ -112,7 +112,7 @@ class Tuner:
     ) -> None:
         self._bases = {original.threads: Trial(original, status="baseline") for original in originals}
         self._trials = [Trial(candidate) for candidate in candidates]
-        self._judge_of = judge.jointly(max(1, len({trial.candidate.numerics for trial in self._trials})))
+        self._judge = judge.jointly(max(1, len({trial.candidate.numerics for trial in self._trials})))
         self._data, self._contract = judge.data, judge.contract
         self._limits, self._deadline = limits, limits.deadline
         self._calls = self._data.mix(limits.rows)
@@ -125,13 +125,13 @@ class Tuner:
         """Measure and choose. Raises ContractUnmet if no candidate meets the contract, PenstockError if the original fails."""
         watch = ConditionsWatch(cores)
         bases, contract, smallest = list(self._bases.values()), self._contract, self._limits.smallest
-        judge, looks = self._judge_of, self._judge_of.reference.looks
+        judge = self._judge
         self._notes = too_few(
             self._data.count,
             judge.metric,
             contract.max_accuracy_loss,
             "evaluation",
-            looks,
+            judge.reference.looks,
             prove=contract.prove_accuracy,
         )
         for note in self._notes:
@@ -145,7 +145,7 @@ class Tuner:
             for number, group in enumerate(groups):
                 self._on_progress("screen", number, len(groups))
                 self._screen(group, share_s)
-            self._judge_all(groups, judge)
+            self._judge_all(groups)
         last = finalists(self._trials, smallest)
         share_s = self._confirm(last)
         self._reject_slow(last)
@@ -157,7 +157,7 @@ class Tuner:
         if choice is None:
             raise self._unmet(last)
         (explain_sizes if smallest else explain)(choice, bases, self._trials)
-        return self._result(choice, judge, _conditions(watch.finish(), [*bases, *last]))
+        return self._result(choice, _conditions(watch.finish(), [*bases, *last]))
 
     def _unmet(self, last: Sequence[Trial]) -> ContractUnmet:
         # The other trials have no confirmed p99, so the message cannot suggest them.
@@ -168,12 +168,12 @@ class Tuner:
         error.candidates = tuple(map(described, tried))
         return error
 
-    def _result(self, winner: Trial, judge: Judge, conditions: Conditions) -> TuneResult:
+    def _result(self, winner: Trial, conditions: Conditions) -> TuneResult:
         contract, base = self._contract, self._bases[winner.candidate.threads]
         self._profile(base, winner)
         base.timings = winner.against or base.timings  # so that both latencies are of the same loads
         others = [trial for trial in (*self._bases.values(), *self._trials) if trial is not base]
-        is_merged = self._data.joins and not unproven(winner.candidate.artifact, judge.signature)
+        is_merged = self._data.joins and not unproven(winner.candidate.artifact, self._judge.signature)
         gains = size_gains(self._calls, winner.against, winner.timings) if winner.against and winner.timings else ()
         return TuneResult(
             chosen=winner.candidate,
@@ -184,7 +184,7 @@ class Tuner:
             max_batch=knee(winner.latency, contract.p99_ms).batch if is_merged else 1,
             rows_per_call=self._limits.rows,
             conditions=conditions,
-            choice=judge.reference.choice,
+            choice=self._judge.reference.choice,
             notes=(*self._notes, *self._against_more_threads(winner)),
             by_size=gains,
         )
@@ -216,7 +216,7 @@ class Tuner:
             if numerics not in best:
                 trial.accuracy = self._known.get(numerics)
                 trial.reason = "not timed: others were faster with fewer threads"
-                self._judge(trial)
+                self._apply_contract(trial)
         return [trial for trial in trials if trial.candidate.numerics in best]
 
     def _screen(self, group: Sequence[Trial], budget_s: float) -> None:
@@ -231,7 +231,7 @@ class Tuner:
                 self._deadline.has_result = True
                 return
 
-    def _judge_all(self, groups: Sequence[Sequence[Trial]], judge: Judge) -> None:
+    def _judge_all(self, groups: Sequence[Sequence[Trial]]) -> None:
         """Measure the accuracy of the trials in ``groups``, the fastest group first. Late in the budget, measure only what may win."""
         accepted = 0
         for number, group in enumerate(sorted(groups, key=lambda trials: min(trial.cost for trial in trials))):
@@ -240,7 +240,7 @@ class Tuner:
                 if trial.status == "failed" or (trial.timings is None and trial.reason):
                     continue
                 if trial.candidate.numerics in self._known or self._is_worth_judging(group, accepted):
-                    self._assess(trial, judge)
+                    self._assess(trial)
                 else:
                     trial.reason = f"not judged: {_NO_TIME}"
             accepted += self._elect(group)
@@ -267,19 +267,19 @@ class Tuner:
                 trial.reason = f"the same operators as {best.candidate.name}, which is at least as accurate"
         return True
 
-    def _assess(self, trial: Trial, judge: Judge) -> None:
+    def _assess(self, trial: Trial) -> None:
         numerics = trial.candidate.numerics
         if numerics not in self._known:
             try:
                 with _loaded(trial) as model:
-                    self._known[numerics] = judge.assess_loaded(model, trial.candidate.artifact).accuracy
+                    self._known[numerics] = self._judge.assess_loaded(model, trial.candidate.artifact).accuracy
             except PenstockError as error:
                 trial.status, trial.reason = "failed", error.message
                 return
         trial.accuracy = self._known[numerics]
-        self._judge(trial)
+        self._apply_contract(trial)
 
-    def _judge(self, trial: Trial) -> None:
+    def _apply_contract(self, trial: Trial) -> None:
         objection = self._contract.accuracy_objection(trial.accuracy) if trial.accuracy else ""
         if objection:
             trial.reject(objection)
