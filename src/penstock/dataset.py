@@ -23,6 +23,8 @@ DIGEST_BYTES = 16
 _MOST_SIZES = 3
 """Number of different calls in which samples of many sizes are timed."""
 
+_BATCH_BYTES = 4 << 20
+
 Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of a sample's arrays, by input."""
 
@@ -164,6 +166,11 @@ class Dataset:
         """The mean size of a sample's inputs."""
         counts = np.bincount(self._source.kinds[self._order], minlength=len(self._source.shapes))
         return float(counts @ self._kind_bytes) / self.count
+
+    def batch(self, rows: int, limit_bytes: int = _BATCH_BYTES) -> int:
+        """``rows``, or fewer if the inputs of a call with as many samples exceed ``limit_bytes``. Activations are often many times
+        larger than inputs."""
+        return max(1, min(rows, int(limit_bytes / max(1.0, self.sample_bytes))))
 
     @property
     def inputs(self) -> dict[str, Array]:

@@ -59,7 +59,7 @@ from penstock.offline.synthetic import synthetic_notes
 from penstock.offline.tune.look import make_look
 from penstock.offline.tune.space import BASELINE_ENGINE, Candidate, candidates, fallback, originals, thread_counts
 from penstock.offline.tune.tuner import Tuner, TuneResult, TuningLimits
-from penstock.resources import MachineFacts, machine_facts, usable_memory
+from penstock.resources import MachineFacts, machine_facts
 from penstock.samples.open import Data
 from penstock.storage.atomic import check_writable
 from penstock.tensor import Signature
@@ -67,8 +67,8 @@ from penstock.version import __version__
 
 _log = logging.getLogger(__name__)
 
-_KEPT_SHARE, _KEPT_BYTES = 4, 4 << 30
-"""Cache size for parsed models and sessions: a quarter of the usable memory, or 4 GiB if the usable memory is unknown."""
+_KEPT_BYTES = 256 << 20
+"""Maximum size of the cache for parsed models and sessions."""
 _SHORT_CALL_MS = 1.0
 _THROUGHPUT_ROWS = 16
 _FEW_CALLS = 100
@@ -163,7 +163,7 @@ def build(
     or a signal handler can end it earlier, with the best candidate so far. Raises InvalidModel, InvalidData, InvalidConfig,
     ContractUnmet, AlreadyExists, ResourceExhausted.
     """
-    with keep_models(usable_memory() // _KEPT_SHARE or _KEPT_BYTES):
+    with keep_models(_KEPT_BYTES):
         return _build(
             model, Path(output), calibrate, evaluate, recipe, on_progress, deadline or BuildDeadline(recipe.budget_s)
         )

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from penstock.clock import Clock, SystemClock
 
 _SYSTEM_CLOCK = SystemClock()
+
+IsLate = Callable[[], bool]
+"""Returns True when no more time should be spent on optional work."""
+
+
+def never_late() -> bool:
+    """``IsLate`` for work without a time limit."""
+    return False
 
 
 class BuildDeadline:
@@ -27,13 +35,18 @@ class BuildDeadline:
         """True when the build has measured a candidate, so that ending it early gives a result."""
 
     @property
+    def used_s(self) -> float:
+        """Seconds since the creation, without pauses."""
+        return self._clock.now() - self._start
+
+    @property
     def left_s(self) -> float:
         """Seconds until the deadline, at least 0."""
-        return 0.0 if self.interrupted else max(0.0, self._start + self.budget_s - self._clock.now())
+        return 0.0 if self.interrupted else max(0.0, self.budget_s - self.used_s)
 
     def is_past(self, share: float = 1.0) -> bool:
         """True if the fraction ``share`` of the budget is used up."""
-        return self.interrupted or self._clock.now() - self._start >= share * self.budget_s
+        return self.interrupted or self.used_s >= share * self.budget_s
 
     @contextmanager
     def paused(self) -> Iterator[None]:

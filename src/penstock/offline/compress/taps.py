@@ -7,6 +7,7 @@ one batch. So reading many tensors takes several passes.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -27,7 +28,7 @@ Progress = Callable[[int, int], None]
 
 BATCH_SIZE = 32
 """Samples in a batch, unless the model has a fixed batch size."""
-GROUP_BYTES = 256 << 20
+GROUP_BYTES = 128 << 20
 """Bytes of the tensors that are read together, for one batch."""
 _MEMORY_SHARE = 0.5
 """Maximum fraction of the machine's memory for one batch of the largest tensor and of the tensor from which it is computed."""
@@ -92,6 +93,17 @@ class Taps:
         groups = grouped(self.sizes(name for name in names if name not in given), self._memory_bytes)
         return [given, *groups] if given else groups
 
+    def in_one_pass(self, names: Sequence[str]) -> Taps:
+        """These taps with batches so small that all of ``names`` fit in one group, if the model and the data allow it."""
+        rows, smallest = len(self.batches.largest.samples), self.batches.smallest
+        total = sum(self._sizes([name for name in names if name not in self._signature.input_names]).values())
+        fitting = max(rows * self._memory_bytes // max(1, total) // smallest, 1) * smallest
+        if fitting >= rows:
+            return self
+        found = copy.copy(self)
+        found.batches = CalibrationBatches(self._signature, self.batches.data, fitting)
+        return found
+
     def sample(self, rows: int) -> dict[str, Array]:
         """Inputs for a call with ``rows`` samples, or with the model's fixed batch size."""
         return self.batches.data.call(call_rows(self._signature, rows))
@@ -121,15 +133,16 @@ class Taps:
 
         Raises ResourceExhausted if the largest tensor needs more than half of the memory.
         """
-        names = list(dict.fromkeys(names))
+        sizes = self._sizes(list(dict.fromkeys(names)))
+        if computed := {name: size for name, size in sizes.items() if name not in self._signature.input_names}:
+            _check_memory(computed, len(self.batches.largest.samples), self.batches.fewest()[1])
+        return sizes
+
+    def _sizes(self, names: Sequence[str]) -> dict[str, int]:
         computed = [name for name in names if name not in self._signature.input_names]
         few, smallest = self.batches.fewest()
         outputs = few | (self._one_call(computed, few) if computed else {})
-        rows = len(self.batches.largest.samples)
-        sizes = {name: outputs[name].nbytes * rows // smallest for name in names}
-        if computed:
-            _check_memory({name: sizes[name] for name in computed}, rows, smallest)
-        return sizes
+        return {name: outputs[name].nbytes * len(self.batches.largest.samples) // smallest for name in names}
 
     def showing(self, outputs: Sequence[str]) -> Artifact:
         """The model with the tensors ``outputs`` as its outputs. Operators that these outputs do not need do not run."""

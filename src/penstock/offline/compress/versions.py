@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal, NamedTuple, TypeVar
 
@@ -40,13 +40,17 @@ _MOSTLY = 0.5
 """Versions that speed up only matrix products are made if these hold more than this fraction of the weights."""
 _LOOK_ROWS = 32
 """Number of samples for the ranges of models that are only timed."""
-_FIRST_SHARE, _OTHERS_SHARE = 0.5, 0.25
-"""Shares of the budget after which no further layout, and no further method of a layout, is tried."""
+_CAREFUL_SHARE, _OTHERS_SHARE = 0.45, 0.25
+"""Shares of the budget after which the careful method ends, and after which no further method of a layout is tried."""
+_CALIBRATION_SHARE = 0.08
+"""Share of the budget for running the calibration data once. If all samples would take longer, fewer are used."""
 _FOR_PRODUCTS = ("onnxruntime",)
 """The engines on which one scale per product and dynamic INT8 are faster. On OpenVINO, the former is not faster, and the latter is
 slower than FP32."""
 _FOR_SYMMETRIC = ("openvino",)
 """The engines on which symmetric activations are faster. ONNX Runtime multiplies signed activations more slowly."""
+_QUICKEST = RangeMethod.MSE, RangeMethod.PERCENTILE, RangeMethod.MIN_MAX, RangeMethod.ENTROPY
+"""The methods that only choose ranges, the most accurate first."""
 _PLACEMENTS = QdqPlacement.LINEAR, QdqPlacement.WIDE
 """The placements to try with every method. The attention placement is only faster with symmetric activations."""
 
@@ -128,8 +132,8 @@ def integer_versions(
 
     If matrix products hold most of the weights, the first method also makes versions with one scale per product, and versions with
     symmetric activations. ``look`` measures the layouts before, with ranges from a few samples, because ranges do not affect speed.
-    Layouts that are provably slower than ``fp32`` in an engine are not tried in this engine. After a share of ``deadline``, only the
-    first method is tried.
+    Layouts that are provably slower than ``fp32`` in an engine are not tried in this engine. After shares of ``deadline``, the careful
+    method ends, and no further method is tried. If a pass over the calibration data takes too long, fewer samples are used.
     """
     if calibration is None:
         return [], ("INT8 was not tried: there was no calibration data",)
@@ -141,9 +145,10 @@ def integer_versions(
     failures: dict[str, str] = {}
     deadline = deadline or BuildDeadline()
     try:
+        calibration, fewer = _affordable(fp32, calibration, deadline)
         found = _layouts(fp32, calibration, scheme, choice.engines, failures)
         layouts, slow = _promising(fp32, found, look, on_progress) if look else (list(found), ())
-        ways = _ways(fp32, calibration, choice, scheme, layouts, on_progress) if layouts else []
+        ways = _ways(fp32, calibration, choice, scheme, layouts, deadline, on_progress) if layouts else []
     except Unsupported as error:
         return [], (f"INT8 was not tried: {error.message}",)
     is_dynamic = choice.dynamic and bool(found) and share_of_products(fp32) > _MOSTLY
@@ -154,7 +159,30 @@ def integer_versions(
     lacking = (f"INT8 by {name} was not tried: {reason}" for name, reason in failures.items())
     if not made:
         return [], (*slow, *notes, *([f"INT8 was not tried: {next(iter(failures.values()))}"] if failures else []))
-    return made, (f"INT8 on this CPU: {scheme.reason}", *slow, *lacking, *notes)
+    return made, (f"INT8 on this CPU: {scheme.reason}", *fewer, *slow, *lacking, *notes)
+
+
+def _affordable(fp32: Artifact, calibration: Dataset, deadline: BuildDeadline) -> tuple[Dataset, tuple[str, ...]]:
+    """``calibration``, or as many of its samples as can be run once within a share of ``deadline``, and a note in this case."""
+    few = _few(fp32, calibration)
+    collect(fp32, few)  # loads the model
+    start = deadline.used_s
+    collect(fp32, calibration.part(0, few.count))
+    per_sample_s = (deadline.used_s - start) / few.count
+    rows = signature_of(fp32).smallest_batch
+    most = min(_CALIBRATION_SHARE * deadline.budget_s / max(per_sample_s, 1e-9), calibration.count)
+    count = max(few.count, int(most) // rows * rows)
+    if count >= calibration.count:
+        return calibration, ()
+    return calibration.pick_evenly(count), (
+        f"calibrated on {count} of {calibration.count} samples, evenly spaced: a larger --budget allows more",
+    )
+
+
+def _few(fp32: Artifact, calibration: Dataset) -> Dataset:
+    """A few samples of ``calibration``, for models that are only timed."""
+    rows = signature_of(fp32).smallest_batch
+    return calibration.pick_evenly(min(calibration.count, max(rows, _LOOK_ROWS // rows * rows)))
 
 
 def _layouts(
@@ -163,9 +191,7 @@ def _layouts(
     """The distinct layouts, with models whose ranges come from a few samples; none if nothing can be quantised, with the reasons in
     ``failures``.
     """
-    rows = signature_of(fp32).smallest_batch
-    few = calibration.pick_evenly(min(calibration.count, max(rows, _LOOK_ROWS // rows * rows)))
-    rough = ranges(collect(fp32, few), RangeMethod.MIN_MAX, scheme)
+    rough = ranges(collect(fp32, _few(fp32, calibration)), RangeMethod.MIN_MAX, scheme)
     layouts = [_Layout(placement) for placement in _PLACEMENTS]
     if share_of_products(fp32) > _MOSTLY:
         layouts += [_Layout(placement, "per-tensor", _FOR_PRODUCTS) for placement in _PLACEMENTS]
@@ -211,10 +237,11 @@ def _ways(
     calibration: Dataset,
     choice: IntegerChoice,
     scheme: IntegerScheme,
-    layouts: Iterable[_Layout],
+    layouts: Sequence[_Layout],
+    deadline: BuildDeadline,
     on_progress: OnProgress,
 ) -> list[_Way]:
-    """The ways to quantise, the most promising first."""
+    """The ways to quantise: first a quick one, so that there is a result, then the careful method for each layout, then the others."""
     statistics = collect(fp32, calibration, progress=lambda done, total: on_progress("calibrate", done, total))
     by_method = {method: ranges(statistics, method, scheme) for method in choice.methods}
 
@@ -223,11 +250,13 @@ def _ways(
         if method is not None:
             return quantize(fp32, by_method[method], written, layout.placement)
         recipe = PtqRecipe(placement=layout.placement, choice=RangeChoiceOptions(time_s=_CHOICE_S))
-        return quantize_with(recipe, fp32, calibration, scheme, written=written)
+        late = partial(deadline.is_past, _CAREFUL_SHARE)
+        return quantize_with(recipe, fp32, calibration, scheme, written=written, is_late=late)
 
     tried: list[RangeMethod | None] = [*([None] if choice.careful else []), *choice.methods[::-1]]
     first, *others = tried
-    ways = [(first, layout) for layout in layouts]
+    quick = next((method for method in _QUICKEST if method in choice.methods), first)
+    ways = [(quick, layouts[0]), *((first, layout) for layout in layouts)]
     ways += [(method, layout) for method in others for layout in layouts if not layout.kind]
     return [
         _Way(
@@ -236,7 +265,7 @@ def _ways(
             layout.engines,
             is_first=method is first,
         )
-        for method, layout in ways
+        for method, layout in dict.fromkeys(ways)
     ]
 
 
@@ -253,7 +282,7 @@ def _made(
     found, notes, late = dict[str, Version](), list[str](), list[str]()
     for number, way in enumerate(ways):
         on_progress("quantize", number, len(ways))
-        if found and deadline.is_past(_FIRST_SHARE if way.is_first else _OTHERS_SHARE):
+        if found and deadline.is_past(_CAREFUL_SHARE if way.is_first else _OTHERS_SHARE):
             late.append(way.name)
             continue
         model = _attempt(way.name, way.make, failures)

@@ -273,11 +273,11 @@ def not_finite(outputs: Outputs) -> str:
 
 
 def answers(model: LoadedModel, data: Dataset, batch: int = 64) -> Outputs:
-    """The outputs of ``model`` on all of ``data``, one row per sample. Calls have ``batch`` rows, or the model's fixed batch size.
+    """The outputs of ``model`` on all of ``data``, one row per sample. A call has ``batch`` rows at most, or the fixed batch size.
 
     Raises Unsupported if the outputs have no axis for samples, ResourceExhausted if they need more than half of the memory.
     """
-    size = batch if model.signature.batchable else model.signature.smallest_batch
+    size = data.batch(batch) if model.signature.batchable else model.signature.smallest_batch
     return joined(data.call_samples(size), (_answered(model, call, data) for call in data.calls(size)))
 
 

@@ -60,6 +60,8 @@ _SCREEN_LOADS = 4
 """Loads of each pair in the screening; few, so that it is quick, which makes the intervals wide."""
 _SCREEN_END, _JUDGE_END = 0.6, 0.7
 """Shares of the build's budget after which no further structure is screened, and only what may win is judged."""
+_PROFILED_BYTES = 16 << 20
+"""Maximum size of the inputs of a profiled call."""
 _NO_TIME = "there was no time within --budget"
 
 Race = Callable[[Mapping[str, Entrant], Sequence[SizedCall], float, int], Mapping[str, Timings]]
@@ -141,7 +143,8 @@ class Tuner:
         share_s = _SCREEN_SHARE * self._limits.budget_s / max(1, len(self._groups(self._trials)))
         self._pace(bases, share_s, _SCREEN_LOADS)
         for threads in self._bases:
-            groups = self._groups(self._promising(threads))
+            # Exact candidates first: they are always timed.
+            groups = sorted(self._groups(self._promising(threads)), key=lambda group: not group[0].candidate.exact)
             for number, group in enumerate(groups):
                 self._on_progress("screen", number, len(groups))
                 self._screen(group, share_s)
@@ -221,7 +224,7 @@ class Tuner:
 
     def _screen(self, group: Sequence[Trial], budget_s: float) -> None:
         """Time one trial of ``group``, whose trials have equal speed: the first that does not fail."""
-        if self._deadline.is_past(_SCREEN_END):
+        if self._deadline.is_past(1.0 if group[0].candidate.exact else _SCREEN_END):
             for trial in group:
                 trial.reason = f"not timed: {_NO_TIME}"
             return
@@ -307,12 +310,13 @@ class Tuner:
     def _profile(self, base: Trial, winner: Trial) -> None:
         """Profile the winner, and the original with the same number of threads, at each batch size. Their calls are interleaved."""
         pair = {trial.candidate.name: trial for trial in (base, winner)}
+        most = BATCHES[-1] if self._data.joins else 1
         with ExitStack() as stack:
             found = profile(
                 {name: stack.enter_context(_loaded(trial)) for name, trial in pair.items()},
                 self._data.call,
                 _PROFILE_SHARE * self._limits.budget_s,
-                BATCHES if self._data.joins else BATCHES[:1],
+                [rows for rows in BATCHES if rows <= self._data.batch(most, _PROFILED_BYTES)],
                 on_batch=lambda batch: self._on_progress("profile", batch, 64),
             )
         for name, trial in pair.items():

@@ -18,6 +18,7 @@ from penstock.dataset import Dataset
 from penstock.errors import InvalidData, Unsupported
 from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel, float_model
 from penstock.offline.compress.taps import Taps
+from penstock.offline.deadline import IsLate, never_late
 from penstock.offline.judge.accuracy import answers, answers_of
 from penstock.offline.judge.metrics import Outputs, sample_errors
 from penstock.offline.optimize import graph
@@ -28,10 +29,9 @@ from penstock.offline.optimize.passes.dead_code import DeadCode
 from penstock.offline.sessions import Overridden, loaded, signature_of
 from penstock.tensor import Array, Signature
 
-_HELD_OUT = 0.25
-"""The error of the outputs is measured on this fraction of the samples. The means are computed from the other samples."""
-_SAMPLES = 256
-"""Maximum number of samples, from the beginning of the data. About 50 samples suffice for means."""
+_SAMPLES = 128
+"""Maximum number of samples, evenly spaced. The means are computed from one half, for which about 50 samples suffice. The error of the
+outputs is measured on the other half."""
 _BATCH = 32
 _INT32 = np.iinfo(np.int32)
 
@@ -39,14 +39,14 @@ Corrections = dict[str, Array]
 """For each layer, the correction to subtract from its bias, with one number per channel."""
 
 
-def correct_biases(original: Artifact, quantised: Artifact, data: Dataset) -> Artifact:
+def correct_biases(original: Artifact, quantised: Artifact, data: Dataset, is_late: IsLate = never_late) -> Artifact:
     """Correct the biases of ``quantised``, which ``quantize`` made from ``original``, so that they restore the layers' means.
 
     All layers are corrected if this lowers the mean relative error of the outputs on held-out samples. Otherwise the layers are
     corrected one by one, and a correction is kept only if it lowers the error. INT32 biases keep their scale. A Conv or Gemm without a
     bias is given a bias, which the integer kernel adds at no cost. For a MatMul, the correction changes the constant of the following
-    Add. Raises Unsupported if ``quantised`` has no quantised layer of ``original``; InvalidData if the data do not fit or have fewer
-    than two samples.
+    Add. Once ``is_late``, the remaining layers stay as they are. Raises Unsupported if ``quantised`` has no quantised layer of
+    ``original``; InvalidData if the data do not fit or have fewer than two samples.
     """
     rows = min(_SAMPLES, data.count)
     if rows < 2:
@@ -55,13 +55,13 @@ def correct_biases(original: Artifact, quantised: Artifact, data: Dataset) -> Ar
     layers, plain = _layers(quantised, known), known.artifact()
     signature = signature_of(original)
     smallest = signature.smallest_batch
-    fit, held_out = data.part(0, rows - rows % smallest).split(_HELD_OUT, smallest)
+    fit, held_out = data.pick_evenly(rows - rows % smallest).split_evenly(2, smallest)
     wanted = _means(Taps(plain, fit, signature=signature), {one.wanted: one.axis for one in layers})
     reference = answers_of(original, held_out, batch_size=_BATCH, as_written=True)
     probe = _Probe(quantised, layers, fit, held_out, reference, signature)
     first = probe.error({})
     for one_by_one in (False, True):
-        corrections, left = _correct(probe, layers, wanted, one_by_one)
+        corrections, left = _correct(probe, layers, wanted, one_by_one, is_late)
         best = probe.error(corrections)
         if best < first:
             break
@@ -151,7 +151,7 @@ class _Probe:
 
 
 def _correct(
-    probe: _Probe, layers: Sequence[_Layer], wanted: Mapping[str, Array], one_by_one: bool
+    probe: _Probe, layers: Sequence[_Layer], wanted: Mapping[str, Array], one_by_one: bool, is_late: IsLate
 ) -> tuple[Corrections, dict[str, str]]:
     """The corrections by layer, and the reason for each layer without one. With ``one_by_one``, each correction must
     lower the error.
@@ -161,6 +161,8 @@ def _correct(
     left: dict[str, str] = {}
     for layer in layers:
         try:
+            if is_late():
+                raise Unsupported("there was no time")
             if layer.name in probe.refusals:
                 raise Unsupported(probe.refusals[layer.name])
             by = probe.mean(layer, corrections) - wanted[layer.wanted]

@@ -29,9 +29,10 @@ def collect(
     """Collect statistics of ``tensors``, by default of all tensors that can need a range in an INT8 version of the model.
 
     ``data`` are samples of any kind (``samples/open.py``), of any sizes. Batches have at most ``batch_size`` samples, or the
-    model's fixed batch size. The batch size affects the histograms only if it affects the engine's results. Within a build, statistics
-    of the same model on the same ``Dataset`` are collected once. Memory: one histogram per tensor, and up to ``memory_bytes`` (or the
-    largest tensor, if that is larger) for one batch.
+    model's fixed batch size, and fewer if all tensors of a batch exceed ``memory_bytes``, so that one pass suffices. The batch size
+    affects the histograms only if it affects the engine's results. Within a build, statistics of the same model on the same
+    ``Dataset`` are collected once. Memory: one histogram per tensor, and up to ``memory_bytes`` (or the largest tensor of the smallest
+    batch, if that is larger) for one batch.
 
     A tensor that is always empty has an empty histogram. ``ranges`` gives such a tensor no range, so its operators stay float.
 
@@ -49,8 +50,9 @@ def collect(
     if missing:
         found = {name: TensorStatistics(Histogram(), name not in unclippable, fixed.get(name)) for name in missing}
         signature = signature_of(artifact)
+        computed = [name for name in missing if name not in fixed]
         taps = Taps(model.artifact(), data, batch_size=batch_size, memory_bytes=memory_bytes, signature=signature)
-        for name, array in taps.run([name for name in missing if name not in fixed], progress):
+        for name, array in taps.in_one_pass(computed).run(computed, progress):
             found[name].histogram.update(array)
             del array  # frees the array before the next batch runs
         known |= found

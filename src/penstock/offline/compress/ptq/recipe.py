@@ -24,8 +24,9 @@ from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.ptq.smooth_quant import smooth_quant
 from penstock.offline.compress.taps import Progress, no_progress
+from penstock.offline.deadline import IsLate, never_late
 from penstock.offline.judge.accuracy import answers_of
-from penstock.offline.judge.metrics import mean_interval, sample_errors
+from penstock.offline.judge.metrics import Outputs, mean_interval, sample_errors
 from penstock.offline.model_store import remembered
 from penstock.offline.sessions import signature_of
 from penstock.tensor import Array
@@ -39,6 +40,8 @@ _WORTH_IT = 0.1
 """Minimum fraction of the error that equalisation must provably save. Sampling of the data alone changes errors by about this much."""
 _ROWS = 32
 """Number of calibration samples for the ranges of placements that are timed."""
+_JUDGED = 64
+"""Maximum number of calibration samples on which equalisation is judged."""
 
 
 class PtqRecipe(msgspec.Struct, frozen=True):
@@ -62,15 +65,17 @@ def quantize_with(
     scheme: IntegerScheme,
     progress: Progress = no_progress,
     written: IntegerScheme | None = None,
+    is_late: IsLate = never_late,
 ) -> Artifact:
     """``artifact`` (FP32, BatchNormalization folded) in INT8, calibrated on ``data``. ``progress`` counts the five stages.
 
-    The ranges are chosen for ``scheme``. The model is written with ``written``, by default the same scheme.
+    The ranges are chosen for ``scheme``. The model is written with ``written``, by default the same scheme. Equalisation and bias
+    correction end early once ``is_late``.
     Raises Unsupported if there is nothing to quantise, InvalidData if the data do not fit.
     """
     stages = 5
     progress(0, stages)
-    prepared = equalized(artifact, data, scheme) if recipe.equalize else artifact
+    prepared = equalized(artifact, data, scheme, is_late) if recipe.equalize else artifact
     progress(1, stages)
     statistics = collect(prepared, data)
     progress(2, stages)
@@ -81,47 +86,60 @@ def quantize_with(
     progress(3, stages)
     quantised = quantize(prepared, found, written or scheme, recipe.placement)
     progress(4, stages)
-    if recipe.correct_biases and data.count > 1:
+    if recipe.correct_biases and data.count > 1 and not is_late():
         with contextlib.suppress(Unsupported):  # products of two activations have no biases
-            quantised = correct_biases(prepared, quantised, data)
+            quantised = correct_biases(prepared, quantised, data, is_late)
     progress(stages, stages)
     return quantised
 
 
-def equalized(artifact: Artifact, data: Dataset, scheme: IntegerScheme) -> Artifact:
-    """Give channels similar ranges, by each method that lowers the error on held-out rows. The model's function stays the same."""
+def equalized(artifact: Artifact, data: Dataset, scheme: IntegerScheme, is_late: IsLate = never_late) -> Artifact:
+    """Give channels similar ranges, by each method that lowers the error on held-out rows. The model's function stays the same.
+
+    Once ``is_late``, no further method is tried.
+    """
     key = artifact.digest, artifact.path, data.digest, scheme
-    return remembered("equalized", key, lambda: _equalized(artifact, data, scheme), artifact.size_bytes)
+    return remembered("equalized", key, lambda: _equalized(artifact, data, scheme, is_late), artifact.size_bytes)
 
 
-def _equalized(artifact: Artifact, data: Dataset, scheme: IntegerScheme) -> Artifact:
+def _equalized(artifact: Artifact, data: Dataset, scheme: IntegerScheme, is_late: IsLate) -> Artifact:
+    rows = signature_of(artifact).smallest_batch
+    some = data.pick_evenly(min(data.count, max(2 * rows, _JUDGED // rows * rows)))
     for method in (equalize, smooth_quant):
+        if is_late():
+            break
         # INT8 also works without equalisation, but less accurately.
         with contextlib.suppress(Unsupported, InvalidData):
-            before, after = _cross_errors(artifact, method, data, scheme)
-            if mean_interval(before - after).low > _WORTH_IT * before.mean():
+            if _is_worth_it(artifact, method, some, scheme):
                 artifact = method(artifact, data)
     return artifact
 
 
-def _cross_errors(
-    artifact: Artifact, method: Equalisation, data: Dataset, scheme: IntegerScheme
-) -> tuple[Array, Array]:
-    """The ``_errors`` of each sample without and with ``method``. Each half of the data is judged with ranges from the other half."""
+def _is_worth_it(artifact: Artifact, method: Equalisation, data: Dataset, scheme: IntegerScheme) -> bool:
+    """True if ``method`` provably lowers the error of each sample. Each half of the data is judged with ranges from the other half."""
+    gains, before = list[Array](), list[Array]()
     halves = data.split_evenly(2, signature_of(artifact).smallest_batch)
-    found = [
-        [_errors(artifact, model, fit, held_out, scheme) for model in (artifact, method(artifact, fit))]
-        for fit, held_out in (halves, halves[::-1])
-    ]
-    before, after = (np.concatenate(errors) for errors in zip(*found, strict=True))
-    return before, after
+    for fit, held_out in (halves, halves[::-1]):
+        before.append(_errors(artifact, artifact, fit, held_out, scheme))
+        gains.append(before[-1] - _errors(artifact, method(artifact, fit), fit, held_out, scheme))
+        if gains[-1].mean() <= _WORTH_IT * before[-1].mean():
+            return False
+    return bool(mean_interval(np.concatenate(gains)).low > _WORTH_IT * np.concatenate(before).mean())
 
 
 def _errors(original: Artifact, model: Artifact, fit: Dataset, held_out: Dataset, scheme: IntegerScheme) -> Array:
     """The relative error of each sample of ``held_out`` for ``model`` in INT8, with ranges from ``fit``."""
-    found = ranges(collect(model, fit), RangeMethod.MSE, scheme)
-    reference = answers_of(original, held_out, as_written=True)
-    return sample_errors(reference, answers_of(quantize(model, found, scheme), held_out, as_written=True))
+
+    def make() -> Array:
+        found = ranges(collect(model, fit), RangeMethod.MSE, scheme)
+        reference = remembered("answers", answered, answer, 0)
+        return sample_errors(reference, answers_of(quantize(model, found, scheme), held_out, as_written=True))
+
+    def answer() -> Outputs:
+        return answers_of(original, held_out, as_written=True)
+
+    answered = original.digest, held_out.digest
+    return remembered("errors", (*answered, model.digest, fit.digest, scheme), make, 0)
 
 
 def check_float(model: Artifact) -> None:

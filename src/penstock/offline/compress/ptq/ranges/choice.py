@@ -51,7 +51,7 @@ CANDIDATES: dict[str, tuple[RangeMethod, float]] = {
 _BATCH = 32
 _TOGETHER = 4
 """Maximum number of tensors that share one suffix."""
-_MEMORY_BYTES = 512 << 20
+_MEMORY_BYTES = 128 << 20
 """Bytes of memory for the input tensors of suffixes, on all rows."""
 _ALIKE = 0.01
 """Two ranges are similar if their ends differ by less than this fraction of the wider range."""
