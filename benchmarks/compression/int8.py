@@ -168,7 +168,7 @@ class CalibrationRows(CalibrationDataReader):  # type: ignore[misc]
     """One sample at a time."""
 
     def __init__(self, samples: Dataset) -> None:
-        self._rows: Iterator[dict[str, np.ndarray]] = iter([samples.rows(n, n + 1) for n in range(samples.count)])
+        self._rows: Iterator[dict[str, np.ndarray]] = iter([samples.sample(n) for n in range(samples.count)])
 
     def get_next(self) -> dict[str, np.ndarray] | None:
         return next(self._rows, None)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,6 +29,7 @@ from penstock.dataset import Dataset, make_dataset
 from penstock.engines.base import Engine
 from penstock.engines.registry import get_engine
 from penstock.errors import PenstockError
+from penstock.measurement import Interval
 from penstock.offline.build import Recipe, build
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.judge.contract import Contract
@@ -92,7 +93,7 @@ def rivals(names: Sequence[str], quick: bool) -> list[Row]:
     rows = []
     for name in names:
         try:
-            rows += _rows(name, contestants(name, quick), quick)
+            rows += against_rivals(name, contestants(name, quick), quick).rows
         except PenstockError as error:
             rows.append(skipped(f"{name}: speed over the best rival", error.message))
     return rows
@@ -121,11 +122,18 @@ def _make(name: str, case: Case, quick: bool, folder: Path) -> Contestants:
     return Contestants(case, chosen, ours, theirs, missing)
 
 
-def _rows(name: str, found: Contestants, quick: bool) -> list[Row]:
+class Against(NamedTuple):
+    """The rows of a comparison, and its ratio of speeds."""
+
+    rows: list[Row]
+    gain: Interval
+
+
+def against_rivals(name: str, found: Contestants, quick: bool) -> Against:
     """Ours against the best of theirs that meets the same contract on the validation data; the test data tell the accuracy."""
     case, ours = found.case, found.ours
     allowed = {way: one for way, one in found.theirs.items() if not _objection(case, one)}
-    sample = case.test.rows(0, 1)
+    sample = case.test.call()
     loads = {way: partial(one.loaded, sample, True) for way, one in allowed.items()}
     ours_load = partial(ours.loaded, sample, False)
     brief = {way: versus(load, ours_load, 0.2 if quick else 0.8, loads=4) for way, load in loads.items()}
@@ -136,10 +144,10 @@ def _rows(name: str, found: Contestants, quick: bool) -> list[Row]:
     note = f"{found.chosen} against {best}. Over {figures}" + (f". Left out: {left_out}" if left_out else "")
     rows = [claim(f"{name}: speed over the best rival", gain, "×", ">=", _WITHIN, note=note)]
     for whose, way, plain in (("ours", ours, False), ("theirs", allowed[best], True)):
-        lost = _accuracy(case, case.test, way, plain).loss
+        lost = accuracy(case, case.test, way, plain).loss
         title, note = f"{name}: loss of {whose}", f"{case.test.count} test samples"
         rows.append(fact(title, lost.value, "", interval=lost, note=note))
-    return rows
+    return Against(rows, gain)
 
 
 def make_case(name: str, folder: Path) -> Case:
@@ -169,14 +177,17 @@ def our_way(case: Case, folder: Path, quick: bool, *, is_large: bool) -> tuple[s
     return built.chosen.name, Way(bundle.artifact(variant), variant.engine, variant.options)
 
 
-def their_ways(case: Case, folder: Path) -> tuple[dict[str, Way], list[str]]:
-    """Every rival's model for one thread, and which could not be made, with the reason."""
+def their_ways(case: Case, folder: Path, threads: int = 1) -> tuple[dict[str, Way], list[str]]:
+    """Every rival's model for as many threads, and which could not be made, with the reason."""
     source = folder / "source.onnx"
     source.write_bytes(case.original.data)
-    ort, vino = {"threads": 1}, {"threads": 1}
-    ways = {"ONNX Runtime": Way(case.original, "onnxruntime", ort), "OpenVINO": Way(case.original, "openvino", vino)}
+    options = {"threads": threads}
+    ways = {
+        "ONNX Runtime": Way(case.original, "onnxruntime", options),
+        "OpenVINO": Way(case.original, "openvino", options | {"precision": "f32"}),
+    }
     if "BF16" in _capabilities():
-        ways["OpenVINO's default, BF16"] = Way(case.original, "openvino", vino | {"precision": "bf16"})
+        ways["OpenVINO's default, BF16"] = Way(case.original, "openvino", options | {"precision": "bf16"})
     makers: dict[str, Callable[[], Path]] = {
         "quantize_static": lambda: _static(source, case.calibrate),
         "quantize_static U8S8, per channel": lambda: _static(
@@ -196,7 +207,7 @@ def their_ways(case: Case, folder: Path) -> tuple[dict[str, Way], list[str]]:
         finally:
             logging.disable(logging.NOTSET)
         for engine in ("openvino",) if way == "NNCF" else ("onnxruntime", "openvino"):
-            ways[way if way == "NNCF" else f"{way} in {engine}"] = Way(artifact, engine, {"threads": 1})
+            ways[way if way == "NNCF" else f"{way} in {engine}"] = Way(artifact, engine, options)
     return ways, missing
 
 
@@ -223,7 +234,7 @@ def _nncf(case: Case, folder: Path) -> Path:
     model = openvino.Core().read_model(case.original.data, b"")
     is_transformer = any(node.get_type_name() == "Softmax" for node in model.get_ops())
     kind = {"model_type": nncf.ModelType.TRANSFORMER} if is_transformer else {}
-    dataset = nncf.Dataset([samples.rows(row, row + 1) for row in range(samples.count)])
+    dataset = nncf.Dataset([samples.sample(row) for row in range(samples.count)])
     target = folder / "nncf.xml"
     openvino.save_model(nncf.quantize(model, dataset, **kind), target, compress_to_fp16=False)
     return target
@@ -248,12 +259,13 @@ def _capabilities() -> set[str]:
 def _objection(case: Case, way: Way) -> str:
     """Why the rival ``way`` does not count; empty if it meets the contract on the validation data."""
     try:
-        return case.contract.accuracy_objection(_accuracy(case, case.validate, way, True))
+        return case.contract.accuracy_objection(accuracy(case, case.validate, way, True))
     except PenstockError as error:
         return error.message
 
 
-def _accuracy(case: Case, samples: Dataset, way: Way, plain: bool) -> Accuracy:
+def accuracy(case: Case, samples: Dataset, way: Way, plain: bool) -> Accuracy:
+    """The accuracy of ``way`` against the original on ``samples``."""
     model = _engine(way.engine, plain).load(way.artifact, way.options)
     try:
         return Judge(case.original, samples, contract=case.contract).assess_loaded(model, way.artifact).accuracy

