@@ -217,3 +217,10 @@ def test_labels_tell_copies_apart() -> None:
     data = make_dataset({"x": np.zeros((3, 2))}, np.array([1, 2, 1]))
     assert len(np.unique(data.digests(), axis=0)) == 1
     assert len(np.unique(data.digests(labelled=True), axis=0)) == 2
+
+
+@pytest.mark.parametrize(("shape", "rows"), [((8,), 64), ((3, 512, 512), 1), ((3, 128, 128), 21)])
+def test_a_batch_of_large_samples_has_fewer_of_them(shape: tuple[int, ...], rows: int) -> None:
+    data = make_dataset({"x": np.zeros((2, *shape), np.float32)}, None)
+    assert data.batch(64) == rows
+    assert data.batch(2 * rows, 1 << 40) == 2 * rows

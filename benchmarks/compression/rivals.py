@@ -257,9 +257,13 @@ def _capabilities() -> set[str]:
 
 
 def _objection(case: Case, way: Way) -> str:
-    """Why the rival ``way`` does not count; empty if it meets the contract on the validation data."""
+    """Why the rival ``way`` does not count; empty if it meets the contract on the validation data, and does not provably lose more on
+    the test data."""
     try:
-        return case.contract.accuracy_objection(accuracy(case, case.validate, way, True))
+        on_test = accuracy(case, case.test, way, plain=True)
+        if case.contract.accuracy_objection(on_test) and on_test.loss.low > case.contract.max_accuracy_loss:
+            return f"loses {on_test.loss.value:.2%} on the test data"
+        return case.contract.accuracy_objection(accuracy(case, case.validate, way, plain=True))
     except PenstockError as error:
         return error.message
 

@@ -37,20 +37,32 @@ from penstock.tensor import Signature
 
 _AGREE, _WITHIN, _BETTER = 0.03, 0.98, 1.15
 _LOADS = 8
+_PARTS = "calibrate", "validate", "test"
 
 
 class Built(msgspec.Struct, frozen=True):
-    """The result of one build."""
+    """The result of one build, and the rivals' models."""
 
+    folder: Path
+    """The folder with the samples."""
     seconds: float
     peak_bytes: int
     """Peak memory of the command and of the processes that it starts, of which each is counted by itself."""
-    contestants: Contestants
+    chosen: str
+    ours: Way
     original: Way
     speedup: Interval
     """The claimed speed-up over the original."""
     loss: Interval
     """The claimed loss."""
+    theirs: dict[str, Way]
+    missing: list[str]
+
+    def contestants(self) -> Contestants:
+        """The models with their data."""
+        return Contestants(
+            _case(self.original.artifact, self.folder), self.chosen, self.ours, self.theirs, self.missing
+        )
 
 
 def packaged(names: Sequence[str], quick: bool) -> list[Row]:
@@ -62,8 +74,9 @@ def packaged(names: Sequence[str], quick: bool) -> list[Row]:
         except PenstockError as error:
             rows.append(skipped(f"{name}: build", error.message))
             continue
-        rows += [*_costs(name, found), *_checks(name, found, quick)]
-        against = against_rivals(name, found.contestants, quick)
+        contestants = found.contestants()
+        rows += [*_costs(name, found), *_checks(name, found, contestants.case, quick)]
+        against = against_rivals(name, contestants, quick)
         rows += against.rows
         gains.append(against.gain)
     if len(gains) > 1:
@@ -91,12 +104,10 @@ def _make(name: str, model: Path, quick: bool, folder: Path) -> Built:
     original = Artifact.from_file(model)
     signature = signature_of(original)
     calls = list(MODELS[name].calls())
-    calibrate, validate, test = (
-        _written(folder / part, calls[start::4] + (calls[2::4] if part == "calibrate" else []), signature)
-        for start, part in enumerate(("calibrate", "validate", "test"))
-    )
+    for start, part in enumerate(_PARTS):
+        _written(folder / part, calls[start::4] + (calls[3::4] if start == 0 else []), signature)
     target = folder / "ours.bundle"
-    command = ["build", str(model), "--calibrate", str(calibrate), "--evaluate", str(validate), "-o", str(target)]
+    command = ["build", str(model), "--calibrate", "calibrate", "--evaluate", "validate", "-o", str(target)]
     seconds, peak = _run([*command, *(["--budget", "30s"] if quick else [])], folder)
     bundle = open_bundle(target)
     variant = bundle.choose(machine_facts())
@@ -104,19 +115,23 @@ def _make(name: str, model: Path, quick: bool, folder: Path) -> Built:
     assert evidence is not None
     chosen = evidence.candidate(evidence.chosen)
     assert chosen.accuracy is not None
-    data = [load_dataset(path, signature) for path in (calibrate, validate, test)]
-    case = Case(original, *data, Contract())
-    ours = Way(bundle.artifact(variant), variant.engine, variant.options)
     threads = int(variant.options.get("threads", 1))
-    theirs, missing = their_ways(case, folder, threads)
     return Built(
+        folder,
         seconds,
         peak,
-        Contestants(case, chosen.name, ours, theirs, missing),
+        chosen.name,
+        Way(bundle.artifact(variant), variant.engine, variant.options),
         Way(original, "onnxruntime", {"threads": threads}),
         chosen.speedup or Interval(1.0, 1.0, 1.0),
         chosen.accuracy.loss,
+        *their_ways(_case(original, folder), folder, threads),
     )
+
+
+def _case(original: Artifact, folder: Path) -> Case:
+    signature = signature_of(original)
+    return Case(original, *(load_dataset(folder / part, signature) for part in _PARTS), Contract())
 
 
 def _written(folder: Path, calls: Sequence[Call], signature: Signature) -> Path:
@@ -145,7 +160,7 @@ def _run(arguments: Sequence[str], folder: Path) -> tuple[float, int]:
 
 
 def _costs(name: str, found: Built) -> list[Row]:
-    size = found.contestants.case.original.size_bytes
+    size = found.original.artifact.size_bytes
     note = f"{size / 2**20:.1f} MiB model"
     return [
         fact(f"{name}: build time", found.seconds, "s", note=note),
@@ -153,16 +168,15 @@ def _costs(name: str, found: Built) -> list[Row]:
     ]
 
 
-def _checks(name: str, found: Built, quick: bool) -> list[Row]:
+def _checks(name: str, found: Built, case: Case, quick: bool) -> list[Row]:
     """The claimed speed-up and loss beside measurements of them."""
-    case, ours = found.contestants.case, found.contestants.ours
-    sample = case.test.call()
+    ours, sample = found.ours, case.test.call()
     loads = (partial(way.loaded, sample, False) for way in (found.original, ours))
     measured = versus(*loads, 1.0 if quick else 4.0, loads=_LOADS)
     claimed = found.speedup
     is_same = ours.artifact.digest == case.original.digest and ours.engine == "onnxruntime"
     off = 0.0 if is_same else _distance(claimed, measured)
-    note = f"claimed {_shown(claimed)}, measured {_shown(measured)}, {found.contestants.chosen}"
+    note = f"claimed {_shown(claimed)}, measured {_shown(measured)}, {found.chosen}"
     rows = [claim(f"{name}: claimed speed-up, off by", off, "", "<=", _AGREE, note=note)]
     lost = accuracy(case, case.test, ours, plain=False)
     off = _distance(found.loss, lost.loss, relative=False)

@@ -42,6 +42,20 @@ def test_few_bytes_mean_several_runs_of_the_same_tensors() -> None:
     assert (few, more) == (2, 4)
 
 
+def test_smaller_batches_read_all_tensors_in_one_pass() -> None:
+    data = make_dataset({"x": networks.images(40)}, None)
+    taps = Taps(networks.cnn(), data, memory_bytes=100_000)
+    names = ["conv0", "stem", "relu3", "add5"]
+    one = taps.in_one_pass(names)
+    assert len(taps.groups(names)) > 1
+    assert len(one.groups(names)) == 1
+    for name in names:
+        whole, parts = ([array for _, array in each.run([name])] for each in (taps, one))
+        np.testing.assert_allclose(np.concatenate(parts), np.concatenate(whole), rtol=1e-5, atol=1e-6)
+    fixed = Taps(networks.cnn(batch=8), data, memory_bytes=1000)
+    assert fixed.in_one_pass(names) is fixed
+
+
 def test_a_fixed_batch_is_kept() -> None:
     shapes = [array.shape[0] for _, array in Taps(networks.cnn(batch=5), IMAGES).run(["stem"])]
     assert shapes == [5, 5]

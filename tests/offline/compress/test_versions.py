@@ -40,7 +40,7 @@ def test_a_version_for_each_method_and_placement_that_differs(cnn: Artifact, dat
     methods = (RangeMethod.MIN_MAX, RangeMethod.MSE)
     found, notes = integer_versions(cnn, data, IntegerChoice(methods), VNNI, lambda stage, *_: stages.append(stage))
     names = [version.calibration for version in found]
-    assert names == [f"{way}-{place}" for way in ("best", "mse", "min-max") for place in ("linear", "wide")]
+    assert names == ["mse-linear", "best-linear", "best-wide", "mse-wide", "min-max-linear", "min-max-wide"]
     assert len({version.artifact.digest for version in found}) == len(found)
     assert {version.requires for version in found} == {(INTEGER_DOT_PRODUCT,)}
     assert notes[0].startswith("INT8 on this CPU")
@@ -53,7 +53,7 @@ def test_a_plain_chain_has_one_placement() -> None:
         networks.mlp(), make_dataset({"x": x}, None), IntegerChoice((RangeMethod.MIN_MAX,)), VNNI
     )
     names = [version.calibration for version in found]
-    assert names == ["best-linear", "best-linear-per-tensor", "best-linear-symmetric", "min-max-linear"]
+    assert names == ["min-max-linear", "best-linear", "best-linear-per-tensor", "best-linear-symmetric"]
 
 
 def test_models_of_matrix_products_have_versions_for_their_kernels(data: Dataset) -> None:
@@ -193,8 +193,10 @@ def test_if_nothing_is_faster_nothing_is_calibrated(
     assert len(notes) == 2
 
 
-@pytest.mark.parametrize(("share", "names"), [(0.3, ["best-linear", "best-wide"]), (0.6, ["best-linear"])])
-def test_when_time_is_short_the_first_method_comes_first(
+@pytest.mark.parametrize(
+    ("share", "names"), [(0.3, ["min-max-linear", "best-linear", "best-wide"]), (0.6, ["min-max-linear"])]
+)
+def test_when_time_is_short_a_quick_method_comes_first(
     share: float, names: list[str], cnn: Artifact, data: Dataset
 ) -> None:
     clock = ManualClock()
@@ -203,6 +205,24 @@ def test_when_time_is_short_the_first_method_comes_first(
     found, notes = integer_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,)), VNNI, deadline=deadline)
     assert [version.calibration for version in found] == names
     assert notes[-1].endswith("was not tried: there was no time within --budget")
+
+
+class Running(ManualClock):
+    """A clock that advances by a second whenever it is read."""
+
+    def now(self) -> float:
+        self.advance(1.0)
+        return super().now()
+
+
+@pytest.mark.parametrize(("budget_s", "count"), [(1e6, 160), (25.0, 64), (1.0, 32)])
+def test_calibration_takes_as_many_samples_as_the_budget_allows(cnn: Artifact, budget_s: float, count: int) -> None:
+    data = make_dataset({"x": networks.images(160)}, None)
+    some, notes = versions._affordable(cnn, data, BuildDeadline(budget_s, Running()))
+    assert some.count == count
+    assert [note.partition(" samples")[0] for note in notes] == (
+        [f"calibrated on {count} of 160"] if count < 160 else []
+    )
 
 
 def test_a_layout_that_cannot_be_timed_is_still_tried(cnn: Artifact, data: Dataset) -> None:

@@ -13,6 +13,7 @@ from onnx import TensorProto, numpy_helper
 import call_models
 import models
 from penstock.artifact import Artifact
+from penstock.clock import ManualClock
 from penstock.dataset import Dataset, SizedCall, make_dataset
 from penstock.errors import ContractUnmet, InvalidData, InvalidModel, PenstockError
 from penstock.offline.deadline import BuildDeadline
@@ -411,6 +412,19 @@ class StoppedRace(SimulatedRace):
         if len(self.pairs) == self._last:
             self._deadline.expire()
         return found
+
+
+def test_exact_candidates_are_timed_first_and_even_when_there_is_no_time_for_others() -> None:
+    clock = ManualClock()
+    deadline = BuildDeadline(10.0, clock)
+    clock.advance(9.0)
+    tried = [candidate("int8", classifier(kind=1), precision="int8"), candidate("fp32", classifier(kind=2))]
+    race = SimulatedRace({"original-t1": 1.0, "int8": 0.1, "fp32": 0.5})
+    result = tune(classifier(), *tried, limits=msgspec.structs.replace(LIMITS, deadline=deadline), race=race)
+    assert result.chosen.name == "fp32"
+    assert [record.reason for record in result.records if record.name == "int8"] == [
+        "not timed: there was no time within --budget"
+    ]
 
 
 @pytest.mark.parametrize("last", range(1, 5))

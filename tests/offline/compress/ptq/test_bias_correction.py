@@ -57,7 +57,7 @@ def test_means_become_those_of_the_original(bias: bool, matmul: bool, tmp_path: 
     assert facts["left"] == {}
     assert len(facts["corrected"]) == 2
     assert facts["error"][1] < facts["error"][0]
-    fit = make_dataset(IMAGES.rows(0, 72), None)
+    fit, _ = IMAGES.split_evenly(2)
     want, before, after = (means(artifact, fit, "y", -1) for artifact in (original, integer, corrected))
     assert np.abs(after - want).max() < 0.1 * np.abs(before - want).max()
     assert kernels(corrected, tmp_path) == kernels(integer, tmp_path)
@@ -68,7 +68,7 @@ def test_the_integers_of_a_bias_are_the_formula() -> None:
     original = product(bias=True)
     integer = outliers.int8(original, IMAGES)
     corrected = correct_biases(original, integer, IMAGES)
-    fit = make_dataset(IMAGES.rows(0, 72), None)
+    fit, _ = IMAGES.split_evenly(2)
     shift = means(original, fit, "conv0", 1) - means(integer, fit, "relu1_QuantizeLinear_Input", 1)
 
     def bias(artifact: Artifact) -> tuple[np.ndarray, np.ndarray]:
@@ -108,10 +108,24 @@ def test_what_does_not_help_is_not_kept() -> None:
     """Held-out samples differ from the others, so the means of the others are wrong for them."""
     original = product(bias=True)
     integer = outliers.int8(original, IMAGES)
-    mixed = make_dataset({"x": np.concatenate([IMAGES.inputs["x"][:72] * 30, IMAGES.inputs["x"][72:]])}, None)
+    images = IMAGES.inputs["x"].copy()
+    images[::2] *= 30
+    mixed = make_dataset({"x": images}, None)
     facts = correct_biases(original, integer, mixed).provenance[-1].facts
     assert facts["error"][1] <= facts["error"][0]
     assert facts["layer_by_layer"]
+
+
+def test_when_it_is_late_the_remaining_layers_stay_as_they_are() -> None:
+    original = outliers.depthwise(50.0)
+    integer = outliers.int8(original, IMAGES)
+    late = iter([False, *[True] * 100])
+    facts = correct_biases(original, integer, IMAGES, lambda: next(late)).provenance[-1].facts
+    assert len(facts["corrected"]) <= 1
+    assert set(facts["left"].values()) == {"there was no time"}
+    facts = correct_biases(original, integer, IMAGES, lambda: True).provenance[-1].facts
+    assert facts["corrected"] == []
+    assert facts["error"][0] == facts["error"][1]
 
 
 def test_a_fixed_batch_and_attention_are_fine() -> None:
