@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 
-from penstock.artifact import Artifact
+from penstock.artifact import Artifact, Format
 from penstock.engines.base import LoadedModel, Options
 from penstock.engines.registry import get_engine
+from penstock.inputs.meaning import Role
+from penstock.inputs.meanings import meanings_of
 from penstock.offline.model_store import borrowed, remembered
+from penstock.rows.graph import read_graph
 from penstock.rows.proof import coupling
+from penstock.samples.sequences import Feedback
 from penstock.tensor import Array, Signature
 
 _AS_WRITTEN = {"graph_level": "disabled", "arena": False}
@@ -47,6 +51,20 @@ def signature_of(artifact: Artifact) -> Signature:
             return model.signature
 
     return remembered("signature", artifact.digest, read, 0)
+
+
+@contextlib.contextmanager
+def feeding(artifact: Artifact) -> Iterator[Feedback]:
+    """How the states of ``artifact`` are fed back, as far as names, shapes and the graph show. Raises InvalidModel."""
+    signature = signature_of(artifact)
+    is_onnx = len(signature.inputs) > 1 and artifact.format is Format.ONNX
+    meanings = meanings_of(signature, read_graph(artifact.data)) if is_onnx else {}
+    states = {name: one.partner for name, one in meanings.items() if one.role is Role.STATE and one.partner}
+    if len(states) == len(signature.inputs) or not states:
+        yield Feedback({}, lambda _: {})
+        return
+    with loaded(artifact) as model:
+        yield Feedback(states, model.forward)
 
 
 class Overridden(LoadedModel):

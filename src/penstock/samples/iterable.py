@@ -8,6 +8,7 @@ from typing import Any
 from penstock.dataset import Dataset
 from penstock.errors import InvalidData, PenstockError
 from penstock.samples.gather import Gathering
+from penstock.samples.sequences import SEQUENCE, Feedback
 from penstock.samples.spool import Spool
 from penstock.tensor import Signature
 
@@ -15,10 +16,20 @@ Sample = Mapping[str, Any]
 """The inputs of one call by name, and optionally ``labels``: arrays, numbers, text, or nested lists."""
 
 
-def gather(samples: Iterable[Any], signature: Signature, what: str, *, independent: bool = False) -> Dataset:
-    """Read ``samples`` once, into a temporary file. ``what`` names the data in errors. Raises InvalidData, ResourceExhausted."""
-    gathering, spool = Gathering(signature, independent=independent), Spool()
-    for number, sample in enumerate(_each(samples, what)):
+def gather(
+    samples: Iterable[Any],
+    signature: Signature,
+    what: str,
+    *,
+    independent: bool = False,
+    feedback: Feedback | None = None,
+) -> Dataset:
+    """Read ``samples`` once, into a temporary file. ``what`` names the data in errors. A list of samples is a sequence.
+
+    Raises InvalidData, ResourceExhausted.
+    """
+    gathering, spool = Gathering(signature, independent=independent, feedback=feedback), Spool()
+    for number, sample in enumerate(_flat(_each(samples, what))):
         place = f"sample {number} of {what}"
         if not isinstance(sample, Mapping):
             raise InvalidData(
@@ -26,6 +37,16 @@ def gather(samples: Iterable[Any], signature: Signature, what: str, *, independe
             )
         spool.add(gathering.add(sample, place))
     return gathering.finish(spool.read, what)
+
+
+def _flat(samples: Iterable[Any]) -> Iterator[Any]:
+    """The samples, also those in lists, which get the number of their list as that of their sequence."""
+    for number, found in enumerate(samples):
+        if not isinstance(found, list):
+            yield found
+            continue
+        for sample in found:
+            yield {**sample, SEQUENCE: number} if isinstance(sample, Mapping) else sample
 
 
 def _each(samples: Iterable[Any], what: str) -> Iterator[Any]:

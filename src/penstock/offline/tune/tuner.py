@@ -127,7 +127,7 @@ class Tuner:
         bases, contract, smallest = list(self._bases.values()), self._contract, self._limits.smallest
         judge = self._judge
         self._notes = too_few(
-            self._data.count,
+            self._data.units,
             judge.metric,
             contract.max_accuracy_loss,
             "evaluation",
