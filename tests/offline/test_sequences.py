@@ -20,7 +20,7 @@ from penstock.offline.judge.accuracy import served_answers
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import Judge
 from penstock.offline.optimize.model import read_proto
-from penstock.offline.sessions import feeding, signature_of
+from penstock.offline.sessions import hints_of, signature_of
 from penstock.samples.open import open_data
 
 INT8 = Recipe(engines=("onnxruntime",), threads=(1,), methods=(RangeMethod.MIN_MAX,), careful=False, timing_s=0.5)
@@ -61,9 +61,9 @@ def drifting(model: Artifact, by: float) -> Artifact:
 
 def test_states_are_those_that_the_original_returned() -> None:
     model, given = call_models.voice(), sequences(3)
-    with feeding(model) as feedback:
-        assert feedback.states == {"state": "next"}
-        data = open_data(given, signature_of(model), feedback=feedback)
+    with hints_of(model) as hints:
+        assert hints.states == {"state": "next"}
+        data = open_data(given, signature_of(model), hints=hints)
     wanted = np.concatenate([by_hand(model, sequence, states=True) for sequence in given])
     found = np.concatenate([data.sample(number)["state"] for number in range(data.count)])
     np.testing.assert_array_equal(found, wanted)
@@ -78,8 +78,8 @@ def test_a_candidate_is_judged_with_the_states_that_it_returns_itself(by: float)
         [{**call, "labels": answer} for call, answer in zip(sequence, answers, strict=True)]
         for sequence, answers in zip(given, want, strict=True)
     ]
-    with feeding(model) as feedback:
-        data = open_data(with_labels, signature_of(model), feedback=feedback)
+    with hints_of(model) as hints:
+        data = open_data(with_labels, signature_of(model), hints=hints)
     judge = Judge(model, data, contract=Contract(metric="mae", output="speech", trust_labels=True))
     accuracy = judge.assess(candidate).accuracy
     error = np.abs(np.concatenate(want) - np.concatenate(got)).mean()
@@ -90,8 +90,8 @@ def test_a_candidate_is_judged_with_the_states_that_it_returns_itself(by: float)
 
 def test_the_states_are_no_answers() -> None:
     model = call_models.voice()
-    with feeding(model) as feedback:
-        data = open_data(sequences(3), signature_of(model), feedback=feedback)
+    with hints_of(model) as hints:
+        data = open_data(sequences(3), signature_of(model), hints=hints)
     loaded = get_engine("onnxruntime").load(model, {"threads": 1})
     assert list(served_answers(loaded, data)) == ["speech"]
     loaded.unload()

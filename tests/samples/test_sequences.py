@@ -12,8 +12,8 @@ import pytest
 
 from penstock.dataset import Dataset
 from penstock.errors import InvalidData
+from penstock.samples.hints import Hints
 from penstock.samples.open import Data, open_data
-from penstock.samples.sequences import Feedback
 from penstock.tensor import DataType, Signature, TensorSpec
 
 FP32 = DataType.FP32
@@ -36,11 +36,11 @@ def add(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {"y": state[0, :, :1], "next": state}
 
 
-FEEDBACK = Feedback({"state": "next"}, add)
+HINTS = Hints({"state": "next"}, add)
 
 
 def opened(data: Data) -> Dataset:
-    return open_data(data, SUMS, feedback=FEEDBACK)
+    return open_data(data, SUMS, hints=HINTS)
 
 
 def check(data: Dataset) -> None:
@@ -91,7 +91,7 @@ def test_columns_of_a_table_form_sequences(tmp_path: Path) -> None:
     signature = Signature((TensorSpec("x", FP32, (-1, 2)), SUMS.inputs[1]), SUMS.outputs)
     path = tmp_path / "rows.csv"
     path.write_text("a,sequence,b\n" + "".join(f"{a},s{s},{b}\n" for (a, b), s in zip(X, SEQUENCES, strict=True)))
-    data = open_data(path, signature, feedback=FEEDBACK)
+    data = open_data(path, signature, hints=HINTS)
     assert data.sequences is not None
     assert data.sequences.tolist() == [0, 0, 0, 1, 1, 2]
     np.testing.assert_array_equal(data.sample(2)["state"], (X[0] + X[1]).reshape(1, 1, 2))
@@ -161,18 +161,18 @@ def test_data_without_a_clear_sequence_are_rejected(data: Data, cause: str) -> N
 def test_a_state_with_several_free_axes_must_be_given() -> None:
     wide = Signature((SUMS.inputs[0], TensorSpec("state", FP32, (1, -1, -1)), SUMS.inputs[2]), SUMS.outputs)
     with pytest.raises(InvalidData, match="the first value of state 'state' is unknown"):
-        open_data(samples(), wide, feedback=FEEDBACK)
+        open_data(samples(), wide, hints=HINTS)
     given = [{**one, "state": np.zeros((1, 1, 2), np.float32)} for one in samples()]
-    check(open_data(given, wide, feedback=FEEDBACK))
+    check(open_data(given, wide, hints=HINTS))
 
 
 def test_a_model_without_states_ignores_the_name() -> None:
     plain = Signature(SUMS.inputs[:1], SUMS.outputs)
-    data = open_data({"x": X, "sequence": np.array(SEQUENCES)}, plain, feedback=Feedback({}, add))
+    data = open_data({"x": X, "sequence": np.array(SEQUENCES)}, plain, hints=Hints({}, add))
     assert (data.sequences, data.count, data.stacks) == (None, 6, True)
 
 
 def test_an_input_of_that_name_is_no_number_of_a_sequence() -> None:
     named = Signature((TensorSpec("sequence", FP32, (-1, 2)), *SUMS.inputs[1:]), SUMS.outputs)
     with pytest.raises(InvalidData, match="no array for the state"):
-        open_data([{"sequence": X[0], "rate": 8}], named, feedback=FEEDBACK)
+        open_data([{"sequence": X[0], "rate": 8}], named, hints=HINTS)

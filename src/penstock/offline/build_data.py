@@ -8,7 +8,7 @@ from penstock.errors import InvalidData
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.metric_table import METRICS
 from penstock.offline.judge.overlap import check_distinct
-from penstock.offline.sessions import coupling_of, feeding, signature_of
+from penstock.offline.sessions import coupling_of, hints_of, signature_of
 from penstock.offline.synthetic import check_synthetic, synthetic_data
 from penstock.samples.open import Data, open_data
 
@@ -32,9 +32,9 @@ def read_data(
         calibrate, evaluate = synthetic_data(original, synthetic or None)
     signature = signature_of(original)
     independent = signature.batchable and not coupling_of(original, signature)
-    with feeding(original) as feedback:
+    with hints_of(original) as hints:
         calibration, evaluation = (
-            None if data is None else open_data(data, signature, independent=independent, feedback=feedback)
+            None if data is None else open_data(data, signature, independent=independent, hints=hints)
             for data in (calibrate, evaluate)
         )
     if evaluation is None and calibration is None:

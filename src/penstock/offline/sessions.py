@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from penstock.artifact import Artifact, Format
 from penstock.engines.base import LoadedModel, Options
 from penstock.engines.registry import get_engine
-from penstock.inputs.meaning import Role
+from penstock.inputs.hints import hints_for
 from penstock.inputs.meanings import meanings_of
 from penstock.offline.model_store import borrowed, remembered
 from penstock.rows.graph import read_graph
 from penstock.rows.proof import coupling
-from penstock.samples.sequences import Feedback
+from penstock.samples.hints import Hints
 from penstock.tensor import Array, Signature
 
 _AS_WRITTEN = {"graph_level": "disabled", "arena": False}
@@ -54,17 +54,11 @@ def signature_of(artifact: Artifact) -> Signature:
 
 
 @contextlib.contextmanager
-def feeding(artifact: Artifact) -> Iterator[Feedback]:
-    """How the states of ``artifact`` are fed back, as far as names, shapes and the graph show. Raises InvalidModel."""
-    signature = signature_of(artifact)
-    is_onnx = len(signature.inputs) > 1 and artifact.format is Format.ONNX
-    meanings = meanings_of(signature, read_graph(artifact.data)) if is_onnx else {}
-    states = {name: one.partner for name, one in meanings.items() if one.role is Role.STATE and one.partner}
-    if len(states) == len(signature.inputs) or not states:
-        yield Feedback({}, lambda _: {})
-        return
+def hints_of(artifact: Artifact) -> Iterator[Hints]:
+    """What names, shapes and the graph show about the inputs of ``artifact``. Raises InvalidModel."""
+    graph = read_graph(artifact.data) if artifact.format is Format.ONNX else None
     with loaded(artifact) as model:
-        yield Feedback(states, model.forward)
+        yield hints_for(meanings_of(model.signature, graph), model.forward)
 
 
 class Overridden(LoadedModel):

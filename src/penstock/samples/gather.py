@@ -12,7 +12,8 @@ import numpy as np
 
 from penstock.dataset import DIGEST_BYTES, LABELS, Dataset, Separate, Sequences, Shapes, digest_of
 from penstock.errors import InvalidData
-from penstock.samples.sequences import Feedback, Feeder, check_states, has_sequences
+from penstock.samples.hints import Hints
+from penstock.samples.sequences import Feeder, check_states, has_sequences
 from penstock.samples.stacked import check_names
 from penstock.samples.values import check_finite, check_labels, from_python, typed
 from penstock.tensor import Array, Signature, TensorSpec
@@ -29,12 +30,12 @@ class Gathering:
     A sample has the inputs of one call. If the model has a batch axis, the sample may lack it, and stands for one row. A call of
     several rows counts as several samples if its rows are known to be ``independent``.
 
-    If the first sample says to which sequence it belongs, all do, and their states are made with ``feedback``.
+    If the first sample says to which sequence it belongs, all do, and their states are made with ``hints``.
     """
 
-    def __init__(self, signature: Signature, *, independent: bool, feedback: Feedback | None = None) -> None:
+    def __init__(self, signature: Signature, *, independent: bool, hints: Hints | None = None) -> None:
         self._signature = signature
-        self._feedback, self._feeder = feedback, Feeder(signature, feedback) if feedback else None
+        self._hints, self._feeder = hints, Feeder(signature, hints) if hints else None
         self._is_expanded = signature.has_rows and (independent or signature.smallest_batch > 1)
         self._calls, self._rows, self._kinds = numbers("q"), numbers("q"), numbers("q")
         self._known: dict[tuple[tuple[int, ...], ...], int] = {}
@@ -60,14 +61,14 @@ class Gathering:
 
     def add(self, arrays: Mapping[str, Any], place: str) -> dict[str, Array]:
         """Check one sample, and return the inputs of its call. Errors name its ``place``. Raises InvalidData."""
-        if not self._count and not has_sequences(arrays, self._signature, self._feedback):
+        if not self._count and not has_sequences(arrays, self._signature, self._hints):
             self._feeder = None
         try:
             if self._feeder:
                 self._is_expanded = False
                 arrays = self._feeder.fill(arrays)
             else:
-                check_states(arrays, self._feedback)
+                check_states(arrays, self._hints)
             inputs = self.call_of(arrays)
             rows = len(next(iter(inputs.values()))) if self._signature.has_rows else 1
             is_single = self._signature.has_rows and rows == 1
@@ -119,8 +120,8 @@ class Gathering:
         except InvalidData as error:
             raise InvalidData(f"{what}: {error.message}", error.hint) from None
         sequences = None
-        if self._feeder and self._feedback:
-            sequences = Sequences(self._feedback.states, np.array(self._feeder.numbers, np.intp))
+        if self._feeder and self._hints:
+            sequences = Sequences(self._hints.states, np.array(self._feeder.numbers, np.intp))
             digests = _digests_in_sequences(digests, sequences.of)
         source = Separate(read, np.array(self._kinds, np.intp), shapes, digests)
         return Dataset(source, labels, joins=joins, sequences=sequences)

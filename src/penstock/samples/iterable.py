@@ -8,7 +8,8 @@ from typing import Any
 from penstock.dataset import Dataset
 from penstock.errors import InvalidData, PenstockError
 from penstock.samples.gather import Gathering
-from penstock.samples.sequences import SEQUENCE, Feedback
+from penstock.samples.hints import Hints
+from penstock.samples.sequences import SEQUENCE
 from penstock.samples.spool import Spool
 from penstock.tensor import Signature
 
@@ -22,13 +23,13 @@ def gather(
     what: str,
     *,
     independent: bool = False,
-    feedback: Feedback | None = None,
+    hints: Hints | None = None,
 ) -> Dataset:
     """Read ``samples`` once, into a temporary file. ``what`` names the data in errors. A list of samples is a sequence.
 
     Raises InvalidData, ResourceExhausted.
     """
-    gathering, spool = Gathering(signature, independent=independent, feedback=feedback), Spool()
+    gathering, spool = Gathering(signature, independent=independent, hints=hints), Spool()
     for number, sample in enumerate(_flat(_each(samples, what))):
         place = f"sample {number} of {what}"
         if not isinstance(sample, Mapping):

@@ -23,11 +23,12 @@ from penstock.dataset import Dataset
 from penstock.errors import InvalidData, NotFound, PenstockError
 from penstock.samples.csv_table import csv_samples
 from penstock.samples.folder import read_folder
+from penstock.samples.hints import Hints
 from penstock.samples.iterable import gather
 from penstock.samples.json_lines import json_lines
 from penstock.samples.npz import read_npz
 from penstock.samples.parquet import parquet_samples
-from penstock.samples.sequences import Feedback, calls_in_sequences, check_states, has_sequences
+from penstock.samples.sequences import calls_in_sequences, check_states, has_sequences
 from penstock.samples.stacked import check_dataset, check_names
 from penstock.samples.user_code import iterated, load_function
 from penstock.samples.values import typed
@@ -42,11 +43,11 @@ _FUNCTION = re.compile(r"[\w.]+:\w+")
 
 
 def open_data(
-    data: Data | Dataset, signature: Signature, *, independent: bool = False, feedback: Feedback | None = None
+    data: Data | Dataset, signature: Signature, *, independent: bool = False, hints: Hints | None = None
 ) -> Dataset:
     """The samples of ``data`` for a model with this signature. ``independent`` is true if the rows of a call are proven independent.
 
-    With ``feedback``, samples may come in sequences, without the states of the model.
+    With ``hints``, samples may come in sequences, without the states of the model.
 
     Raises NotFound, ResourceExhausted, and InvalidData if the data are damaged or do not fit the model.
     """
@@ -54,34 +55,34 @@ def open_data(
         _check_fits(data, signature)
         return data
     if isinstance(data, Mapping):
-        return _arrays(data, signature, "the data", independent, feedback)
+        return _arrays(data, signature, "the data", independent, hints)
     if isinstance(data, str | os.PathLike):
-        return load_dataset(data, signature, independent=independent, feedback=feedback)
-    return gather(iterated(data), signature, "the data", independent=independent, feedback=feedback)
+        return load_dataset(data, signature, independent=independent, hints=hints)
+    return gather(iterated(data), signature, "the data", independent=independent, hints=hints)
 
 
 def load_dataset(
-    path: str | os.PathLike[str], signature: Signature, *, independent: bool = False, feedback: Feedback | None = None
+    path: str | os.PathLike[str], signature: Signature, *, independent: bool = False, hints: Hints | None = None
 ) -> Dataset:
     """Read samples from a file, a folder, or the function ``module:function``. Raises the errors of ``open_data``."""
     name = os.fspath(path)
     if is_function(name):
-        return _returned(name, signature, independent, feedback)
+        return _returned(name, signature, independent, hints)
     path = local_path(name)
     if path.is_dir():
-        return read_folder(path, signature, independent=independent, feedback=feedback)
+        return read_folder(path, signature, independent=independent, hints=hints)
     if not path.exists():
         raise NotFound(f"no data file '{path}'", "check the path")
     if path.suffix in {".jsonl", ".ndjson"}:
-        return gather(json_lines(path), signature, f"'{path}'", independent=independent, feedback=feedback)
+        return gather(json_lines(path), signature, f"'{path}'", independent=independent, hints=hints)
     if path.suffix in _TABLES:
-        samples = _TABLES[path.suffix](path, signature, feedback.states if feedback else ())
-        return gather(samples, signature, f"'{path}'", independent=independent, feedback=feedback)
+        samples = _TABLES[path.suffix](path, signature, hints.states if hints else ())
+        return gather(samples, signature, f"'{path}'", independent=independent, hints=hints)
     arrays = read_npz(path)
-    if has_sequences(arrays, signature, feedback):
-        return _arrays(arrays, signature, f"'{path}'", independent, feedback)
+    if has_sequences(arrays, signature, hints):
+        return _arrays(arrays, signature, f"'{path}'", independent, hints)
     try:
-        return _arrays(arrays, signature, "", independent, feedback)
+        return _arrays(arrays, signature, "", independent, hints)
     except InvalidData as error:
         raise InvalidData(f"'{path}': {error.message}", error.hint) from None
 
@@ -119,16 +120,16 @@ def _check_fits(data: Dataset, signature: Signature) -> None:
 
 
 def _arrays(
-    arrays: Mapping[str, Array], signature: Signature, what: str, independent: bool, feedback: Feedback | None
+    arrays: Mapping[str, Array], signature: Signature, what: str, independent: bool, hints: Hints | None
 ) -> Dataset:
     """The samples of arrays whose first axis counts them."""
-    if feedback and has_sequences(arrays, signature, feedback):
-        return gather(calls_in_sequences(arrays, signature), signature, what, feedback=feedback)
-    check_states(arrays, feedback)
+    if hints and has_sequences(arrays, signature, hints):
+        return gather(calls_in_sequences(arrays, signature), signature, what, hints=hints)
+    check_states(arrays, hints)
     return check_dataset(arrays, signature, independent=independent)
 
 
-def _returned(name: str, signature: Signature, independent: bool, feedback: Feedback | None) -> Dataset:
+def _returned(name: str, signature: Signature, independent: bool, hints: Hints | None) -> Dataset:
     """The samples that the function ``name`` returns. Raises InvalidArgument, InvalidData, ResourceExhausted."""
     function = load_function(name, "data")
     try:
@@ -140,5 +141,5 @@ def _returned(name: str, signature: Signature, independent: bool, feedback: Feed
             f"the function '{name}' failed: {type(error).__name__}: {error}", "repair the function"
         ) from error
     if isinstance(found, Mapping):
-        return _arrays(found, signature, f"'{name}'", independent, feedback)
-    return gather(iterated(found), signature, f"'{name}'", independent=independent, feedback=feedback)
+        return _arrays(found, signature, f"'{name}'", independent, hints)
+    return gather(iterated(found), signature, f"'{name}'", independent=independent, hints=hints)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from penstock.dataset import LABELS
 from penstock.errors import InvalidData, PenstockError
+from penstock.samples.hints import Hints
 from penstock.samples.values import from_python, typed
 from penstock.tensor import Array, Signature, TensorSpec
 
@@ -16,23 +17,14 @@ SEQUENCE = "sequence"
 """Name of the number or text among the arrays of a sample that says to which sequence it belongs."""
 
 
-class Feedback(NamedTuple):
-    """How the states of a model are fed back from call to call."""
-
-    states: Mapping[str, str]
-    """The states among the inputs, and for each the output that returns its next value; empty if the model has no states."""
-    forward: Callable[[Mapping[str, Array]], Mapping[str, Array]]
-    """Runs the model."""
-
-
-def has_sequences(arrays: Mapping[str, Any], signature: Signature, feedback: Feedback | None) -> bool:
+def has_sequences(arrays: Mapping[str, Any], signature: Signature, hints: Hints | None) -> bool:
     """True if ``arrays`` say to which sequence they belong, and the model has states to feed back."""
-    return bool(feedback and feedback.states) and SEQUENCE in arrays and SEQUENCE not in signature.input_names
+    return bool(hints and hints.states) and SEQUENCE in arrays and SEQUENCE not in signature.input_names
 
 
-def check_states(arrays: Mapping[str, Any], feedback: Feedback | None) -> None:
+def check_states(arrays: Mapping[str, Any], hints: Hints | None) -> None:
     """Raise InvalidData if ``arrays``, which say nothing about sequences, lack a state."""
-    if feedback and (missing := sorted(feedback.states.keys() - arrays.keys())):
+    if hints and (missing := sorted(hints.states.keys() - arrays.keys())):
         raise InvalidData(
             f"no array for the state(s) {missing}",
             f"add '{SEQUENCE}', the number of each sample's sequence, and Penstock makes the states; or give the states",
@@ -42,9 +34,9 @@ def check_states(arrays: Mapping[str, Any], feedback: Feedback | None) -> None:
 class Feeder:
     """Adds the states to samples: zeros at the start of a sequence, or the states given there, then those that the model returned."""
 
-    def __init__(self, signature: Signature, feedback: Feedback) -> None:
+    def __init__(self, signature: Signature, hints: Hints) -> None:
         self._specs = {spec.name: spec for spec in signature.inputs}
-        self._feedback = feedback
+        self._hints = hints
         self._known: set[Any] = set()
         self._current: Any = None
         self._next: dict[str, Array] = {}
@@ -67,7 +59,7 @@ class Feeder:
         self._known.add(key)
         self._current = key
         self.numbers.append(len(self._known) - 1)
-        states = self._feedback.states
+        states = self._hints.states
         found = {
             name: _with_axis(self._specs[name], value)
             for name, value in arrays.items()
@@ -80,10 +72,10 @@ class Feeder:
     def advance(self, inputs: Mapping[str, Array]) -> None:
         """Run the model on the filled sample ``inputs``, for the states of the next one. Raises InvalidData."""
         try:
-            outputs = self._feedback.forward(inputs)
+            outputs = self._hints.forward(inputs)
         except PenstockError as error:
             raise InvalidData(error.message, error.hint) from None
-        self._next = {name: outputs[output] for name, output in self._feedback.states.items()}
+        self._next = {name: outputs[output] for name, output in self._hints.states.items()}
 
     def _zeros(self, name: str, inputs: Mapping[str, Array]) -> Array:
         """The state before the first call. Its only free axis is that of the rows of a call."""

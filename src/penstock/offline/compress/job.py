@@ -24,7 +24,7 @@ from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import BATCH, Judge, checked_reference, coupling_notes, judging
 from penstock.offline.optimize.model import self_contained
 from penstock.offline.optimize.optimizer import optimize
-from penstock.offline.sessions import feeding, loaded
+from penstock.offline.sessions import hints_of, loaded
 from penstock.resources import machine_facts
 from penstock.rows.proof import coupling
 from penstock.samples.open import Data, data_path, open_data
@@ -164,8 +164,8 @@ class Job:
             return None
         reason = coupling(self.original, running.signature)
         independent = running.signature.batchable and not reason
-        with feeding(self.original) as feedback:
-            data = open_data(given, self.signature, independent=independent, feedback=feedback)
+        with hints_of(self.original) as hints:
+            data = open_data(given, self.signature, independent=independent, hints=hints)
         if self._method.trains:
             data.check_stacks("training")
         reason = reason if data.joins else ""
