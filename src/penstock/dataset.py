@@ -20,6 +20,8 @@ from penstock.tensor import Array, DataType, to_wire
 LABELS = "labels"
 """Name of the labels among the arrays of a sample, or of an npz file."""
 DIGEST_BYTES = 16
+_CALL_BYTES = 32 << 20
+"""Size of the inputs of one call, if it may have any number of rows."""
 _MOST_SIZES = 3
 """Number of different calls in which samples of many sizes are timed."""
 
@@ -249,6 +251,11 @@ class Dataset:
         for members in [np.arange(self.count)] if size == 1 else self._kinds.values():
             for start in range(0, len(members), size):
                 yield members[start : start + size]
+
+    def fitting(self, rows: int) -> int:
+        """``rows``, or fewer if so many samples of the largest shape take too much memory in one call."""
+        largest = max(int(self._kind_bytes[kind]) for kind in self._kinds)
+        return min(rows, max(1, _CALL_BYTES // max(1, largest)))
 
     def alike(self) -> Dataset:
         """The dataset with only the samples of the most frequent shapes."""

@@ -4,10 +4,10 @@ import input_models
 from penstock.inputs.hints import hints_for
 from penstock.inputs.meanings import meanings_of
 from penstock.rows.graph import read_graph
-from penstock.samples.hints import Hints, ImageForm, SoundForm
+from penstock.samples.hints import ImageForm, InputHints, SoundForm
 
 
-def hints_of(model: input_models.Artifact) -> Hints:
+def hints_of(model: input_models.Artifact) -> InputHints:
     return hints_for(meanings_of(input_models.signature_of(model), read_graph(model.data)))
 
 

@@ -11,7 +11,7 @@ from penstock.dataset import Dataset
 from penstock.errors import InvalidData, PenstockError, Unsupported
 from penstock.samples.audio import read_sound
 from penstock.samples.folder import read_folder
-from penstock.samples.hints import Hints, SoundForm
+from penstock.samples.hints import InputHints, SoundForm
 from penstock.tensor import DataType, Signature, TensorSpec
 
 Y = (TensorSpec("y", DataType.FP32, (-1, 2)),)
@@ -29,7 +29,7 @@ def write(path: Path, values: np.ndarray, rate: int = 16_000, width: int = 2, ch
 
 def read(folder: Path, *specs: TensorSpec, form: SoundForm | None = None) -> Dataset:
     return read_folder(
-        folder, Signature(specs or (SOUND,), Y), hints=Hints({}, lambda _: {}, None, form or SoundForm("sound"))
+        folder, Signature(specs or (SOUND,), Y), hints=InputHints({}, lambda _: {}, None, form or SoundForm("sound"))
     )
 
 

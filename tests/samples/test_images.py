@@ -16,7 +16,7 @@ from penstock.dataset import Dataset
 from penstock.errors import InvalidData, PenstockError, Unsupported
 from penstock.samples import folder as folder_module
 from penstock.samples.folder import read_folder
-from penstock.samples.hints import Hints, ImageForm
+from penstock.samples.hints import ImageForm, InputHints
 from penstock.samples.images import read_image
 from penstock.tensor import DataType, Signature, TensorSpec
 
@@ -28,8 +28,8 @@ def spec(*shape: int, datatype: DataType = DataType.FP32) -> TensorSpec:
     return TensorSpec("x", datatype, shape)
 
 
-def hints(layout: str = "NCHW", low: float = 0.0, high: float = 1.0) -> Hints:
-    return Hints({}, lambda _: {}, ImageForm("x", layout, low, high, "range assumed"))
+def hints(layout: str = "NCHW", low: float = 0.0, high: float = 1.0) -> InputHints:
+    return InputHints({}, lambda _: {}, ImageForm("x", layout, low, high, "range assumed"))
 
 
 def saved(path: Path, pixels: np.ndarray, **options: object) -> np.ndarray:
@@ -42,7 +42,7 @@ def pixels(height: int = 6, width: int = 8) -> np.ndarray:
     return RNG.integers(0, 256, (height, width, 3), np.uint8)
 
 
-def read(path: Path, wanted: TensorSpec, known: Hints | None = None) -> Dataset:
+def read(path: Path, wanted: TensorSpec, known: InputHints | None = None) -> Dataset:
     return read_folder(path, Signature((wanted,), Y), hints=known or hints())
 
 

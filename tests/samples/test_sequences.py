@@ -12,7 +12,7 @@ import pytest
 
 from penstock.dataset import Dataset
 from penstock.errors import InvalidData
-from penstock.samples.hints import Hints
+from penstock.samples.hints import InputHints
 from penstock.samples.open import Data, open_data
 from penstock.tensor import DataType, Signature, TensorSpec
 
@@ -36,7 +36,7 @@ def add(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {"y": state[0, :, :1], "next": state}
 
 
-HINTS = Hints({"state": "next"}, add)
+HINTS = InputHints({"state": "next"}, add)
 
 
 def opened(data: Data) -> Dataset:
@@ -168,7 +168,7 @@ def test_a_state_with_several_free_axes_must_be_given() -> None:
 
 def test_a_model_without_states_ignores_the_name() -> None:
     plain = Signature(SUMS.inputs[:1], SUMS.outputs)
-    data = open_data({"x": X, "sequence": np.array(SEQUENCES)}, plain, hints=Hints({}, add))
+    data = open_data({"x": X, "sequence": np.array(SEQUENCES)}, plain, hints=InputHints({}, add))
     assert (data.sequences, data.count, data.stacks) == (None, 6, True)
 
 

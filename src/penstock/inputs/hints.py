@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from penstock.inputs.meaning import Meaning, Role
-from penstock.samples.hints import Hints, ImageForm, SoundForm
+from penstock.samples.hints import ImageForm, InputHints, SoundForm
 from penstock.tensor import Array
 
 _USUAL_RATES = {8_000, 16_000}
@@ -13,14 +13,14 @@ _USUAL_RATES = {8_000, 16_000}
 
 def hints_for(
     meanings: Mapping[str, Meaning], forward: Callable[[Mapping[str, Array]], Mapping[str, Array]] = lambda _: {}
-) -> Hints:
+) -> InputHints:
     """The hints for a model whose inputs have these meanings. ``forward`` runs the model."""
     by_role: dict[Role, list[str]] = {}
     for name, one in meanings.items():
         by_role.setdefault(one.role, []).append(name)
     states = {name: meanings[name].partner for name in by_role.get(Role.STATE, ()) if meanings[name].partner}
     images, sounds, rates = (by_role.get(role, []) for role in (Role.IMAGE, Role.AUDIO, Role.SAMPLING_RATE))
-    return Hints(
+    return InputHints(
         states if len(states) < len(meanings) else {},
         forward,
         _images(images[0], meanings[images[0]]) if len(images) == 1 and not sounds else None,

@@ -13,7 +13,7 @@ from penstock.inputs.meanings import meanings_of
 from penstock.offline.model_store import borrowed, remembered
 from penstock.rows.graph import read_graph
 from penstock.rows.proof import coupling
-from penstock.samples.hints import Hints
+from penstock.samples.hints import InputHints
 from penstock.tensor import Array, Signature
 
 _AS_WRITTEN = {"graph_level": "disabled", "arena": False}
@@ -54,7 +54,7 @@ def signature_of(artifact: Artifact) -> Signature:
 
 
 @contextlib.contextmanager
-def hints_of(artifact: Artifact) -> Iterator[Hints]:
+def hints_of(artifact: Artifact) -> Iterator[InputHints]:
     """What names, shapes and the graph show about the inputs of ``artifact``. Raises InvalidModel."""
     graph = read_graph(artifact.data) if artifact.format is Format.ONNX else None
     with loaded(artifact) as model:

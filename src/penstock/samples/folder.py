@@ -13,7 +13,7 @@ from penstock.dataset import LABELS, Dataset
 from penstock.errors import InvalidData, printable
 from penstock.samples import audio, images
 from penstock.samples.gather import Gathering
-from penstock.samples.hints import Hints, ImageForm, SoundForm
+from penstock.samples.hints import ImageForm, InputHints, SoundForm
 from penstock.samples.npz import read_npy, read_npz
 from penstock.samples.sequences import SEQUENCE, has_sequences
 from penstock.samples.spool import Spool
@@ -33,7 +33,7 @@ _NAMED = 3
 
 
 def read_folder(
-    folder: Path, signature: Signature, *, independent: bool = False, hints: Hints | None = None
+    folder: Path, signature: Signature, *, independent: bool = False, hints: InputHints | None = None
 ) -> Dataset:
     """The samples of all files of one kind in ``folder`` and its subfolders, sorted by path. Hidden files are skipped.
 
@@ -86,7 +86,7 @@ def read_folder(
 
 
 def _reader(
-    folder: Path, kind: str, signature: Signature, hints: Hints | None
+    folder: Path, kind: str, signature: Signature, hints: InputHints | None
 ) -> Callable[[Path], Mapping[str, Array]]:
     """A function that reads a file of this kind. Raises InvalidData if the model takes other data."""
     if kind == "npz":

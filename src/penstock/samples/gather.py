@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.dataset import DIGEST_BYTES, LABELS, Dataset, Separate, Sequences, Shapes, digest_of
 from penstock.errors import InvalidData
-from penstock.samples.hints import Hints
+from penstock.samples.hints import InputHints
 from penstock.samples.sequences import Feeder, check_states, has_sequences
 from penstock.samples.stacked import check_names
 from penstock.samples.values import check_finite, check_labels, from_python, typed
@@ -33,7 +33,7 @@ class Gathering:
     If the first sample says to which sequence it belongs, all do, and their states are made with ``hints``.
     """
 
-    def __init__(self, signature: Signature, *, independent: bool, hints: Hints | None = None) -> None:
+    def __init__(self, signature: Signature, *, independent: bool, hints: InputHints | None = None) -> None:
         self._signature = signature
         self._hints, self._feeder = hints, Feeder(signature, hints) if hints else None
         self._is_expanded = signature.has_rows and (independent or signature.smallest_batch > 1)

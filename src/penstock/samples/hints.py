@@ -33,7 +33,7 @@ class SoundForm(msgspec.Struct, frozen=True):
     """The sampling rates that the model distinguishes; empty if unknown."""
 
 
-class Hints(msgspec.Struct, frozen=True):
+class InputHints(msgspec.Struct, frozen=True):
     """What is known or assumed about a model."""
 
     states: Mapping[str, str]

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.dataset import Dataset
 from penstock.errors import InvalidData, PenstockError
 from penstock.samples.gather import Gathering
-from penstock.samples.hints import Hints
+from penstock.samples.hints import InputHints
 from penstock.samples.sequences import SEQUENCE
 from penstock.samples.spool import Spool
 from penstock.tensor import Signature
@@ -23,7 +23,7 @@ def gather(
     what: str,
     *,
     independent: bool = False,
-    hints: Hints | None = None,
+    hints: InputHints | None = None,
 ) -> Dataset:
     """Read ``samples`` once, into a temporary file. ``what`` names the data in errors. A list of samples is a sequence.
 

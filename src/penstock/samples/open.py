@@ -21,15 +21,15 @@ from typing import Any
 from penstock.artifact import local_path
 from penstock.dataset import Dataset
 from penstock.errors import InvalidData, NotFound, PenstockError
-from penstock.samples.csv_table import csv_samples
 from penstock.samples.folder import read_folder
-from penstock.samples.hints import Hints
+from penstock.samples.hints import InputHints
 from penstock.samples.iterable import gather
 from penstock.samples.json_lines import json_lines
 from penstock.samples.npz import read_npz
-from penstock.samples.parquet import parquet_samples
 from penstock.samples.sequences import calls_in_sequences, check_states, has_sequences
 from penstock.samples.stacked import check_dataset, check_names
+from penstock.samples.tables.csv_table import csv_samples
+from penstock.samples.tables.parquet import parquet_samples
 from penstock.samples.user_code import iterated, load_function
 from penstock.samples.values import typed
 from penstock.tensor import Array, Signature
@@ -43,7 +43,7 @@ _FUNCTION = re.compile(r"[\w.]+:\w+")
 
 
 def open_data(
-    data: Data | Dataset, signature: Signature, *, independent: bool = False, hints: Hints | None = None
+    data: Data | Dataset, signature: Signature, *, independent: bool = False, hints: InputHints | None = None
 ) -> Dataset:
     """The samples of ``data`` for a model with this signature. ``independent`` is true if the rows of a call are proven independent.
 
@@ -62,7 +62,7 @@ def open_data(
 
 
 def load_dataset(
-    path: str | os.PathLike[str], signature: Signature, *, independent: bool = False, hints: Hints | None = None
+    path: str | os.PathLike[str], signature: Signature, *, independent: bool = False, hints: InputHints | None = None
 ) -> Dataset:
     """Read samples from a file, a folder, or the function ``module:function``. Raises the errors of ``open_data``."""
     name = os.fspath(path)
@@ -120,7 +120,7 @@ def _check_fits(data: Dataset, signature: Signature) -> None:
 
 
 def _arrays(
-    arrays: Mapping[str, Array], signature: Signature, what: str, independent: bool, hints: Hints | None
+    arrays: Mapping[str, Array], signature: Signature, what: str, independent: bool, hints: InputHints | None
 ) -> Dataset:
     """The samples of arrays whose first axis counts them."""
     if hints and has_sequences(arrays, signature, hints):
@@ -129,7 +129,7 @@ def _arrays(
     return check_dataset(arrays, signature, independent=independent)
 
 
-def _returned(name: str, signature: Signature, independent: bool, hints: Hints | None) -> Dataset:
+def _returned(name: str, signature: Signature, independent: bool, hints: InputHints | None) -> Dataset:
     """The samples that the function ``name`` returns. Raises InvalidArgument, InvalidData, ResourceExhausted."""
     function = load_function(name, "data")
     try:

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.dataset import LABELS
 from penstock.errors import InvalidData, PenstockError
-from penstock.samples.hints import Hints
+from penstock.samples.hints import InputHints
 from penstock.samples.values import from_python, typed
 from penstock.tensor import Array, Signature, TensorSpec
 
@@ -17,12 +17,12 @@ SEQUENCE = "sequence"
 """Name of the number or text among the arrays of a sample that says to which sequence it belongs."""
 
 
-def has_sequences(arrays: Mapping[str, Any], signature: Signature, hints: Hints | None) -> bool:
+def has_sequences(arrays: Mapping[str, Any], signature: Signature, hints: InputHints | None) -> bool:
     """True if ``arrays`` say to which sequence they belong, and the model has states to feed back."""
     return bool(hints and hints.states) and SEQUENCE in arrays and SEQUENCE not in signature.input_names
 
 
-def check_states(arrays: Mapping[str, Any], hints: Hints | None) -> None:
+def check_states(arrays: Mapping[str, Any], hints: InputHints | None) -> None:
     """Raise InvalidData if ``arrays``, which say nothing about sequences, lack a state."""
     if hints and (missing := sorted(hints.states.keys() - arrays.keys())):
         raise InvalidData(
@@ -34,7 +34,7 @@ def check_states(arrays: Mapping[str, Any], hints: Hints | None) -> None:
 class Feeder:
     """Adds the states to samples: zeros at the start of a sequence, or the states given there, then those that the model returned."""
 
-    def __init__(self, signature: Signature, hints: Hints) -> None:
+    def __init__(self, signature: Signature, hints: InputHints) -> None:
         self._specs = {spec.name: spec for spec in signature.inputs}
         self._hints = hints
         self._known: set[Any] = set()

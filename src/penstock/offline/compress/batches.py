@@ -25,7 +25,7 @@ class CalibrationBatches:
         self.smallest = signature.smallest_batch
         """The smallest batch that the model accepts."""
         is_free = all(spec.shape[:1] == (-1,) for spec in signature.inputs)
-        self._size = batch_size if is_free else self.smallest
+        self._size = self.data.fitting(batch_size) if is_free else self.smallest
         self.samples = list(self.data.call_samples(self._size))
         """The numbers of the samples in each batch."""
         self.count = len(self.samples)

@@ -298,7 +298,7 @@ def answers(model: LoadedModel, data: Dataset, batch: int = 64) -> Outputs:
 
     Raises Unsupported if the outputs have no axis for samples, ResourceExhausted if they need more than half of the memory.
     """
-    size = batch if model.signature.batchable else model.signature.smallest_batch
+    size = data.fitting(batch) if model.signature.batchable else model.signature.smallest_batch
     return joined(data.call_samples(size), (_answered(model, call, data) for call in data.calls(size)))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import InvalidData, Unsupported
-from penstock.samples.columns import Columns
+from penstock.samples.tables.columns import Columns
 from penstock.tensor import DataType, Signature, TensorSpec
 
 _ROWS = 256

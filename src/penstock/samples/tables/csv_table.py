@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import InvalidData
-from penstock.samples.columns import Columns
+from penstock.samples.tables.columns import Columns
 from penstock.tensor import DataType, Signature, TensorSpec
 
 _TRUE, _FALSE = {"1", "true"}, {"0", "false"}

@@ -11,7 +11,7 @@ import pytest
 from penstock.dataset import Dataset
 from penstock.errors import InvalidData, Unsupported
 from penstock.samples.open import load_dataset
-from penstock.samples.parquet import parquet_samples
+from penstock.samples.tables.parquet import parquet_samples
 from penstock.tensor import DataType, Signature, TensorSpec
 
 Y = (TensorSpec("y", DataType.FP32, (-1, 1)),)
