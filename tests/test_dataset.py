@@ -36,6 +36,13 @@ def test_the_digest_names_the_content() -> None:
     assert len({same, *(other.digest for other in others)}) == 5
 
 
+def test_a_call_of_large_samples_has_fewer_rows() -> None:
+    assert make_dataset({"x": np.zeros((8, 1 << 20), np.float32)}, None).fitting(64) == 8
+    assert make_dataset({"x": np.zeros((8, 10), np.float32)}, None).fitting(64) == 64
+    assert ragged([3, 1 << 23]).fitting(64) == 1
+    assert ragged([3, 1 << 24]).fitting(64) == 1
+
+
 @given(st.integers(2, 200), st.floats(0, 1), st.sampled_from([1, 2, 5]))
 def test_a_split_loses_nothing_and_leaves_both_parts(parts: int, held_out: float, multiple: int) -> None:
     count = parts * multiple

@@ -48,7 +48,7 @@ def infer(
     inputs: Annotated[
         Path,
         typer.Option(
-            help="Samples: npz file of rows, folder of npz files, JSON lines, CSV, or module:function.",
+            help="Samples: npz file of rows, folder of npz files, JSON lines, CSV, Parquet, or module:function.",
             show_default=False,
         ),
     ],
