@@ -176,3 +176,9 @@ def test_an_input_of_that_name_is_no_number_of_a_sequence() -> None:
     named = Signature((TensorSpec("sequence", FP32, (-1, 2)), *SUMS.inputs[1:]), SUMS.outputs)
     with pytest.raises(InvalidData, match="no array for the state"):
         open_data([{"sequence": X[0], "rate": 8}], named, hints=HINTS)
+
+
+def test_lists_of_samples_need_a_model_with_states() -> None:
+    plain = Signature(SUMS.inputs[:1], SUMS.outputs)
+    with pytest.raises(InvalidData, match="sample 0 of the data is of type list"):
+        open_data([[{"x": X[0]}]], plain, hints=InputHints({}, add))

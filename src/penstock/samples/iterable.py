@@ -25,12 +25,14 @@ def gather(
     independent: bool = False,
     hints: InputHints | None = None,
 ) -> Dataset:
-    """Read ``samples`` once, into a temporary file. ``what`` names the data in errors. A list of samples is a sequence.
+    """Read ``samples`` once, into a temporary file. ``what`` names the data in errors. A list of samples is a sequence, if the model
+    has states.
 
     Raises InvalidData, ResourceExhausted.
     """
     gathering, spool = Gathering(signature, independent=independent, hints=hints), Spool()
-    for number, sample in enumerate(_flat(_each(samples, what))):
+    found = _each(samples, what)
+    for number, sample in enumerate(_flat(found) if hints and hints.states else found):
         place = f"sample {number} of {what}"
         if not isinstance(sample, Mapping):
             raise InvalidData(
