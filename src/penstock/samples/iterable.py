@@ -43,9 +43,9 @@ def gather(
 
 
 def _flat(samples: Iterable[Any]) -> Iterator[Any]:
-    """The samples, also those in lists, which get the number of their list as that of their sequence."""
+    """The samples, also those in lists or tuples, which get the number of their list as that of their sequence."""
     for number, found in enumerate(samples):
-        if not isinstance(found, list):
+        if not isinstance(found, list | tuple):
             yield found
             continue
         for sample in found:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,11 @@ from penstock.samples.user_code import iterated, load_function
 from penstock.samples.values import typed
 from penstock.tensor import Array, Signature
 
-Data = str | os.PathLike[str] | Mapping[str, Array] | Iterable[Mapping[str, Any]]
-"""A file, a folder or ``module:function``; a mapping from input names to arrays of stacked samples; or an iterable of samples. Values
-named ``labels`` are the labels."""
+Data = (
+    str | os.PathLike[str] | Mapping[str, Array] | Iterable[Mapping[str, Any]] | Iterable[Sequence[Mapping[str, Any]]]
+)
+"""A file, a folder or ``module:function``; a mapping from input names to arrays of stacked samples; or an iterable of samples or of
+sequences of them. Values named ``labels`` are the labels."""
 
 _TABLES = {".csv": csv_samples, ".parquet": parquet_samples}
 _FUNCTION = re.compile(r"[\w.]+:\w+")
