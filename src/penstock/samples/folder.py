@@ -137,8 +137,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _leads_outside(folder: Path, path: Path) -> bool:
-    """True if ``path`` is no file, or an image or a sound that is a link to a file outside of ``folder``."""
-    is_media = _KINDS[path.suffix.lower()] in _MEDIA
-    return not path.is_file() or (
-        is_media and path.is_symlink() and not path.resolve().is_relative_to(folder.resolve())
-    )
+    """True if ``path`` is named like an image or a sound, but is no file, or is a link to a file outside of ``folder``."""
+    if _KINDS[path.suffix.lower()] not in _MEDIA:
+        return False
+    return not path.is_file() or (path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()))

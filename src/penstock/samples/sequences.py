@@ -27,7 +27,8 @@ def check_states(arrays: Mapping[str, Any], hints: InputHints | None) -> None:
     if hints and (missing := sorted(hints.states.keys() - arrays.keys())):
         raise InvalidData(
             f"no array for the state(s) {missing}",
-            f"add '{SEQUENCE}', the number of each sample's sequence, and Penstock makes the states; or give the states",
+            f"add '{SEQUENCE}', the number of each sample's sequence (in a folder: a subfolder for each), and Penstock makes the "
+            "states; or give the states",
         )
 
 
