@@ -35,7 +35,7 @@ ROOM_LINES = {
     "pipeline": 440,
     "protocol": 413,
     "rows": 2_207,
-    "samples": 1_688,
+    "samples": 1_687,
     "storage": 409,
     "telemetry": 1_976,
 }
