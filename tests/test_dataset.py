@@ -222,5 +222,6 @@ def test_labels_tell_copies_apart() -> None:
 @pytest.mark.parametrize(("shape", "rows"), [((8,), 64), ((3, 512, 512), 1), ((3, 128, 128), 21)])
 def test_a_batch_of_large_samples_has_fewer_of_them(shape: tuple[int, ...], rows: int) -> None:
     data = make_dataset({"x": np.zeros((2, *shape), np.float32)}, None)
-    assert data.batch(64) == rows
-    assert data.batch(2 * rows, 1 << 40) == 2 * rows
+    assert data.fitting(64) == rows
+    assert data.fitting(2 * rows, 1 << 40) == 2 * rows
+    assert ragged([3, 1 << 23]).fitting(64) == 1

@@ -20,10 +20,10 @@ from penstock.tensor import Array, DataType, to_wire
 LABELS = "labels"
 """Name of the labels among the arrays of a sample, or of an npz file."""
 DIGEST_BYTES = 16
+_CALL_BYTES = 4 << 20
+"""Maximum size of the inputs of one call, if it may have any number of rows. Activations are often many times larger."""
 _MOST_SIZES = 3
 """Number of different calls in which samples of many sizes are timed."""
-
-_BATCH_BYTES = 4 << 20
 
 Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of a sample's arrays, by input."""
@@ -41,6 +41,15 @@ class SizedCall(NamedTuple):
 
     inputs: dict[str, Array]
     share: float = 1.0
+
+
+class Sequences(NamedTuple):
+    """The sequences of calls that the samples of a source form. The calls of a sequence have consecutive numbers."""
+
+    states: Mapping[str, str]
+    """The states among the inputs, and for each the output that returns its next value."""
+    of: Array
+    """For each sample, the number of its sequence."""
 
 
 class Source(Protocol):
@@ -108,16 +117,51 @@ class Dataset:
     """Samples of a ``source``, with optional labels. ``joins`` is true if samples are rows, which can share a call."""
 
     def __init__(
-        self, source: Source, labels: Array | None = None, *, joins: bool = True, order: Array | None = None
+        self,
+        source: Source,
+        labels: Array | None = None,
+        *,
+        joins: bool = True,
+        order: Array | None = None,
+        sequences: Sequences | None = None,
     ) -> None:
-        """``order`` has the numbers of the samples in ``source``. By default, the dataset has all samples."""
-        self._source, self.labels, self.joins = source, labels, joins
+        """``order`` has the numbers of the samples in ``source``. By default, the dataset has all samples.
+
+        If the samples form ``sequences``, the states among their inputs are those that the original model returned.
+        """
+        self._source, self.labels, self.joins, self._sequences = source, labels, joins, sequences
         self._order = np.arange(len(source.kinds)) if order is None else order
 
     @property
     def count(self) -> int:
         """Number of samples."""
         return len(self._order)
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """The states among the inputs, and the outputs that return them; empty unless the samples form sequences."""
+        return self._sequences.states if self._sequences else {}
+
+    @property
+    def sequences(self) -> Array | None:
+        """For each sample, the number of its sequence, from 0 without gaps; None unless the samples form sequences."""
+        if self._sequences is None:
+            return None
+        return np.unique(self._sequences.of[self._order], return_inverse=True)[1]
+
+    @property
+    def units(self) -> int:
+        """The number of independent parts: of sequences, or of samples."""
+        found = self.sequences
+        return self.count if found is None else int(found.max(initial=-1)) + 1
+
+    @property
+    def continues(self) -> Array:
+        """For each sample, True if it is the call of a sequence that comes right after the sample before."""
+        found = np.zeros(self.count, bool)
+        if self._sequences is not None:
+            found[1:] = (np.diff(self._order) == 1) & (np.diff(self._sequences.of[self._order]) == 0)
+        return found
 
     @property
     def numbers(self) -> Array:
@@ -153,8 +197,8 @@ class Dataset:
 
     @property
     def stacks(self) -> bool:
-        """True if all samples are rows of equal shapes."""
-        return self.joins and len(self._kinds) == 1
+        """True if all samples are rows of equal shapes, and form no sequences."""
+        return self.joins and len(self._kinds) == 1 and self._sequences is None
 
     @property
     def sizes(self) -> int:
@@ -167,11 +211,6 @@ class Dataset:
         counts = np.bincount(self._source.kinds[self._order], minlength=len(self._source.shapes))
         return float(counts @ self._kind_bytes) / self.count
 
-    def batch(self, rows: int, limit_bytes: int = _BATCH_BYTES) -> int:
-        """``rows``, or fewer if the inputs of a call with as many samples exceed ``limit_bytes``. Activations are often many times
-        larger than inputs."""
-        return max(1, min(rows, int(limit_bytes / max(1.0, self.sample_bytes))))
-
     @property
     def inputs(self) -> dict[str, Array]:
         """All samples in one array per input. Raises Unsupported unless ``stacks``."""
@@ -182,6 +221,7 @@ class Dataset:
         """Raise Unsupported unless all samples are rows of equal shapes, which ``who`` needs."""
         if not self.stacks:
             cause = f"the data have samples of {self.sizes} sizes" if self.joins else "a sample is a whole call"
+            cause = cause if self._sequences is None else "the samples form sequences"
             raise Unsupported(f"{who} needs rows of equal shapes, but {cause}", "quantise the model instead")
 
     def sample(self, number: int) -> dict[str, Array]:
@@ -211,6 +251,11 @@ class Dataset:
         for members in [np.arange(self.count)] if size == 1 else self._kinds.values():
             for start in range(0, len(members), size):
                 yield members[start : start + size]
+
+    def fitting(self, rows: int, limit_bytes: int = _CALL_BYTES) -> int:
+        """``rows``, or fewer if the inputs of a call with so many samples of the largest shape exceed ``limit_bytes``."""
+        largest = max(int(self._kind_bytes[kind]) for kind in self._kinds)
+        return min(rows, max(1, limit_bytes // max(1, largest)))
 
     def alike(self) -> Dataset:
         """The dataset with only the samples of the most frequent shapes."""
@@ -258,7 +303,16 @@ class Dataset:
         return self.part(0, cut), self.part(cut, self.count)
 
     def split_shuffled(self, held_out: float, multiple: int = 1, seed: int = 0) -> tuple[Dataset, Dataset]:
-        """Like ``split``, but splits off random samples, with nearly the same proportion of every class. Samples keep their order."""
+        """Like ``split``, but splits off random samples, with nearly the same proportion of every class. Samples keep their order.
+
+        If samples form sequences, splits off random sequences.
+        """
+        if (sequence := self.sequences) is not None:
+            units = self.units
+            self._check_splits(units, 1)
+            chosen = np.random.default_rng(seed).permutation(units)[: min(max(1, round(units * held_out)), units - 1)]
+            is_held = np.isin(sequence, chosen)
+            return self.pick(np.flatnonzero(~is_held)), self.pick(np.flatnonzero(is_held))
         blocks = self.count // multiple
         self._check_splits(blocks, multiple)
         order = np.random.default_rng(seed).permutation(self.count)
@@ -284,7 +338,8 @@ class Dataset:
     def pick(self, samples: Array) -> Dataset:
         """The dataset with only the given samples."""
         labels = None if self.labels is None else self.labels[samples]
-        return Dataset(self._source, labels, joins=self.joins, order=self._order[samples])
+        order = self._order[samples]
+        return Dataset(self._source, labels, joins=self.joins, order=order, sequences=self._sequences)
 
     def pick_evenly(self, count: int) -> Dataset:
         """The dataset with only ``count`` evenly spaced samples."""
@@ -315,9 +370,10 @@ class Dataset:
 
     def _check_splits(self, parts: int, multiple: int) -> None:
         if parts < 2:
+            what = "sample" if self._sequences is None else "sequence"
             raise InvalidData(
-                f"{self.count} sample(s) cannot be split into calibration and evaluation data",
-                f"give at least {2 * multiple} samples, or separate evaluation data",
+                f"{self.units} {what}(s) cannot be split into calibration and evaluation data",
+                f"give at least {2 * multiple} {what}s, or separate evaluation data",
             )
 
 

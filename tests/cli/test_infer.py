@@ -8,6 +8,7 @@ import pytest
 
 import call_models
 import evidences
+import input_models
 import models
 from bundles import packed
 from networks import Network
@@ -15,6 +16,7 @@ from penstock.bundle.manifest import ServingConfig
 from penstock.bundle.open import open_bundle
 from penstock.bundle.pack_model import pack_model
 from penstock.cli.infer import write_npz
+from penstock.engines.registry import get_engine
 from penstock.errors import ResourceExhausted
 from penstock.offline.sessions import signature_of
 from penstock.tensor import DataType
@@ -300,3 +302,20 @@ def test_lines_and_tables_are_inputs_too(penstock, folder: Path) -> None:
     done = penstock("infer", "linear.onnx", "--inputs", "rows.jsonl")
     assert done.code == 2
     assert "sample 1 of 'rows.jsonl': input 'x' has shape [-1, 3], but the sample has shape [1, 2]" in done.err
+
+
+def test_sequences_get_the_states_that_the_model_returns(penstock, folder: Path) -> None:
+    (folder / "voice.onnx").write_bytes(input_models.voice_activity().data)
+    sounds = np.random.default_rng(0).standard_normal((5, 512)).astype(np.float32)
+    np.savez("voice.npz", input=sounds, sr=np.array(16000), sequence=[0, 0, 0, 1, 1])
+    assert penstock("infer", "voice.onnx", "--inputs", "voice.npz", "--outputs", "out.npz", "--json").code == 0
+    model = get_engine("onnxruntime").load(input_models.voice_activity(), {"threads": 1})
+    state = np.zeros((2, 1, 8), np.float32)
+    with np.load("out.npz") as out:
+        for number, sound in enumerate(sounds):
+            state = state * (number != 3)
+            found = model.forward({"input": sound[np.newaxis], "state": state, "sr": np.array(16000)})
+            np.testing.assert_array_equal(out["stateN"][number], found["stateN"])
+            assert number in (0, 3) or state.any()
+            state = found["stateN"]
+    model.unload()

@@ -10,9 +10,10 @@ import pytest
 from bundles import FILES, manifest_for
 from evidences import QUIET, accuracy, evidence, points, record
 from penstock.artifact import Format
-from penstock.bundle.evidence import Attempt
+from penstock.bundle.evidence import Attempt, SizeGain
 from penstock.bundle.manifest import Manifest, ServingConfig, SourceModel
 from penstock.errors import ResourceExhausted
+from penstock.measurement import Interval
 from penstock.perf.candidate_table import SCRIPT
 from penstock.perf.report import ServedRow, render, write_report
 
@@ -155,6 +156,30 @@ def test_before_and_after_are_bars_on_one_scale() -> None:
     assert re.findall(r'<rect width="([\d.]+%)".*?<b>(.*?)</b>', section)[:2] == [
         ("100.0%", "1 ms"),
         ("40.0%", "0.4 ms"),
+    ]
+
+
+def test_the_gain_at_each_size_has_bars_with_its_share_and_interval() -> None:
+    page = render(manifest())
+    assert "Gain by size" not in page
+    gains = (
+        SizeGain({"ids<b>": (1, 8)}, 0.75, 1.0, 0.5, Interval(2.0, 1.9, 2.1)),
+        SizeGain({"ids<b>": (1, 64), "n": ()}, 0.25, 4.0, 5.0, Interval(0.8, 0.7, 0.9)),
+    )
+    found = manifest()
+    assert found.evidence is not None
+    found = msgspec.structs.replace(found, evidence=msgspec.structs.replace(found.evidence, by_size=gains))
+    page = render(found)
+    section = page[page.index("<h2>Gain by size") : page.index("<h2>Accuracy by latency")]
+    assert re.findall(r"<h3>(.*?) </h3>", section) == [
+        "ids&lt;b&gt; 1×8: 75% of the samples, 2.00x (1.90 … 2.10)",
+        "ids&lt;b&gt; 1×64, n scalar: 25% of the samples, 0.80x (0.70 … 0.90)",
+    ]
+    assert re.findall(r'<rect width="([\d.]+%)".*?<b>(.*?)</b>', section) == [
+        ("100.0%", "1 ms"),
+        ("50.0%", "0.5 ms"),
+        ("80.0%", "4 ms"),
+        ("100.0%", "5 ms"),
     ]
 
 

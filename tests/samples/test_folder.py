@@ -93,14 +93,14 @@ def test_files_of_other_kinds_are_named_in_a_warning_and_hidden_files_are_not(
     with caplog.at_level(logging.WARNING):
         assert read_folder(tmp_path, ROWS).count == 1
     (record,) = caplog.records
-    assert "2 file(s) that are not .npz are ignored: README.md, labels.csv" in record.getMessage()
+    assert "2 file(s) that are not npz are ignored: README.md, labels.csv" in record.getMessage()
 
 
 @pytest.mark.parametrize(
     ("files", "cause"),
     [
-        ({}, "has no npz or npy files"),
-        ({"a.txt": b""}, "has no npz or npy files"),
+        ({}, "has no npz, npy, image or sound files"),
+        ({"a.txt": b""}, "has no npz, npy, image or sound files"),
         ({"a.npz": b"junk"}, "a.npz': it is not an npz file"),
         ({"a.npz": b"PK\x03\x04junk"}, "a.npz"),
         ({"a.npz": b"PK", "b.npy": b"\x93NUMPY"}, "has both npz and npy files"),

@@ -62,7 +62,6 @@ def test_every_kind_gives_the_same_samples(tmp_path: Path, monkeypatch: pytest.M
     [
         ("none.csv", NotFound, "no data file 'none.csv'"),
         ("none", NotFound, "no data file 'none'"),
-        ("rows.parquet", InvalidData, "is a Parquet file"),
         ("no_such_module:f", InvalidArgument, "cannot load the data 'no_such_module:f': ModuleNotFoundError"),
         ("my_bad:none", InvalidArgument, "AttributeError"),
         ("my_bad:number", InvalidData, "'my_bad:number' failed at sample 0: TypeError"),
@@ -75,7 +74,6 @@ def test_what_cannot_be_read_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: type[Exception], cause: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.parquet").write_bytes(b"PAR1")
     (tmp_path / "my_bad.py").write_text(
         "def number():\n    return 3\ndef raising():\n    raise ValueError('no disk')\n"
         "def leaving():\n    raise SystemExit(0)\ndef empty():\n    return []\n"

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from penstock.errors import ResourceExhausted
+from penstock.samples import spool as spool_module
 from penstock.samples.spool import Spool
 
 TYPES = [np.bool_, np.uint8, np.int64, np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
@@ -63,3 +69,60 @@ def test_a_full_disk_is_an_error_that_names_the_folder(monkeypatch: pytest.Monke
     assert isinstance(raised.value.__cause__, OSError)
     assert raised.value.__cause__.errno in (errno.ENOSPC, errno.EINVAL, errno.ESPIPE)
     assert "TMPDIR" in raised.value.hint
+
+
+class Disk:
+    """A disk with ``free`` bytes."""
+
+    total = 100 << 30
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+
+def test_the_disk_keeps_a_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(spool_module._RESERVE + (1 << 20))
+    monkeypatch.setattr(spool_module.shutil, "disk_usage", lambda _: disk)
+    Spool().add({"x": np.zeros(1 << 20, np.uint8)})
+    disk.free -= 1
+    with pytest.raises(ResourceExhausted, match=r"1\.0 GiB are left"):
+        Spool().add({"x": np.zeros(1 << 20, np.uint8)})
+    monkeypatch.setattr(disk, "total", 1 << 20)  # a small disk keeps a tenth
+    disk.free = 300 << 10
+    Spool().add({"x": np.zeros(100 << 10, np.uint8)})
+
+
+def test_a_large_file_is_told_once_and_room_is_checked_seldom(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checks: list[str] = []
+    monkeypatch.setattr(spool_module.shutil, "disk_usage", lambda folder: checks.append(folder) or Disk(50 << 30))
+    monkeypatch.setattr(spool_module, "_STEP", 1000)
+    monkeypatch.setattr(spool_module, "_LARGE", 10_000)
+    spool = Spool()
+    for _ in range(300):
+        spool.add({"x": np.zeros(100, np.uint8)})
+    assert len(checks) <= 30
+    (record,) = caplog.records
+    assert "are copied to the temporary folder" in record.getMessage()
+
+
+def test_the_file_has_no_name_and_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import numpy, os, signal\n"
+        "from penstock.samples.spool import Spool\n"
+        "spool = Spool()\n"
+        "spool.add({'x': numpy.zeros(1 << 20)})\n"
+        "print(os.listdir(os.environ['TMPDIR']), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("[]\n", -signal.SIGKILL)
+    assert os.listdir(tmp_path) == []

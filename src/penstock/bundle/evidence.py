@@ -71,6 +71,11 @@ class SizeGain(msgspec.Struct, frozen=True):
     """Median latencies of one call, in milliseconds."""
     speedup: Interval
 
+    @property
+    def title(self) -> str:
+        """The shapes of the inputs, as text: ``x 1×3×224×224, length scalar``."""
+        return ", ".join(f"{name} {'×'.join(map(str, shape)) or 'scalar'}" for name, shape in self.shapes.items())
+
 
 class CandidateRecord(msgspec.Struct, frozen=True):
     """One candidate and its result. Latencies are for one forward call of ``Evidence.rows_per_call`` rows, in milliseconds."""

@@ -34,8 +34,8 @@ def build(
     calibrate: Annotated[
         Path | None,
         typer.Option(
-            help="A few hundred samples for INT8 calibration: npz file of rows, folder of npz files, JSON lines, CSV, or "
-            "module:function."
+            help="A few hundred samples for INT8 calibration: npz file of rows, folder of npz files, images or sounds, JSON lines, "
+            "CSV, Parquet, or module:function."
         ),
     ] = None,
     evaluate: options.Evaluate = None,

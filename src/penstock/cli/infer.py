@@ -20,12 +20,15 @@ from penstock.cli.views.tables import make_console
 from penstock.dataset import Dataset
 from penstock.engines.registry import engine_title, engines_for
 from penstock.errors import InvalidArgument, PenstockError
+from penstock.inputs.hints import hints_for
+from penstock.inputs.meanings import meanings_of
 from penstock.offline.judge.accuracy import joined
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import checked_reference, coupling_notes
 from penstock.offline.judge.metric_table import METRICS
 from penstock.runtime import MODELS, Model
 from penstock.runtime import open as open_model
+from penstock.samples.hints import InputHints
 from penstock.samples.open import load_dataset
 from penstock.storage.atomic import check_writable, real_path, replacing, whole_file
 from penstock.tensor import Array
@@ -48,7 +51,7 @@ def infer(
     inputs: Annotated[
         Path,
         typer.Option(
-            help="Samples: npz file of rows, folder of npz files, JSON lines, CSV, or module:function.",
+            help="Samples: npz file of rows, folder of npz files, JSON lines, CSV, Parquet, or module:function.",
             show_default=False,
         ),
     ],
@@ -83,7 +86,9 @@ def infer(
         _check_target(outputs, bundle, inputs)
     with open_model(bundle) as model:
         independent = model.signature.batchable and not model.coupling
-        data = load_dataset(inputs, model.signature, independent=independent)
+        # The states of a sequence are those that this model returns.
+        states = hints_for(meanings_of(model.signature), model.infer).states
+        data = load_dataset(inputs, model.signature, independent=independent, hints=InputHints(states, model.infer))
         start = time.perf_counter()
         results = _run(model, data, batch, outputs)
         seconds = time.perf_counter() - start

@@ -8,7 +8,7 @@ from penstock.errors import InvalidData
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.metric_table import METRICS
 from penstock.offline.judge.overlap import check_distinct
-from penstock.offline.sessions import coupling_of, signature_of
+from penstock.offline.sessions import coupling_of, hints_of, signature_of
 from penstock.offline.synthetic import check_synthetic, synthetic_data
 from penstock.samples.open import Data, open_data
 
@@ -32,16 +32,19 @@ def read_data(
         calibrate, evaluate = synthetic_data(original, synthetic or None)
     signature = signature_of(original)
     independent = signature.batchable and not coupling_of(original, signature)
-    calibration = open_data(calibrate, signature, independent=independent) if calibrate is not None else None
-    if evaluate is not None:
-        evaluation = open_data(evaluate, signature, independent=independent)
-    elif calibration is not None:
-        calibration, evaluation = calibration.split_shuffled(_HELD_OUT, signature.smallest_batch, seed)
-    else:
+    with hints_of(original) as hints:
+        calibration, evaluation = (
+            None if data is None else open_data(data, signature, independent=independent, hints=hints)
+            for data in (calibrate, evaluate)
+        )
+    if evaluation is None and calibration is None:
         raise InvalidData(
             "there is no data to judge accuracy on",
             "give --evaluate DATA, and --calibrate DATA for INT8; or --synthetic, which measures fidelity to the original",
         )
+    if evaluation is None:
+        assert calibration is not None
+        calibration, evaluation = calibration.split_shuffled(_HELD_OUT, signature.smallest_batch, seed)
     if contract.prove_accuracy:
         known = METRICS.get(contract.metric)
         check_distinct(evaluation, labelled=known is None or known.labels)

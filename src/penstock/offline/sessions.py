@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 
-from penstock.artifact import Artifact
+from penstock.artifact import Artifact, Format
 from penstock.engines.base import LoadedModel, Options
 from penstock.engines.registry import get_engine
+from penstock.inputs.hints import hints_for
+from penstock.inputs.meanings import meanings_of
 from penstock.offline.model_store import borrowed, remembered
+from penstock.rows.graph import read_graph
 from penstock.rows.proof import coupling
+from penstock.samples.hints import InputHints
 from penstock.tensor import Array, Signature
 
 _AS_WRITTEN = {"graph_level": "disabled", "arena": False}
@@ -47,6 +51,14 @@ def signature_of(artifact: Artifact) -> Signature:
             return model.signature
 
     return remembered("signature", artifact.digest, read, 0)
+
+
+@contextlib.contextmanager
+def hints_of(artifact: Artifact) -> Iterator[InputHints]:
+    """What names, shapes and the graph show about the inputs of ``artifact``. Raises InvalidModel."""
+    graph = read_graph(artifact.data) if artifact.format is Format.ONNX else None
+    with loaded(artifact) as model:
+        yield hints_for(meanings_of(model.signature, graph), model.forward)
 
 
 class Overridden(LoadedModel):

@@ -14,7 +14,7 @@ from penstock.bundle.evidence import Attempt, Evidence
 from penstock.bundle.manifest import Manifest
 from penstock.bundle.titles import steps_title
 from penstock.errors import AlreadyExists
-from penstock.measurement import LatencyPoint
+from penstock.measurement import LatencyPoint, times
 from penstock.perf import candidate_table, chart
 from penstock.perf.candidate_table import busy_mark
 from penstock.perf.conclusion import conclude, headline, metric_words, size_words
@@ -78,6 +78,7 @@ def render(manifest: Manifest, served: Sequence[ServedRow] = (), bundle: str = "
             f'<p class="headline">{escape(headline(evidence))} {_busy(evidence)}</p>',
             f'<p class="conclusion">{"".join(_part(*part) for part in conclude(manifest, evidence, bundle))}</p>',
             *_before_and_after(manifest, evidence),
+            *_by_size(evidence),
             *_served(served),
             *_accuracy_by_latency(evidence),
             *_throughput(manifest, evidence),
@@ -130,6 +131,24 @@ def _before_and_after(manifest: Manifest, evidence: Evidence) -> list[str]:
         pairs.append(_pair(name[:1].upper() + name[1:], before.accuracy.value, after.accuracy.value, show))
     pairs.append(_pair("Size of the model", before.disk_bytes, after.disk_bytes, lambda size: size_words(int(size))))
     return ["<h2>Before and after</h2>", f'<div class="pairs">{"".join(pairs)}</div>']
+
+
+def _by_size(evidence: Evidence) -> list[str]:
+    """The latencies at each size of the samples, if there are several."""
+    if not evidence.by_size:
+        return []
+    pairs = "".join(
+        _pair(
+            f"{gain.title}: {gain.share:.0%} of the samples, {times(gain.speedup)}",
+            gain.original_ms,
+            gain.chosen_ms,
+            "{:.3g} ms".format,
+            _busy(evidence),
+        )
+        for gain in evidence.by_size
+    )
+    note = '<p class="dim">All other latencies are means over these sizes, weighted by their samples. Each pair has its own scale.</p>'
+    return ["<h2>Gain by size of a call</h2>", note, f'<div class="pairs">{pairs}</div>']
 
 
 def _busy(evidence: Evidence) -> str:

@@ -1,1 +1,1 @@
-"""Reads samples of any kind: npz and npy files, folders, JSON lines, CSV, and Python iterables."""
+"""Reads samples of any kind: npz and npy files, folders, images, sounds, JSON lines, tables, and Python iterables."""

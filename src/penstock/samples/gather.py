@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from array import array as numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from penstock.dataset import LABELS, Dataset, Separate, Shapes, digest_of
+from penstock.dataset import DIGEST_BYTES, LABELS, Dataset, Separate, Sequences, Shapes, digest_of
 from penstock.errors import InvalidData
+from penstock.samples.hints import InputHints
+from penstock.samples.sequences import Feeder, check_states, has_sequences
 from penstock.samples.stacked import check_names
 from penstock.samples.values import check_finite, check_labels, from_python, typed
 from penstock.tensor import Array, Signature, TensorSpec
@@ -25,10 +29,13 @@ class Gathering:
 
     A sample has the inputs of one call. If the model has a batch axis, the sample may lack it, and stands for one row. A call of
     several rows counts as several samples if its rows are known to be ``independent``.
+
+    If the first sample says to which sequence it belongs, all do, and their states are made with ``hints``.
     """
 
-    def __init__(self, signature: Signature, *, independent: bool) -> None:
+    def __init__(self, signature: Signature, *, independent: bool, hints: InputHints | None = None) -> None:
         self._signature = signature
+        self._hints, self._feeder = hints, Feeder(signature, hints) if hints else None
         self._is_expanded = signature.has_rows and (independent or signature.smallest_batch > 1)
         self._calls, self._rows, self._kinds = numbers("q"), numbers("q"), numbers("q")
         self._known: dict[tuple[tuple[int, ...], ...], int] = {}
@@ -54,13 +61,22 @@ class Gathering:
 
     def add(self, arrays: Mapping[str, Any], place: str) -> dict[str, Array]:
         """Check one sample, and return the inputs of its call. Errors name its ``place``. Raises InvalidData."""
+        if not self._count and not has_sequences(arrays, self._signature, self._hints):
+            self._feeder = None
         try:
+            if self._feeder:
+                self._is_expanded = False
+                arrays = self._feeder.fill(arrays)
+            else:
+                check_states(arrays, self._hints)
             inputs = self.call_of(arrays)
             rows = len(next(iter(inputs.values()))) if self._signature.has_rows else 1
             is_single = self._signature.has_rows and rows == 1
             for spec in self._signature.inputs:
                 check_finite(spec, inputs[spec.name][np.newaxis])
             self._add_labels(arrays, rows)
+            if self._feeder:
+                self._feeder.advance(inputs)
         except InvalidData as error:
             raise InvalidData(f"{place}: {error.message}", error.hint) from None
         self._is_single &= is_single
@@ -103,7 +119,12 @@ class Gathering:
             labels = self._all_labels(len(calls))
         except InvalidData as error:
             raise InvalidData(f"{what}: {error.message}", error.hint) from None
-        return Dataset(Separate(read, np.array(self._kinds, np.intp), shapes, digests), labels, joins=joins)
+        sequences = None
+        if self._feeder and self._hints:
+            sequences = Sequences(self._hints.states, np.array(self._feeder.numbers, np.intp))
+            digests = _digests_in_sequences(digests, sequences.of)
+        source = Separate(read, np.array(self._kinds, np.intp), shapes, digests)
+        return Dataset(source, labels, joins=joins, sequences=sequences)
 
     def _unite_kinds(self) -> None:
         """Give calls of one row the shapes of calls, because other calls have several rows."""
@@ -175,3 +196,14 @@ class Gathering:
         for row, label in zip(padded, labels, strict=True):
             row[tuple(map(slice, label.shape))] = label
         return check_labels(padded)
+
+
+def _digests_in_sequences(digests: Array, sequence: Array) -> Array:
+    """Digests of samples that are equal only if the whole sequences are: equal calls of different sequences are not copies."""
+    found = np.empty_like(digests)
+    for first, last in itertools.pairwise([*np.flatnonzero(np.diff(sequence, prepend=-1)), len(sequence)]):
+        whole = digests[first:last].tobytes()
+        for number in range(first, last):
+            own = hashlib.blake2b(whole + str(number - first).encode(), digest_size=DIGEST_BYTES).digest()
+            found[number] = np.frombuffer(own, np.uint8)
+    return found

@@ -8,6 +8,8 @@ from typing import Any
 from penstock.dataset import Dataset
 from penstock.errors import InvalidData, PenstockError
 from penstock.samples.gather import Gathering
+from penstock.samples.hints import InputHints
+from penstock.samples.sequences import SEQUENCE
 from penstock.samples.spool import Spool
 from penstock.tensor import Signature
 
@@ -15,10 +17,22 @@ Sample = Mapping[str, Any]
 """The inputs of one call by name, and optionally ``labels``: arrays, numbers, text, or nested lists."""
 
 
-def gather(samples: Iterable[Any], signature: Signature, what: str, *, independent: bool = False) -> Dataset:
-    """Read ``samples`` once, into a temporary file. ``what`` names the data in errors. Raises InvalidData, ResourceExhausted."""
-    gathering, spool = Gathering(signature, independent=independent), Spool()
-    for number, sample in enumerate(_each(samples, what)):
+def gather(
+    samples: Iterable[Any],
+    signature: Signature,
+    what: str,
+    *,
+    independent: bool = False,
+    hints: InputHints | None = None,
+) -> Dataset:
+    """Read ``samples`` once, into a temporary file. ``what`` names the data in errors. A list of samples is a sequence, if the model
+    has states.
+
+    Raises InvalidData, ResourceExhausted.
+    """
+    gathering, spool = Gathering(signature, independent=independent, hints=hints), Spool()
+    found = _each(samples, what)
+    for number, sample in enumerate(_flat(found) if hints and hints.states else found):
         place = f"sample {number} of {what}"
         if not isinstance(sample, Mapping):
             raise InvalidData(
@@ -26,6 +40,16 @@ def gather(samples: Iterable[Any], signature: Signature, what: str, *, independe
             )
         spool.add(gathering.add(sample, place))
     return gathering.finish(spool.read, what)
+
+
+def _flat(samples: Iterable[Any]) -> Iterator[Any]:
+    """The samples, also those in lists or tuples, which get the number of their list as that of their sequence."""
+    for number, found in enumerate(samples):
+        if not isinstance(found, list | tuple):
+            yield found
+            continue
+        for sample in found:
+            yield {**sample, SEQUENCE: number} if isinstance(sample, Mapping) else sample
 
 
 def _each(samples: Iterable[Any], what: str) -> Iterator[Any]:

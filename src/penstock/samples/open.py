@@ -4,6 +4,7 @@
     folder/       one npz or npy file per sample
     data.jsonl    one JSON object per line
     data.csv      one line per sample
+    data.parquet  one row per sample
     module:function, or a Python iterable of mappings
 
 Folders and large npz files are read when samples are needed. Other data are read once, into a temporary file.
@@ -13,32 +14,42 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.artifact import local_path
 from penstock.dataset import Dataset
 from penstock.errors import InvalidData, NotFound, PenstockError
-from penstock.samples.csv_table import csv_samples
 from penstock.samples.folder import read_folder
+from penstock.samples.hints import InputHints
 from penstock.samples.iterable import gather
 from penstock.samples.json_lines import json_lines
 from penstock.samples.npz import read_npz
+from penstock.samples.sequences import calls_in_sequences, check_states, has_sequences
 from penstock.samples.stacked import check_dataset, check_names
+from penstock.samples.tables.csv_table import csv_samples
+from penstock.samples.tables.parquet import parquet_samples
 from penstock.samples.user_code import iterated, load_function
 from penstock.samples.values import typed
 from penstock.tensor import Array, Signature
 
-Data = str | os.PathLike[str] | Mapping[str, Array] | Iterable[Mapping[str, Any]]
-"""A file, a folder or ``module:function``; a mapping from input names to arrays of stacked samples; or an iterable of samples. Values
-named ``labels`` are the labels."""
+Data = (
+    str | os.PathLike[str] | Mapping[str, Array] | Iterable[Mapping[str, Any]] | Iterable[Sequence[Mapping[str, Any]]]
+)
+"""A file, a folder or ``module:function``; a mapping from input names to arrays of stacked samples; or an iterable of samples or of
+sequences of them. Values named ``labels`` are the labels."""
 
+_TABLES = {".csv": csv_samples, ".parquet": parquet_samples}
 _FUNCTION = re.compile(r"[\w.]+:\w+")
 
 
-def open_data(data: Data | Dataset, signature: Signature, *, independent: bool = False) -> Dataset:
+def open_data(
+    data: Data | Dataset, signature: Signature, *, independent: bool = False, hints: InputHints | None = None
+) -> Dataset:
     """The samples of ``data`` for a model with this signature. ``independent`` is true if the rows of a call are proven independent.
+
+    With ``hints``, samples may come in sequences, without the states of the model.
 
     Raises NotFound, ResourceExhausted, and InvalidData if the data are damaged or do not fit the model.
     """
@@ -46,34 +57,34 @@ def open_data(data: Data | Dataset, signature: Signature, *, independent: bool =
         _check_fits(data, signature)
         return data
     if isinstance(data, Mapping):
-        return check_dataset(data, signature, independent=independent)
+        return _arrays(data, signature, "the data", independent, hints)
     if isinstance(data, str | os.PathLike):
-        return load_dataset(data, signature, independent=independent)
-    return gather(iterated(data), signature, "the data", independent=independent)
+        return load_dataset(data, signature, independent=independent, hints=hints)
+    return gather(iterated(data), signature, "the data", independent=independent, hints=hints)
 
 
-def load_dataset(path: str | os.PathLike[str], signature: Signature, *, independent: bool = False) -> Dataset:
+def load_dataset(
+    path: str | os.PathLike[str], signature: Signature, *, independent: bool = False, hints: InputHints | None = None
+) -> Dataset:
     """Read samples from a file, a folder, or the function ``module:function``. Raises the errors of ``open_data``."""
     name = os.fspath(path)
     if is_function(name):
-        return _returned(name, signature, independent)
+        return _returned(name, signature, independent, hints)
     path = local_path(name)
     if path.is_dir():
-        return read_folder(path, signature, independent=independent)
+        return read_folder(path, signature, independent=independent, hints=hints)
     if not path.exists():
         raise NotFound(f"no data file '{path}'", "check the path")
     if path.suffix in {".jsonl", ".ndjson"}:
-        return gather(json_lines(path), signature, f"'{path}'", independent=independent)
-    if path.suffix == ".csv":
-        return gather(csv_samples(path, signature), signature, f"'{path}'", independent=independent)
-    if path.suffix == ".parquet":
-        raise InvalidData(
-            f"'{path}' is a Parquet file, which Penstock does not read",
-            "save it as CSV or JSON lines, or give a function that yields its rows, as module:function",
-        )
+        return gather(json_lines(path), signature, f"'{path}'", independent=independent, hints=hints)
+    if path.suffix in _TABLES:
+        samples = _TABLES[path.suffix](path, signature, hints.states if hints else ())
+        return gather(samples, signature, f"'{path}'", independent=independent, hints=hints)
     arrays = read_npz(path)
+    if has_sequences(arrays, signature, hints):
+        return _arrays(arrays, signature, f"'{path}'", independent, hints)
     try:
-        return check_dataset(arrays, signature, independent=independent)
+        return _arrays(arrays, signature, "", independent, hints)
     except InvalidData as error:
         raise InvalidData(f"'{path}': {error.message}", error.hint) from None
 
@@ -110,7 +121,17 @@ def _check_fits(data: Dataset, signature: Signature) -> None:
         )
 
 
-def _returned(name: str, signature: Signature, independent: bool) -> Dataset:
+def _arrays(
+    arrays: Mapping[str, Array], signature: Signature, what: str, independent: bool, hints: InputHints | None
+) -> Dataset:
+    """The samples of arrays whose first axis counts them."""
+    if hints and has_sequences(arrays, signature, hints):
+        return gather(calls_in_sequences(arrays, signature), signature, what, hints=hints)
+    check_states(arrays, hints)
+    return check_dataset(arrays, signature, independent=independent)
+
+
+def _returned(name: str, signature: Signature, independent: bool, hints: InputHints | None) -> Dataset:
     """The samples that the function ``name`` returns. Raises InvalidArgument, InvalidData, ResourceExhausted."""
     function = load_function(name, "data")
     try:
@@ -122,5 +143,5 @@ def _returned(name: str, signature: Signature, independent: bool) -> Dataset:
             f"the function '{name}' failed: {type(error).__name__}: {error}", "repair the function"
         ) from error
     if isinstance(found, Mapping):
-        return check_dataset(found, signature, independent=independent)
-    return gather(iterated(found), signature, f"'{name}'", independent=independent)
+        return _arrays(found, signature, f"'{name}'", independent, hints)
+    return gather(iterated(found), signature, f"'{name}'", independent=independent, hints=hints)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 import tempfile
 import weakref
 from array import array as numbers
@@ -14,6 +16,16 @@ from penstock.tensor import Array, DataType, from_wire, to_wire
 
 _Form = tuple[tuple[str, DataType, tuple[int, ...]], ...]
 """The name, type and shape of each array of a sample."""
+
+_log = logging.getLogger(__name__)
+
+_STEP = 64 << 20
+"""The room on the disk is checked after this many bytes."""
+_RESERVE = 1 << 30
+"""Bytes on the disk that are left to others, but at most a tenth of it."""
+_LARGE = 4 << 30
+"""Size of a file that is worth a warning."""
+_ELSEWHERE = "set the environment variable TMPDIR to a folder with more space, or give a folder of npz files, which are not copied"
 
 
 class Spool:
@@ -29,13 +41,18 @@ class Spool:
         self._first = numbers("q")
         """For each sample, the place of its first array in ``_ends``."""
         self._listed: list[_Form] = []
+        self._checked = 0
+        """Size of the file up to which there is known to be room."""
 
     def add(self, arrays: Mapping[str, Array]) -> None:
         """Add one sample. Raises ResourceExhausted if the disk is full."""
         end = self._ends[-1] if self._ends else 0
         self._starts.append(end)
         self._first.append(len(self._ends))
+        size = sum(array.nbytes for array in arrays.values())
         try:
+            if end + size > self._checked:
+                self._check_room(end, size)
             self._file.seek(end)
             for array in arrays.values():
                 end += self._file.write(to_wire(array))
@@ -44,13 +61,32 @@ class Spool:
         except OSError as error:
             raise ResourceExhausted(
                 f"the samples do not fit in the temporary folder '{tempfile.gettempdir()}': {error.strerror}",
-                "set the environment variable TMPDIR to a folder with more space, or give a folder of npz files, which are not copied",
+                _ELSEWHERE,
             ) from error
         form = tuple((name, DataType.from_numpy(array.dtype), array.shape) for name, array in arrays.items())
         if form not in self._forms:
             self._forms[form] = len(self._listed)
             self._listed.append(form)
         self._form_of.append(self._forms[form])
+
+    def _check_room(self, end: int, size: int) -> None:
+        """Check that the next samples leave the disk its reserve, and say once what a large file costs. Raises ResourceExhausted."""
+        folder = tempfile.gettempdir()
+        usage = shutil.disk_usage(folder)
+        step, reserve = size + _STEP, min(_RESERVE, usage.total // 10)
+        if usage.free - size < reserve:
+            raise ResourceExhausted(
+                f"the samples do not fit in the temporary folder '{folder}': they take more than {end / 2**30:.1f} GiB, and "
+                f"{usage.free / 2**30:.1f} GiB are left",
+                _ELSEWHERE,
+            )
+        if self._checked <= _LARGE < end + step:
+            _log.warning(
+                "samples that can be read only once are copied to the temporary folder '%s', where they take more than %.0f GiB until "
+                "the end of the command; %.0f GiB are left. A folder of npz files is not copied",
+                *(folder, _LARGE / 2**30, usage.free / 2**30),
+            )
+        self._checked = end + step
 
     def read(self, number: int) -> dict[str, Array]:
         """The arrays of a sample."""

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from penstock.bundle.evidence import SizeGain
-from penstock.cli.views.sizes import show_sizes, size_text
+from penstock.cli.views.sizes import show_sizes
 from penstock.measurement import Interval
 
 GAINS = [
@@ -25,7 +25,7 @@ def test_each_size_is_a_row() -> None:
     assert "x 1×3×64×64, n scalar" in text
     assert "75%" in text
     assert "1.50x (1.40 … 1.60)" in text
-    assert size_text(GAINS[1]) == "x 1×3×96×64, n scalar"
+    assert GAINS[1].title == "x 1×3×96×64, n scalar"
 
 
 def test_one_size_needs_no_table() -> None:

@@ -653,3 +653,39 @@ def test_other_class_scores_are_held_to_the_original_by_their_classes() -> None:
 def test_class_numbers_have_no_divergence_of_scores() -> None:
     ids = np.tile(np.arange(4), (50, 1))
     assert make_reference({"label": ids}, ids).proxy == "relative error"
+
+
+@pytest.mark.parametrize("metric", ["top-1", "agreement", "mae"])
+@pytest.mark.parametrize("repeats", [1, 3, 20])
+def test_equal_calls_of_a_sequence_add_no_evidence(metric: str, repeats: int) -> None:
+    rng = np.random.default_rng(repeats)
+    scores = rng.standard_normal((40, 3)).astype(np.float32)
+    changed = scores + rng.standard_normal((40, 3)).astype(np.float32)
+    labels = scores if metric == "mae" else None if metric == "agreement" else scores.argmax(axis=1)
+    alone = make_reference({"scores": scores}, labels, metric)
+    more = make_reference(
+        {"scores": scores.repeat(repeats, 0)},
+        None if labels is None else labels.repeat(repeats, 0),
+        metric,
+        groups=np.arange(40).repeat(repeats),
+    )
+    one, other = alone.compare({"scores": changed}), more.compare({"scores": changed.repeat(repeats, 0)})
+    assert (one.samples, one.lost, one.won) == (other.samples, other.lost, other.won)
+    for name in ("value", "bound", "spread"):
+        assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-5)
+    np.testing.assert_allclose(
+        [one.loss.value, one.loss.low, one.loss.high], [other.loss.value, other.loss.low, other.loss.high], rtol=1e-5
+    )
+    if metric != "mae":  # it is one number for all samples, so single samples have no score
+        np.testing.assert_allclose(
+            alone.scores({"scores": changed}), more.scores({"scores": changed.repeat(repeats, 0)})
+        )
+
+
+def test_a_sequence_counts_once_however_long_it_is() -> None:
+    scores = np.eye(2, dtype=np.float32)[[0, 0, 0, 1]]
+    judge = make_reference({"scores": scores}, np.array([0, 0, 0, 1]), groups=np.array([0, 0, 0, 1]))
+    found = judge.compare({"scores": np.eye(2, dtype=np.float32)[[1, 0, 1, 1]]})
+    assert found.value == pytest.approx((1 / 3 + 1) / 2)
+    assert found.loss.value == pytest.approx(1 / 3)
+    assert judge.scores({"scores": scores * np.float32([[np.nan], [1], [1], [1]])}).tolist() == [0, 1]

@@ -108,8 +108,8 @@ def _files(method: type[Method]) -> list[inspect.Parameter]:
     output = typer.Option("--output", "-o", help="Path of the ONNX file to write.", show_default=False)
     data = typer.Option(
         *method.data_options,
-        help="Samples for the method: npz file of rows, folder of npz files, JSON lines, CSV, or module:function; `labels` are "
-        "used if present.",
+        help="Samples for the method: npz file of rows, folder of npz files, images or sounds, JSON lines, CSV, Parquet, or "
+        "module:function; `labels` are used if present.",
     )
     evaluate = typer.Option(
         help="Samples to measure accuracy and speed on, as above. The method does not use them. "

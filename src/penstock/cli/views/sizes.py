@@ -20,7 +20,7 @@ def show_sizes(console: Console, gains: Sequence[SizeGain]) -> None:
     console.print("by size; every other latency is the mean over these sizes, weighted by their samples")
     rows = [
         (
-            size_text(gain),
+            gain.title,
             f"{gain.share:.0%}",
             f"{gain.original_ms:.3f}",
             f"{gain.chosen_ms:.3f}",
@@ -29,8 +29,3 @@ def show_sizes(console: Console, gains: Sequence[SizeGain]) -> None:
         for gain in gains
     ]
     print_table(console, _TITLES, rows, texts=("size of a call",))
-
-
-def size_text(gain: SizeGain) -> str:
-    """The shapes of the inputs, as text: ``x 1×3×224×224, length scalar``."""
-    return ", ".join(f"{name} {'×'.join(map(str, shape)) or 'scalar'}" for name, shape in gain.shapes.items())

@@ -12,7 +12,7 @@ from penstock.tensor import Array, Signature
 
 class CalibrationBatches:
     """The samples of ``data``, checked against ``signature``, in batches of at most ``batch_size`` samples of equal shapes
-    (``Dataset.batch``).
+    (``Dataset.fitting``).
 
     If the model fixes the first axis of its inputs, that size replaces ``batch_size``. A sample that is a whole call is a batch.
 
@@ -26,7 +26,7 @@ class CalibrationBatches:
         self.smallest = signature.smallest_batch
         """The smallest batch that the model accepts."""
         is_free = all(spec.shape[:1] == (-1,) for spec in signature.inputs)
-        self._size = self.data.batch(batch_size) if is_free else self.smallest
+        self._size = self.data.fitting(batch_size) if is_free else self.smallest
         self.samples = list(self.data.call_samples(self._size))
         """The numbers of the samples in each batch."""
         self.count = len(self.samples)

@@ -19,12 +19,12 @@ from penstock.offline.compress.method import Made, Method, OnProgress, StepConte
 from penstock.offline.compress.model_files import check_kind, check_place, check_target, naming, read_model_file
 from penstock.offline.compress.options import usages
 from penstock.offline.compress.outcome import Outcome
-from penstock.offline.judge.accuracy import answers
+from penstock.offline.judge.accuracy import served_answers
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import BATCH, Judge, checked_reference, coupling_notes, judging
 from penstock.offline.optimize.model import self_contained
 from penstock.offline.optimize.optimizer import optimize
-from penstock.offline.sessions import loaded
+from penstock.offline.sessions import hints_of, loaded
 from penstock.resources import machine_facts
 from penstock.rows.proof import coupling
 from penstock.samples.open import Data, data_path, open_data
@@ -163,16 +163,18 @@ class Job:
         if given is None:
             return None
         reason = coupling(self.original, running.signature)
-        data = open_data(given, self.signature, independent=running.signature.batchable and not reason)
+        independent = running.signature.batchable and not reason
+        with hints_of(self.original) as hints:
+            data = open_data(given, self.signature, independent=independent, hints=hints)
         if self._method.trains:
             data.check_stacks("training")
         reason = reason if data.joins else ""
         try:
-            outputs = answers(running, data, 1 if reason else BATCH)
+            outputs = served_answers(running, data, 1 if reason else BATCH)
             if judged:
                 # A metric that needs labels is checked where there are labels; without them, a method may still train.
                 contract = Contract() if data.labels is None and not final else self._method.contract
-                reference = checked_reference(outputs, data.labels, contract, coupling=reason)
+                reference = checked_reference(outputs, data.labels, contract, coupling=reason, groups=data.sequences)
                 for note in (*judging(reference, contract), *coupling_notes(reason)) if final else ():
                     self._tell(note)
         except PenstockError as error:

@@ -7,7 +7,7 @@ without labels, the original's outputs. The deviation compares each output with 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 import numpy as np
@@ -56,6 +56,14 @@ class Reference(msgspec.Struct, frozen=True):
     labels: Array | None
     looks: int = 1
     """Number of candidates whose intervals must be valid together."""
+    groups: Array | None = None
+    """The number of each sample's sequence. The score of a sequence is the mean score of its samples, and sequences take the place of
+    samples, because samples of one sequence are not independent."""
+
+    @property
+    def units(self) -> int:
+        """The number of scores: of samples, or of sequences."""
+        return len(self.answers[self.output]) if self.groups is None else int(self.groups.max()) + 1
 
     @property
     def metric(self) -> str:
@@ -86,7 +94,7 @@ class Reference(msgspec.Struct, frozen=True):
                 raise PenstockError(
                     f"output '{name}' has shape {list(outputs[name].shape)}, the original's {list(array.shape)}"
                 )
-        samples, metric = len(self.answers[self.output]), self.choice.metric
+        samples, metric = self.units, self.choice.metric
         error = max(output_errors(self.answers, outputs).values())
         base = Accuracy(metric.name, 0.0, Interval(1.0, 0.0, 1.0), error, samples, looks=self.looks)
         if broken := not_finite(outputs):
@@ -104,14 +112,14 @@ class Reference(msgspec.Struct, frozen=True):
 
     def value(self, outputs: Outputs, labels: Array | None = None) -> float:
         """The metric's value for ``outputs`` and ``labels`` (default: the reference's). Raises PenstockError if the metric fails."""
-        rows = self._rows(outputs, np.arange(len(self.answers[self.output])), labels)
+        rows = self._rows(outputs, np.arange(self.units), labels)
         return float(np.mean(rows))
 
     def check_metric(self) -> None:
         """Raise InvalidData if the metric fails on the original's outputs. A user's function is called twice and must be
         deterministic.
         """
-        every = np.arange(len(self.answers[self.output]))
+        every = np.arange(self.units)
         first = self._rows(self.answers, every)
         if self.metric in METRICS:
             return
@@ -124,15 +132,15 @@ class Reference(msgspec.Struct, frozen=True):
             )
 
     def scores(self, outputs: Outputs) -> Array:
-        """One score per sample. The mean score is the metric's value or, for metrics that are not means, 1 minus the deviation."""
+        """One score per sample or sequence. The mean score is the metric's value or, if it is no mean, 1 minus the deviation."""
         if not_finite({name: outputs[name] for name in self.choice.outputs}):
             kept = [np.isfinite(_numbers(outputs[name])).all(axis=1) for name in self.choice.outputs]
             usable = np.logical_and.reduce(kept)
             safe = {name: np.where(_spread(usable, array), array, _blank(array)) for name, array in outputs.items()}
-            return np.where(usable, self.scores(safe), 0.0)
+            return np.where(self._grouped(usable) == 1, self.scores(safe), 0.0)
         if self.choice.metric.span is None:
             return np.asarray(1 - self.divergence_of(outputs).clip(max=1.0))
-        return np.asarray(self._rows(outputs, np.arange(len(self.answers[self.output]))), np.float64)
+        return np.asarray(self._rows(outputs, np.arange(self.units)), np.float64)
 
     def divergence(self, outputs: Outputs) -> Array:
         """The distance of each sample's ``outputs`` from the original's, as float32. Unlike accuracy, it is continuous.
@@ -141,12 +149,12 @@ class Reference(msgspec.Struct, frozen=True):
         """
         if scored := self._scored():
             total = np.sum([share_divergence(self.answers[name], outputs[name]) for name in scored], axis=0)
-            return np.asarray(total.clip(min=0.0).astype(np.float32))
+            return self._grouped(total.clip(min=0.0)).astype(np.float32)
         return np.asarray(self.divergence_of(outputs), np.float32)
 
     def divergence_of(self, outputs: Outputs) -> Array:
         """The relative error of each sample: the maximum over the judged outputs."""
-        return np.asarray(
+        return self._grouped(
             np.max([deviations(self.answers[name], outputs[name]) for name in self.choice.outputs], axis=0)
         )
 
@@ -159,7 +167,7 @@ class Reference(msgspec.Struct, frozen=True):
 
     def original(self) -> Accuracy:
         """The accuracy of the original itself; its loss is 0 by definition."""
-        samples, value = len(self.answers[self.output]), self.value(self.answers)
+        samples, value = self.units, self.value(self.answers)
         return Accuracy(
             self.metric,
             value,
@@ -173,7 +181,7 @@ class Reference(msgspec.Struct, frozen=True):
 
     def _with_loss(self, base: Accuracy, outputs: Outputs) -> Accuracy:
         """``base`` with the metric, the loss with its interval and upper bound, and the changes of the samples."""
-        metric, samples = self.choice.metric, len(self.answers[self.output])
+        metric, samples = self.choice.metric, self.units
         every = np.arange(samples)
         if metric.span is None:
             value, loss, bound = self._composite(outputs, every)
@@ -211,8 +219,11 @@ class Reference(msgspec.Struct, frozen=True):
         interval = jackknife_interval(loss, len(every), self.looks)
         return self.value(outputs), interval, interval.high
 
-    def _rows(self, outputs: Outputs, rows: Array, labels: Array | None = None) -> Array:
-        """The scores of the samples ``rows``, or a single score. If several outputs are judged, the worst counts for each sample."""
+    def _rows(self, outputs: Outputs, units: Array, labels: Array | None = None) -> Array:
+        """The scores of the samples or sequences ``units``, or a single score. If several outputs are judged, the worst counts for
+        each sample.
+        """
+        rows = units if self.groups is None else np.flatnonzero(np.isin(self.groups, units))
         labels = self.labels if labels is None else labels
         found = []
         for name in self.choice.outputs:
@@ -220,7 +231,16 @@ class Reference(msgspec.Struct, frozen=True):
             if self._truth_is_original() and self.choice.metric.truth is not None:
                 truth = self.choice.metric.truth(self.answers[name])
             found.append(_called(self.choice.metric, outputs[name][rows], None if truth is None else truth[rows]))
-        return np.asarray(np.min(np.stack(found), axis=0))
+        worst = np.asarray(np.min(np.stack(found), axis=0))
+        return self._grouped(worst, rows) if worst.ndim else worst
+
+    def _grouped(self, values: Array, rows: Array | None = None) -> Array:
+        """The values of the samples ``rows``, by default of all; the mean of each sequence if the samples form sequences."""
+        if self.groups is None:
+            return np.asarray(values)
+        groups = self.groups if rows is None else self.groups[rows]
+        totals, counts = np.bincount(groups, values), np.bincount(groups)
+        return np.asarray(totals[counts > 0] / counts[counts > 0])
 
     def _truth_is_original(self) -> bool:
         metric = self.choice.metric
@@ -256,10 +276,11 @@ def make_reference(
     output: str = "",
     looks: int = 1,
     cut: float | None = None,
+    groups: Array | None = None,
 ) -> Reference:
     """Make the reference with the metric that ``choose_metric`` selects. Raises the errors of ``choose_metric``."""
     choice = choose_metric(answers, labels, metric, output, cut)
-    return Reference(choice, answers, labels if choice.metric.labels else None, looks)
+    return Reference(choice, answers, labels if choice.metric.labels else None, looks, groups)
 
 
 def not_finite(outputs: Outputs) -> str:
@@ -277,8 +298,30 @@ def answers(model: LoadedModel, data: Dataset, batch: int = 64) -> Outputs:
 
     Raises Unsupported if the outputs have no axis for samples, ResourceExhausted if they need more than half of the memory.
     """
-    size = data.batch(batch) if model.signature.batchable else model.signature.smallest_batch
+    size = data.fitting(batch) if model.signature.batchable else model.signature.smallest_batch
     return joined(data.call_samples(size), (_answered(model, call, data) for call in data.calls(size)))
+
+
+def served_answers(model: LoadedModel, data: Dataset, batch: int = 64) -> Outputs:
+    """The outputs of ``model`` as a server runs it. In sequences, a state is what ``model`` itself returned for the call before.
+
+    The states among the outputs are then left out, unless there are no other outputs. Raises the errors of ``answers``.
+    """
+    if not data.states:
+        return answers(model, data, batch)
+    return joined(data.call_samples(1), _rolled_out(model, data))
+
+
+def _rolled_out(model: LoadedModel, data: Dataset) -> Iterator[dict[str, Array]]:
+    """The outputs of each sample of ``data``, in order."""
+    states, kept = data.states, dict[str, Array]()
+    names = [name for name in model.signature.output_names if name not in states.values()]
+    for number, continues in enumerate(data.continues):
+        found = _answered(
+            model, SampleCall(np.array([number]), data.sample(number) | (kept if continues else {})), data
+        )
+        kept = {name: found[output] for name, output in states.items()}
+        yield {name: found[name] for name in names or found}
 
 
 def _answered(model: LoadedModel, call: SampleCall, data: Dataset) -> dict[str, Array]:

@@ -18,7 +18,7 @@ from penstock.dataset import Dataset, SizedCall
 from penstock.engines.base import LoadedModel
 from penstock.errors import InvalidConfig, InvalidData
 from penstock.measurement import Interval
-from penstock.offline.judge.accuracy import Reference, answers, make_reference, not_finite
+from penstock.offline.judge.accuracy import Reference, make_reference, not_finite, served_answers
 from penstock.offline.judge.chance import check_labels
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.metric_table import METRICS
@@ -99,7 +99,9 @@ class Judge:
             """Why the original's rows may depend on each other; empty if they are proven not to, if its batch size is fixed, or if a
             sample is a whole call."""
             found = self._answers(model, original)
-            self.reference = checked_reference(found, data.labels, contract, looks, coupling=self.coupling)
+            self.reference = checked_reference(
+                found, data.labels, contract, looks, coupling=self.coupling, groups=data.sequences
+            )
         self.contract = msgspec.structs.replace(contract, cut=self.reference.choice.cut)
         """The contract, with ``cut`` set to the value in use: the contract's own, or else the one that the original's scores decide
         (0 or 0.5). None if the metric needs no cut.
@@ -156,7 +158,7 @@ class Judge:
     def _answers(self, model: LoadedModel, artifact: Artifact) -> Outputs:
         """The outputs of ``artifact`` as it is served: one row per call if its own rows may depend on each other."""
         is_apart = self.coupling or coupling_of(artifact, model.signature)
-        return answers(model, self.data, 1 if is_apart else BATCH)
+        return served_answers(model, self.data, 1 if is_apart else BATCH)
 
     def _judgement(self, outputs: Outputs) -> Judgement:
         reference = self.reference
@@ -171,14 +173,16 @@ def checked_reference(
     looks: int = 1,
     who: str = "the original",
     coupling: str = "",
+    groups: Array | None = None,
 ) -> Reference:
     """Make the reference from ``found``, the outputs of ``who``. ``coupling`` is why their rows may depend on each other, or empty.
+    ``groups`` has the number of each sample's sequence.
 
     Raises the errors of ``Judge`` about data, labels and metric.
     """
     if broken := not_finite(found):
         raise InvalidData(f"{who}'s {broken}", "remove these samples, or repair the model")
-    reference = make_reference(found, labels, contract.metric, contract.output, looks, contract.cut)
+    reference = make_reference(found, labels, contract.metric, contract.output, looks, contract.cut, groups)
     if contract.prove_accuracy and (cause := reference.choice.metric.unprovable):
         exact = ", ".join(name for name, metric in METRICS.items() if not metric.unprovable)
         raise InvalidConfig(
@@ -199,10 +203,18 @@ def checked_reference(
 
 
 def judging(reference: Reference, contract: Contract) -> tuple[str, ...]:
-    """A note that names the judged output and the metric, if the model has several outputs and ``contract`` names none."""
-    if contract.output or len(reference.answers) == 1:
-        return ()
-    return (f"judging {reference.choice}; choose with --metric-output",)
+    """Notes that name the judged output and the metric, if the model has several outputs and ``contract`` names none, and that say how
+    sequences are judged.
+    """
+    notes: list[str] = []
+    if not contract.output and len(reference.answers) > 1:
+        notes.append(f"judging {reference.choice}; choose with --metric-output")
+    if reference.groups is not None:
+        notes.append(
+            f"judging {reference.units} sequence(s) of {len(reference.groups)} calls: each sequence counts as one sample, and a "
+            "candidate gets the states that it returned itself"
+        )
+    return tuple(notes)
 
 
 def coupling_notes(reason: str, rows: int = 1) -> tuple[str, ...]:

@@ -129,7 +129,7 @@ class Tuner:
         bases, contract, smallest = list(self._bases.values()), self._contract, self._limits.smallest
         judge = self._judge
         self._notes = too_few(
-            self._data.count,
+            self._data.units,
             judge.metric,
             contract.max_accuracy_loss,
             "evaluation",
@@ -316,7 +316,7 @@ class Tuner:
                 {name: stack.enter_context(_loaded(trial)) for name, trial in pair.items()},
                 self._data.call,
                 _PROFILE_SHARE * self._limits.budget_s,
-                [rows for rows in BATCHES if rows <= self._data.batch(most, _PROFILED_BYTES)],
+                [rows for rows in BATCHES if rows <= self._data.fitting(most, _PROFILED_BYTES)],
                 on_batch=lambda batch: self._on_progress("profile", batch, 64),
             )
         for name, trial in pair.items():

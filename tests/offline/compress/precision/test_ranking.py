@@ -25,7 +25,7 @@ class Game:
     def __init__(self, single: dict[str, float], pairs: dict[str, float], samples: int = 50) -> None:
         self.single, self.pairs = single, pairs
         reference = SimpleNamespace(interval=mean_interval)
-        self.judge = SimpleNamespace(reference=reference, data=SimpleNamespace(count=samples))
+        self.judge = SimpleNamespace(reference=reference, data=SimpleNamespace(units=samples))
         self.mixed = SimpleNamespace(others=lambda name: frozenset(single) - {name}, is_integer=lambda floats: True)
         self.judge.baseline = self._outcome(frozenset(single))
 
@@ -38,8 +38,8 @@ class Game:
 
     def _outcome(self, floats: frozenset[str]) -> Judgement:
         loss = self.loss(frozenset(self.single) - floats)
-        accuracy = Accuracy("fidelity", 1 - loss, Interval(loss, loss, loss), 0.0, self.judge.data.count)
-        samples = np.full(self.judge.data.count, loss)
+        accuracy = Accuracy("fidelity", 1 - loss, Interval(loss, loss, loss), 0.0, self.judge.data.units)
+        samples = np.full(self.judge.data.units, loss)
         return Judgement(accuracy, 1 - samples, samples)
 
 

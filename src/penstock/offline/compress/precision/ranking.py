@@ -63,7 +63,7 @@ def rank_groups(trials: Trials, floats: Collection[str], names: Sequence[str], w
     gains = {name: float(part.scores.mean()) for name, part in parts.items()}
     ranks: list[Rank] = []
     for tier in tiers(names, gains, is_behind):
-        lost = max(sum(max(0.0, gains[name]) for name in tier), 0.5 / trials.judge.data.count)
+        lost = max(sum(max(0.0, gains[name]) for name in tier), 0.5 / trials.judge.data.units)
         steps = {name: max(0.0, float(parts[name].divergence.mean())) for name in tier}
         whole = sum(steps.values())
         by: Literal["accuracy", "divergence"] = "accuracy" if len(tier) == 1 else "divergence"

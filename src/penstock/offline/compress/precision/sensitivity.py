@@ -105,7 +105,7 @@ def measure_sensitivity(
     return SensitivityReport(
         metric=trials.judge.metric,
         proxy=trials.judge.reference.proxy,
-        samples=trials.judge.data.count,
+        samples=trials.judge.data.units,
         original=trials.judge.baseline.accuracy,
         int8=int8.accuracy,
         divergence=float(int8.divergence.mean()),

@@ -134,7 +134,11 @@ def verify(original: Artifact, changed: bytes, data: Dataset | None, clipped: bo
 
     If a Clip was replaced (``clipped``), the two models are equal only on ``data``, so only their outputs on ``data`` are compared.
     """
-    samples = [] if data is None else [data.call(call_rows(signature_of(original), min(_CHECKED_ROWS, data.count)))]
+    samples = (
+        []
+        if data is None
+        else [data.call(call_rows(signature_of(original), data.fitting(min(_CHECKED_ROWS, data.count))))]
+    )
     error: float | None
     if clipped:
         with (

@@ -67,3 +67,22 @@ def test_tables_that_do_not_fit_are_refused(tmp_path: Path, signature: Signature
     with pytest.raises(InvalidData, match=cause) as raised:
         load_dataset(written(tmp_path, text), signature)
     assert "data.csv" in raised.value.message
+
+
+@pytest.mark.parametrize("name", ["label", "Target", "y", "_labels", "class"])
+def test_a_column_that_may_be_labels_is_no_feature_in_silence(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    wide = Signature((TensorSpec("x", DataType.FP32, (-1, -1)),), Y)
+    path = written(tmp_path, f"a,b,c,{name}\n1,2,3,0\n")
+    for signature in (wide, FEATURES):
+        with pytest.raises(
+            InvalidData, match=rf"column '{name}' of .* may be labels or a feature .*rename it to 'labels'"
+        ):
+            load_dataset(path, signature)
+    data = load_dataset(written(tmp_path, f"a,{name},c\n1,2,3\n"), FEATURES)
+    np.testing.assert_array_equal(data.inputs["x"], [[1, 2, 3]])
+    assert f"column '{name}'" in caplog.text
+    assert "counts as a feature, because the model takes 3" in caplog.text
+    data = load_dataset(written(tmp_path, f"a,b,feature_{name}\n1,2,3\n"), wide)
+    np.testing.assert_array_equal(data.inputs["x"], [[1, 2, 3]])

@@ -1,0 +1,1 @@
+"""Reads samples in tables: CSV and Parquet."""
