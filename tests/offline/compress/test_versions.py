@@ -97,7 +97,7 @@ def _weight_scales(model: Artifact) -> set[int]:
 
 def test_what_runs_anywhere_needs_nothing(cnn: Artifact, data: Dataset) -> None:
     for machine in (VNNI, PLAIN):
-        found, _ = integer_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,), False, anywhere=True), machine)
+        found, _ = integer_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,), False, smallest=True), machine)
         assert {version.requires for version in found} == {()}
 
 
