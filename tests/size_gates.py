@@ -15,12 +15,12 @@ SPLIT = ("offline", "online")
 """Folders whose folders are rooms of their own."""
 ROOM_LINES = {
     "": 2_357,
-    "bundle": 2_047,
+    "bundle": 2_054,
     "cli": 2_834,
     "engines": 1_996,
     "inputs": 944,
-    "offline": 1_119,
-    "offline/compress": 15_549,
+    "offline": 1_120,
+    "offline/compress": 16_217,
     "offline/judge": 2_512,
     "offline/look": 1_129,
     "offline/optimize": 2_025,

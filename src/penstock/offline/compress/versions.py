@@ -135,7 +135,7 @@ def derived_versions(
     look: Look | None = None,
     deadline: BuildDeadline | None = None,
 ) -> tuple[list[Version], tuple[str, ...]]:
-    """The ``integer_versions`` and, if ``choice.smallest``, versions whose weights are stored in 16, 8 or 4 bits. Also return notes."""
+    """The ``integer_versions`` and, if ``choice.smallest``, versions with weights stored in 16, 8 or 4 bits. Also return notes."""
     made, notes = integer_versions(fp32, calibration, choice, machine, on_progress, look=look, deadline=deadline)
     if not choice.smallest:
         return made, notes
@@ -177,14 +177,20 @@ def integer_versions(
         scheme = msgspec.structs.replace(scheme, reduce_range=True)
     failures: dict[str, str] = {}
     deadline = deadline or BuildDeadline()
+    options = DynamicOptions(reduce_range=scheme.reduce_range)
+    is_dynamic = choice.dynamic and not (choice.engines and set(choice.engines).isdisjoint(_FOR_PRODUCTS))
+    has_lstm = is_dynamic and has_integer_lstm(fp32, options)
+    found, slow, ways = dict[_Layout, Artifact](), tuple[str, ...](), list[_Way]()
     try:
         found = _layouts(fp32, calibration, scheme, choice.engines, failures)
         layouts, slow = _promising(fp32, found, look, on_progress) if look else (list(found), ())
         ways = _ways(fp32, calibration, choice, scheme, layouts, on_progress) if layouts else []
     except Unsupported as error:
-        return [], (f"INT8 was not tried: {error.message}",)
-    if choice.dynamic and not (choice.engines and set(choice.engines).isdisjoint(_FOR_PRODUCTS)):
-        ways += _dynamic_ways(fp32, calibration, DynamicOptions(reduce_range=scheme.reduce_range), ways)
+        if not has_lstm:
+            return [], (f"INT8 was not tried: {error.message}",)
+        failures["calibration"] = error.message
+    if is_dynamic:
+        ways = [*ways, *_dynamic_ways(fp32, calibration, options, ways if has_lstm else ())]
     tables, tables_note = _tables(fp32, next(iter(found.values()), None), choice, look)
     if tables:
         ways = [way._replace(make=partial(_with_tables, way.make)) for way in ways]
@@ -216,13 +222,14 @@ def _with_tables(make: Callable[[], Artifact]) -> Artifact:
 def _dynamic_ways(
     fp32: Artifact, calibration: Dataset, options: DynamicOptions, calibrated: Sequence[_Way]
 ) -> Iterator[_Way]:
-    """The ways with ranges computed at run time: for all operators, and for the LSTMs of the best calibrated versions."""
+    """The ways with ranges computed at run time: for the LSTMs of the best ``calibrated`` versions, and for all operators."""
     mixes_rows = signature_of(fp32).batchable
-    for way in calibrated if has_integer_lstm(fp32, options) else ():
+    for way in calibrated:
         if way.is_first and (not way.engines or not set(way.engines).isdisjoint(_FOR_PRODUCTS)):
             make = partial(_with_recurrent, way.make, calibration, options)
             yield _Way(f"{way.name}-lstm", make, _FOR_PRODUCTS, mixes_rows)
-    if share_of_products(fp32, recurrent=True) > _MOSTLY:
+    share = _attempt("dynamic", partial(share_of_products, fp32, recurrent=True), {})
+    if share is not None and share > _MOSTLY:
         yield _Way("dynamic", partial(quantize_all_dynamic, fp32, calibration, options), _FOR_PRODUCTS, mixes_rows)
 
 
