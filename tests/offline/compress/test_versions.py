@@ -246,6 +246,19 @@ def test_recurrent_layers_have_versions_beside_calibrated_ones() -> None:
         assert not any(version.mixes_rows for version in found)
 
 
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_recurrent_layers_are_quantised_even_if_time_is_short(share: float) -> None:
+    clock = ManualClock()
+    deadline = BuildDeadline(1.0, clock)
+    clock.advance(share)
+    choice = IntegerChoice((RangeMethod.MSE,), dynamic=True)
+    found, notes = integer_versions(*sequences(), choice, VNNI, deadline=deadline)
+    assert [version.calibration for version in found][:2] == ["best-linear", "best-linear-lstm"]
+    late = notes[-1].removesuffix(" was not tried: there was no time within --budget")
+    assert "INT8 by mse-linear" in late
+    assert ("INT8 by best-linear-per-tensor-lstm" in late) == (share > 0.5)
+
+
 def test_a_model_of_only_recurrent_layers_has_a_dynamic_version() -> None:
     layer = stored_models.recurrent(inputs=32, hidden=32, direction="forward")
     data = make_dataset(stored_models.recurrent_inputs(layer, 24, 1), None)

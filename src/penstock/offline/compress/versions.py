@@ -119,6 +119,8 @@ class _Way(NamedTuple):
     is_first: bool = True
     """True for the most promising way of a layout."""
     precision: str = "int8"
+    base: str = ""
+    """The way whose result this way changes. It then costs little, so it is tried exactly if that way was tried."""
 
     @property
     def title(self) -> str:
@@ -190,7 +192,7 @@ def integer_versions(
             return [], (f"INT8 was not tried: {error.message}",)
         failures["calibration"] = error.message
     if is_dynamic:
-        ways = [*ways, *_dynamic_ways(fp32, calibration, options, ways if has_lstm else ())]
+        ways = list(_dynamic_ways(fp32, calibration, options, ways, has_lstm))
     tables, tables_note = _tables(fp32, next(iter(found.values()), None), choice, look)
     if tables:
         ways = [way._replace(make=partial(_with_tables, way.make)) for way in ways]
@@ -220,14 +222,15 @@ def _with_tables(make: Callable[[], Artifact]) -> Artifact:
 
 
 def _dynamic_ways(
-    fp32: Artifact, calibration: Dataset, options: DynamicOptions, calibrated: Sequence[_Way]
+    fp32: Artifact, calibration: Dataset, options: DynamicOptions, calibrated: Sequence[_Way], has_lstm: bool
 ) -> Iterator[_Way]:
-    """The ways with ranges computed at run time: for the LSTMs of the best ``calibrated`` versions, and for all operators."""
+    """The ``calibrated`` ways, and those with ranges computed at run time: for LSTMs of the best versions, and for all operators."""
     mixes_rows = signature_of(fp32).batchable
     for way in calibrated:
-        if way.is_first and (not way.engines or not set(way.engines).isdisjoint(_FOR_PRODUCTS)):
+        yield way
+        if has_lstm and way.is_first and (not way.engines or not set(way.engines).isdisjoint(_FOR_PRODUCTS)):
             make = partial(_with_recurrent, way.make, calibration, options)
-            yield _Way(f"{way.name}-lstm", make, _FOR_PRODUCTS, mixes_rows)
+            yield _Way(f"{way.name}-lstm", make, _FOR_PRODUCTS, mixes_rows, base=way.name)
     share = _attempt("dynamic", partial(share_of_products, fp32, recurrent=True), {})
     if share is not None and share > _MOSTLY:
         yield _Way("dynamic", partial(quantize_all_dynamic, fp32, calibration, options), _FOR_PRODUCTS, mixes_rows)
@@ -331,10 +334,12 @@ def _made(
 ) -> tuple[list[Version], list[str]]:
     """The versions that ``ways`` make, and notes on wrong models and on ways for which there was no time."""
     found, notes, late = dict[str, Version](), list[str](), list[str]()
+    titles = {way.name: way.title for way in ways}
     for number, way in enumerate(ways):
         on_progress("quantize", number, len(ways))
-        if found and deadline.is_past(_FIRST_SHARE if way.is_first else _OTHERS_SHARE):
-            late.append(way.title)
+        is_late = bool(found) and deadline.is_past(_FIRST_SHARE if way.is_first else _OTHERS_SHARE)
+        if way.base in late or (is_late and not way.base):
+            late.append(way.name)
             continue
         model = _attempt(way.name, way.make, failures)
         if model is None or model.digest in found:
@@ -349,7 +354,7 @@ def _made(
         found[model.digest] = msgspec.structs.replace(version, engines=way.engines, mixes_rows=way.mixes_rows)
     on_progress("quantize", len(ways), len(ways))
     if late:
-        notes.append(f"{', '.join(late)} was not tried: there was no time within --budget")
+        notes.append(f"{', '.join(titles[name] for name in late)} was not tried: there was no time within --budget")
     return list(found.values()), notes
 
 
