@@ -59,10 +59,14 @@ class StorageOptions(msgspec.Struct, frozen=True):
     """Largest number of 4-bit numbers that share a scale."""
     tables_only: bool = False
     """Leave all weights but tables in FP32."""
-    least_weights: int = 16384
+    least_weights: int = 4096
     """Smaller weights stay FP32, since they are a small part of a model."""
     max_weight_error: float = 0.05
     """An 8-bit weight with a larger relative error stays FP32: a few large values determine its scales."""
+
+
+_TABLES = StorageOptions(tables_only=True, least_weights=16384)
+"""Options of ``store_tables``. Smaller tables are not worth the additional operators."""
 
 
 def store_weights(artifact: Artifact, options: StorageOptions | None = None) -> Artifact:
@@ -96,7 +100,7 @@ def store_weights(artifact: Artifact, options: StorageOptions | None = None) -> 
 def store_tables(artifact: Artifact) -> Artifact:
     """``artifact`` with its large tables in INT8; unchanged if it has none."""
     with contextlib.suppress(Unsupported):
-        return store_weights(artifact, StorageOptions(tables_only=True))
+        return store_weights(artifact, _TABLES)
     return artifact
 
 
@@ -121,7 +125,7 @@ def store_in(
 
 def share_of_tables(artifact: Artifact) -> float:
     """The fraction of the model's bytes that ``store_tables`` would store as integers."""
-    storage = _Storage(read_proto(artifact), StorageOptions(tables_only=True))
+    storage = _Storage(read_proto(artifact), _TABLES)
     return float(sum(4 * prod(tensor.dims) for tensor, _ in storage.candidates()) / artifact.size_bytes)
 
 
