@@ -190,18 +190,18 @@ class _Storage:
             return None
         integers, scale = self._add(found[0], f"{name}_int8"), self._add(found[1], f"{name}_scale")
         if self._is_table(name):
-            floats = [self._gathered(node, integers, scale) for node, _ in self._uses[name]]
+            restored = [self._gathered(node, integers, scale) for node, _ in self._uses[name]]
         else:
-            floats = [self._fresh(f"{name}_float")]
+            value, restored = self._fresh(f"{name}_float"), [name]
             self._first += [
-                helper.make_node("Cast", [integers], floats, to=DataType.FP32.onnx),
-                helper.make_node("Mul", [*floats, scale], [name]),
+                helper.make_node("Cast", [integers], [value], to=DataType.FP32.onnx),
+                helper.make_node("Mul", [value, scale], [name]),
             ]
-        return {"bits": 8, "error": error, "scale": scale, "floats": floats}
+        return {"bits": 8, "error": error, "scale": scale, "restored": restored}
 
     def _gathered(self, node: onnx.NodeProto, integers: str, scale: str) -> str:
-        """Replace a Gather of a table. Returns the tensor of the gathered integers, as floats."""
-        ids, output = node.input[1], node.output[0]
+        """Replace a Gather of a table. Returns its output."""
+        ids, output = node.input[1], str(node.output[0])
         rows, value, scales = (self._fresh(f"{output}_{what}") for what in ("int8", "float", "scale"))
         self._replaced[id(node)] = [
             helper.make_node("Gather", [integers, ids], [rows]),
@@ -209,7 +209,7 @@ class _Storage:
             helper.make_node("Gather", [scale, ids], [scales]),
             helper.make_node("Mul", [value, scales], [output]),
         ]
-        return value
+        return output
 
     def _block_table(self, name: str, weight: Array, ranks: Mapping[str, int]) -> dict[str, Any] | None:
         """Store a table in blocks of 4 bits; None if this is not wanted or not possible."""
@@ -224,7 +224,7 @@ class _Storage:
         # The first half of each block is in the low bits.
         packed = self._add(integers[..., :half] | (integers[..., half:] << 4), f"{name}_int4")
         scale = self._add(scales[..., None], f"{name}_scale")
-        floats = []
+        restored = []
         for node, _ in self._uses[name]:
             rank = ranks[node.input[1]]
             nodes, value = self._unpacked(node, packed)
@@ -236,9 +236,9 @@ class _Storage:
                 helper.make_node("Mul", [value, rows], [blocks]),
                 helper.make_node("Reshape", [blocks, shape], node.output),
             ]
-            floats.append(value)
+            restored.append(blocks)
         error = _error(weight, block_values(integers, scales, weight.shape[1], 4).T)
-        return {"bits": 4, "error": error, "scale": scale, "floats": floats}
+        return {"bits": 4, "error": error, "scale": scale, "restored": restored}
 
     def _unpacked(self, gather: onnx.NodeProto, packed: str) -> tuple[list[onnx.NodeProto], str]:
         """Nodes that gather bytes and divide each into its low and high half, and the tensor of the integers, as floats around 0."""

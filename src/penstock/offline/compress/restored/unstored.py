@@ -1,7 +1,7 @@
-"""Undo the storage of weights as integers: the integers, as floats, become the weights divided by their scales.
+"""Undo the storage of weights as integers: verify the numbers that the model restores, and put the exact ones in their place.
 
-The operators that multiply with the scales remain in the result, so a wrong connection changes its outputs. The integers are computed
-by the model's own operators, those of a table for every row, and must be the rounded weights.
+The model's own operators compute the numbers, those of a table for every row. They must be multiples of the scales, and the rounded
+weights. The result then computes with exactly the numbers of the original, so even models that round activations give equal outputs.
 """
 
 from __future__ import annotations
@@ -36,32 +36,34 @@ def unstored(made: onnx.ModelProto, source: Artifact, layers: Mapping[str, Mappi
     places = {name: place for place, node in enumerate(graph.node) for name in node.output}
     for name, facts in layers.items():
         weight, scale = (numpy_helper.to_array(one) for one in (weights[name], tensors[facts["scale"]]))
-        for value in facts["floats"]:
+        for value in facts["restored"]:
             chain = [graph.node[place] for place in sorted(_chain(graph, places, value))]
-            gather = next((node for node in chain if node.op_type == "Gather"), None)
-            integers = _values(proto, chain, value, len(weight))
-            exact = _exact(name, weight, integers, scale, facts["bits"])
+            ids = {node.input[1] for node in chain if node.op_type == "Gather"}
+            numbers = _values(proto, chain, value, len(weight))
+            if numbers.size != weight.size or len(ids) > 1:
+                raise wrong_weight(name)
+            _check(name, weight.reshape(numbers.shape), numbers, scale, facts["bits"])
             tensor = fresh(f"{value}_exact")
-            graph.initializer.append(numpy_helper.from_array(exact, tensor))
-            node = helper.make_node("Identity", [tensor], [value])
-            if gather is not None:
-                node = helper.make_node("Gather", [tensor, gather.input[1]], [value])
-            graph.node[places[value]].CopyFrom(node)
+            graph.initializer.append(numpy_helper.from_array(weight.reshape(numbers.shape), tensor))
+            kind = "Gather" if ids else "Identity"
+            graph.node[places[value]].CopyFrom(helper.make_node(kind, [tensor, *ids], [value]))
     return proto
 
 
-def _exact(name: str, weight: Array, integers: Array, scale: Array, bits: int) -> Array:
-    """``weight`` in steps, in the shape of ``integers``."""
-    if integers.size != weight.size or not np.array_equal(integers, np.rint(integers)):
+def _check(name: str, weight: Array, numbers: Array, scale: Array, bits: int) -> None:
+    """Raise WrongResult unless ``numbers`` are ``weight``, rounded to multiples of ``scale``."""
+    scale, high = np.where(scale == 0, _TINY, scale), 1 << (bits - 1)
+    integers = np.rint(numbers / scale)
+    if (
+        not np.allclose(integers * scale, numbers, rtol=1e-6, atol=0)
+        or not -high <= integers.min() <= integers.max() < high
+    ):
         raise wrong_weight(name)
-    weight, scale = weight.reshape(integers.shape), np.where(scale == 0, _TINY, scale)
-    high = 1 << (bits - 1)
     rounded = Integers(integers.astype(np.int8), scale, np.zeros((), np.int8), (-high, high - 1))
     if not rounded.fits(weight):
         raise wrong_weight(name)
     if rounded.is_coarse(weight).any():
         raise WrongResult(f"the steps of weight '{name}' of the compressed model are too large for its values", FIX)
-    return np.asarray(weight / scale, np.float32)
 
 
 def _chain(graph: onnx.GraphProto, places: Mapping[str, int], value: str) -> set[int]:
