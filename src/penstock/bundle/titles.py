@@ -18,6 +18,7 @@ _CALIBRATION_WORDS = {
     "best": "tuned ranges",
     "entropy": "entropy ranges",
     "linear": "",  # the normal placement
+    "lstm": "LSTM with ranges at run time",
     "min-max": "min-max ranges",
     "mse": "MSE ranges",
     "percentile": "percentile ranges",
@@ -65,12 +66,18 @@ def title(record: CandidateRecord) -> str:
     if _ORIGINAL.fullmatch(record.name):
         return f"Original · {engine} · {threads}"
     details = ", ".join(filter(None, map(_calibration, _CALIBRATION.findall(record.calibration))))
-    arithmetic = record.precision.upper() + (f" ({details})" if details else "")
+    arithmetic = precision_title(record.precision) + (f" ({details})" if details else "")
     # The precision names INT8 already.
     steps = ", ".join(
         filter(None, (_step(step).removeprefix("INT8").strip() for step in record.compression.split("+")))
     )
     return " · ".join(filter(None, (engine, arithmetic, steps, threads)))
+
+
+def precision_title(precision: str) -> str:
+    """The precision in words: ``INT8``, or ``FP16 weights`` if only weights are stored in it."""
+    kind, _, rest = precision.partition("-")
+    return f"{kind.upper()} {rest}".strip()
 
 
 def steps_title(names: str) -> str:

@@ -27,6 +27,7 @@ from penstock.bundle.evidence import CandidateRecord, Evidence
 from penstock.bundle.manifest import Manifest, ServingConfig, SourceModel, Variant, check_name, check_version
 from penstock.bundle.open import is_bundle
 from penstock.bundle.pack import check_folder, code_variants, pack, place
+from penstock.bundle.titles import precision_title
 from penstock.dataset import Dataset
 from penstock.engines.registry import available_engines, engines_for, get_engine
 from penstock.errors import (
@@ -44,7 +45,7 @@ from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions,
 from penstock.offline.compress.planner.plan_store import check_plan
 from penstock.offline.compress.ptq.drift import about
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
-from penstock.offline.compress.versions import IntegerChoice, Version, integer_versions
+from penstock.offline.compress.versions import IntegerChoice, Version, derived_versions
 from penstock.offline.deadline import BuildDeadline
 from penstock.offline.judge.contract import Contract, is_faster
 from penstock.offline.judge.judge import Judge, coupling_notes, judging
@@ -204,10 +205,10 @@ def _build(
     with _blaming(calibrate):
         look = make_look(engines, evaluation.mix(rows), min(threads), _LOOK_S) if recipe.objective != "size" else None
         choice = _integer_choice(recipe, engines)
-        int8, notes = integer_versions(fp32, calibration, choice, machine, on_progress, look=look, deadline=deadline)
+        made, notes = derived_versions(fp32, calibration, choice, machine, on_progress, look=look, deadline=deadline)
     with deadline.paused():
         planned = _plan(fp32, original, calibration, _plan_options(recipe, threads), recipe, on_progress)
-    tried = candidates(_versions([Version(fp32), *int8, *planned.versions], recipe), engines, threads, machine)
+    tried = candidates(_versions([Version(fp32), *made, *planned.versions], recipe), engines, threads, machine)
     tuner = _tuner(originals(original, threads), tried, judge, rows, recipe, deadline, on_progress)
     with _blaming(evaluate if evaluate is not None else calibrate):
         tuned = tuner.run(machine.cores)
@@ -331,7 +332,7 @@ def _integer_choice(recipe: Recipe, engines: tuple[str, ...]) -> IntegerChoice:
         recipe.methods,
         recipe.careful,
         dynamic=recipe.dynamic and recipe.objective == "latency",
-        anywhere=recipe.objective == "size",
+        smallest=recipe.objective == "size",
         engines=engines,
     )
 
@@ -355,8 +356,8 @@ def _caveats(recipe: Recipe, tuned: TuneResult) -> list[str]:
         found += unproved(chosen.accuracy, recipe.contract.limit(chosen.accuracy.metric))
     if chosen.precision != "fp32" and chosen.speedup is not None and not is_faster(chosen.speedup):
         found.append(
-            f"{chosen.precision.upper()} was chosen for its size: on this machine it has {chosen.speedup.value:.2f}x the original's "
-            f"speed (95 %: {chosen.speedup.low:.2f} … {chosen.speedup.high:.2f})"
+            f"{precision_title(chosen.precision)} was chosen for its size: on this machine it has {chosen.speedup.value:.2f}x the "
+            f"original's speed (95 %: {chosen.speedup.low:.2f} … {chosen.speedup.high:.2f})"
         )
     if tuned.chosen.mixes_rows:
         found.append(

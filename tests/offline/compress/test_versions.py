@@ -7,6 +7,7 @@ from onnx import numpy_helper
 
 import models
 import networks
+import stored_models
 from penstock.artifact import Artifact
 from penstock.clock import ManualClock
 from penstock.dataset import Dataset, make_dataset
@@ -14,7 +15,7 @@ from penstock.errors import InvalidData, Unsupported
 from penstock.measurement import Interval
 from penstock.offline.compress import versions
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
-from penstock.offline.compress.versions import IntegerChoice, integer_versions
+from penstock.offline.compress.versions import IntegerChoice, derived_versions, integer_versions
 from penstock.offline.deadline import BuildDeadline
 from penstock.offline.sessions import signature_of
 from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts
@@ -97,7 +98,7 @@ def _weight_scales(model: Artifact) -> set[int]:
 
 def test_what_runs_anywhere_needs_nothing(cnn: Artifact, data: Dataset) -> None:
     for machine in (VNNI, PLAIN):
-        found, _ = integer_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,), False, anywhere=True), machine)
+        found, _ = integer_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,), False, smallest=True), machine)
         assert {version.requires for version in found} == {()}
 
 
@@ -230,3 +231,117 @@ def test_a_layout_that_cannot_be_timed_is_still_tried(cnn: Artifact, data: Datas
     speeds = iter(({}, {"onnxruntime": Interval(2.0, 1.9, 2.1)}))
     found, _ = integer_versions(cnn, data, choice, VNNI, look=lambda *_: next(speeds))
     assert [version.calibration for version in found] == ["min-max-wide", "min-max-linear"]
+
+
+def sequences(features: int = 12, hidden: int = 32) -> tuple[Artifact, Dataset]:
+    """x (N, T, features) to y (N, 4): an LSTM over time, then a Gemm of its last state."""
+    n = networks.Network()
+    x = n.op("Transpose", "x", perm=[1, 0, 2])
+    weights = [n.normal(1, 4 * hidden, size, fan_in=size) for size in (features, hidden)]
+    n.nodes.append(onnx.helper.make_node("LSTM", [x, *weights], ["", "last"], hidden_size=hidden))
+    n.gemm(n.op("Squeeze", "last", n.weight(np.array([0]))), hidden, 4, name="y")
+    rows = np.random.default_rng(0).standard_normal((32, 6, features)).astype(np.float32)
+    return n.artifact({"x": ["N", "T", features]}, {"y": ["N", 4]}), make_dataset({"x": rows}, None)
+
+
+def operators(model: Artifact) -> set[str]:
+    return {node.op_type for node in onnx.load_model_from_string(model.data).graph.node}
+
+
+def test_recurrent_layers_have_versions_beside_calibrated_ones() -> None:
+    choice = IntegerChoice((RangeMethod.MSE,), careful=False, dynamic=True)
+    made = {version.calibration: version for version in integer_versions(*sequences(), choice, VNNI)[0]}
+    assert [name for name in made if name.endswith("-lstm")] == ["mse-linear-lstm", "mse-linear-per-tensor-lstm"]
+    for name, version in made.items():
+        recurrent = name == "dynamic" or name.endswith("-lstm")
+        assert version.mixes_rows == recurrent == ("DynamicQuantizeLSTM" in operators(version.artifact))
+        assert version.engines == (("onnxruntime",) if recurrent or "per-tensor" in name else version.engines)
+    assert {"QuantizeLinear", "LSTM"} <= operators(made["mse-linear"].artifact)
+    assert "dynamic" in made
+    for lacking in (
+        IntegerChoice((RangeMethod.MSE,), careful=False),
+        IntegerChoice(choice.methods, False, True, engines=("openvino",)),
+    ):
+        found, _ = integer_versions(*sequences(), lacking, VNNI)
+        assert not any(version.mixes_rows for version in found)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_recurrent_layers_are_quantised_even_if_time_is_short(share: float) -> None:
+    clock = ManualClock()
+    deadline = BuildDeadline(1.0, clock)
+    clock.advance(share)
+    choice = IntegerChoice((RangeMethod.MSE,), dynamic=True)
+    found, notes = integer_versions(*sequences(), choice, VNNI, deadline=deadline)
+    assert [version.calibration for version in found][:2] == ["best-linear", "best-linear-lstm"]
+    late = notes[-1].removesuffix(" was not tried: there was no time within --budget")
+    assert "INT8 by mse-linear" in late
+    assert ("INT8 by best-linear-per-tensor-lstm" in late) == (share > 0.5)
+
+
+def test_a_model_of_only_recurrent_layers_has_a_dynamic_version() -> None:
+    layer = stored_models.recurrent(inputs=32, hidden=32, direction="forward")
+    data = make_dataset(stored_models.recurrent_inputs(layer, 24, 1), None)
+    found, _ = integer_versions(layer, data, IntegerChoice((RangeMethod.MSE,), careful=False, dynamic=True), VNNI)
+    assert [version.calibration for version in found] == ["dynamic"]
+
+
+def test_a_quantised_model_with_recurrent_layers_is_left_alone() -> None:
+    choice = IntegerChoice((RangeMethod.MSE,), careful=False, dynamic=True)
+    model, data = sequences()
+    int8 = integer_versions(model, data, choice, VNNI)[0][0].artifact
+    found, notes = integer_versions(int8, data, choice, VNNI)
+    assert found == []
+    assert "already quantised" in notes[-1]
+
+
+@pytest.fixture(scope="module")
+def encoder() -> tuple[Artifact, Dataset]:
+    table = stored_models.embedding(stored_models.table(600, 32), outputs=16)
+    return table, make_dataset({"ids": np.random.default_rng(0).integers(0, 600, (32, 4))}, None)
+
+
+@pytest.mark.parametrize("smallest", [False, True])
+def test_int8_versions_store_large_tables_in_int8(encoder: tuple[Artifact, Dataset], smallest: bool) -> None:
+    choice = IntegerChoice((RangeMethod.MSE,), careful=False, dynamic=True, smallest=smallest)
+    found, notes = integer_versions(*encoder, choice, VNNI)
+    assert found
+    for version in found:
+        assert version.artifact.size_bytes < 0.4 * encoder[0].size_bytes
+        assert version.artifact.provenance[-1].name == "store_weights"
+    assert "INT8 versions store embedding tables, 97% of the model, in INT8" in notes
+
+
+@pytest.mark.parametrize(("speed", "is_stored"), [(0.8, False), (0.97, True), (1.2, True)])
+def test_tables_are_stored_unless_this_is_slower(
+    encoder: tuple[Artifact, Dataset], speed: float, is_stored: bool
+) -> None:
+    def look(one: Artifact, other: Artifact, engines: tuple[str, ...]) -> dict[str, Interval]:
+        value = 2.0 if one is encoder[0] else speed
+        return {"onnxruntime": Interval(value, 0.95 * value, 1.05 * value)}
+
+    choice = IntegerChoice((RangeMethod.MSE,), careful=False)
+    found, notes = integer_versions(*encoder, choice, VNNI, look=look)
+    assert {version.artifact.provenance[-1].name == "store_weights" for version in found} == {is_stored}
+    assert any("INT8 tables are slower: 0.80x (0.76 … 0.84) on onnxruntime" in note for note in notes) != is_stored
+
+
+def test_small_tables_stay(cnn: Artifact, data: Dataset) -> None:
+    found, notes = integer_versions(cnn, data, IntegerChoice((RangeMethod.MSE,), careful=False), VNNI)
+    assert all(version.artifact.provenance[-1].name != "store_weights" for version in found)
+    assert not any("tables" in note for note in notes)
+
+
+def test_the_smallest_models_also_only_store_weights(encoder: tuple[Artifact, Dataset]) -> None:
+    choice = IntegerChoice((RangeMethod.MSE,), careful=False, smallest=True)
+    found, _ = derived_versions(*encoder, choice, VNNI)
+    stored = {version.precision: version for version in found if version.precision != "int8"}
+    sizes = {name: version.artifact.size_bytes for name, version in stored.items()}
+    assert sizes["int4-weights"] < sizes["int8-weights"] < sizes["fp16-weights"] < 0.6 * encoder[0].size_bytes
+    assert not any(version.calibration or version.requires or version.mixes_rows for version in stored.values())
+    fewer, _ = derived_versions(encoder[0], None, choice, VNNI)
+    assert {version.precision for version in fewer} == stored.keys()
+    small, notes = derived_versions(networks.mlp(8), None, choice, VNNI)
+    assert small == []
+    assert [note.split()[0] for note in notes[1:]] == ["int8-weights", "fp16-weights", "int4-weights"]
+    assert all(version.precision == "int8" for version in derived_versions(*encoder, IntegerChoice(), VNNI)[0])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -15,8 +15,11 @@ from penstock.errors import PenstockError, Unsupported
 from penstock.measurement import Interval, times
 from penstock.offline.compress.explained import check_explained
 from penstock.offline.compress.method import OnProgress
-from penstock.offline.compress.precision.dynamic import DynamicOptions, quantize_dynamic
+from penstock.offline.compress.precision.dynamic import DynamicOptions
+from penstock.offline.compress.precision.half import halve_weights
 from penstock.offline.compress.precision.products import share_of_products
+from penstock.offline.compress.precision.recurrent import has_integer_lstm, quantize_all_dynamic, quantize_recurrent
+from penstock.offline.compress.precision.storage import share_of_tables, store_in, store_tables, store_weights
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
@@ -38,6 +41,8 @@ _CHOICE_S = 4.0
 """Time limit in seconds for choosing range methods. The remaining tensors get the range of least squared error."""
 _MOSTLY = 0.5
 """Versions that speed up only matrix products are made if these hold more than this fraction of the weights."""
+_LARGE_TABLES = 0.1
+"""Embedding tables are stored in INT8 if they hold more than this fraction of the model's bytes, or if only the size matters."""
 _LOOK_ROWS = 32
 """Number of samples for the ranges of models that are only timed."""
 _CAREFUL_SHARE, _OTHERS_SHARE = 0.45, 0.25
@@ -81,9 +86,10 @@ class IntegerChoice(msgspec.Struct, frozen=True):
     careful: bool = True
     """Also make versions with equalised channels, a range method chosen for each tensor, and corrected biases."""
     dynamic: bool = False
-    """If matrix products hold most of the weights, also make a version with ranges computed at run time."""
-    anywhere: bool = False
-    """Use 7-bit weights, which every CPU multiplies without overflow."""
+    """If matrix products and LSTMs hold most of the weights, also make a version with ranges computed at run time. If the model has
+    LSTMs, also make calibrated versions with LSTMs of this kind."""
+    smallest: bool = False
+    """Use 7-bit weights, which every CPU multiplies without overflow, and also make versions that only store weights in fewer bits."""
     engines: tuple[str, ...] = ()
     """The engines that may run the versions. Versions for other engines are not made. If empty, all engines."""
 
@@ -116,6 +122,39 @@ class _Way(NamedTuple):
     mixes_rows: bool = False
     is_first: bool = True
     """True for the most promising way of a layout."""
+    precision: str = "int8"
+    base: str = ""
+    """The way whose result this way changes. It then costs little, so it is tried exactly if that way was tried."""
+
+    @property
+    def title(self) -> str:
+        return f"INT8 by {self.name}" if self.precision == "int8" else self.name
+
+
+def derived_versions(
+    fp32: Artifact,
+    calibration: Dataset | None,
+    choice: IntegerChoice,
+    machine: MachineFacts,
+    on_progress: OnProgress = lambda *_: None,
+    *,
+    look: Look | None = None,
+    deadline: BuildDeadline | None = None,
+) -> tuple[list[Version], tuple[str, ...]]:
+    """The ``integer_versions`` and, if ``choice.smallest``, versions with weights stored in 16, 8 or 4 bits. Also return notes."""
+    made, notes = integer_versions(fp32, calibration, choice, machine, on_progress, look=look, deadline=deadline)
+    if not choice.smallest:
+        return made, notes
+    makers = {
+        "int8-weights": partial(store_weights, fp32),
+        "fp16-weights": partial(halve_weights, fp32),
+        "int4-weights": partial(store_in, fp32, 4),
+    }
+    ways = [_Way(name, make, _FOR_PRODUCTS, precision=name) for name, make in makers.items()]
+    failures: dict[str, str] = {}
+    stored, lost = _made(fp32, calibration, ways, (), failures, deadline or BuildDeadline(), on_progress)
+    missing = (f"{name} was not tried: {reason}" for name, reason in failures.items())
+    return [*made, *stored], (*notes, *missing, *lost)
 
 
 def integer_versions(
@@ -140,26 +179,33 @@ def integer_versions(
     if not choice.methods and not choice.careful:
         return [], ("INT8 was not tried: no calibration method was requested",)
     scheme = integer_scheme(machine)
-    if choice.anywhere:
+    if choice.smallest:
         scheme = msgspec.structs.replace(scheme, reduce_range=True)
     failures: dict[str, str] = {}
     deadline = deadline or BuildDeadline()
+    options = DynamicOptions(reduce_range=scheme.reduce_range)
+    is_dynamic = choice.dynamic and not (choice.engines and set(choice.engines).isdisjoint(_FOR_PRODUCTS))
+    has_lstm = is_dynamic and has_integer_lstm(fp32, options)
+    found, slow, fewer, ways = dict[_Layout, Artifact](), tuple[str, ...](), tuple[str, ...](), list[_Way]()
     try:
         calibration, fewer = _affordable(fp32, calibration, deadline)
         found = _layouts(fp32, calibration, scheme, choice.engines, failures)
         layouts, slow = _promising(fp32, found, look, on_progress) if look else (list(found), ())
         ways = _ways(fp32, calibration, choice, scheme, layouts, deadline, on_progress) if layouts else []
     except Unsupported as error:
-        return [], (f"INT8 was not tried: {error.message}",)
-    is_dynamic = choice.dynamic and bool(found) and share_of_products(fp32) > _MOSTLY
-    if is_dynamic and not (choice.engines and set(choice.engines).isdisjoint(_FOR_PRODUCTS)):
-        ranged = partial(quantize_dynamic, fp32, calibration, DynamicOptions(reduce_range=scheme.reduce_range))
-        ways.append(_Way("dynamic", ranged, _FOR_PRODUCTS, signature_of(fp32).batchable))
+        if not has_lstm:
+            return [], (f"INT8 was not tried: {error.message}",)
+        failures["calibration"] = error.message
+    if is_dynamic:
+        ways = list(_dynamic_ways(fp32, calibration, options, ways, has_lstm))
+    tables, tables_note = _tables(fp32, next(iter(found.values()), None), choice, look)
+    if tables:
+        ways = [way._replace(make=partial(_with_tables, way.make)) for way in ways]
     made, notes = _made(fp32, calibration, ways, required_isa(scheme, machine), failures, deadline, on_progress)
     lacking = (f"INT8 by {name} was not tried: {reason}" for name, reason in failures.items())
     if not made:
         return [], (*slow, *notes, *([f"INT8 was not tried: {next(iter(failures.values()))}"] if failures else []))
-    return made, (f"INT8 on this CPU: {scheme.reason}", *fewer, *slow, *lacking, *notes)
+    return made, (f"INT8 on this CPU: {scheme.reason}", *fewer, *slow, *lacking, *notes, *tables_note)
 
 
 def _affordable(fp32: Artifact, calibration: Dataset, deadline: BuildDeadline) -> tuple[Dataset, tuple[str, ...]]:
@@ -183,6 +229,43 @@ def _few(fp32: Artifact, calibration: Dataset) -> Dataset:
     """A few samples of ``calibration``, for models that are only timed."""
     rows = signature_of(fp32).smallest_batch
     return calibration.pick_evenly(min(calibration.count, max(rows, _LOOK_ROWS // rows * rows)))
+
+
+def _tables(
+    fp32: Artifact, int8: Artifact | None, choice: IntegerChoice, look: Look | None
+) -> tuple[bool, tuple[str, ...]]:
+    """Whether to store embedding tables in INT8, and a note if this is slower."""
+    share = share_of_tables(fp32)
+    if share <= (0 if choice.smallest else _LARGE_TABLES):
+        return False, ()
+    speeds = look(int8, store_tables(int8), choice.engines) if look and int8 is not None else {}
+    slower = [f"{times(one)} on {engine}" for engine, one in speeds.items() if one.high < 1]
+    if slower and len(slower) == len(speeds):
+        return False, (f"embedding tables stay FP32, because INT8 tables are slower: {', '.join(slower)}",)
+    return True, (f"INT8 versions store embedding tables, {share:.0%} of the model, in INT8",)
+
+
+def _with_tables(make: Callable[[], Artifact]) -> Artifact:
+    return store_tables(make())
+
+
+def _dynamic_ways(
+    fp32: Artifact, calibration: Dataset, options: DynamicOptions, calibrated: Sequence[_Way], has_lstm: bool
+) -> Iterator[_Way]:
+    """The ``calibrated`` ways, and those with ranges computed at run time: for LSTMs of the best versions, and for all operators."""
+    mixes_rows = signature_of(fp32).batchable
+    for way in calibrated:
+        yield way
+        if has_lstm and way.is_first and (not way.engines or not set(way.engines).isdisjoint(_FOR_PRODUCTS)):
+            make = partial(_with_recurrent, way.make, calibration, options)
+            yield _Way(f"{way.name}-lstm", make, _FOR_PRODUCTS, mixes_rows, base=way.name)
+    share = _attempt("dynamic", partial(share_of_products, fp32, recurrent=True), {})
+    if share is not None and share > _MOSTLY:
+        yield _Way("dynamic", partial(quantize_all_dynamic, fp32, calibration, options), _FOR_PRODUCTS, mixes_rows)
+
+
+def _with_recurrent(make: Callable[[], Artifact], calibration: Dataset, options: DynamicOptions) -> Artifact:
+    return quantize_recurrent(make(), calibration, options)
 
 
 def _layouts(
@@ -261,7 +344,7 @@ def _ways(
     return [
         _Way(
             f"{method.value if method else 'best'}-{layout.name}",
-            partial(make, method, layout),
+            cache(partial(make, method, layout)),
             layout.engines,
             is_first=method is first,
         )
@@ -271,7 +354,7 @@ def _ways(
 
 def _made(
     fp32: Artifact,
-    calibration: Dataset,
+    calibration: Dataset | None,
     ways: Sequence[_Way],
     requires: tuple[str, ...],
     failures: dict[str, str],
@@ -280,9 +363,11 @@ def _made(
 ) -> tuple[list[Version], list[str]]:
     """The versions that ``ways`` make, and notes on wrong models and on ways for which there was no time."""
     found, notes, late = dict[str, Version](), list[str](), list[str]()
+    titles = {way.name: way.title for way in ways}
     for number, way in enumerate(ways):
         on_progress("quantize", number, len(ways))
-        if found and deadline.is_past(_CAREFUL_SHARE if way.is_first else _OTHERS_SHARE):
+        is_late = bool(found) and deadline.is_past(_CAREFUL_SHARE if way.is_first else _OTHERS_SHARE)
+        if way.base in late or (is_late and not way.base):
             late.append(way.name)
             continue
         model = _attempt(way.name, way.make, failures)
@@ -291,13 +376,14 @@ def _made(
         wrong: dict[str, str] = {}
         _attempt(way.name, partial(check_explained, fp32, model, calibration), wrong)
         if wrong:
-            notes.append(f"INT8 by {way.name} was dropped: {wrong[way.name]}")
+            notes.append(f"{way.title} was dropped: {wrong[way.name]}")
             continue
-        version = Version(model, "int8", calibration=way.name, requires=requires)
+        calibrated = way.name if way.precision == "int8" else ""
+        version = Version(model, way.precision, calibration=calibrated, requires=requires)
         found[model.digest] = msgspec.structs.replace(version, engines=way.engines, mixes_rows=way.mixes_rows)
     on_progress("quantize", len(ways), len(ways))
     if late:
-        notes.append(f"INT8 by {', '.join(late)} was not tried: there was no time within --budget")
+        notes.append(f"{', '.join(titles[name] for name in late)} was not tried: there was no time within --budget")
     return list(found.values()), notes
 
 
@@ -308,6 +394,6 @@ def _attempt(name: str, make: Callable[[], T], failures: dict[str, str]) -> T | 
     except PenstockError as error:
         failures[name] = error.message
     except Exception as error:  # noqa: BLE001 - a defect in one method
-        _log.warning("INT8 by %s failed", name, exc_info=True)
+        _log.warning("%s failed", name, exc_info=True)
         failures[name] = f"internal error: {type(error).__name__}: {str(error)[:200]}"
     return None

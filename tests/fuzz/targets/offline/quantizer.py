@@ -12,6 +12,7 @@ from penstock.errors import Unsupported
 from penstock.offline.compress.explained import distance
 from penstock.offline.compress.precision.dynamic import DynamicOptions, quantize_dynamic
 from penstock.offline.compress.precision.half import HalfOptions, halve_weights
+from penstock.offline.compress.precision.storage import StorageOptions, store_weights
 from penstock.offline.compress.precision.weight_only import WeightOnlyOptions, quantize_weights
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
@@ -55,7 +56,7 @@ def _quantized(artifact: Artifact, data: Dataset, random: Random) -> Artifact:
     start, scheme = optimized(artifact), integer_scheme(machine_facts())
     if random.random() < _SYMMETRIC:
         scheme = symmetric(scheme)
-    match random.choice(["int8", "int8", "int8", "recipe", "dynamic", "weights", "half"]):
+    match random.choice(["int8", "int8", "int8", "recipe", "dynamic", "weights", "half", "stored"]):
         case "int8":
             placement, method = random.choice(list(QdqPlacement)), random.choice(list(RangeMethod))
             return quantize(start, ranges(collect(start, data), method, scheme), scheme, placement)
@@ -67,5 +68,7 @@ def _quantized(artifact: Artifact, data: Dataset, random: Random) -> Artifact:
             bits: int = random.choice([4, 8])
             options = WeightOnlyOptions(bits=bits, block_size=16, least_weights=1)  # type: ignore[arg-type]
             return quantize_weights(start, data, options)
+        case "stored":
+            return store_weights(start, StorageOptions(table_bits=random.choice([4, 8]), least_weights=1))
         case _:
             return halve_weights(start, HalfOptions(random.choice(["fp16", "bf16"]), least_weights=1))

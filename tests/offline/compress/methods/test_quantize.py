@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 import models
+import stored_models
 
 DIGITS = ("model.onnx", "--calibrate", "train.npz")
 QUICK = ("--method", "mse", "--placement", "linear", "--no-equalize")
@@ -102,6 +103,30 @@ def test_other_precisions(penstock, folder: Path, precision: str, ratio: float) 
     assert done.json["size_ratio"] > ratio
     # Without a measurement of speed, only of what is for size it is known whether it pays.
     assert done.json["pays"] is (None if precision == "int8-dynamic" else True)
+
+
+@pytest.mark.parametrize(
+    ("precision", "tables", "ratio"),
+    [("int8", (), 3.6), ("int8", ("--no-tables",), 1.0), ("int8-weights", (), 3.4), ("int4-weights", (), 5.3)],
+)
+def test_embedding_tables(penstock, folder: Path, precision: str, tables: tuple[str, ...], ratio: float) -> None:
+    (folder / "text.onnx").write_bytes(stored_models.embedding(stored_models.table(2000, 64), outputs=64).data)
+    np.savez(folder / "ids.npz", ids=np.random.default_rng(0).integers(0, 2000, (40, 6)))
+    data = ("--calibrate", "ids.npz", *QUICK) if precision == "int8" else ()
+    done = penstock("quantize", "text.onnx", "--precision", precision, *data, *tables, "-o", "out.onnx", "--json")
+    assert done.code == 0, done.err
+    assert ratio < done.json["size_ratio"] < (ratio + 1.5 if ratio > 1 else 1.1)
+
+
+@pytest.mark.parametrize("precision", ["int8-dynamic", "int8-weights"])
+def test_recurrent_layers(penstock, folder: Path, precision: str) -> None:
+    layer = stored_models.recurrent(inputs=64, hidden=64)
+    (folder / "lstm.onnx").write_bytes(layer.data)
+    np.savez(folder / "x.npz", **stored_models.recurrent_inputs(layer, 24, 1))
+    data = ("--calibrate", "x.npz") if precision == "int8-dynamic" else ()
+    done = penstock("quantize", "lstm.onnx", "--precision", precision, *data, "-o", "out.onnx", "--json")
+    assert done.code == 0, done.err
+    assert done.json["size_ratio"] > 3
 
 
 def test_a_model_that_gains_nothing_is_written_and_said_to(penstock, folder: Path) -> None:

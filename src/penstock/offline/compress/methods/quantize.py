@@ -7,13 +7,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from penstock.artifact import Artifact
 from penstock.offline.compress.method import Made, Method, StepContext
 from penstock.offline.compress.options import Part, Positive, Usage
-from penstock.offline.compress.precision.dynamic import DynamicOptions, quantize_dynamic
+from penstock.offline.compress.precision.dynamic import DynamicOptions
 from penstock.offline.compress.precision.groups import MixedModel
 from penstock.offline.compress.precision.half import HalfOptions, halve_weights
 from penstock.offline.compress.precision.mixed import choose
+from penstock.offline.compress.precision.recurrent import quantize_all_dynamic
 from penstock.offline.compress.precision.sensitivity import SensitivityOptions, measure_sensitivity
+from penstock.offline.compress.precision.storage import store_in, store_tables
 from penstock.offline.compress.precision.trials import Trials
-from penstock.offline.compress.precision.weight_only import WeightOnlyOptions, quantize_weights
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.ranges.chart import range_chart
@@ -63,6 +64,8 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
     """Maximum loss of accuracy against the original, e.g. 0.5%."""
     block: Annotated[Literal[16, 32, 64, 128, 256], Usage(needs={"precision": ("int8-weights", "int4-weights")})] = 32
     """Number of weights that share one scale, for int8-weights and int4-weights: 16 to 256."""
+    tables: Annotated[bool, Usage(needs={"precision": ("int8", "int8-dynamic")})] = True
+    """Also store large embedding tables in INT8."""
     chart: Annotated[str | None, Usage("file", writes="picture"), _INT8] = None
     """Also write a chart to this SVG file."""
     chart_tensor: Annotated[
@@ -90,7 +93,12 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
         }
         if self.precision != "int8":
             made, notes = self._without_ranges(model, context)
-            return Made(made, ("size",) if self.precision.endswith("weights") else ("size", "speed"), facts, notes)
+            return Made(
+                self._with_tables(made),
+                ("size",) if self.precision.endswith("weights") else ("size", "speed"),
+                facts,
+                notes,
+            )
         start = prepared(model, context, self.equalize)
         files = {}
         if self.chart is not None:
@@ -108,10 +116,10 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
                 choice=choice,
             )
             made = quantize_with(recipe, start, context.data, context.scheme, context.stage("int8"))
-            return Made(made, ("size", "speed"), facts, files=files)
+            return Made(self._with_tables(made), ("size", "speed"), facts, files=files)
         made, floats, groups = self._mixed(start, placement, context)
         note = f"{len(floats)} of {groups} groups stay in float{': ' if floats else ''}{', '.join(floats)}"
-        return Made(made, ("size", "speed"), facts | {"float_groups": floats}, (note,), files=files)
+        return Made(self._with_tables(made), ("size", "speed"), facts | {"float_groups": floats}, (note,), files=files)
 
     def _mixed(self, model: Artifact, placement: QdqPlacement, context: StepContext) -> tuple[Artifact, list[str], int]:
         """The model in mixed precision, the names of its float groups, and the number of all groups."""
@@ -127,12 +135,16 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
     def _without_ranges(self, model: Artifact, context: StepContext) -> tuple[Artifact, tuple[str, ...]]:
         match self.precision:
             case "int8-dynamic":
-                made = quantize_dynamic(model, context.data, DynamicOptions(reduce_range=context.scheme.reduce_range))
-                is_invariant = made.provenance[-1].facts["batch_invariant"]
+                options = DynamicOptions(reduce_range=context.scheme.reduce_range)
+                made = quantize_all_dynamic(model, context.data, options)
+                is_invariant = all(step.facts.get("batch_invariant", True) for step in made.provenance)
                 note = "the output for a sample depends on the other samples in its batch"
                 return made, () if is_invariant else (note,)
             case "int8-weights" | "int4-weights":
-                options = WeightOnlyOptions(bits=4 if self.precision == "int4-weights" else 8, block_size=self.block)
-                return quantize_weights(model, context.fitted, options), ()
+                bits: Literal[4, 8] = 4 if self.precision == "int4-weights" else 8
+                return store_in(model, bits, self.block, context.fitted), ()
             case _:
                 return halve_weights(model, HalfOptions("fp16" if self.precision == "fp16-weights" else "bf16")), ()
+
+    def _with_tables(self, model: Artifact) -> Artifact:
+        return store_tables(model) if self.tables and self.precision in ("int8", "int8-dynamic") else model

@@ -7,6 +7,8 @@ on the other samples in its batch (``batch_dependence``). In a server that batch
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import onnx_ir as ir
@@ -50,15 +52,18 @@ def quantize_dynamic(artifact: Artifact, data: Dataset, options: DynamicOptions 
         nodes = _integer_product(model, product, rounding, 63 if options.reduce_range else 127)
         model.replace(product, [rounding, *nodes] if first else nodes)
     written = model.write()
-    changed = Artifact.from_bytes(written)
-    dependence = batch_dependence(changed, data)
-    facts = {
-        "products": len(model.products),
+    facts = {"products": len(model.products), **dependence_facts(artifact, written, data)}
+    return artifact.derive(written, "quantize_dynamic", msgspec.to_builtins(options), facts)
+
+
+def dependence_facts(artifact: Artifact, written: bytes, data: Dataset) -> dict[str, Any]:
+    """Facts on the model ``written``, made of ``artifact``: its size, and whether samples depend on others in their batch."""
+    dependence = batch_dependence(Artifact.from_bytes(written), data)
+    return {
         "batch_dependence": round(dependence, 6),
         "batch_invariant": dependence <= _SAME,
         "size_ratio": round(len(written) / artifact.size_bytes, 4),
     }
-    return artifact.derive(written, "quantize_dynamic", msgspec.to_builtins(options), facts)
 
 
 def is_batch_invariant(artifact: Artifact, data: Dataset) -> bool:

@@ -79,13 +79,16 @@ class ProductModel:
         return to_bytes(self._model)
 
 
-def share_of_products(artifact: Artifact) -> float:
-    """The fraction of the weights of Conv, Gemm and MatMul that belong to Gemm and MatMul; 0 if there are no weights."""
+def share_of_products(artifact: Artifact, *, recurrent: bool = False) -> float:
+    """The fraction of the weights of Conv, Gemm and MatMul (and LSTM, if ``recurrent``) that are not of Conv; 0 if there are no
+    weights.
+    """
     model = float_model(artifact)
     sizes = Counter[str]()
     for each in model.nodes:
-        if each.op_type in LINEAR_OPS and each.input[1] in model.weights:
-            sizes[each.op_type] += prod(model.weights[each.input[1]].dims)
+        places = (1, 2) if recurrent and each.op_type == "LSTM" else (1,) if each.op_type in LINEAR_OPS else ()
+        weights = (model.weights.get(each.input[place]) for place in places)
+        sizes[each.op_type] += sum(prod(weight.dims) for weight in weights if weight is not None)
     return 1 - sizes["Conv"] / sizes.total() if sizes.total() else 0.0
 
 

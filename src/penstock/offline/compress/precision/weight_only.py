@@ -8,7 +8,7 @@ therefore has the opposite sign of that weight, as in the Q4_0 format of llama.c
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -21,6 +21,8 @@ from penstock.offline.judge.accuracy import answers_of
 from penstock.offline.judge.metrics import output_errors
 from penstock.tensor import Array
 
+BlockSize = Literal[16, 32, 64, 128, 256]
+BLOCK_SIZES: tuple[BlockSize, ...] = get_args(BlockSize)
 _SHARES = np.linspace(1.0, 0.5, 21)
 """Factors of the scale of the largest weight. The search tries each of them, and takes the one with the least squared error."""
 _INTEGERS, _FLOATS = 4, 1
@@ -32,7 +34,7 @@ class WeightOnlyOptions(msgspec.Struct, frozen=True):
 
     bits: Literal[4, 8] = 8
     """Bits per weight."""
-    block_size: Literal[16, 32, 64, 128, 256] = 32
+    block_size: BlockSize = 32
     """Number of weights that share an FP32 scale. Smaller blocks are more accurate but take more space."""
     search: bool = False
     """Choose the scale of each block by least squared error instead of by its largest weight."""

@@ -13,12 +13,14 @@ from penstock.offline.compress.restored.recomposed import recomposed
 from penstock.offline.compress.restored.reweighted import unpruned, unshared
 from penstock.offline.compress.restored.uncorrected import uncorrected
 from penstock.offline.compress.restored.unrounded import unrounded
+from penstock.offline.compress.restored.unstored import unstored
 from penstock.offline.optimize.model import load_model, read_proto, to_proto
 
 _PLAIN: dict[str, Callable[[onnx.ModelProto, Artifact], onnx.ModelProto]] = {
     "quantize": unrounded,
     "quantize_weights": unrounded,
     "quantize_dynamic": unrounded,
+    "quantize_recurrent": unrounded,
     "halve_weights": unrounded,
     "correct-biases": uncorrected,
 }
@@ -27,6 +29,7 @@ _LAYERED: dict[str, Callable[[onnx.ModelProto, Artifact, dict[str, dict[str, Any
     "prune": unpruned,
     "prune_n_m": partial(unpruned, by_magnitude=False),
     "share": unshared,
+    "store_weights": unstored,
 }
 """The same for steps that have facts about each layer."""
 RESTORED = frozenset({*_PLAIN, *_LAYERED, "factorize"})

@@ -66,7 +66,7 @@ def constants(graph: onnx.GraphProto) -> Iterator[Array]:
             yield from (numpy_helper.to_array(one.t) for one in node.attribute if one.name == "value")
 
 
-class _Integers(NamedTuple):
+class Integers(NamedTuple):
     """A rounded constant: ``(integers - zero) * scale``. Values beyond ``limits`` were clipped."""
 
     integers: Array
@@ -80,12 +80,12 @@ class _Integers(NamedTuple):
             exact = np.divide(weight, self.scale, dtype=_wide(self.integers)) + self.zero
         return np.asarray(np.abs(exact.clip(*self.limits) - self.integers))
 
-    def part(self) -> _Integers:
+    def part(self) -> Integers:
         """The first elements along every axis."""
         side = max(1, int(_PROBED ** (1 / max(1, self.integers.ndim))))
         scale, zero = (np.broadcast_to(one, self.integers.shape) for one in (self.scale, self.zero))
         corner = _corner(self.integers, side)
-        return _Integers(self.integers[corner], scale[corner], zero[corner], self.limits)
+        return Integers(self.integers[corner], scale[corner], zero[corner], self.limits)
 
     def is_coarse(self, weight: Array) -> Array:
         """For each scale, True if the integers use less than half of their range, and ``weight`` is not practically zero."""
@@ -118,6 +118,8 @@ class _Unrounding:
         for array in known:
             if array.dtype in (np.float32, np.float64):
                 self._known.setdefault(array.shape, []).append(array)
+        # These nodes are no part of the change: an earlier step may have rounded them.
+        self._unchanged = {node.SerializeToString(deterministic=True) for node in before.node}
         self._stored = {(array.shape, array.tobytes()) for array in known if array.dtype.itemsize == 2}
 
     def run(self) -> onnx.ModelProto:
@@ -136,15 +138,16 @@ class _Unrounding:
 
     def _undone(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """``node`` without rounding."""
-        match node.domain, node.op_type:
+        is_unchanged = node.SerializeToString(deterministic=True) in self._unchanged
+        match node.domain, "" if is_unchanged else node.op_type:
             case "" | "ai.onnx", "DequantizeLinear" if self._floats is not None:
                 return self._constant(node) if node.input[0] in self._tensors else self._activation(node)
             case "" | "ai.onnx", "MatMulInteger":
                 return self._integer_product(node)
             case "" | "ai.onnx", "Cast" if node.input[0] in self._tensors:
                 return self._half(node)
-            case domain, "MatMulNBits" if domain == MICROSOFT:
-                return self._block_product(node)
+            case domain, "MatMulNBits" | "DynamicQuantizeLSTM" if domain == MICROSOFT:
+                return self._block_product(node) if node.op_type == "MatMulNBits" else self._recurrent(node)
         return [node]
 
     def _constant(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
@@ -153,15 +156,15 @@ class _Unrounding:
         axis = attributes_of(node).get("axis", 1)
         along = [-1 if at == axis % integers.ndim else 1 for at in range(integers.ndim)] if scale.size > 1 else []
         if along and scale.size != integers.shape[axis]:
-            raise _wrong(node.input[0])
+            raise wrong_weight(node.input[0])
         scale, zero = (one.reshape(along if one.size > 1 else ()) for one in (scale, zero))
-        rounded = _Integers(integers, scale, zero, _limits(integers))
+        rounded = Integers(integers, scale, zero, _limits(integers))
         self._put(node.output[0], rounded, node.input[0])
         if integers.dtype.itemsize == 1:
             self._check_steps(rounded, node.output[0], node.input[0])
         return []
 
-    def _check_steps(self, rounded: _Integers, name: str, what: str) -> None:
+    def _check_steps(self, rounded: Integers, name: str, what: str) -> None:
         """Raise WrongResult if a scale of the constant ``name`` is too large. The bias of a channel may require a larger scale."""
         is_coarse = rounded.is_coarse(self._array(name))
         for node in self._graph.node if is_coarse.any() else ():
@@ -216,7 +219,7 @@ class _Unrounding:
                 if np.array_equal(weight.astype(array.dtype), array):
                     self._tensors[node.output[0]] = numpy_helper.from_array(weight, node.output[0])
                     return []
-        raise _wrong(tensor.name)
+        raise wrong_weight(tensor.name)
 
     def _block_product(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         given: dict[str, Any] = attributes_of(node)
@@ -227,7 +230,7 @@ class _Unrounding:
         integers = packed.reshape(columns, -1)[:, :rows].T
         along = np.repeat(scales.reshape(columns, -1), size, axis=1)[:, :rows].T
         along = np.where(along == 0, _TINY, along)  # such blocks are zero
-        found = _Integers(integers, along, np.array(1 << (bits - 1)), (0, (1 << bits) - 1))
+        found = Integers(integers, along, np.array(1 << (bits - 1)), (0, (1 << bits) - 1))
         name = self._fresh(f"{node.output[0]}_weight")
         self._put(name, found, node.input[1])
         return [helper.make_node("MatMul", [node.input[0], name], node.output)]
@@ -248,7 +251,7 @@ class _Unrounding:
         scale, integers = self._array(known[0]), self._array(node.input[1])
         zero = self._zero_point(node, 3, integers)
         name, exact = (self._fresh(f"{node.output[0]}_{what}") for what in ("weight", "exact"))
-        rounded = _Integers(integers, scale.reshape(1, -1), zero, _limits(integers))
+        rounded = Integers(integers, scale.reshape(1, -1), zero, _limits(integers))
         self._put(name, rounded, node.input[1])
         self._check_steps(rounded, name, node.input[1])
         weight = self._array(name) / scale
@@ -258,7 +261,24 @@ class _Unrounding:
             helper.make_node("MatMul", [exact, name], node.output),
         ]
 
-    def _put(self, name: str, rounded: _Integers, what: str) -> None:
+    def _recurrent(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """An LSTM whose weights are transposed in each direction, with scales and zero points as its last inputs."""
+        names = []
+        for place in (1, 2):
+            integers, scale, zero = (self._array(node.input[at]) for at in (place, 2 * place + 6, 2 * place + 7))
+            turned = np.ascontiguousarray(integers.swapaxes(1, 2))
+            names.append(self._fresh(f"{node.output[0]}_weight"))
+            rounded = Integers(turned, scale[..., None], zero[..., None], _limits(integers))
+            self._put(names[-1], rounded, node.input[place])
+            self._check_steps(rounded, names[-1], node.input[place])
+        layer = onnx.NodeProto()
+        layer.CopyFrom(node)
+        layer.domain, layer.op_type = "", "LSTM"
+        del layer.input[1:]
+        layer.input.extend([*names, *node.input[3:8]])
+        return [layer]
+
+    def _put(self, name: str, rounded: Integers, what: str) -> None:
         """Add the weight of the float model that rounds to ``rounded``, as the constant ``name``."""
         shape, part = rounded.integers.shape, rounded.part()
         turned = (array.T for array in self._known.get(shape[::-1], ())) if len(shape) == 2 else ()
@@ -268,7 +288,7 @@ class _Unrounding:
             if part.fits(weight[_corner(weight, max(part.integers.shape, default=1))]) and rounded.fits(weight)
         ]
         if not found:
-            raise _wrong(what)
+            raise wrong_weight(what)
         # Of the weights beyond a limit, the one that is not far beyond it.
         exact = rounded._replace(limits=(-np.inf, np.inf))
         nearest = min(found, key=lambda weight: float(exact.steps_from(weight).sum()))
@@ -282,7 +302,7 @@ class _Unrounding:
         return np.asarray(numpy_helper.to_array(self._tensors[name]))
 
 
-def _wrong(name: str) -> WrongResult:
+def wrong_weight(name: str) -> WrongResult:
     return WrongResult(f"weight '{name}' of the compressed model is no rounded weight of the original", FIX)
 
 
