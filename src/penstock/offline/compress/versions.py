@@ -36,6 +36,8 @@ Look = Callable[[Artifact, Artifact, tuple[str, ...]], Mapping[str, Interval]]
 
 _CHOICE_S = 4.0
 """Time limit in seconds for choosing range methods. The remaining tensors get the range of least squared error."""
+_RECONSTRUCT_SHARE = 0.05
+"""Maximum share of the budget for rounding weights by the results of layers. The remaining weights are rounded to nearest."""
 _MOSTLY = 0.5
 """Versions that speed up only matrix products are made if these hold more than this fraction of the weights."""
 _LOOK_ROWS = 32
@@ -143,7 +145,8 @@ def integer_versions(
     try:
         found = _layouts(fp32, calibration, scheme, choice.engines, failures)
         layouts, slow = _promising(fp32, found, look, on_progress) if look else (list(found), ())
-        ways = _ways(fp32, calibration, choice, scheme, layouts, on_progress) if layouts else []
+        limit = _RECONSTRUCT_SHARE * deadline.budget_s
+        ways = _ways(fp32, calibration, choice, scheme, layouts, limit, on_progress) if layouts else []
     except Unsupported as error:
         return [], (f"INT8 was not tried: {error.message}",)
     is_dynamic = choice.dynamic and bool(found) and share_of_products(fp32) > _MOSTLY
@@ -212,6 +215,7 @@ def _ways(
     choice: IntegerChoice,
     scheme: IntegerScheme,
     layouts: Iterable[_Layout],
+    reconstruct_s: float,
     on_progress: OnProgress,
 ) -> list[_Way]:
     """The ways to quantise, the most promising first."""
@@ -222,7 +226,8 @@ def _ways(
         written = layout.scheme(scheme)
         if method is not None:
             return quantize(fp32, by_method[method], written, layout.placement)
-        recipe = PtqRecipe(placement=layout.placement, choice=RangeChoiceOptions(time_s=_CHOICE_S))
+        limits = RangeChoiceOptions(time_s=_CHOICE_S)
+        recipe = PtqRecipe(placement=layout.placement, choice=limits, reconstruct_s=reconstruct_s)
         return quantize_with(recipe, fp32, calibration, scheme, written=written)
 
     tried: list[RangeMethod | None] = [*([None] if choice.careful else []), *choice.methods[::-1]]

@@ -31,6 +31,7 @@ from penstock.offline.compress.ptq.recipe import (
 )
 
 _INT8 = Usage(needs={"precision": ("int8",)})
+_INTEGER_WEIGHTS = Usage(needs={"precision": ("int8", "int8-weights", "int4-weights")})
 
 
 class QuantizeMethod(Method, frozen=True, kw_only=True):
@@ -55,6 +56,8 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
     """Operators to quantise: linear, attention, wide, or fastest, which measures all."""
     equalize: Annotated[bool, _INT8] = True
     """Equalise the ranges of channels first."""
+    reconstruct: Annotated[bool, _INTEGER_WEIGHTS] = True
+    """Round weights by the error of each layer's results, not to nearest; int8-weights and int4-weights need data for it."""
     bias_correction: bool = True
     """Correct biases for the errors of rounding."""
     mixed: Annotated[bool, _INT8] = False
@@ -104,6 +107,7 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
                 RANGE_METHODS.get(self.method),
                 placement,
                 equalize=False,
+                reconstruct=self.reconstruct,
                 correct_biases=self.bias_correction,
                 choice=choice,
             )
@@ -132,7 +136,9 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
                 note = "the output for a sample depends on the other samples in its batch"
                 return made, () if is_invariant else (note,)
             case "int8-weights" | "int4-weights":
-                options = WeightOnlyOptions(bits=4 if self.precision == "int4-weights" else 8, block_size=self.block)
+                method: Literal["gptq", "nearest"] = "gptq" if self.reconstruct else "nearest"
+                bits: Literal[4, 8] = 4 if self.precision == "int4-weights" else 8
+                options = WeightOnlyOptions(bits=bits, block_size=self.block, method=method)
                 return quantize_weights(model, context.fitted, options), ()
             case _:
                 return halve_weights(model, HalfOptions("fp16" if self.precision == "fp16-weights" else "bf16")), ()
