@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal, NamedTuple, TypeVar
 
@@ -17,6 +17,7 @@ from penstock.offline.compress.explained import check_explained
 from penstock.offline.compress.method import OnProgress
 from penstock.offline.compress.precision.dynamic import DynamicOptions, quantize_dynamic
 from penstock.offline.compress.precision.products import share_of_products
+from penstock.offline.compress.precision.weight_only import WeightOnlyOptions, quantize_weights
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
@@ -24,6 +25,7 @@ from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme, required_isa, symmetric
+from penstock.offline.compress.reconstruct.reconstruction import reconstruct
 from penstock.offline.deadline import BuildDeadline
 from penstock.offline.sessions import signature_of
 from penstock.resources import MachineFacts
@@ -40,6 +42,8 @@ _RECONSTRUCT_SHARE = 0.05
 """Maximum share of the budget for rounding weights by the results of layers. The remaining weights are rounded to nearest."""
 _MOSTLY = 0.5
 """Versions that speed up only matrix products are made if these hold more than this fraction of the weights."""
+_BLOCKS = {8: WeightOnlyOptions(8, 128), 4: WeightOnlyOptions(4, 32)}
+"""The weight-only versions, by bits. Large blocks are faster, small ones more accurate."""
 _LOOK_ROWS = 32
 """Number of samples for the ranges of models that are only timed."""
 _FIRST_SHARE, _OTHERS_SHARE = 0.5, 0.25
@@ -79,7 +83,8 @@ class IntegerChoice(msgspec.Struct, frozen=True):
     careful: bool = True
     """Also make versions with equalised channels, a range method chosen for each tensor, and corrected biases."""
     dynamic: bool = False
-    """If matrix products hold most of the weights, also make a version with ranges computed at run time."""
+    """If matrix products hold most of the weights, also make a version with ranges computed at run time, and versions with INT8 and
+    INT4 weights in blocks if a first look shows that these may be faster."""
     anywhere: bool = False
     """Use 7-bit weights, which every CPU multiplies without overflow."""
     engines: tuple[str, ...] = ()
@@ -114,6 +119,7 @@ class _Way(NamedTuple):
     mixes_rows: bool = False
     is_first: bool = True
     """True for the most promising way of a layout."""
+    precision: str = "int8"
 
 
 def integer_versions(
@@ -153,11 +159,23 @@ def integer_versions(
     if is_dynamic and not (choice.engines and set(choice.engines).isdisjoint(_FOR_PRODUCTS)):
         ranged = partial(quantize_dynamic, fp32, calibration, DynamicOptions(reduce_range=scheme.reduce_range))
         ways.append(_Way("dynamic", ranged, _FOR_PRODUCTS, signature_of(fp32).batchable))
+    if choice.dynamic and look and not (choice.engines and set(choice.engines).isdisjoint(_FOR_PRODUCTS)):
+        ways += _block_ways(fp32, calibration, look, _RECONSTRUCT_SHARE * deadline.budget_s)
     made, notes = _made(fp32, calibration, ways, required_isa(scheme, machine), failures, deadline, on_progress)
     lacking = (f"INT8 by {name} was not tried: {reason}" for name, reason in failures.items())
     if not made:
         return [], (*slow, *notes, *([f"INT8 was not tried: {next(iter(failures.values()))}"] if failures else []))
     return made, (f"INT8 on this CPU: {scheme.reason}", *slow, *lacking, *notes)
+
+
+def _block_ways(fp32: Artifact, calibration: Dataset, look: Look, reconstruct_s: float) -> Iterator[_Way]:
+    """The ways to quantise only the weights of large matrix products, if these hold most of the weights and this may be faster."""
+    for bits, options in _BLOCKS.items() if share_of_products(fp32) > _MOSTLY else ():
+        made = _attempt("blocks", partial(quantize_weights, fp32, None, options), {})
+        speeds = look(fp32, made, _FOR_PRODUCTS) if made is not None else {}
+        if made is not None and any(one.high >= 1 for one in speeds.values()):
+            name, make = f"int{bits}-weights", partial(reconstruct, fp32, made, calibration, reconstruct_s)
+            yield _Way(name, make, _FOR_PRODUCTS, is_first=False, precision=name)
 
 
 def _layouts(
@@ -269,7 +287,8 @@ def _made(
         if wrong:
             notes.append(f"INT8 by {way.name} was dropped: {wrong[way.name]}")
             continue
-        version = Version(model, "int8", calibration=way.name, requires=requires)
+        is_int8 = way.precision == "int8"
+        version = Version(model, way.precision, way.name if is_int8 else "", requires=requires if is_int8 else ())
         found[model.digest] = msgspec.structs.replace(version, engines=way.engines, mixes_rows=way.mixes_rows)
     on_progress("quantize", len(ways), len(ways))
     if late:

@@ -115,7 +115,11 @@ class _Layers:
                 continue
             layer = _Layer(before, holder, layer_input(before, tuple(weight.dims)))
             shared = readers[layer.constant] > 1 or readers[node.input[1]] > 1
-            if layer.constant in self._tensors and not shared:
+            scale = self._tensors.get(holder.input[2 if layer.is_packed else 1])
+            is_known = (
+                layer.constant in self._tensors and scale is not None and (layer.is_packed or len(scale.dims) < 2)
+            )
+            if is_known and not shared:
                 self.found.append(layer)
 
     def reconstructed(self, data: Dataset, deadline: BuildDeadline) -> dict[str, Array]:

@@ -20,6 +20,8 @@ _DAMPINGS = (0.01, 0.1, 1.0)
 the more damping is needed."""
 _WORTH_IT = 0.99
 """Weights are changed only if the squared error falls below this fraction of the error of rounding to nearest."""
+_COLUMNS = 1024
+"""Number of outputs that are rounded together, which bounds the memory."""
 _BLOCK = 128
 """Number of weights after which the errors are carried to all later weights in one matrix product."""
 
@@ -61,8 +63,8 @@ def _best(weight: Array, grid: Grid, moments: Moments) -> Array | None:
             tried = _carried(weight, grid, moments.fit, damping)
         except np.linalg.LinAlgError:  # H is too close to singular
             continue
-        fit, held_out = (error(weight, grid, tried, one) for one in moments)
-        if held_out < least and fit < usual[0]:
+        held_out = error(weight, grid, tried, moments.held_out)
+        if held_out < least and error(weight, grid, tried, moments.fit) < usual[0]:
             found, least = tried, held_out
         elif found is not None:
             break
@@ -77,20 +79,32 @@ def error(weight: Array, grid: Grid, integers: Array, moments: Array) -> float:
 
 def _carried(weight: Array, grid: Grid, moments: Array, damping: float) -> Array:
     """The integers if each error is carried to the weights that are rounded later."""
-    count = weight.shape[1]
     diagonal = np.diagonal(moments, axis1=1, axis2=2)
     order = np.argsort(-diagonal, axis=1, kind="stable")
-    groups = np.arange(len(order))[:, None]
-    damped = moments[groups[..., None], order[:, :, None], order[:, None, :]].astype(np.float64)
-    damped[:, range(count), range(count)] += damping * diagonal.mean(axis=1, dtype=np.float64, keepdims=True)
-    factor = np.linalg.cholesky(damped[:, ::-1, ::-1])[:, ::-1, ::-1]
+    groups, last = np.arange(len(order))[:, None], order[:, ::-1]
+    damped = moments[groups[..., None], last[:, :, None], last[:, None, :]].astype(np.float64)
+    places = range(weight.shape[1])
+    damped[:, places, places] += damping * diagonal.mean(axis=1, dtype=np.float64, keepdims=True)
+    factor = np.linalg.cholesky(damped)[:, ::-1, ::-1]
+    del damped
     shares = (factor / np.diagonal(factor, axis1=1, axis2=2)[:, None]).astype(np.float32)
-    del damped, factor
-    values, nearest, scale = (
-        np.broadcast_to(one, weight.shape)[groups, order] for one in (weight, grid.nearest, grid.scale)
-    )
+    del factor
+    limits = float(grid.nearest.min()), float(grid.nearest.max())
+    result = np.empty_like(grid.nearest)
+    for start in range(0, weight.shape[2], _COLUMNS):
+        some = slice(start, start + _COLUMNS)
+        values, nearest, scale = (
+            one[groups, order, some] for one in (weight, grid.nearest, np.broadcast_to(grid.scale, weight.shape))
+        )
+        result[groups, order, some] = _columns(values, nearest, scale, shares, limits)
+    return result
+
+
+def _columns(values: Array, nearest: Array, scale: Array, shares: Array, limits: tuple[float, float]) -> Array:
+    """The integers of some outputs. The inputs are in the order of rounding."""
+    count = values.shape[1]
     moves = ((values != 0) & (scale != 0)).astype(np.float32)
-    low, high = np.maximum(nearest - moves, nearest.min()), np.minimum(nearest + moves, nearest.max())
+    low, high = np.maximum(nearest - moves, limits[0]), np.minimum(nearest + moves, limits[1])
     safe = np.where(scale == 0, np.float32(1), scale)
     found, wrong, carried = nearest.copy(), np.zeros_like(values), np.zeros_like(values)
     for start in range(0, count, _BLOCK):
@@ -101,6 +115,4 @@ def _carried(weight: Array, grid: Grid, moments: Array, damping: float) -> Array
             wrong[:, at] = values[:, at] - found[:, at] * scale[:, at]
             carried[:, at + 1 : stop] += shares[:, at, at + 1 : stop, None] * wrong[:, at, None]
         carried[:, stop:] += shares[:, start:stop, stop:].swapaxes(1, 2) @ wrong[:, start:stop]
-    result = np.empty_like(found)
-    result[groups, order] = found
-    return result
+    return found
