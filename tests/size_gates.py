@@ -20,7 +20,7 @@ ROOM_LINES = {
     "engines": 1_996,
     "inputs": 985,
     "offline": 1_148,
-    "offline/compress": 16_299,
+    "offline/compress": 16_850,
     "offline/judge": 2_567,
     "offline/look": 1_129,
     "offline/optimize": 2_025,

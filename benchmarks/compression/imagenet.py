@@ -93,7 +93,7 @@ def main() -> None:
     table = Table("network", "FP32 top-1", "INT8 top-1")
     before = top1(fp32, test, machine.cores)
     for title, method in {"KL": RangeMethod.ENTROPY, "min-max": RangeMethod.MIN_MAX, "MSE": RangeMethod.MSE}.items():
-        recipe = PtqRecipe(method=method, equalize=False, correct_biases=False)
+        recipe = PtqRecipe(method=method, equalize=False, reconstruct=False, correct_biases=False)
         after = top1(quantize_with(recipe, fp32, samples, integer_scheme(machine)), test, machine.cores)
         table.add_row(f"{arguments.model.stem}, {title}, {len(test)} pictures", f"{before:.2%}", f"{after:.2%}")
     for network, (fp32_top1, int8_top1) in _TALK.items():

@@ -121,7 +121,7 @@ def contaminated(_quick: bool) -> list[Row]:
         dirty = _unlabelled(data.contaminated(split.calibrate))
         found = {}
         for way, method in ways.items():
-            recipe = PtqRecipe(method=method, equalize=False, correct_biases=False)
+            recipe = PtqRecipe(method=method, equalize=False, reconstruct=False, correct_biases=False)
             found[way] = quantize_with(recipe, model, dirty, scheme)
         gains.append(points(loss(found["KL"], found["min-max"], split.test)))
         note = ", ".join(f"{way} {score(int8, split.test):.2%}" for way, int8 in found.items())

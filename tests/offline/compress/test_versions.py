@@ -71,6 +71,27 @@ def test_models_of_matrix_products_have_versions_for_their_kernels(data: Dataset
     assert scales == [{256, 4}, {1}]
 
 
+@pytest.mark.parametrize("speed", [1.5, 0.5, None])
+def test_large_products_have_versions_with_weights_in_blocks_if_these_may_be_faster(speed: float | None) -> None:
+    rows = np.random.default_rng(0).standard_normal((64, 16)).astype(np.float32)
+    model, x = networks.mlp(256), make_dataset({"x": rows}, None)
+
+    def look(fp32: Artifact, made: Artifact, engines: tuple[str, ...]) -> dict[str, Interval]:
+        is_block = any(node.op_type == "MatMulNBits" for node in onnx.load_model_from_string(made.data).graph.node)
+        assert not is_block or engines == ("onnxruntime",)
+        value = 1.5 if not is_block else speed
+        return {} if value is None else {"onnxruntime": Interval(value, value - 0.1, value + 0.1)}
+
+    for engines in ((), ("openvino",)):
+        choice = IntegerChoice((RangeMethod.MSE,), careful=False, dynamic=True, engines=engines)
+        found, _ = integer_versions(model, x, choice, VNNI, look=look)
+        made = {version.precision: version for version in found if version.precision != "int8"}
+        assert list(made) == (["int8-weights", "int4-weights"] if speed == 1.5 and not engines else [])
+        for version in made.values():
+            assert (version.engines, version.requires, version.mixes_rows) == (("onnxruntime",), (), False)
+            assert [step.name for step in version.artifact.provenance] == ["quantize_weights", "reconstruct"]
+
+
 def test_attention_has_versions_with_symmetric_activations() -> None:
     x = np.random.default_rng(0).standard_normal((32, 5, 32)).astype(np.float32)
     choice = IntegerChoice((RangeMethod.MSE,), careful=False, engines=("openvino",))

@@ -6,7 +6,7 @@ free dimension is run at several sizes. The check has four parts:
 1. Quantised, pruned, shared and split models: the method's change is undone (``restored/``). The result must equal the method's input
    model, except for differences in the order of summation. Every changed weight must be rounded by at most half a step, set to zero,
    moved to the nearest shared value, or projected, as the method specifies.
-2. Corrected biases must not make the error of the outputs larger.
+2. Corrected biases and reconstructed weights must not make the error of the outputs larger.
 3. All models: the outputs with ONNX Runtime's graph optimisations must equal the outputs without them. If activations are rounded, a
    different order of summation can change a value by one step, so the bound is proportional to the rounding error.
 4. Models with fewer channels: the error at other sizes must not exceed ``_SIZE_FACTOR`` times the error at the data's sizes, or
@@ -20,8 +20,10 @@ accuracy on real data; this check does not.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -44,8 +46,10 @@ _FACTOR, _FLOOR = 4.0, 5e-3
 """The outputs with and without ONNX Runtime's graph optimisations may differ by ``_FACTOR`` times the rounding error of activations,
 plus at least ``_FLOOR``."""
 _CORRECTED, _OTHER_ROWS = 1.5, 2.0
-"""Maximum ratio of the errors with and without corrected biases: ``_CORRECTED``, or ``_OTHER_ROWS`` times the ratio that was measured
-when the biases were corrected, if that is smaller."""
+"""Maximum ratio of the errors with and without a correction: ``_CORRECTED``, or ``_OTHER_ROWS`` times the ratio that was measured when
+the model was corrected, if that is smaller."""
+_CORRECTIONS = {"correct-biases": "corrected biases", "reconstruct": "reconstructed weights"}
+"""Provenance steps that lower the error of the outputs, and their results."""
 _ROUNDING = {"QuantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeLSTM", "MatMulNBits"}
 """Operators that round activations."""
 _RECURRENT = {"LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"}
@@ -150,15 +154,20 @@ class _Check:
         try:
             proto = read_proto(made)
             self._made = _Runner(made, stack)
-            self._written = _Runner(with_float_products(made), stack, as_written=True)
+            self._written = self._rounding = self._runner(with_float_products(made))
+            if self._written.artifact.digest != made.digest:
+                # The kernel rounds activations, whose error reconstructed weights do not lower.
+                nearest = next((source for name, _, source in chain if name == "reconstruct"), made)
+                self._rounding = self._runner(with_float_products(nearest))
             pairs = [restored(*step) for step in chain if step[0] in RESTORED]
             differing = [pair for pair in pairs if pair.found.digest != pair.wanted.digest]
             self._pairs = [(self._runner(found), self._runner(wanted)) for found, wanted in differing]
-            last = next((step for step in chain if step[0] not in _ADDITIONS), None)
-            is_corrected = last is not None and last[0] == "correct-biases"
-            self._uncorrected = self._runner(last[2]) if last and is_corrected else None
-            self._corrected = self._runner(last[1]) if last and is_corrected and last is not chain[0] else None
-            self._correction = _correction(last[1]) if last and is_corrected else 1.0
+            remaining = (step for step in chain if step[0] not in _ADDITIONS)
+            corrected = itertools.takewhile(lambda step: step[0] in _CORRECTIONS, remaining)
+            self._corrections = [
+                _Correction(_CORRECTIONS[name], self._runner(result), self._runner(source), _correction(result))
+                for name, result, source in corrected
+            ]
         except InvalidModel as error:
             raise WrongResult(f"the compressed model does not load: {error.message}", FIX) from error
         operators = {node.op_type for node in proto.graph.node}
@@ -185,16 +194,17 @@ class _Check:
             self._note(Difference(name, error, bound if np.isfinite(error) else 0.0, sizes_of(sample)))
             if self._is_sized:
                 self._sized.setdefault(name, _size_bound(error))
-        rounded = self._errors("", want, written) if self._rounds else {}
+        nearest = written if self._rounding is self._written else _outputs(self._rounding, sample, want)
+        rounded = self._errors("", want, nearest) if self._rounds else {}
         ties = self._errors("written", {name: written[name] for name in want}, got)
         bounds = {name: _FACTOR * min(rounded.get(name, 0.0), 1.0) + self._least for name in ties}
         self._note_all(sample, ties, bounds, "between both ways to run it, rounding explains")
-        if self._uncorrected is not None and sample.label == _OWN:
-            before = self._errors("", want, _outputs(self._uncorrected, sample, want))
-            bounds = {name: self._correction * error + _SAME for name, error in before.items()}
-            if self._corrected is not None:
-                errors = self._errors("", want, _outputs(self._corrected, sample, want))
-            self._note_all(sample, errors, bounds, "the error without corrected biases explains")
+        for one in self._corrections if sample.label == _OWN else ():
+            before, after = (
+                self._errors("", want, _outputs(runner, sample, want)) for runner in (one.source, one.result)
+            )
+            bounds = {name: one.most * error + _SAME for name, error in before.items()}
+            self._note_all(sample, after, bounds, f"the error without {one.what} explains")
         for number, (found, wanted) in enumerate(self._pairs):
             expected = want if wanted is self._before else _run(wanted, sample)
             if expected is not None:
@@ -230,8 +240,18 @@ class _Check:
             self._found[found.output, found.reason] = found
 
 
+class _Correction(NamedTuple):
+    """A step that lowers the error of the outputs."""
+
+    what: str
+    result: _Runner
+    source: _Runner
+    most: float
+    """The largest error of the result, divided by the error of the source."""
+
+
 def _correction(made: Artifact) -> float:
-    """The largest error of ``made``, whose biases were corrected, divided by the error without."""
+    """The largest error of ``made``, the result of a correction, divided by the error without."""
     first, best = made.provenance[-1].facts["error"]
     return min(_CORRECTED, _OTHER_ROWS * best / first) if first else _CORRECTED
 
@@ -295,11 +315,11 @@ class _Runner:
     """A loaded model. Inputs of unusual sizes run in a child process."""
 
     def __init__(self, artifact: Artifact, stack: ExitStack, *, as_written: bool = False) -> None:
-        self._artifact = artifact
+        self.artifact = artifact
         self.model = stack.enter_context(loaded(artifact, as_written=as_written))
 
     def forward(self, sample: LabelledInputs) -> dict[str, Array]:
-        return apart.forward(self._artifact, sample) if sample.is_odd else self.model.forward(sample)
+        return apart.forward(self.artifact, sample) if sample.is_odd else self.model.forward(sample)
 
 
 def _run(runner: _Runner, sample: LabelledInputs) -> dict[str, Array] | None:

@@ -20,6 +20,7 @@ from penstock.offline.compress.precision.half import halve_weights
 from penstock.offline.compress.precision.products import share_of_products
 from penstock.offline.compress.precision.recurrent import has_integer_lstm, quantize_all_dynamic, quantize_recurrent
 from penstock.offline.compress.precision.storage import share_of_tables, store_in, store_tables, store_weights
+from penstock.offline.compress.precision.weight_only import WeightOnlyOptions, quantize_weights
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
@@ -27,6 +28,7 @@ from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import IntegerScheme, integer_scheme, required_isa, symmetric
+from penstock.offline.compress.reconstruct.reconstruction import reconstruct
 from penstock.offline.deadline import BuildDeadline
 from penstock.offline.sessions import signature_of
 from penstock.resources import MachineFacts
@@ -39,10 +41,14 @@ Look = Callable[[Artifact, Artifact, tuple[str, ...]], Mapping[str, Interval]]
 
 _CHOICE_S = 4.0
 """Time limit in seconds for choosing range methods. The remaining tensors get the range of least squared error."""
+_RECONSTRUCT_SHARE = 0.05
+"""Maximum share of the budget for rounding weights by the results of layers. The remaining weights are rounded to nearest."""
 _MOSTLY = 0.5
 """Versions that speed up only matrix products are made if these hold more than this fraction of the weights."""
 _LARGE_TABLES = 0.1
 """Embedding tables are stored in INT8 if they hold more than this fraction of the model's bytes, or if only the size matters."""
+_BLOCKS = {8: WeightOnlyOptions(8, 128), 4: WeightOnlyOptions(4, 32)}
+"""The weight-only versions, by bits. Large blocks are faster, small ones more accurate."""
 _LOOK_ROWS = 32
 """Number of samples for the ranges of models that are only timed."""
 _CAREFUL_SHARE, _OTHERS_SHARE = 0.45, 0.25
@@ -86,8 +92,9 @@ class IntegerChoice(msgspec.Struct, frozen=True):
     careful: bool = True
     """Also make versions with equalised channels, a range method chosen for each tensor, and corrected biases."""
     dynamic: bool = False
-    """If matrix products and LSTMs hold most of the weights, also make a version with ranges computed at run time. If the model has
-    LSTMs, also make calibrated versions with LSTMs of this kind."""
+    """If matrix products and LSTMs hold most of the weights, also make a version with ranges computed at run time, and versions with
+    INT8 and INT4 weights in blocks if a first look shows that these may be faster. If the model has LSTMs, also make calibrated
+    versions with LSTMs of the first kind."""
     smallest: bool = False
     """Use 7-bit weights, which every CPU multiplies without overflow, and also make versions that only store weights in fewer bits."""
     engines: tuple[str, ...] = ()
@@ -148,7 +155,7 @@ def derived_versions(
     makers = {
         "int8-weights": partial(store_weights, fp32),
         "fp16-weights": partial(halve_weights, fp32),
-        "int4-weights": partial(store_in, fp32, 4),
+        "int4-weights": partial(store_in, fp32, _BLOCKS[4], calibration),
     }
     ways = [_Way(name, make, _FOR_PRODUCTS, precision=name) for name, make in makers.items()]
     failures: dict[str, str] = {}
@@ -198,6 +205,7 @@ def integer_versions(
         failures["calibration"] = error.message
     if is_dynamic:
         ways = list(_dynamic_ways(fp32, calibration, options, ways, has_lstm))
+        ways += _block_ways(fp32, calibration, look, _RECONSTRUCT_SHARE * deadline.budget_s) if look and found else []
     tables, tables_note = _tables(fp32, next(iter(found.values()), None), choice, look)
     if tables:
         ways = [way._replace(make=partial(_with_tables, way.make)) for way in ways]
@@ -268,6 +276,16 @@ def _with_recurrent(make: Callable[[], Artifact], calibration: Dataset, options:
     return quantize_recurrent(make(), calibration, options)
 
 
+def _block_ways(fp32: Artifact, calibration: Dataset, look: Look, reconstruct_s: float) -> Iterator[_Way]:
+    """The ways to quantise only the weights of large matrix products, if these hold most of the weights and this may be faster."""
+    for bits, options in _BLOCKS.items() if share_of_products(fp32) > _MOSTLY else ():
+        made = _attempt("blocks", partial(quantize_weights, fp32, None, options), {})
+        speeds = look(fp32, made, _FOR_PRODUCTS) if made is not None else {}
+        if made is not None and any(one.high >= 1 for one in speeds.values()):
+            name, make = f"int{bits}-weights", partial(reconstruct, fp32, made, calibration, reconstruct_s)
+            yield _Way(name, make, _FOR_PRODUCTS, is_first=False, precision=name)
+
+
 def _layouts(
     fp32: Artifact, calibration: Dataset, scheme: IntegerScheme, engines: tuple[str, ...], failures: dict[str, str]
 ) -> dict[_Layout, Artifact]:
@@ -332,8 +350,9 @@ def _ways(
         written = layout.scheme(scheme)
         if method is not None:
             return quantize(fp32, by_method[method], written, layout.placement)
-        recipe = PtqRecipe(placement=layout.placement, choice=RangeChoiceOptions(time_s=_CHOICE_S))
         late = partial(deadline.is_past, _CAREFUL_SHARE)
+        limits, reconstruct_s = RangeChoiceOptions(time_s=_CHOICE_S), _RECONSTRUCT_SHARE * deadline.budget_s
+        recipe = PtqRecipe(placement=layout.placement, choice=limits, reconstruct_s=reconstruct_s)
         return quantize_with(recipe, fp32, calibration, scheme, written=written, is_late=late)
 
     tried: list[RangeMethod | None] = [*([None] if choice.careful else []), *choice.methods[::-1]]
@@ -378,8 +397,8 @@ def _made(
         if wrong:
             notes.append(f"{way.title} was dropped: {wrong[way.name]}")
             continue
-        calibrated = way.name if way.precision == "int8" else ""
-        version = Version(model, way.precision, calibration=calibrated, requires=requires)
+        is_int8 = way.precision == "int8"
+        version = Version(model, way.precision, way.name if is_int8 else "", requires=requires if is_int8 else ())
         found[model.digest] = msgspec.structs.replace(version, engines=way.engines, mixes_rows=way.mixes_rows)
     on_progress("quantize", len(ways), len(ways))
     if late:

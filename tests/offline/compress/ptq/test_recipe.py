@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -48,7 +49,7 @@ def test_the_careful_way_is_closer_than_the_plain_one(cnn: Artifact, data: Datas
     careful = quantize_with(PtqRecipe(), cnn, data, SCHEME, lambda done, total: stages.append((done, total)))
     plain = quantize_with(PtqRecipe(RangeMethod.MIN_MAX, equalize=False, correct_biases=False), cnn, data, SCHEME)
     assert error(cnn, careful, data) < error(cnn, plain, data) < 0.2
-    assert stages == [(done, 5) for done in range(6)]
+    assert stages == [(done, 6) for done in range(7)]
     assert careful.size_bytes < cnn.size_bytes
 
 
@@ -58,11 +59,23 @@ def test_it_is_deterministic(cnn: Artifact, data: Dataset) -> None:
 
 
 def test_what_is_switched_off_is_not_done(cnn: Artifact, data: Dataset) -> None:
-    plain = quantize_with(PtqRecipe(RangeMethod.MSE, equalize=False, correct_biases=False), cnn, data, SCHEME)
-    corrected = quantize_with(PtqRecipe(RangeMethod.MSE, equalize=False), cnn, data, SCHEME)
-    assert len(steps(plain)) == 1
-    assert steps(corrected)[: len(steps(plain))] == steps(plain)
-    assert len(steps(corrected)) > len(steps(plain))
+    plain = PtqRecipe(RangeMethod.MSE, equalize=False, reconstruct=False, correct_biases=False)
+    for changed, wanted in (
+        ({}, ["quantize"]),
+        ({"reconstruct": True}, ["quantize", "reconstruct"]),
+        ({"correct_biases": True}, ["quantize", "correct-biases"]),
+        ({"reconstruct": True, "correct_biases": True}, ["quantize", "reconstruct", "correct-biases"]),
+    ):
+        assert steps(quantize_with(msgspec.structs.replace(plain, **changed), cnn, data, SCHEME)) == wanted
+
+
+def test_reconstructed_weights_lower_the_error_on_fresh_samples() -> None:
+    model, rng = networks.mlp(), np.random.default_rng(1)
+    few, fresh = (make_dataset({"x": rng.standard_normal((n, 16)).astype(np.float32)}, None) for n in (256, 500))
+    seven_bits = msgspec.structs.replace(SCHEME, reduce_range=True)
+    ways = (PtqRecipe(RangeMethod.MIN_MAX, reconstruct=each) for each in (False, True))
+    without, better = (error(model, quantize_with(way, model, few, seven_bits), fresh) for way in ways)
+    assert better < 0.95 * without
 
 
 def test_one_sample_corrects_no_biases(cnn: Artifact) -> None:

@@ -52,7 +52,9 @@ class QatMethod(TrainingMethod, frozen=True, kw_only=True):
         context.check_memory(model)
         start = prepared(model, context, self.equalize)
         placement = placed(start, context, self.placement, self.threads, self.budget_s)
-        recipe = PtqRecipe(RANGE_METHODS.get(self.method), placement, equalize=False, correct_biases=False)
+        recipe = PtqRecipe(
+            RANGE_METHODS.get(self.method), placement, equalize=False, reconstruct=False, correct_biases=False
+        )
         int8 = context.once(
             "int8",
             lambda: quantize_with(recipe, start, context.data, context.scheme, context.stage("int8")),

@@ -15,6 +15,7 @@ from penstock.offline.compress.precision.recurrent import quantize_all_dynamic
 from penstock.offline.compress.precision.sensitivity import SensitivityOptions, measure_sensitivity
 from penstock.offline.compress.precision.storage import store_in, store_tables
 from penstock.offline.compress.precision.trials import Trials
+from penstock.offline.compress.precision.weight_only import WeightOnlyOptions
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.ranges.chart import range_chart
@@ -32,6 +33,7 @@ from penstock.offline.compress.ptq.recipe import (
 )
 
 _INT8 = Usage(needs={"precision": ("int8",)})
+_INTEGER_WEIGHTS = Usage(needs={"precision": ("int8", "int8-weights", "int4-weights")})
 
 
 class QuantizeMethod(Method, frozen=True, kw_only=True):
@@ -56,6 +58,8 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
     """Operators to quantise: linear, attention, wide, or fastest, which measures all."""
     equalize: Annotated[bool, _INT8] = True
     """Equalise the ranges of channels first."""
+    reconstruct: Annotated[bool, _INTEGER_WEIGHTS] = True
+    """Round weights by the error of each layer's results, not to nearest; int8-weights and int4-weights need data for it."""
     bias_correction: bool = True
     """Correct biases for the errors of rounding."""
     mixed: Annotated[bool, _INT8] = False
@@ -112,6 +116,7 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
                 RANGE_METHODS.get(self.method),
                 placement,
                 equalize=False,
+                reconstruct=self.reconstruct,
                 correct_biases=self.bias_correction,
                 choice=choice,
             )
@@ -141,8 +146,11 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
                 note = "the output for a sample depends on the other samples in its batch"
                 return made, () if is_invariant else (note,)
             case "int8-weights" | "int4-weights":
+                method: Literal["gptq", "nearest"] = "gptq" if self.reconstruct else "nearest"
                 bits: Literal[4, 8] = 4 if self.precision == "int4-weights" else 8
-                return store_in(model, bits, self.block, context.fitted), ()
+                return store_in(
+                    model, WeightOnlyOptions(bits=bits, block_size=self.block, method=method), context.fitted
+                ), ()
             case _:
                 return halve_weights(model, HalfOptions("fp16" if self.precision == "fp16-weights" else "bf16")), ()
 

@@ -104,16 +104,14 @@ def store_tables(artifact: Artifact) -> Artifact:
     return artifact
 
 
-def store_in(
-    artifact: Artifact, bits: Literal[4, 8], block_size: BlockSize = 32, data: Dataset | None = None
-) -> Artifact:
-    """``artifact`` with its large products (``quantize_weights``) and tables in ``bits``, and its other large weights in 8 bits.
+def store_in(artifact: Artifact, blocks: WeightOnlyOptions, data: Dataset | None = None) -> Artifact:
+    """``artifact`` with its large products (``quantize_weights``) and tables in ``blocks.bits``, and other large weights in 8 bits.
 
     Raises Unsupported if it has none of them.
     """
-    options = StorageOptions(table_bits=bits, block_size=block_size)
+    options = StorageOptions(table_bits=blocks.bits, block_size=blocks.block_size)
     try:
-        products = quantize_weights(artifact, data, WeightOnlyOptions(bits, block_size))
+        products = quantize_weights(artifact, data, blocks)
     except Unsupported as error:
         with contextlib.suppress(Unsupported):
             return store_weights(artifact, options)

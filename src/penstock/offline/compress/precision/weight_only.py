@@ -17,14 +17,13 @@ import onnx_ir as ir
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.offline.compress.precision.products import MICROSOFT, Product, ProductModel
+from penstock.offline.compress.reconstruct.reconstruction import reconstruct
 from penstock.offline.judge.accuracy import answers_of
 from penstock.offline.judge.metrics import output_errors
 from penstock.tensor import Array
 
 BlockSize = Literal[16, 32, 64, 128, 256]
 BLOCK_SIZES: tuple[BlockSize, ...] = get_args(BlockSize)
-_SHARES = np.linspace(1.0, 0.5, 21)
-"""Factors of the scale of the largest weight. The search tries each of them, and takes the one with the least squared error."""
 _INTEGERS, _FLOATS = 4, 1
 """Values of ONNX Runtime's ``accuracy_level``: activations are rounded to INT8 for each row and block, or stay FP32."""
 
@@ -36,8 +35,9 @@ class WeightOnlyOptions(msgspec.Struct, frozen=True):
     """Bits per weight."""
     block_size: BlockSize = 32
     """Number of weights that share an FP32 scale. Smaller blocks are more accurate but take more space."""
-    search: bool = False
-    """Choose the scale of each block by least squared error instead of by its largest weight."""
+    method: Literal["nearest", "gptq"] = "gptq"
+    """With data, ``gptq`` rounds the weights so that the error of each product's results is small (``reconstruct/``). Without data,
+    and with ``nearest``, each weight is rounded to the nearest integer."""
     integer_products: bool = True
     """Allow the kernel to round activations to INT8. Each row and block is rounded separately, so outputs do not depend on the batch.
     If False, 8-bit weights are far slower than FP32 in ONNX Runtime 1.31 on x86.
@@ -73,7 +73,8 @@ def quantize_weights(
     if data is not None:
         reference, outputs = (answers_of(model, data) for model in (artifact, Artifact.from_bytes(written)))
         facts["output_error"] = round(max(output_errors(reference, outputs).values()), 6)
-    return artifact.derive(written, "quantize_weights", msgspec.to_builtins(options), facts)
+    made = artifact.derive(written, "quantize_weights", msgspec.to_builtins(options), facts)
+    return made if data is None or options.method == "nearest" else reconstruct(artifact, made, data)
 
 
 def block_integers(weight: Array, options: WeightOnlyOptions) -> tuple[Array, Array]:
@@ -86,25 +87,15 @@ def block_integers(weight: Array, options: WeightOnlyOptions) -> tuple[Array, Ar
     middle = 1 << (options.bits - 1)
     largest = np.take_along_axis(values, np.abs(values).argmax(axis=2)[..., None], axis=2)
     scales = -largest / middle
-    best, least = scales, np.full(scales.shape, np.inf, np.float32)
-    for share in _SHARES if options.search else ():
-        error = np.square(_rounded(values, scales * share, middle) * (scales * share) - values).sum(
-            axis=2, keepdims=True
-        )
-        best, least = np.where(error < least, scales * share, best), np.minimum(error, least)
-    best = best.astype(np.float32)
-    return (_rounded(values, best, middle) + middle).astype(np.uint8), best[..., 0]
+    scales = scales.astype(np.float32)
+    safe = np.where(scales == 0, np.float32(1), scales)
+    return (np.clip(np.round(values / safe), -middle, middle - 1) + middle).astype(np.uint8), scales[..., 0]
 
 
 def block_values(integers: Array, scales: Array, rows: int, bits: int) -> Array:
     """The dequantised weights of ``block_integers``, FP32 [rows, N]."""
     values = (integers.astype(np.float32) - (1 << (bits - 1))) * scales[..., None]
     return values.reshape(len(integers), -1)[:, :rows].T
-
-
-def _rounded(values: Array, scales: Array, middle: int) -> Array:
-    safe = np.where(scales == 0, 1, scales)
-    return np.clip(np.round(values / safe), -middle, middle - 1)
 
 
 def _block_product(
@@ -126,4 +117,5 @@ def _block_product(
         [product.input, model.constant(packed, name), model.constant(scales, f"{name}_scale")],
         [ir.AttrInt64(*one) for one in attributes.items()],
         num_outputs=1,
+        name=product.node.name,
     )

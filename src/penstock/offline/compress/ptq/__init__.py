@@ -9,6 +9,7 @@ drift.py          check that the data resemble the evaluation data
 ranges/ranges.py  turn histograms into ranges: min-max, percentile, MSE, KL-entropy (ranges/entropy.py)
 ranges/choice.py  choose the method of each tensor by the error of the outputs (ranges/suffix.py, ranges/probe.py)
 quantize.py       write the INT8 model
+../reconstruct/   round weights by the error of the results of layers
 bias_correction.py  correct the means of layers, which rounding shifts
 
 ``recipe.py`` runs all steps in one call.

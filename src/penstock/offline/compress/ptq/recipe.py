@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from math import inf
 from typing import Literal
 
 import msgspec
@@ -23,6 +24,7 @@ from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions, choo
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.ptq.smooth_quant import smooth_quant
+from penstock.offline.compress.reconstruct.reconstruction import reconstruct
 from penstock.offline.compress.taps import Progress, no_progress
 from penstock.offline.deadline import IsLate, never_late
 from penstock.offline.judge.accuracy import answers_of
@@ -52,10 +54,14 @@ class PtqRecipe(msgspec.Struct, frozen=True):
     placement: QdqPlacement = QdqPlacement.LINEAR
     equalize: bool = True
     """First give channels similar ranges: between layers, and after normalisations that feed matrix products."""
+    reconstruct: bool = True
+    """Round weights so that the error of each layer's results is small, instead of the error of each weight."""
     correct_biases: bool = True
     """Correct biases for the shift of the layers' means that rounding causes."""
     choice: RangeChoiceOptions = RangeChoiceOptions()
     """Limits on the cost of choosing a range method for each tensor."""
+    reconstruct_s: float = inf
+    """Time limit in seconds for rounding weights. The result then depends on the machine."""
 
 
 def quantize_with(
@@ -67,13 +73,13 @@ def quantize_with(
     written: IntegerScheme | None = None,
     is_late: IsLate = never_late,
 ) -> Artifact:
-    """``artifact`` (FP32, BatchNormalization folded) in INT8, calibrated on ``data``. ``progress`` counts the five stages.
+    """``artifact`` (FP32, BatchNormalization folded) in INT8, calibrated on ``data``. ``progress`` counts the six stages.
 
     The ranges are chosen for ``scheme``. The model is written with ``written``, by default the same scheme. Equalisation and bias
     correction end early once ``is_late``.
     Raises Unsupported if there is nothing to quantise, InvalidData if the data do not fit.
     """
-    stages = 5
+    stages = 6
     progress(0, stages)
     prepared = equalized(artifact, data, scheme, is_late) if recipe.equalize else artifact
     progress(1, stages)
@@ -86,6 +92,10 @@ def quantize_with(
     progress(3, stages)
     quantised = quantize(prepared, found, written or scheme, recipe.placement)
     progress(4, stages)
+    if recipe.reconstruct and not is_late():
+        with contextlib.suppress(Unsupported):  # outputs without a batch axis
+            quantised = reconstruct(prepared, quantised, data, recipe.reconstruct_s)
+    progress(5, stages)
     if recipe.correct_biases and data.count > 1 and not is_late():
         with contextlib.suppress(Unsupported):  # products of two activations have no biases
             quantised = correct_biases(prepared, quantised, data, is_late)

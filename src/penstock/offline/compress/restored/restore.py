@@ -12,6 +12,7 @@ from penstock.artifact import Artifact
 from penstock.offline.compress.restored.recomposed import recomposed
 from penstock.offline.compress.restored.reweighted import unpruned, unshared
 from penstock.offline.compress.restored.uncorrected import uncorrected
+from penstock.offline.compress.restored.unreconstructed import unreconstructed
 from penstock.offline.compress.restored.unrounded import unrounded
 from penstock.offline.compress.restored.unstored import unstored
 from penstock.offline.optimize.model import load_model, read_proto, to_proto
@@ -23,6 +24,7 @@ _PLAIN: dict[str, Callable[[onnx.ModelProto, Artifact], onnx.ModelProto]] = {
     "quantize_recurrent": unrounded,
     "halve_weights": unrounded,
     "correct-biases": uncorrected,
+    "reconstruct": unreconstructed,
 }
 """By provenance step: a function that gives the changed model the numbers of the step's input model."""
 _LAYERED: dict[str, Callable[[onnx.ModelProto, Artifact, dict[str, dict[str, Any]]], onnx.ModelProto]] = {
