@@ -39,6 +39,7 @@ from penstock.errors import (
     PenstockError,
 )
 from penstock.offline.build_data import read_data
+from penstock.offline.compress.fp32.fp32 import IN_FP32, converted
 from penstock.offline.compress.method import OnProgress
 from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions, known_key, plan
 from penstock.offline.compress.planner.plan_store import check_plan
@@ -185,8 +186,9 @@ def _build(
     given = model if isinstance(model, Artifact) else Artifact.from_file(model)
     original, source = self_contained(given), SourceModel(given.digest, given.format, given.name)
     signature = _signature(original)
-    seed = recipe.compression.seed if recipe.compression else 0
-    calibration, evaluation = read_data(original, calibrate, evaluate, recipe.contract, recipe.synthetic, seed)
+    calibration, evaluation = read_data(
+        original, calibrate, evaluate, recipe.contract, recipe.synthetic, (recipe.compression or Compression()).seed
+    )
     _check_plan(original, calibration, known, recipe)
     with _blaming(evaluate if evaluate is not None else calibrate):
         # Reject labels or a metric that do not fit the model before any long work.
@@ -194,28 +196,30 @@ def _build(
     rows = _timed_rows(recipe, signature, evaluation)
     warnings = _warned((*judging(judge.reference, recipe.contract), *coupling_notes(judge.coupling)))
     # One cut between two classes holds for every candidate, on whatever samples it is judged.
-    recipe = msgspec.structs.replace(recipe, contract=judge.contract, synthetic=_synthetic(recipe, evaluation))
+    recipe = msgspec.structs.replace(
+        recipe, contract=judge.contract, synthetic=0 if recipe.synthetic is None else evaluation.count
+    )
 
     on_progress("optimize", 0, 1)
-    fp32, optimization = optimize(original, [call.inputs for call in evaluation.mix(signature.smallest_batch)])
+    optimized, optimization = optimize(original, [call.inputs for call in evaluation.mix(signature.smallest_batch)])
+    fp32, unconverted = converted(optimized, original, evaluation)
     on_progress("optimize", 1, 1)
     seen, overlap = overlap_notes(evaluation, calibration)
-    warnings += _warned((*about(fp32, calibration, evaluation, signature.smallest_batch), *overlap))
+    warnings += _warned((*about(fp32, calibration, evaluation, signature.smallest_batch), *overlap, *unconverted))
     with _blaming(calibrate):
         look = make_look(engines, evaluation.mix(rows), min(threads), _LOOK_S) if recipe.objective != "size" else None
         choice = _integer_choice(recipe, engines)
         int8, notes = integer_versions(fp32, calibration, choice, machine, on_progress, look=look, deadline=deadline)
     with deadline.paused():
         planned = _plan(fp32, original, calibration, _plan_options(recipe, threads), recipe, on_progress)
-    tried = candidates(_versions([Version(fp32), *int8, *planned.versions], recipe), engines, threads, machine)
+    tried = candidates(_versions(optimized, fp32, (*int8, *planned.versions), recipe), engines, threads, machine)
     tuner = _tuner(originals(original, threads), tried, judge, rows, recipe, deadline, on_progress)
     with _blaming(evaluate if evaluate is not None else calibrate):
         tuned = tuner.run(machine.cores)
-
     on_progress("pack", 0, 1)
     notes = (*notes, *warnings, *tuned.notes, *planned.notes, *_disappointed(planned, tuned), *_caveats(recipe, tuned))
     data = {"evaluate": evaluation.digest, **({"calibrate": calibration.digest} if calibration else {})}
-    variants, files = _variants(tuned.chosen, fp32)
+    variants, files = _variants(tuned.chosen, optimized)
     manifest = Manifest(
         name=recipe.name or output.stem,
         signature=signature,
@@ -235,11 +239,6 @@ def _build(
     on_progress("pack", 1, 1)
     written = [output] if output.is_file() else [file for file in output.rglob("*") if file.is_file()]
     return BuildResult(output, sum(file.stat().st_size for file in written), manifest)
-
-
-def _synthetic(recipe: Recipe, evaluation: Dataset) -> int:
-    """The number of synthetic samples for evaluation; 0 if the user gave the data."""
-    return 0 if recipe.synthetic is None else evaluation.count
 
 
 def _tuner(
@@ -454,9 +453,10 @@ def _disappointed(planned: CompressionPlan, tuned: TuneResult) -> tuple[str, ...
     )
 
 
-def _versions(made: Sequence[Version], recipe: Recipe) -> list[Version]:
+def _versions(optimized: Artifact, fp32: Artifact, made: Sequence[Version], recipe: Recipe) -> list[Version]:
     """The models to tune, without duplicates. For the objective ``size``, models that need a fallback are left out."""
-    distinct = list({version.artifact.digest: version for version in reversed(made)}.values())[::-1]
+    found = [Version(optimized), Version(fp32, compression=IN_FP32), *made]
+    distinct = list({version.artifact.digest: version for version in reversed(found)}.values())[::-1]
     if recipe.objective != "size":
         return distinct
     return [
@@ -477,10 +477,12 @@ def _serving(tuned: TuneResult, recipe: Recipe, machine: MachineFacts) -> Servin
     )
 
 
-def _variants(chosen: Candidate, fp32: Artifact) -> tuple[tuple[Variant, ...], dict[str, bytes]]:
-    """The variants of the bundle, and their files. Unless the chosen variant runs anywhere, FP32 on ONNX Runtime is the fallback."""
+def _variants(chosen: Candidate, optimized: Artifact) -> tuple[tuple[Variant, ...], dict[str, bytes]]:
+    """The variants of the bundle, and their files. Unless the chosen variant runs anywhere, the optimised original on ONNX Runtime is
+    the fallback.
+    """
     runs_anywhere = not chosen.requires and chosen.engine == BASELINE_ENGINE
-    kept = [chosen] if runs_anywhere else [chosen, fallback(fp32, chosen.threads)]
+    kept = [chosen] if runs_anywhere else [chosen, fallback(optimized, chosen.threads)]
     files: dict[str, bytes] = {}
     variants = []
     for one in kept:

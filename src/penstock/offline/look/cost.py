@@ -13,6 +13,7 @@ import onnx
 
 from penstock.artifact import Artifact
 from penstock.errors import PenstockError, Unsupported
+from penstock.offline.compress.fp32.fp32 import in_fp32
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement, float_model, nothing_to_quantise
 from penstock.offline.look.facts import CostFacts, elements
 from penstock.tensor import DataType
@@ -53,7 +54,7 @@ def cost(artifact: Artifact, shapes: Mapping[str, Sequence[int]]) -> CostFacts:
 def _integer(artifact: Artifact) -> tuple[Collection[str], float, str]:
     """The outputs of the linear operators that INT8 would compute, their share of the weights, and why there are none."""
     try:
-        model = float_model(artifact)
+        model = float_model(in_fp32(artifact))
         nodes = [node for node in model.integer_nodes(QdqPlacement.LINEAR) if node.op_type in _LINEAR]
         if not nodes:
             raise nothing_to_quantise()
