@@ -8,6 +8,7 @@ from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.errors import PenstockError
 from penstock.offline.compress.explained import check_explained
+from penstock.offline.compress.fp32.dequantized import dequantized
 from penstock.offline.compress.fp32.single import in_single
 from penstock.offline.model_store import remembered
 from penstock.offline.optimize.optimizer import optimize
@@ -19,9 +20,11 @@ IN_FP32 = "fp32"
 
 
 def in_fp32(artifact: Artifact) -> Artifact:
-    """``artifact`` in FP32; ``artifact`` itself if it is in FP32. Computed once per build. Raises the errors of ``in_single``."""
+    """``artifact`` without rounding, in FP32; ``artifact`` itself if it is in FP32. Computed once per build. Raises the errors of
+    ``in_single``.
+    """
     key = artifact.digest, artifact.path
-    return remembered("fp32", key, lambda: in_single(artifact), 2 * artifact.size_bytes)
+    return remembered("fp32", key, lambda: in_single(dequantized(artifact)), 2 * artifact.size_bytes)
 
 
 def optimized_in_fp32(artifact: Artifact, samples: Sequence[Mapping[str, Array]] = ()) -> Artifact:

@@ -80,13 +80,12 @@ class FloatModel:
     """An FP32 model prepared for quantisation: nodes have unique names, constants are initialisers, each Gemm is ``x W + b``."""
 
     def __init__(self, artifact: Artifact) -> None:
-        """Raises the errors of ``read_proto``. Also raises Unsupported if the model is already quantised, or has an old opset that
-        cannot be converted.
+        """Raises the errors of ``read_proto``. Also raises Unsupported if the model is already quantised (``in_fp32`` dequantises most
+        models), or has an old opset that cannot be converted.
         """
         proto = at_opset(read_proto(artifact))
-        if any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in proto.graph.node):
-            raise Unsupported("the model is already quantised", "give the float model")
         _constants_to_initializers(proto.graph)
+        _check_not_quantised(proto.graph)
         proto = _with_plain_gemms(proto)
         for number, node in enumerate(proto.graph.node):
             node.name = f"{node.op_type}_{number}"
@@ -322,6 +321,18 @@ def nothing_to_quantise() -> Unsupported:
         "the model has no operator to quantise",
         "INT8 needs Conv, Gemm or MatMul with constant FP32 weights; the wide placement also quantises a MatMul of two activations",
     )
+
+
+def _check_not_quantised(graph: onnx.GraphProto) -> None:
+    """Raise Unsupported if the model dequantises a constant, or a tensor that it quantised."""
+    known = {tensor.name for tensor in graph.initializer}
+    known.update(node.output[0] for node in graph.node if node.op_type == "QuantizeLinear")
+    for node in graph.node:
+        if node.op_type == "DequantizeLinear" and node.input[0] in known:
+            raise Unsupported(
+                f"the model is already quantised, and tensor '{node.output[0]}' cannot be dequantised",
+                "give the float model",
+            )
 
 
 def _with_plain_gemms(proto: onnx.ModelProto) -> onnx.ModelProto:
