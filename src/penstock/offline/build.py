@@ -11,8 +11,7 @@ earlier bundle intact.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from math import isfinite
@@ -34,12 +33,11 @@ from penstock.errors import (
     InvalidArgument,
     InvalidConfig,
     InvalidData,
-    InvalidInput,
     InvalidModel,
-    PenstockError,
 )
-from penstock.offline.build_data import read_data
+from penstock.offline.build_data import blaming, read_data
 from penstock.offline.compress.fp32.fp32 import IN_FP32, converted
+from penstock.offline.compress.keep_float import keep_float
 from penstock.offline.compress.method import OnProgress
 from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions, known_key, plan
 from penstock.offline.compress.planner.plan_store import check_plan
@@ -58,7 +56,15 @@ from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.sessions import signature_of
 from penstock.offline.synthetic import synthetic_notes
 from penstock.offline.tune.look import make_look
-from penstock.offline.tune.space import BASELINE_ENGINE, Candidate, candidates, fallback, originals, thread_counts
+from penstock.offline.tune.space import (
+    BASELINE_ENGINE,
+    Candidate,
+    candidates,
+    fallback,
+    instances,
+    originals,
+    thread_counts,
+)
 from penstock.offline.tune.tuner import Tuner, TuneResult, TuningLimits
 from penstock.resources import MachineFacts, machine_facts, usable_memory
 from penstock.samples.open import Data
@@ -70,7 +76,6 @@ _log = logging.getLogger(__name__)
 
 _KEPT_SHARE, _KEPT_BYTES = 4, 4 << 30
 """Cache size for parsed models and sessions: a quarter of the usable memory, or 4 GiB if the usable memory is unknown."""
-_SHORT_CALL_MS = 1.0
 _THROUGHPUT_ROWS = 16
 _FEW_CALLS = 100
 _LOOK_S = 1.0
@@ -116,6 +121,8 @@ class Recipe(msgspec.Struct, frozen=True):
     """The quantity to optimise: latency of calls with one row, throughput of calls with sixteen rows, or size of the bundle."""
     compression: Compression | None = None
     """Options of the compression plan. None: no plan is made."""
+    keep_float: tuple[str, ...] = ()
+    """Patterns of names of operators and tensors to keep in float; ``*`` stands for any text."""
     synthetic: int | None = None
     """Without data, calibrate on this many synthetic samples, and judge on as many others. 0: as many as fit in 64 MiB, from 16 to
     256. Accuracy then means fidelity to the original on these samples."""
@@ -190,7 +197,7 @@ def _build(
         original, calibrate, evaluate, recipe.contract, recipe.synthetic, (recipe.compression or Compression()).seed
     )
     _check_plan(original, calibration, known, recipe)
-    with _blaming(evaluate if evaluate is not None else calibrate):
+    with blaming(evaluate if evaluate is not None else calibrate):
         # Reject labels or a metric that do not fit the model before any long work.
         judge = Judge(original, evaluation, min(threads), contract=recipe.contract)
     rows = _timed_rows(recipe, signature, evaluation)
@@ -206,15 +213,15 @@ def _build(
     on_progress("optimize", 1, 1)
     seen, overlap = overlap_notes(evaluation, calibration)
     warnings += _warned((*about(fp32, calibration, evaluation, signature.smallest_batch), *overlap, *unconverted))
-    with _blaming(calibrate):
+    with blaming(calibrate):
         look = make_look(engines, evaluation.mix(rows), min(threads), _LOOK_S) if recipe.objective != "size" else None
-        choice = _integer_choice(recipe, engines)
-        int8, notes = integer_versions(fp32, calibration, choice, machine, on_progress, look=look, deadline=deadline)
+        start, choice = keep_float(fp32, original, recipe.keep_float), _integer_choice(recipe, engines)
+        int8, notes = integer_versions(start, calibration, choice, machine, on_progress, look=look, deadline=deadline)
     with deadline.paused():
         planned = _plan(fp32, original, calibration, _plan_options(recipe, threads), recipe, on_progress)
     tried = candidates(_versions(optimized, fp32, (*int8, *planned.versions), recipe), engines, threads, machine)
     tuner = _tuner(originals(original, threads), tried, judge, rows, recipe, deadline, on_progress)
-    with _blaming(evaluate if evaluate is not None else calibrate):
+    with blaming(evaluate if evaluate is not None else calibrate):
         tuned = tuner.run(machine.cores)
     on_progress("pack", 0, 1)
     notes = (*notes, *warnings, *tuned.notes, *planned.notes, *_disappointed(planned, tuned), *_caveats(recipe, tuned))
@@ -279,20 +286,6 @@ def _check_target(output: Path, recipe: Recipe) -> None:
         raise AlreadyExists(f"'{output}' is a folder that is not a bundle", "choose another name")
     if not recipe.overwrite and not output.is_dir():
         raise AlreadyExists(f"'{output}' exists and is not a bundle", "choose another name, or use --force")
-
-
-@contextmanager
-def _blaming(data: Data | None) -> Iterator[None]:
-    """Report errors of running a model as InvalidData. A model that has loaded can fail only because of its inputs."""
-    try:
-        yield
-    except PenstockError as error:
-        if type(error) not in (PenstockError, InvalidInput):
-            raise
-        name = f"'{data}'" if isinstance(data, str | Path) else "the data"
-        raise InvalidData(
-            f"{error.message}, on samples of {name}", "check that the values are valid inputs of the model"
-        ) from error
 
 
 def _engines(recipe: Recipe) -> tuple[str, ...]:
@@ -492,8 +485,3 @@ def _variants(chosen: Candidate, optimized: Artifact) -> tuple[tuple[Variant, ..
         variant = Variant(one.name, main, one.engine, one.precision, one.options, one.requires)
         variants.append(msgspec.structs.replace(variant, format=one.artifact.format, beside=tuple(beside)))
     return tuple(variants), files
-
-
-def instances(cores: int, threads: int, call_ms: float) -> int:
-    """Number of instances: one if a call is shorter than a handover between threads, otherwise as many as the cores allow."""
-    return 1 if call_ms < _SHORT_CALL_MS else max(1, cores // threads)

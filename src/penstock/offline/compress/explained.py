@@ -63,7 +63,7 @@ _TRAINED = frozenset(
     {"qat", "distill", "recover", "retrain", "tune-centroids", "prune_iteratively", "shrink", "refresh_norms"}
 )
 """Provenance steps that train the model."""
-_EXACT = frozenset({"embed", "optimize", "equalize", "smooth-quant", "mixed_precision"})
+_EXACT = frozenset({"embed", "keep_float", "optimize", "equalize", "smooth-quant", "mixed_precision"})
 """Provenance steps that compare the outputs themselves."""
 
 

@@ -115,6 +115,8 @@ def make_plain(node: ir.Node) -> bool:
             beta = np.asarray(form.beta, weight.dtype)
             bias_value = write("Mul", [bias_value, graph.add_constant(owner, beta, f"{node.outputs[0].name}_beta")])
         write("Add", [result, bias_value])
+    for each in nodes:
+        each.doc_string = node.doc_string
     graph.replace_by_nodes(node, nodes)
     return True
 

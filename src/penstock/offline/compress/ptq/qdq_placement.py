@@ -41,6 +41,9 @@ LINEAR_OPS = frozenset({"Conv", "Gemm", "MatMul"})
 ACTIVATIONS = frozenset({"Relu", "Clip"})
 """Activation functions that clipping to the range of the preceding operator's integers can replace."""
 
+KEPT_FLOAT = "penstock: keep float"
+"""The description of nodes that are not quantised (``keep_float.py``)."""
+
 _WIDE_OPS = frozenset(
     {"Add", "Mul", "LeakyRelu", "Sigmoid", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool"}
     | {"Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Pad"}
@@ -83,12 +86,16 @@ class FloatModel:
         """Raises the errors of ``read_proto``. Also raises Unsupported if the model is already quantised (``in_fp32`` dequantises most
         models), or has an old opset that cannot be converted.
         """
-        proto = at_opset(read_proto(artifact))
+        proto = read_proto(artifact)
+        kept = {name for node in proto.graph.node if node.doc_string == KEPT_FLOAT for name in node.output}
+        proto = at_opset(proto)
         _constants_to_initializers(proto.graph)
         _check_not_quantised(proto.graph)
         proto = _with_plain_gemms(proto)
         for number, node in enumerate(proto.graph.node):
             node.name = f"{node.op_type}_{number}"
+            if not kept.isdisjoint(node.output):
+                node.doc_string = KEPT_FLOAT
         # A tensor of unknown type cannot become integer.
         with contextlib.suppress(Exception):
             proto = onnx.shape_inference.infer_shapes(proto)
@@ -120,8 +127,8 @@ class FloatModel:
     def integer_nodes(self, placement: QdqPlacement, keep_float: Collection[str] = ()) -> list[onnx.NodeProto]:
         """The nodes that ``placement`` makes integer, in graph order; empty if there is no linear operator among them.
 
-        Nodes named in ``keep_float`` stay float, as do the activation functions that follow them. Raises InvalidArgument for unknown
-        names.
+        Nodes named in ``keep_float`` and nodes marked with ``KEPT_FLOAT`` stay float, as do the activation functions that follow them.
+        Raises InvalidArgument for unknown names.
         """
         unknown = set(keep_float) - {node.name for node in self.nodes}
         if unknown:
@@ -133,7 +140,9 @@ class FloatModel:
             excluded |= self._outside_attention()
         allowed = (node for node in self.nodes if node.domain in ("", "ai.onnx") and node.name not in excluded)
         useful = self._read(self._connected(node for node in allowed if self._fits(node, placement)))
-        nodes = self._with_producers(node for node in useful if node.name not in keep_float)
+        nodes = self._with_producers(
+            node for node in useful if node.name not in keep_float and node.doc_string != KEPT_FLOAT
+        )
         return nodes if any(node.op_type in LINEAR_OPS for node in nodes) else []
 
     def activations(self, nodes: Iterable[onnx.NodeProto]) -> list[str]:
