@@ -30,8 +30,8 @@ from penstock.offline.compress.ptq.opset import at_opset
 from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.model_store import remembered
 from penstock.offline.optimize import graph
-from penstock.offline.optimize.linear import linear_form, make_plain
-from penstock.offline.optimize.model import from_proto, read_proto, to_proto
+from penstock.offline.optimize.linear import linear_form, make_plain, turn_product
+from penstock.offline.optimize.model import from_proto, infer_shapes, read_proto, to_proto
 from penstock.offline.optimize.names import reads
 from penstock.tensor import DataType
 
@@ -80,7 +80,9 @@ class QdqPlacement(enum.Enum):
 
 
 class FloatModel:
-    """An FP32 model prepared for quantisation: nodes have unique names, constants are initialisers, each Gemm is ``x W + b``."""
+    """An FP32 model prepared for quantisation: nodes have unique names, constants are initialisers, each Gemm is ``x W + b``, and
+    the constant of a product is on the right.
+    """
 
     def __init__(self, artifact: Artifact) -> None:
         """Raises the errors of ``read_proto``. Also raises Unsupported if the model is already quantised (``in_fp32`` dequantises most
@@ -91,7 +93,7 @@ class FloatModel:
         proto = at_opset(proto)
         _constants_to_initializers(proto.graph)
         _check_not_quantised(proto.graph)
-        proto = _with_plain_gemms(proto)
+        proto = _with_plain_products(proto)
         for number, node in enumerate(proto.graph.node):
             node.name = f"{node.op_type}_{number}"
             if not kept.isdisjoint(node.output):
@@ -277,7 +279,7 @@ class FloatModel:
         if node.input[0] in self.weights:
             return False
         if node.op_type == "MatMul":
-            return len(factor.dims) == 2
+            return len(factor.dims) == 2 or (len(factor.dims) > 2 and factor.dims[-1] > 1)
         form = linear_form(node.op_type, attributes_of(node).get)
         is_product = node.op_type == "Conv" or (form is not None and form.is_plain)
         return is_product and self._fits_bias(node, factor)
@@ -314,7 +316,7 @@ def float_model(artifact: Artifact) -> FloatModel:
 
 
 def output_axis(node: onnx.NodeProto) -> int:
-    """The axis of the output channels in a product's weight."""
+    """The axis of the output channels in a product's weight, if the weight is not a stack of matrices."""
     form = linear_form(node.op_type, attributes_of(node).get)
     assert form is not None
     return form.outputs
@@ -344,10 +346,16 @@ def _check_not_quantised(graph: onnx.GraphProto) -> None:
             )
 
 
-def _with_plain_gemms(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """``proto`` with each Gemm written as ``x W + b``."""
+def _with_plain_products(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto`` with each Gemm written as ``x W + b``, and with the constant of each MatMul on the right."""
     model = from_proto(proto)
-    changed = [make_plain(node) for node in graph.plain_nodes(model) if node.op_type == "Gemm"]
+    if any(graph.is_constant(node.inputs[0]) for node in graph.plain_nodes(model) if node.op_type == "MatMul"):
+        model = infer_shapes(proto)
+    changed = [
+        make_plain(node) if node.op_type == "Gemm" else turn_product(node)
+        for node in graph.plain_nodes(model)
+        if node.op_type in ("Gemm", "MatMul")
+    ]
     return to_proto(model) if any(changed) else proto
 
 
