@@ -90,3 +90,15 @@ def attention(width: int = 32) -> Artifact:
 def images(count: int, seed: int = 1) -> np.ndarray:
     """Inputs for ``cnn``, shape (count, 3, 12, 12)."""
     return np.random.default_rng(seed).standard_normal((count, 3, 12, 12)).astype(np.float32)
+
+
+def in_type(artifact: Artifact, datatype: int) -> Artifact:
+    """``artifact``, which has only FP32 tensors, with weights, inputs and outputs of another float type."""
+    model = onnx.load_model_from_string(artifact.data)
+    dtype = helper.tensor_dtype_to_np_dtype(datatype)
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), tensor.name))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = datatype
+    del model.graph.value_info[:]
+    return Artifact.from_bytes(model.SerializeToString())

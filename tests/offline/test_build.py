@@ -29,7 +29,7 @@ from penstock.errors import (
     NotFound,
 )
 from penstock.offline import build as build_module
-from penstock.offline.build import BuildResult, Compression, Recipe, build, instances
+from penstock.offline.build import BuildResult, Compression, Recipe, build
 from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.versions import Version
@@ -419,13 +419,6 @@ def test_a_choice_that_ends_merging_is_noted(tmp_path: Path, monkeypatch: pytest
             networks.mlp(256), tmp_path / "out.bundle", data, data, msgspec.structs.replace(recipe, **changes)
         )
         assert "dynamic" not in {record.calibration for record in result.evidence.candidates}
-
-
-@pytest.mark.parametrize(
-    ("cores", "threads", "ms", "copies"), [(8, 2, 5.0, 4), (8, 3, 5.0, 2), (2, 4, 5.0, 1), (8, 1, 0.2, 1)]
-)
-def test_instances(cores: int, threads: int, ms: float, copies: int) -> None:
-    assert instances(cores, threads, ms) == copies
 
 
 COMMAND = ["build", "net.onnx", "--evaluate", "data.npz", "--method", "none", "--engine", "onnxruntime"]

@@ -27,6 +27,7 @@ _CALIBRATION_WORDS = {
     "wide": "more operators",
 }
 _STEP_WORDS = {
+    "fp32": "converted",
     "int8": "INT8",
     "int8-mixed": "INT8 partly FP32",
     "int8-qat": "INT8 with training",

@@ -69,6 +69,13 @@ def build(
     method: Annotated[
         list[str] | None, typer.Option(help="Try only this INT8 calibration method; may be repeated. `none`: no INT8.")
     ] = None,
+    keep_float: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Keep matching operators and tensors in float: names of the model, in which * stands for any text; may be repeated.",
+        ),
+    ] = None,
     budget: Annotated[
         str,
         typer.Option(
@@ -109,6 +116,7 @@ def build(
         careful=method is None or _BEST in method,
         dynamic=method is None,
         objective=objective,
+        keep_float=tuple(keep_float or ()),
         synthetic=synthetic,
         budget_s=parse_seconds(budget),
         overwrite=force,

@@ -11,8 +11,7 @@ earlier bundle intact.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from math import isfinite
@@ -35,11 +34,11 @@ from penstock.errors import (
     InvalidArgument,
     InvalidConfig,
     InvalidData,
-    InvalidInput,
     InvalidModel,
-    PenstockError,
 )
-from penstock.offline.build_data import read_data
+from penstock.offline.build_data import blaming, read_data
+from penstock.offline.compress.fp32.fp32 import IN_FP32, converted
+from penstock.offline.compress.keep_float import keep_float
 from penstock.offline.compress.method import OnProgress
 from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions, known_key, plan
 from penstock.offline.compress.planner.plan_store import check_plan
@@ -58,7 +57,15 @@ from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.sessions import signature_of
 from penstock.offline.synthetic import synthetic_notes
 from penstock.offline.tune.look import make_look
-from penstock.offline.tune.space import BASELINE_ENGINE, Candidate, candidates, fallback, originals, thread_counts
+from penstock.offline.tune.space import (
+    BASELINE_ENGINE,
+    Candidate,
+    candidates,
+    fallback,
+    instances,
+    originals,
+    thread_counts,
+)
 from penstock.offline.tune.tuner import Tuner, TuneResult, TuningLimits
 from penstock.resources import MachineFacts, machine_facts
 from penstock.samples.open import Data
@@ -70,7 +77,6 @@ _log = logging.getLogger(__name__)
 
 _KEPT_BYTES = 256 << 20
 """Maximum size of the cache for parsed models and sessions."""
-_SHORT_CALL_MS = 1.0
 _THROUGHPUT_ROWS = 16
 _FEW_CALLS = 100
 _LOOK_S = 1.0
@@ -116,6 +122,8 @@ class Recipe(msgspec.Struct, frozen=True):
     """The quantity to optimise: latency of calls with one row, throughput of calls with sixteen rows, or size of the bundle."""
     compression: Compression | None = None
     """Options of the compression plan. None: no plan is made."""
+    keep_float: tuple[str, ...] = ()
+    """Patterns of names of operators and tensors to keep in float; ``*`` stands for any text."""
     synthetic: int | None = None
     """Without data, calibrate on this many synthetic samples, and judge on as many others. 0: as many as fit in 64 MiB, from 16 to
     256. Accuracy then means fidelity to the original on these samples."""
@@ -186,37 +194,40 @@ def _build(
     given = model if isinstance(model, Artifact) else Artifact.from_file(model)
     original, source = self_contained(given), SourceModel(given.digest, given.format, given.name)
     signature = _signature(original)
-    seed = recipe.compression.seed if recipe.compression else 0
-    calibration, evaluation = read_data(original, calibrate, evaluate, recipe.contract, recipe.synthetic, seed)
+    calibration, evaluation = read_data(
+        original, calibrate, evaluate, recipe.contract, recipe.synthetic, (recipe.compression or Compression()).seed
+    )
     _check_plan(original, calibration, known, recipe)
-    with _blaming(evaluate if evaluate is not None else calibrate):
+    with blaming(evaluate if evaluate is not None else calibrate):
         # Reject labels or a metric that do not fit the model before any long work.
         judge = Judge(original, evaluation, min(threads), contract=recipe.contract)
     rows = _timed_rows(recipe, signature, evaluation)
     warnings = _warned((*judging(judge.reference, recipe.contract), *coupling_notes(judge.coupling)))
     # One cut between two classes holds for every candidate, on whatever samples it is judged.
-    recipe = msgspec.structs.replace(recipe, contract=judge.contract, synthetic=_synthetic(recipe, evaluation))
+    recipe = msgspec.structs.replace(
+        recipe, contract=judge.contract, synthetic=0 if recipe.synthetic is None else evaluation.count
+    )
 
     on_progress("optimize", 0, 1)
-    fp32, optimization = optimize(original, [call.inputs for call in evaluation.mix(signature.smallest_batch)])
+    optimized, optimization = optimize(original, [call.inputs for call in evaluation.mix(signature.smallest_batch)])
+    fp32, unconverted = converted(optimized, original, evaluation)
     on_progress("optimize", 1, 1)
     seen, overlap = overlap_notes(evaluation, calibration)
-    warnings += _warned((*about(fp32, calibration, evaluation, signature.smallest_batch), *overlap))
-    with _blaming(calibrate):
+    warnings += _warned((*about(fp32, calibration, evaluation, signature.smallest_batch), *overlap, *unconverted))
+    with blaming(calibrate):
         look = make_look(engines, evaluation.mix(rows), min(threads), _LOOK_S) if recipe.objective != "size" else None
-        choice = _integer_choice(recipe, engines)
-        made, notes = derived_versions(fp32, calibration, choice, machine, on_progress, look=look, deadline=deadline)
+        start, choice = keep_float(fp32, original, recipe.keep_float), _integer_choice(recipe, engines)
+        made, notes = derived_versions(start, calibration, choice, machine, on_progress, look=look, deadline=deadline)
     with deadline.paused():
         planned = _plan(fp32, original, calibration, _plan_options(recipe, threads), recipe, on_progress)
-    tried = candidates(_versions([Version(fp32), *made, *planned.versions], recipe), engines, threads, machine)
+    tried = candidates(_versions(optimized, fp32, (*made, *planned.versions), recipe), engines, threads, machine)
     tuner = _tuner(originals(original, threads), tried, judge, rows, recipe, deadline, on_progress)
-    with _blaming(evaluate if evaluate is not None else calibrate):
+    with blaming(evaluate if evaluate is not None else calibrate):
         tuned = tuner.run(machine.cores)
-
     on_progress("pack", 0, 1)
     notes = (*notes, *warnings, *tuned.notes, *planned.notes, *_disappointed(planned, tuned), *_caveats(recipe, tuned))
     data = {"evaluate": evaluation.digest, **({"calibrate": calibration.digest} if calibration else {})}
-    variants, files = _variants(tuned.chosen, fp32)
+    variants, files = _variants(tuned.chosen, optimized)
     manifest = Manifest(
         name=recipe.name or output.stem,
         signature=signature,
@@ -236,11 +247,6 @@ def _build(
     on_progress("pack", 1, 1)
     written = [output] if output.is_file() else [file for file in output.rglob("*") if file.is_file()]
     return BuildResult(output, sum(file.stat().st_size for file in written), manifest)
-
-
-def _synthetic(recipe: Recipe, evaluation: Dataset) -> int:
-    """The number of synthetic samples for evaluation; 0 if the user gave the data."""
-    return 0 if recipe.synthetic is None else evaluation.count
 
 
 def _tuner(
@@ -281,20 +287,6 @@ def _check_target(output: Path, recipe: Recipe) -> None:
         raise AlreadyExists(f"'{output}' is a folder that is not a bundle", "choose another name")
     if not recipe.overwrite and not output.is_dir():
         raise AlreadyExists(f"'{output}' exists and is not a bundle", "choose another name, or use --force")
-
-
-@contextmanager
-def _blaming(data: Data | None) -> Iterator[None]:
-    """Report errors of running a model as InvalidData. A model that has loaded can fail only because of its inputs."""
-    try:
-        yield
-    except PenstockError as error:
-        if type(error) not in (PenstockError, InvalidInput):
-            raise
-        name = f"'{data}'" if isinstance(data, str | Path) else "the data"
-        raise InvalidData(
-            f"{error.message}, on samples of {name}", "check that the values are valid inputs of the model"
-        ) from error
 
 
 def _engines(recipe: Recipe) -> tuple[str, ...]:
@@ -455,9 +447,10 @@ def _disappointed(planned: CompressionPlan, tuned: TuneResult) -> tuple[str, ...
     )
 
 
-def _versions(made: Sequence[Version], recipe: Recipe) -> list[Version]:
+def _versions(optimized: Artifact, fp32: Artifact, made: Sequence[Version], recipe: Recipe) -> list[Version]:
     """The models to tune, without duplicates. For the objective ``size``, models that need a fallback are left out."""
-    distinct = list({version.artifact.digest: version for version in reversed(made)}.values())[::-1]
+    found = [Version(optimized), Version(fp32, compression=IN_FP32), *made]
+    distinct = list({version.artifact.digest: version for version in reversed(found)}.values())[::-1]
     if recipe.objective != "size":
         return distinct
     return [
@@ -478,10 +471,12 @@ def _serving(tuned: TuneResult, recipe: Recipe, machine: MachineFacts) -> Servin
     )
 
 
-def _variants(chosen: Candidate, fp32: Artifact) -> tuple[tuple[Variant, ...], dict[str, bytes]]:
-    """The variants of the bundle, and their files. Unless the chosen variant runs anywhere, FP32 on ONNX Runtime is the fallback."""
+def _variants(chosen: Candidate, optimized: Artifact) -> tuple[tuple[Variant, ...], dict[str, bytes]]:
+    """The variants of the bundle, and their files. Unless the chosen variant runs anywhere, the optimised original on ONNX Runtime is
+    the fallback.
+    """
     runs_anywhere = not chosen.requires and chosen.engine == BASELINE_ENGINE
-    kept = [chosen] if runs_anywhere else [chosen, fallback(fp32, chosen.threads)]
+    kept = [chosen] if runs_anywhere else [chosen, fallback(optimized, chosen.threads)]
     files: dict[str, bytes] = {}
     variants = []
     for one in kept:
@@ -491,8 +486,3 @@ def _variants(chosen: Candidate, fp32: Artifact) -> tuple[tuple[Variant, ...], d
         variant = Variant(one.name, main, one.engine, one.precision, one.options, one.requires)
         variants.append(msgspec.structs.replace(variant, format=one.artifact.format, beside=tuple(beside)))
     return tuple(variants), files
-
-
-def instances(cores: int, threads: int, call_ms: float) -> int:
-    """Number of instances: one if a call is shorter than a handover between threads, otherwise as many as the cores allow."""
-    return 1 if call_ms < _SHORT_CALL_MS else max(1, cores // threads)

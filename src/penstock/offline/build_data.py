@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
-from penstock.errors import InvalidData
+from penstock.errors import InvalidData, InvalidInput, PenstockError
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.metric_table import METRICS
 from penstock.offline.judge.overlap import check_distinct
@@ -49,3 +53,17 @@ def read_data(
         known = METRICS.get(contract.metric)
         check_distinct(evaluation, labelled=known is None or known.labels)
     return calibration, evaluation
+
+
+@contextmanager
+def blaming(data: Data | None) -> Iterator[None]:
+    """Report errors of running a model as InvalidData. A model that has loaded can fail only because of its inputs."""
+    try:
+        yield
+    except PenstockError as error:
+        if type(error) not in (PenstockError, InvalidInput):
+            raise
+        name = f"'{data}'" if isinstance(data, str | Path) else "the data"
+        raise InvalidData(
+            f"{error.message}, on samples of {name}", "check that the values are valid inputs of the model"
+        ) from error

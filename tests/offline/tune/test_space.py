@@ -9,7 +9,7 @@ import models
 from bundles import MACHINE
 from penstock.engines.registry import available_engines, get_engine
 from penstock.offline.compress.versions import Version
-from penstock.offline.tune.space import Candidate, candidates, originals, thread_counts
+from penstock.offline.tune.space import Candidate, candidates, instances, originals, thread_counts
 
 FP32, INT8 = Version(models.linear(seed=1)), Version(models.linear(seed=2), "int8", "mse", requires=("avx2",))
 ENTROPY = msgspec.structs.replace(INT8, calibration="entropy")
@@ -99,3 +99,10 @@ def test_a_compressed_version_is_not_exact_whatever_its_precision() -> None:
     assert names(found)[1:] == ["onnxruntime-narrow-fp32-t1", "onnxruntime-narrow-int8-mse-t1"]
     assert [candidate.exact for candidate in found] == [True, False, False]
     assert [candidate.disk_bytes for candidate in found] == [FP32.artifact.size_bytes, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "ms", "copies"), [(8, 2, 5.0, 4), (8, 3, 5.0, 2), (2, 4, 5.0, 1), (8, 1, 0.2, 1)]
+)
+def test_instances(cores: int, threads: int, ms: float, copies: int) -> None:
+    assert instances(cores, threads, ms) == copies

@@ -15,6 +15,7 @@ from penstock.dataset import Dataset
 from penstock.engines.base import LoadedModel
 from penstock.errors import InvalidArgument, InvalidConfig, InvalidData, InvalidModel, PenstockError
 from penstock.offline.compress.explained import check_explained, without_evaluation
+from penstock.offline.compress.fp32.fp32 import in_fp32, optimized_in_fp32
 from penstock.offline.compress.method import Made, Method, OnProgress, StepContext, TrainingMethod, needs_torch
 from penstock.offline.compress.model_files import check_kind, check_place, check_target, naming, read_model_file
 from penstock.offline.compress.options import usages
@@ -93,7 +94,7 @@ class Job:
         Raises WrongResult if the compressed model is wrong, and other PenstockErrors.
         """
         method = self._method
-        model = self._folded(on_progress) if method.folds else self_contained(self.original)
+        model = self._folded(on_progress) if method.folds else self._as_given()
         resume = method.resume if isinstance(method, TrainingMethod) else None
         context = StepContext(
             original=self.original,
@@ -141,20 +142,26 @@ class Job:
                 check_kind(Path(path), used[name].writes, force)
                 taken.append(Path(path))
 
+    def _as_given(self) -> Artifact:
+        """The original, in FP32 if the method needs that."""
+        given = self_contained(self.original)
+        return in_fp32(given) if self._method.needs_fp32 else given
+
     def _folded(self, on_progress: OnProgress) -> Artifact:
         """The optimised original, with BatchNormalization folded into weights."""
         on_progress("optimize", 0, 1)
         data = self._fitted or self._evaluation
         calls = data.mix(self.signature.smallest_batch) if data else []
-        made, report = optimize(self.original, [call.inputs for call in calls])
+        samples = [call.inputs for call in calls]
+        made, report = optimize(self.original, samples)
         on_progress("optimize", 1, 1)
         if self._method.trains:
-            needs_torch("training.trainable").TrainableModel(made)
+            needs_torch("training.trainable").TrainableModel(in_fp32(made))
         if report.nodes_before != report.nodes_after:
             self._tell(
                 f"optimised first: {report.nodes_before} → {report.nodes_after} nodes ({', '.join(report.applied)})"
             )
-        return made
+        return optimized_in_fp32(made, samples) if self._method.needs_fp32 else made
 
     def _load(self, given: Data | None, running: LoadedModel, *, judged: bool, final: bool = False) -> Dataset | None:
         """The data, checked by running the model. If ``judged``, the labels are checked against the outputs; if ``final``, the result

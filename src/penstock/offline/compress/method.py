@@ -161,6 +161,11 @@ class Method(Options, frozen=True, kw_only=True):
         """True if the model is optimised first, with BatchNormalization folded into weights."""
         return True
 
+    @property
+    def needs_fp32(self) -> bool:
+        """True if a model of another float type is converted to FP32 first."""
+        return True
+
     def reason_for_data(self) -> str:
         """The reason why a run with these options needs data; empty if it needs none."""
         return "training" if self.trains else ""

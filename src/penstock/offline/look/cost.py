@@ -13,6 +13,7 @@ import onnx
 
 from penstock.artifact import Artifact
 from penstock.errors import PenstockError, Unsupported
+from penstock.offline.compress.fp32.fp32 import in_fp32
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement, float_model, nothing_to_quantise
 from penstock.offline.look.facts import CostFacts, elements
 from penstock.tensor import DataType
@@ -53,7 +54,7 @@ def cost(artifact: Artifact, shapes: Mapping[str, Sequence[int]]) -> CostFacts:
 def _integer(artifact: Artifact) -> tuple[Collection[str], float, str]:
     """The outputs of the linear operators that INT8 would compute, their share of the weights, and why there are none."""
     try:
-        model = float_model(artifact)
+        model = float_model(in_fp32(artifact))
         nodes = [node for node in model.integer_nodes(QdqPlacement.LINEAR) if node.op_type in _LINEAR]
         if not nodes:
             raise nothing_to_quantise()
@@ -64,7 +65,15 @@ def _integer(artifact: Artifact) -> tuple[Collection[str], float, str]:
     held = {name for node in nodes for name in node.input if name in model.weights}
     sizes = {name: math.prod(tensor.dims) for name, tensor in model.weights.items() if model.is_float(name)}
     share = sum(sizes.get(name, 0) for name in held) / (sum(sizes.values()) or 1)
-    return {node.output[0] for node in nodes}, share, ""
+    given = {name for node in onnx.load_model_from_string(artifact.data).graph.node for name in node.output}
+    return {_in_original(node.output[0], model.nodes, given) for node in nodes}, share, ""
+
+
+def _in_original(name: str, nodes: Sequence[onnx.NodeProto], given: Collection[str]) -> str:
+    """The output of the original in whose place ``name`` is computed. For example, a Transpose may follow a product."""
+    while name not in given and (reader := next((node for node in nodes if name in node.input), None)) is not None:
+        name = reader.output[0]
+    return name
 
 
 def _sizes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> _Sizes:

@@ -115,6 +115,39 @@ def make_plain(node: ir.Node) -> bool:
             beta = np.asarray(form.beta, weight.dtype)
             bias_value = write("Mul", [bias_value, graph.add_constant(owner, beta, f"{node.outputs[0].name}_beta")])
         write("Add", [result, bias_value])
+    for each in nodes:
+        each.doc_string = node.doc_string
+    graph.replace_by_nodes(node, nodes)
+    return True
+
+
+def turn_product(node: ir.Node) -> bool:
+    """Rewrite a MatMul of a constant and ``x`` as the transposed product of the transposed factors. On the right, a constant may have
+    one scale per channel in integer kernels. Returns True if the node changed.
+    """
+    value, source, owner = node.inputs[0], node.inputs[1], node.graph
+    constant, rank, result_rank = graph.constant(value), graph.rank(source), graph.rank(node.outputs[0])
+    if (
+        value is None
+        or constant is None
+        or source is None
+        or graph.is_constant(source)
+        or value.dtype != ir.DataType.FLOAT
+    ):
+        return False
+    if constant.ndim < 2 or rank is None or rank < 2 or result_rank is None or not isinstance(owner, ir.Graph):
+        return False
+    fresh, nodes = FreshNames(owner), list[ir.Node]()
+
+    def write(op_type: str, *inputs: ir.Value, order: int = 0) -> ir.Value:
+        perm = [*range(order - 2), order - 1, order - 2]
+        nodes.append(ir.Node("", op_type, inputs, [ir.AttrInt64s("perm", perm)] if order else [], num_outputs=1))
+        nodes[-1].doc_string = node.doc_string
+        nodes[-1].outputs[0].name = fresh(f"{node.outputs[0].name}_{op_type.lower()}")
+        return nodes[-1].outputs[0]
+
+    weight = graph.add_constant(owner, np.swapaxes(constant, -1, -2), f"{value.name}")
+    write("Transpose", write("MatMul", write("Transpose", source, order=rank), weight), order=result_rank)
     graph.replace_by_nodes(node, nodes)
     return True
 

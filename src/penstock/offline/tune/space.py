@@ -14,6 +14,7 @@ from penstock.offline.judge.judge import ORIGINAL
 from penstock.resources import MachineFacts
 
 BASELINE_ENGINE = "onnxruntime"
+_SHORT_CALL_MS = 1.0
 _BF16_ISA = ("avx512_bf16", "amx_bf16", "bf16")
 
 
@@ -80,6 +81,11 @@ def fallback(fp32: Artifact, threads: int) -> Candidate:
 def thread_counts(cores: int) -> tuple[int, ...]:
     """Thread counts worth trying: 1, the number of cores, and the powers of two between them."""
     return tuple(sorted({*(1 << bit for bit in range(cores.bit_length())), cores}))
+
+
+def instances(cores: int, threads: int, call_ms: float) -> int:
+    """Number of instances: one if a call is shorter than a handover between threads, otherwise as many as the cores allow."""
+    return 1 if call_ms < _SHORT_CALL_MS else max(1, cores // threads)
 
 
 def engine_options(engine: str, threads: int, precision: str = "fp32") -> dict[str, Any]:

@@ -225,19 +225,20 @@ def test_a_convolution_with_a_computed_bias_stays_float() -> None:
     assert integer(artifact) == {"z"}
 
 
-@pytest.mark.parametrize(("shape", "fits"), [((8, 4), True), ((3, 8, 4), False)])
-def test_a_matrix_has_two_axes(shape: tuple[int, ...], fits: bool) -> None:
+@pytest.mark.parametrize(("shape", "fits"), [((8, 4), True), ((3, 8, 4), True), ((3, 8, 1), False), ((8,), False)])
+def test_a_weight_is_a_matrix_or_a_stack_of_matrices(shape: tuple[int, ...], fits: bool) -> None:
     n = networks.Network()
     n.op("MatMul", "x", n.normal(*shape), name="y")
-    assert bool(chosen(n.artifact({"x": [3, 5, 8]}, {"y": [3, 5, 4]}), QdqPlacement.LINEAR)) is fits
+    dims = [3, 5, *shape[-1:]] if len(shape) > 1 else [3, 5]
+    assert bool(chosen(n.artifact({"x": [3, 5, 8]}, {"y": dims}), QdqPlacement.LINEAR)) is fits
 
 
-def test_a_product_with_constants_first_stays_float() -> None:
+def test_a_constant_on_the_left_is_turned_to_the_right() -> None:
     n = networks.Network()
     n.op("MatMul", n.normal(4, 8), "x", name="y")
     n.op("MatMul", n.normal(4, 8), n.normal(8, 5), name="z")
     for placement in QdqPlacement:
-        assert chosen(n.artifact({"x": [8, 5]}, {"y": [4, 5], "z": [4, 5]}), placement) == []
+        assert chosen(n.artifact({"x": [8, 5]}, {"y": [4, 5], "z": [4, 5]}), placement) == ["MatMul"]
 
 
 def test_a_product_of_two_activations_is_integer_only_in_the_wide_placement() -> None:

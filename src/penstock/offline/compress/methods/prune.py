@@ -58,6 +58,10 @@ class PruneMethod(TrainingMethod, frozen=True, kw_only=True):
     def trains(self) -> bool:
         return self.iterative
 
+    @property
+    def needs_fp32(self) -> bool:
+        return self.trains
+
     def reason_for_data(self) -> str:
         return "training" if self.iterative else "measuring the sensitivity of each layer" if self._measures else ""
 

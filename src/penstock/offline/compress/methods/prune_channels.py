@@ -57,6 +57,10 @@ class PruneChannelsMethod(TrainingMethod, frozen=True, kw_only=True):
         # Folding would remove the scales of BatchNormalization, from which the batch-norm importance is computed.
         return self.importance != "batch-norm"
 
+    @property
+    def needs_fp32(self) -> bool:
+        return self.trains
+
     def reason_for_data(self) -> str:
         by_data = self.importance in ("activation", "taylor")
         return "--recover" if self.recover else f"--importance {self.importance}" if by_data else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 from penstock.artifact import Artifact
+from penstock.offline.compress.keep_float import keep_float
 from penstock.offline.compress.method import Made, Method, StepContext
 from penstock.offline.compress.options import Part, Positive, Usage
 from penstock.offline.compress.precision.dynamic import DynamicOptions
@@ -32,6 +33,7 @@ from penstock.offline.compress.ptq.recipe import (
     quantize_with,
 )
 
+_INTEGER = ("int8", "int8-dynamic", "int8-weights", "int4-weights")
 _INT8 = Usage(needs={"precision": ("int8",)})
 _INTEGER_WEIGHTS = Usage(needs={"precision": ("int8", "int8-weights", "int4-weights")})
 
@@ -70,6 +72,8 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
     """Number of weights that share one scale, for int8-weights and int4-weights: 16 to 256."""
     tables: Annotated[bool, Usage(needs={"precision": ("int8", "int8-dynamic")})] = True
     """Also store large embedding tables in INT8."""
+    keep_float: Annotated[tuple[str, ...], Usage(needs={"precision": _INTEGER})] = ()
+    """Operators and tensors to keep in float: names of the model, in which * stands for any text; may be repeated."""
     chart: Annotated[str | None, Usage("file", writes="picture"), _INT8] = None
     """Also write a chart to this SVG file."""
     chart_tensor: Annotated[
@@ -89,6 +93,7 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
             check_float(model)
 
     def run(self, model: Artifact, context: StepContext) -> Made:
+        model = keep_float(model, context.original, self.keep_float)
         facts: dict[str, Any] = {
             "precision": self.precision,
             "placement": None,

@@ -65,6 +65,10 @@ class ShareMethod(TrainingMethod, frozen=True, kw_only=True):
     def trains(self) -> bool:
         return self.tune and not self.tune_optional
 
+    @property
+    def needs_fp32(self) -> bool:
+        return self.trains
+
     def reason_for_data(self) -> str:
         return "--tune" if self.tune else "--by-sensitivity" if self.by_sensitivity else ""
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from penstock.artifact import Artifact
 from penstock.errors import Unsupported
-from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel, float_model
+from penstock.offline.compress.ptq.qdq_placement import KEPT_FLOAT, LINEAR_OPS, FloatModel, float_model
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.linear import form_of
 from penstock.offline.optimize.model import from_proto, to_bytes
@@ -107,7 +107,7 @@ def _product(node: ir.Node, least_weights: int) -> Product | None:
         return None
     if weight.ndim != 2 or weight.size < max(1, least_weights) or not np.isfinite(weight).all():
         return None
-    if form.transposes_input or (bias is not None and form.beta != 1):
+    if node.doc_string == KEPT_FLOAT or form.transposes_input or (bias is not None and form.beta != 1):
         return None
     name = f"{value.name}{'_transposed' if form.inputs else ''}{f'_times_{form.alpha:g}' if form.alpha != 1 else ''}"
     return Product(node, np.moveaxis(weight, form.inputs, 0) * np.float32(form.alpha), name)

@@ -110,7 +110,9 @@ def weight_noise(model: FloatModel, nodes: Iterable[onnx.NodeProto], scheme: Int
     for node in nodes:
         tensor = model.weights.get(node.input[1]) if node.op_type in LINEAR_OPS else None
         if tensor is not None and tensor.name not in found:
-            found[tensor.name] = channel_noise(numpy_helper.to_array(tensor), output_axis(node), scheme)
+            weight, axis = numpy_helper.to_array(tensor), output_axis(node)
+            is_stack = node.op_type == "MatMul" and weight.ndim > 2
+            found[tensor.name] = channel_noise(weight[None] if is_stack else weight, 0 if is_stack else axis, scheme)
     return found
 
 

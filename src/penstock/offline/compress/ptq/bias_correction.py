@@ -247,7 +247,7 @@ def _channels(node: ir.Node) -> int:
     integers, form = _integer_weights(node), form_of(node)
     assert integers is not None
     assert form is not None
-    return int(integers.shape[form.outputs])
+    return int(integers.shape[-1 if node.op_type == "MatMul" else form.outputs])
 
 
 def _constant_input(node: ir.Node | None, index: int) -> Array | None:

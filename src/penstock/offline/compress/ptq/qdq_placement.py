@@ -30,8 +30,8 @@ from penstock.offline.compress.ptq.opset import at_opset
 from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.model_store import remembered
 from penstock.offline.optimize import graph
-from penstock.offline.optimize.linear import linear_form, make_plain
-from penstock.offline.optimize.model import from_proto, read_proto, to_proto
+from penstock.offline.optimize.linear import linear_form, make_plain, turn_product
+from penstock.offline.optimize.model import from_proto, infer_shapes, read_proto, to_proto
 from penstock.offline.optimize.names import reads
 from penstock.tensor import DataType
 
@@ -40,6 +40,9 @@ LINEAR_OPS = frozenset({"Conv", "Gemm", "MatMul"})
 
 ACTIVATIONS = frozenset({"Relu", "Clip"})
 """Activation functions that clipping to the range of the preceding operator's integers can replace."""
+
+KEPT_FLOAT = "penstock: keep float"
+"""The description of nodes that are not quantised (``keep_float.py``)."""
 
 _WIDE_OPS = frozenset(
     {"Add", "Mul", "LeakyRelu", "Sigmoid", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool"}
@@ -77,19 +80,24 @@ class QdqPlacement(enum.Enum):
 
 
 class FloatModel:
-    """An FP32 model prepared for quantisation: nodes have unique names, constants are initialisers, each Gemm is ``x W + b``."""
+    """An FP32 model prepared for quantisation: nodes have unique names, constants are initialisers, each Gemm is ``x W + b``, and
+    the constant of a product is on the right.
+    """
 
     def __init__(self, artifact: Artifact) -> None:
-        """Raises the errors of ``read_proto``. Also raises Unsupported if the model is already quantised, or has an old opset that
-        cannot be converted.
+        """Raises the errors of ``read_proto``. Also raises Unsupported if the model is already quantised (``in_fp32`` dequantises most
+        models), or has an old opset that cannot be converted.
         """
-        proto = at_opset(read_proto(artifact))
-        if any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in proto.graph.node):
-            raise Unsupported("the model is already quantised", "give the float model")
+        proto = read_proto(artifact)
+        kept = {name for node in proto.graph.node if node.doc_string == KEPT_FLOAT for name in node.output}
+        proto = at_opset(proto)
         _constants_to_initializers(proto.graph)
-        proto = _with_plain_gemms(proto)
+        _check_not_quantised(proto.graph)
+        proto = _with_plain_products(proto)
         for number, node in enumerate(proto.graph.node):
             node.name = f"{node.op_type}_{number}"
+            if not kept.isdisjoint(node.output):
+                node.doc_string = KEPT_FLOAT
         # A tensor of unknown type cannot become integer.
         with contextlib.suppress(Exception):
             proto = onnx.shape_inference.infer_shapes(proto)
@@ -121,8 +129,8 @@ class FloatModel:
     def integer_nodes(self, placement: QdqPlacement, keep_float: Collection[str] = ()) -> list[onnx.NodeProto]:
         """The nodes that ``placement`` makes integer, in graph order; empty if there is no linear operator among them.
 
-        Nodes named in ``keep_float`` stay float, as do the activation functions that follow them. Raises InvalidArgument for unknown
-        names.
+        Nodes named in ``keep_float`` and nodes marked with ``KEPT_FLOAT`` stay float, as do the activation functions that follow them.
+        Raises InvalidArgument for unknown names.
         """
         unknown = set(keep_float) - {node.name for node in self.nodes}
         if unknown:
@@ -134,7 +142,9 @@ class FloatModel:
             excluded |= self._outside_attention()
         allowed = (node for node in self.nodes if node.domain in ("", "ai.onnx") and node.name not in excluded)
         useful = self._read(self._connected(node for node in allowed if self._fits(node, placement)))
-        nodes = self._with_producers(node for node in useful if node.name not in keep_float)
+        nodes = self._with_producers(
+            node for node in useful if node.name not in keep_float and node.doc_string != KEPT_FLOAT
+        )
         return nodes if any(node.op_type in LINEAR_OPS for node in nodes) else []
 
     def activations(self, nodes: Iterable[onnx.NodeProto]) -> list[str]:
@@ -269,7 +279,7 @@ class FloatModel:
         if node.input[0] in self.weights:
             return False
         if node.op_type == "MatMul":
-            return len(factor.dims) == 2
+            return len(factor.dims) == 2 or (len(factor.dims) > 2 and factor.dims[-1] > 1)
         form = linear_form(node.op_type, attributes_of(node).get)
         is_product = node.op_type == "Conv" or (form is not None and form.is_plain)
         return is_product and self._fits_bias(node, factor)
@@ -306,7 +316,7 @@ def float_model(artifact: Artifact) -> FloatModel:
 
 
 def output_axis(node: onnx.NodeProto) -> int:
-    """The axis of the output channels in a product's weight."""
+    """The axis of the output channels in a product's weight, if the weight is not a stack of matrices."""
     form = linear_form(node.op_type, attributes_of(node).get)
     assert form is not None
     return form.outputs
@@ -324,10 +334,28 @@ def nothing_to_quantise() -> Unsupported:
     )
 
 
-def _with_plain_gemms(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """``proto`` with each Gemm written as ``x W + b``."""
+def _check_not_quantised(graph: onnx.GraphProto) -> None:
+    """Raise Unsupported if the model dequantises a constant, or a tensor that it quantised."""
+    known = {tensor.name for tensor in graph.initializer}
+    known.update(node.output[0] for node in graph.node if node.op_type == "QuantizeLinear")
+    for node in graph.node:
+        if node.op_type == "DequantizeLinear" and node.input[0] in known:
+            raise Unsupported(
+                f"the model is already quantised, and tensor '{node.output[0]}' cannot be dequantised",
+                "give the float model",
+            )
+
+
+def _with_plain_products(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto`` with each Gemm written as ``x W + b``, and with the constant of each MatMul on the right."""
     model = from_proto(proto)
-    changed = [make_plain(node) for node in graph.plain_nodes(model) if node.op_type == "Gemm"]
+    if any(graph.is_constant(node.inputs[0]) for node in graph.plain_nodes(model) if node.op_type == "MatMul"):
+        model = infer_shapes(proto)
+    changed = [
+        make_plain(node) if node.op_type == "Gemm" else turn_product(node)
+        for node in graph.plain_nodes(model)
+        if node.op_type in ("Gemm", "MatMul")
+    ]
     return to_proto(model) if any(changed) else proto
 
 

@@ -149,9 +149,12 @@ class _Writer:
             self._replace_weights(node, names)
 
     def _replace_weights(self, node: onnx.NodeProto, names: Sequence[str]) -> None:
-        """Quantise the weight, with one scale per output channel, and the bias, with the scale of the product."""
+        """Quantise the weight, with one scale per output channel, and the bias, with the scale of the product. A stack of matrices has
+        one scale, because integer kernels take no more.
+        """
         weight, limit = self._array(names[1]), self._scheme.weight_limit
-        axis = None if self._scheme.per_tensor and node.op_type != "Conv" else output_axis(node)
+        is_stack = node.op_type == "MatMul" and weight.ndim > 2
+        axis = None if is_stack or (self._scheme.per_tensor and node.op_type != "Conv") else output_axis(node)
         bias = self._array(names[2]) if len(names) > 2 and names[2] else None
         step = self._activation(self._rounding.sources[names[0]]).scale
         scales = weight_scales(weight, axis, limit, bias, float(step))

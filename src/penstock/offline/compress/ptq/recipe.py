@@ -13,6 +13,7 @@ import numpy as np
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.errors import InvalidData, Unsupported
+from penstock.offline.compress.fp32.fp32 import in_fp32
 from penstock.offline.compress.method import StepContext
 from penstock.offline.compress.ptq.bias_correction import correct_biases
 from penstock.offline.compress.ptq.calibrate import collect
@@ -153,8 +154,8 @@ def _errors(original: Artifact, model: Artifact, fit: Dataset, held_out: Dataset
 
 
 def check_float(model: Artifact) -> None:
-    """Raise Unsupported if ``model`` is already quantised, or has neither weights nor products."""
-    known = float_model(model)
+    """Raise Unsupported if ``model`` cannot be converted to FP32, is already quantised, or has neither weights nor products."""
+    known = float_model(in_fp32(model))
     has_weights = any(len(weight.dims) >= 2 for weight in known.weights.values())
     if not has_weights and not known.integer_nodes(QdqPlacement.WIDE):
         raise nothing_to_quantise()

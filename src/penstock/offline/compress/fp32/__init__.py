@@ -1,0 +1,1 @@
+"""FP32 versions of models that compute in other types, or that are already quantised."""
