@@ -6,6 +6,7 @@ import contextlib
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -136,11 +137,18 @@ def against_rivals(name: str, found: Contestants, quick: bool) -> Against:
     sample = case.test.call()
     loads = {way: partial(one.loaded, sample, True) for way, one in allowed.items()}
     ours_load = partial(ours.loaded, sample, False)
-    brief = {way: versus(load, ours_load, 0.2 if quick else 0.8, loads=4) for way, load in loads.items()}
+    brief, crashed = dict[str, Interval](), list[str]()
+    for way, load in loads.items():
+        try:
+            brief[way] = versus(load, ours_load, 0.2 if quick else 0.8, loads=4)
+        except BrokenProcessPool:
+            crashed.append(f"{way}: ended its process")
     best = min(brief, key=lambda way: brief[way].value)
     gain = versus(loads[best], ours_load, 1.0 if quick else 6.0, loads=12)
     figures = ", ".join(f"{way} {one.value:.2f}x" for way, one in sorted(brief.items(), key=lambda x: x[1].value))
-    left_out = ", ".join([*(f"{way}: loses more" for way in found.theirs if way not in allowed), *found.missing])
+    left_out = ", ".join(
+        [*(f"{way}: loses more" for way in found.theirs if way not in allowed), *crashed, *found.missing]
+    )
     note = f"{found.chosen} against {best}. Over {figures}" + (f". Left out: {left_out}" if left_out else "")
     rows = [claim(f"{name}: speed over the best rival", gain, "×", ">=", _WITHIN, note=note)]
     for whose, way, plain in (("ours", ours, False), ("theirs", allowed[best], True)):
