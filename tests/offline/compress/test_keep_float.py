@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 import penstock
+import stored_models
 from networks import Network, attention, cnn, images, in_type, mlp
 from penstock.artifact import Artifact
 from penstock.dataset import make_dataset
@@ -16,6 +17,9 @@ from penstock.offline.build import Recipe, build
 from penstock.offline.compress.explained import check_explained
 from penstock.offline.compress.fp32.fp32 import optimized_in_fp32
 from penstock.offline.compress.keep_float import keep_float
+from penstock.offline.compress.precision.dynamic import DynamicOptions
+from penstock.offline.compress.precision.recurrent import has_integer_lstm
+from penstock.offline.compress.precision.storage import store_weights
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.qdq_placement import FloatModel, QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
@@ -111,6 +115,16 @@ def test_products_stay_float(precision: str) -> None:
     floats = [list(one.dims) for one in tensors if one.data_type == TensorProto.FLOAT]
     assert [256, 512] in floats
     assert [512, 256] not in floats
+
+
+def test_recurrent_layers_and_tables_stay_float() -> None:
+    layer = stored_models.recurrent(inputs=32, hidden=32)
+    name = onnx.load_model_from_string(layer.data).graph.node[0].output[0]
+    assert has_integer_lstm(layer, DynamicOptions())
+    marked = keep_float(layer, layer, [name])
+    assert not has_integer_lstm(marked, DynamicOptions())
+    with pytest.raises(penstock.errors.Unsupported):
+        store_weights(marked)
 
 
 @pytest.mark.parametrize("model", [mlp(), cnn(), attention()])

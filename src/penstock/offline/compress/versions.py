@@ -262,9 +262,13 @@ def _dynamic_ways(
 ) -> Iterator[_Way]:
     """The ``calibrated`` ways, and those with ranges computed at run time: for LSTMs of the best versions, and for all operators."""
     mixes_rows = signature_of(fp32).batchable
-    for way in calibrated:
+    for number, way in enumerate(calibrated):
         yield way
-        if has_lstm and way.is_first and (not way.engines or not set(way.engines).isdisjoint(_FOR_PRODUCTS)):
+        if (
+            has_lstm
+            and (way.is_first or number == 0)
+            and (not way.engines or not set(way.engines).isdisjoint(_FOR_PRODUCTS))
+        ):
             make = partial(_with_recurrent, way.make, calibration, options)
             yield _Way(f"{way.name}-lstm", make, _FOR_PRODUCTS, mixes_rows, base=way.name)
     share = _attempt("dynamic", partial(share_of_products, fp32, recurrent=True), {})

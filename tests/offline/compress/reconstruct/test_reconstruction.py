@@ -16,6 +16,7 @@ from networks import Network
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidArgument, Unsupported
+from penstock.measurement import Interval
 from penstock.offline.compress.explained import check_explained
 from penstock.offline.compress.precision.weight_only import WeightOnlyOptions, quantize_weights
 from penstock.offline.compress.ptq.calibrate import collect
@@ -128,7 +129,8 @@ def test_blocks_of_any_size_differ_by_one_step_at_most(  # noqa: PLR0917
         assert error(artifact, made, data) < 1.0
 
 
-def test_random_models_keep_everything_but_integers():
+def test_random_models_keep_everything_but_integers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reconstruction, "mean_interval", lambda _: Interval(1, 1, 1))  # accept all changes of layers
     changed = 0
     for seed in range(40):
         model = RandomModel(make_genes(seed))

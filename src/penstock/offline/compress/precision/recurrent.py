@@ -19,7 +19,7 @@ from penstock.dataset import Dataset
 from penstock.errors import Unsupported
 from penstock.offline.compress.precision.dynamic import DynamicOptions, dependence_facts, quantize_dynamic
 from penstock.offline.compress.precision.products import MICROSOFT
-from penstock.offline.compress.ptq.qdq_placement import attributes_of
+from penstock.offline.compress.ptq.qdq_placement import KEPT_FLOAT, attributes_of
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.names import FreshNames, reads
 from penstock.tensor import Array, DataType
@@ -99,7 +99,9 @@ def recurrent_weights(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
 
 def is_integer_lstm(node: onnx.NodeProto, weights: Mapping[str, onnx.TensorProto], least_weights: int) -> bool:
     """True if ``node`` is an LSTM that can become integer."""
-    if node.op_type != "LSTM" or node.domain not in ("", "ai.onnx") or attributes_of(node).get("layout", 0):
+    if node.op_type != "LSTM" or node.domain not in ("", "ai.onnx") or node.doc_string == KEPT_FLOAT:
+        return False
+    if attributes_of(node).get("layout", 0):
         return False
     arrays = [weights.get(name) for name in node.input[1:3]]
     if any(array is None for array in arrays):

@@ -36,7 +36,7 @@ from penstock.offline.compress.precision.weight_only import (
     block_values,
     quantize_weights,
 )
-from penstock.offline.compress.ptq.qdq_placement import attributes_of
+from penstock.offline.compress.ptq.qdq_placement import KEPT_FLOAT, attributes_of
 from penstock.offline.optimize.linear import linear_form
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.names import FreshNames, reads
@@ -152,6 +152,8 @@ class _Storage:
         for tensor in self._graph.initializer if self._opset >= _LEAST_OPSET else ():
             uses, size = self._uses.get(tensor.name), prod(tensor.dims)
             if tensor.data_type != DataType.FP32.onnx or tensor.name in given or not uses:
+                continue
+            if any(node.doc_string == KEPT_FLOAT for node, _ in uses):
                 continue
             found = [_scaled_axes(node, place, len(tensor.dims)) for node, place in uses]
             if None in found or size < self._options.least_weights:

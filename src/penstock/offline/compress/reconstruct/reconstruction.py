@@ -111,7 +111,8 @@ class _Layers:
             holder = (
                 node if node.op_type == "MatMulNBits" else makers.get(node.input[1]) if weight is not None else None
             )
-            if before is None or weight is None or holder is None:
+            is_stack = node.op_type == "MatMul" and weight is not None and len(weight.dims) != 2
+            if before is None or weight is None or holder is None or is_stack:
                 continue
             layer = _Layer(before, holder, layer_input(before, tuple(weight.dims)))
             shared = readers[layer.constant] > 1 or readers[node.input[1]] > 1
