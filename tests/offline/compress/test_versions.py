@@ -229,6 +229,20 @@ def test_when_time_is_short_a_quick_method_comes_first(
     assert notes[-1].endswith("was not tried: there was no time within --budget")
 
 
+def test_when_time_is_short_fewer_layouts_are_timed(cnn: Artifact, data: Dataset) -> None:
+    clock = ManualClock()
+    deadline = BuildDeadline(100.0, clock)
+
+    def look(*_: object) -> dict[str, Interval]:
+        clock.advance(30.0)
+        return {"onnxruntime": Interval(2.0, 1.9, 2.1)}
+
+    choice = IntegerChoice((RangeMethod.MIN_MAX,), careful=False)
+    found, notes = integer_versions(cnn, data, choice, VNNI, look=look, deadline=deadline)
+    assert [version.calibration for version in found] == ["min-max-linear"]
+    assert "INT8 (wide) was not tried: there was no time within --budget" in notes
+
+
 class Running(ManualClock):
     """A clock that advances by a second whenever it is read."""
 

@@ -53,6 +53,8 @@ _LOOK_ROWS = 32
 """Number of samples for the ranges of models that are only timed."""
 _CAREFUL_SHARE, _OTHERS_SHARE = 0.45, 0.25
 """Shares of the budget after which the careful method ends, and after which no further method of a layout is tried."""
+_LOOK_SHARE = 0.25
+"""Share of the budget after which no further layout is timed."""
 _CALIBRATION_SHARE = 0.08
 """Share of the budget for running the calibration data once. If all samples would take longer, fewer are used."""
 _FOR_PRODUCTS = ("onnxruntime",)
@@ -197,7 +199,7 @@ def integer_versions(
     try:
         calibration, fewer = _affordable(fp32, calibration, deadline)
         found = _layouts(fp32, calibration, scheme, choice.engines, failures)
-        layouts, slow = _promising(fp32, found, look, on_progress) if look else (list(found), ())
+        layouts, slow = _promising(fp32, found, look, deadline, on_progress) if look else (list(found), ())
         ways = _ways(fp32, calibration, choice, scheme, layouts, deadline, on_progress) if layouts else []
     except Unsupported as error:
         if not has_lstm:
@@ -314,14 +316,17 @@ def _layouts(
 
 
 def _promising(
-    fp32: Artifact, layouts: Mapping[_Layout, Artifact], look: Look, on_progress: OnProgress
+    fp32: Artifact, layouts: Mapping[_Layout, Artifact], look: Look, deadline: BuildDeadline, on_progress: OnProgress
 ) -> tuple[list[_Layout], tuple[str, ...]]:
     """The layouts with the engines in which they may be faster than ``fp32``, fastest first, and notes on the others. Layouts that
-    could not be timed come last.
+    could not be timed come last. After a share of ``deadline``, no further layout is timed if one may be faster.
     """
-    found, notes = list[tuple[float, _Layout]](), list[str]()
+    found, notes, late = list[tuple[float, _Layout]](), list[str](), list[str]()
     for number, (layout, model) in enumerate(layouts.items()):
         on_progress("look", number, len(layouts))
+        if found and deadline.is_past(_LOOK_SHARE):
+            late.append(f"INT8 ({layout.name})")
+            continue
         speeds = look(fp32, model, layout.engines)
         kept = {engine: one for engine, one in speeds.items() if one.high >= 1}
         notes += [
@@ -334,6 +339,8 @@ def _promising(
             is_limited = bool(layout.engines) or len(kept) < len(speeds)
             found.append((best, layout._replace(engines=tuple(kept) or layout.engines) if is_limited else layout))
     on_progress("look", len(layouts), len(layouts))
+    if late:
+        notes.append(f"{', '.join(late)} was not tried: there was no time within --budget")
     return [layout for _, layout in sorted(found, key=lambda one: -one[0])], tuple(notes)
 
 
