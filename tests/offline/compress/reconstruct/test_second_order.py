@@ -8,21 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.offline.compress.reconstruct import second_order
-from penstock.offline.compress.reconstruct.second_order import Grid, Moments, error, rounded
+from penstock.offline.compress.reconstruct.second_order import HeldOutMoments, WeightGrid, error, rounded
 from penstock.tensor import Array
 
 
-def grid(weight: Array, limit: int, channelwise: bool = True) -> Grid:
+def grid(weight: Array, limit: int, channelwise: bool = True) -> WeightGrid:
     """Symmetric integers up to ``limit``, with a scale for each group and output, or for each weight."""
     largest = np.abs(weight).max(axis=1, keepdims=True)
     scale = (largest / limit if channelwise else np.broadcast_to(largest / limit, weight.shape)).astype(np.float32)
     nearest = np.clip(np.round(weight / np.where(scale == 0, 1, scale)), -limit, limit)
-    return Grid(nearest.astype(np.float32), scale)
+    return WeightGrid(nearest.astype(np.float32), scale)
 
 
-def moments(rows: Array, held_out: Array) -> Moments:
+def moments(rows: Array, held_out: Array) -> HeldOutMoments:
     with np.errstate(over="ignore"):
-        return Moments(*(np.asarray(one.swapaxes(1, 2) @ one, np.float32) for one in (rows, held_out)))
+        return HeldOutMoments(*(np.asarray(one.swapaxes(1, 2) @ one, np.float32) for one in (rows, held_out)))
 
 
 def correlated(rng: np.random.Generator, groups: int, rows: int, inputs: int, rank: int) -> Array:
@@ -73,7 +73,7 @@ def test_correlated_inputs_halve_the_error_on_fresh_rows():
     assert error(weight, known, found, fresh) < 0.25 * error(weight, known, known.nearest, fresh)
 
 
-def by_updates(weight: Array, known: Grid, moments: Array, damping: float) -> Array:
+def by_updates(weight: Array, known: WeightGrid, moments: Array, damping: float) -> Array:
     """GPTQ as it was published: each error is made up for by updates of the weights that are still to be rounded."""
     values, scale = weight[0].astype(np.float64), np.broadcast_to(known.scale, weight.shape)[0]
     h = moments[0].astype(np.float64)
@@ -119,7 +119,7 @@ def test_a_block_with_scale_zero_stays_and_its_neighbours_do_not():
     scale = np.repeat(np.float32([0, 1 / 7]), 16)[None, :, None]
     nearest = np.where(scale == 0, 0, np.clip(np.round(weight * 7), -7, 7)).astype(np.float32)
     x = correlated(rng, 1, 400, 32, 4)
-    found = rounded(weight, Grid(nearest, scale), moments(x[:, :400], x[:, 400:]))
+    found = rounded(weight, WeightGrid(nearest, scale), moments(x[:, :400], x[:, 400:]))
     assert found is not None
     assert not found[:, :16].any()
     assert (found != nearest).any()
@@ -129,4 +129,4 @@ def test_infinite_moments_change_nothing():
     weight = np.random.default_rng(0).standard_normal((1, 4, 2)).astype(np.float32)
     for value in (np.inf, np.nan):
         large = np.full((1, 4, 4), value, np.float32)
-        assert rounded(weight, grid(weight, 7), Moments(large, large)) is None
+        assert rounded(weight, grid(weight, 7), HeldOutMoments(large, large)) is None

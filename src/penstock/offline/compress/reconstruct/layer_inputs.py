@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from penstock.offline.compress.ptq.qdq_placement import attributes_of
-from penstock.offline.compress.reconstruct.second_order import Moments
+from penstock.offline.compress.reconstruct.second_order import HeldOutMoments
 from penstock.offline.compress.taps import Taps
 from penstock.offline.optimize.linear import linear_form
 from penstock.tensor import Array
@@ -93,17 +93,17 @@ def layer_input(node: onnx.NodeProto, shape: tuple[int, ...]) -> LayerInput:
 
 def observe(
     taps: Taps, inputs: Collection[LayerInput], is_over: Callable[[], bool] = lambda: False
-) -> dict[LayerInput, Moments]:
+) -> dict[LayerInput, HeldOutMoments]:
     """The moments of ``inputs``. When ``is_over`` returns True, the remaining batches are not read.
 
     Memory: ``moment_bytes`` of each input, and one batch.
     """
     readers: dict[str, list[LayerInput]] = {}
-    found: dict[LayerInput, Moments] = {}
+    found: dict[LayerInput, HeldOutMoments] = {}
     for one in dict.fromkeys(inputs):
         readers.setdefault(one.tensor, []).append(one)
         fit, held_out = (np.zeros((one.groups, one.inputs, one.inputs), np.float32) for _ in range(2))
-        found[one] = Moments(fit, held_out)
+        found[one] = HeldOutMoments(fit, held_out)
     for tensor, array in taps.run(list(readers)):
         for one in readers[tensor]:
             wanted = min(_ROWS, max(_LEAST_ROWS, _ROWS_EACH * one.inputs))

@@ -19,7 +19,7 @@ from penstock.artifact import Artifact, sha256
 from penstock.dataset import Dataset
 from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, attributes_of, float_model
 from penstock.offline.compress.reconstruct.layer_inputs import LayerInput, layer_input, observe
-from penstock.offline.compress.reconstruct.second_order import Grid, rounded
+from penstock.offline.compress.reconstruct.second_order import WeightGrid, rounded
 from penstock.offline.compress.taps import Taps
 from penstock.offline.deadline import BuildDeadline
 from penstock.offline.judge.accuracy import answers_of
@@ -147,7 +147,7 @@ class _Layers:
         stored = b"".join(self._array(name).tobytes() for name in layer.holder.input[at : at + 2])
         return layer.before.name, sha256(stored)
 
-    def _read(self, layer: _Layer) -> tuple[Array, Grid]:
+    def _read(self, layer: _Layer) -> tuple[Array, WeightGrid]:
         """The weight and its grid."""
         weight = np.asarray(numpy_helper.to_array(self._float.weights[layer.before.input[1]]))
         found = _matrix(layer.before, weight)
@@ -156,12 +156,12 @@ class _Layers:
             size = attributes_of(layer.holder)["block_size"]
             scale = self._array(layer.holder.input[2]).reshape(len(integers), -1)
             along = np.repeat(scale, size, axis=1)[:, : layer.source.inputs].T[None]
-            return found, Grid(integers[:, : layer.source.inputs].T[None].astype(np.float32) - zero, along)
+            return found, WeightGrid(integers[:, : layer.source.inputs].T[None].astype(np.float32) - zero, along)
         integers, scale, *zeros = (self._array(name) for name in layer.holder.input)
         groups = layer.source.groups
         along, *offsets = (one.reshape(1 if one.size == 1 else groups, 1, -1) for one in (scale, *zeros))
         nearest = _matrix(layer.before, integers).astype(np.float32)
-        return found, Grid(nearest - offsets[0] if offsets else nearest, along)
+        return found, WeightGrid(nearest - offsets[0] if offsets else nearest, along)
 
     def _stored(self, layer: _Layer, integers: Array) -> Array:
         """The constant for ``integers``, which have the shape and the zero point of the grid."""

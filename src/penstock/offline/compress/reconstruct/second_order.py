@@ -26,7 +26,7 @@ _BLOCK = 128
 """Number of weights after which the errors are carried to all later weights in one matrix product."""
 
 
-class Grid(NamedTuple):
+class WeightGrid(NamedTuple):
     """The representable values of a layer's weights, integers times scales, in arrays of shape (groups, inputs, outputs)."""
 
     nearest: Array
@@ -35,7 +35,7 @@ class Grid(NamedTuple):
     """FP32. Can be broadcast to the shape of ``nearest``."""
 
 
-class Moments(NamedTuple):
+class HeldOutMoments(NamedTuple):
     """Sums of xxᵀ over the rows of a layer's inputs, (groups, inputs, inputs)."""
 
     fit: Array
@@ -44,7 +44,7 @@ class Moments(NamedTuple):
     """Over the rows that the choice is judged on."""
 
 
-def rounded(weight: Array, grid: Grid, moments: Moments) -> Array | None:
+def rounded(weight: Array, grid: WeightGrid, moments: HeldOutMoments) -> Array | None:
     """The integers for ``weight``, (groups, inputs, outputs), that lower the error of the layer's results; INT8.
 
     Each integer differs from rounding to nearest by at most 1 and stays in the range of ``grid.nearest``. Weights of 0 stay 0, so that
@@ -55,7 +55,7 @@ def rounded(weight: Array, grid: Grid, moments: Moments) -> Array | None:
     return None if found is None else found.astype(np.int8)
 
 
-def _best(weight: Array, grid: Grid, moments: Moments) -> Array | None:
+def _best(weight: Array, grid: WeightGrid, moments: HeldOutMoments) -> Array | None:
     usual = [error(weight, grid, grid.nearest, one) for one in moments]
     found, least = None, _WORTH_IT * usual[1]
     for damping in _DAMPINGS if min(usual) > 0 else ():
@@ -71,13 +71,13 @@ def _best(weight: Array, grid: Grid, moments: Moments) -> Array | None:
     return found
 
 
-def error(weight: Array, grid: Grid, integers: Array, moments: Array) -> float:
+def error(weight: Array, grid: WeightGrid, integers: Array, moments: Array) -> float:
     """The summed squared error of the layer's results."""
     wrong = weight - integers * grid.scale
     return float(((moments @ wrong) * wrong).sum(dtype=np.float64))
 
 
-def _carried(weight: Array, grid: Grid, moments: Array, damping: float) -> Array:
+def _carried(weight: Array, grid: WeightGrid, moments: Array, damping: float) -> Array:
     """The integers if each error is carried to the weights that are rounded later."""
     diagonal = np.diagonal(moments, axis1=1, axis2=2)
     order = np.argsort(-diagonal, axis=1, kind="stable")
