@@ -11,7 +11,7 @@ import stored_models
 from penstock.artifact import Artifact
 from penstock.clock import ManualClock
 from penstock.dataset import Dataset, make_dataset
-from penstock.errors import InvalidData, Unsupported
+from penstock.errors import InvalidData, Unsupported, WrongResult
 from penstock.measurement import Interval
 from penstock.offline.compress import versions
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
@@ -227,6 +227,21 @@ def test_when_time_is_short_a_quick_method_comes_first(
     found, notes = integer_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,)), VNNI, deadline=deadline)
     assert [version.calibration for version in found] == names
     assert notes[-1].endswith("was not tried: there was no time within --budget")
+
+
+def test_when_time_is_short_and_the_first_method_fails_no_other_is_tried(
+    cnn: Artifact, data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*_: object) -> None:
+        raise WrongResult("wrong", "")
+
+    monkeypatch.setattr(versions, "check_explained", wrong)
+    clock = ManualClock()
+    deadline = BuildDeadline(1.0, clock)
+    clock.advance(0.6)
+    found, notes = integer_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,)), VNNI, deadline=deadline)
+    assert found == []
+    assert sum("was dropped" in note for note in notes) == 1
 
 
 def test_when_time_is_short_fewer_layouts_are_timed(cnn: Artifact, data: Dataset) -> None:

@@ -417,7 +417,7 @@ class StoppedRace(SimulatedRace):
 def test_exact_candidates_are_timed_first_and_even_when_there_is_no_time_for_others() -> None:
     clock = ManualClock()
     deadline = BuildDeadline(10.0, clock)
-    clock.advance(9.0)
+    clock.advance(20.0)
     tried = [candidate("int8", classifier(kind=1), precision="int8"), candidate("fp32", classifier(kind=2))]
     race = SimulatedRace({"original-t1": 1.0, "int8": 0.1, "fp32": 0.5})
     result = tune(classifier(), *tried, limits=msgspec.structs.replace(LIMITS, deadline=deadline), race=race)

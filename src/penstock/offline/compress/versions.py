@@ -396,7 +396,7 @@ def _made(
     titles = {way.name: way.title for way in ways}
     for number, way in enumerate(ways):
         on_progress("quantize", number, len(ways))
-        is_late = bool(found) and deadline.is_past(_CAREFUL_SHARE if way.is_first else _OTHERS_SHARE)
+        is_late = number > 0 and deadline.is_past(_CAREFUL_SHARE if way.is_first else _OTHERS_SHARE)
         if way.base in late or (is_late and not way.base):
             late.append(way.name)
             continue

@@ -59,7 +59,7 @@ _SCREEN_SHARE, _CONFIRM_SHARE, _PROFILE_SHARE = 0.4, 0.35, 0.25
 _SCREEN_LOADS = 4
 """Loads of each pair in the screening; few, so that it is quick, which makes the intervals wide."""
 _SCREEN_END, _JUDGE_END = 0.6, 0.7
-"""Shares of the build's budget after which no further structure is screened, and only what may win is judged."""
+"""Shares of the build's budget after which no further inexact structure is screened, and only what may win is judged."""
 _PROFILED_BYTES = 16 << 20
 """Maximum size of the inputs of a profiled call."""
 _NO_TIME = "there was no time within --budget"
@@ -224,7 +224,8 @@ class Tuner:
 
     def _screen(self, group: Sequence[Trial], budget_s: float) -> None:
         """Time one trial of ``group``, whose trials have equal speed: the first that does not fail."""
-        if self._deadline.is_past(1.0 if group[0].candidate.exact else _SCREEN_END):
+        is_late = self._deadline.interrupted if group[0].candidate.exact else self._deadline.is_past(_SCREEN_END)
+        if is_late:
             for trial in group:
                 trial.reason = f"not timed: {_NO_TIME}"
             return

@@ -33,6 +33,8 @@ from penstock.tensor import Array
 
 _BIAS_LIMIT = 2**30
 """Largest magnitude of an integer bias. It leaves half of INT32 to the sum of the products."""
+_LARGEST_BIAS = _BIAS_LIMIT * (1 - 2**-20)
+"""Magnitude that scales are chosen for, so that rounding the scales to FP32 leaves every bias below the limit."""
 _BIAS_STEPS = 2**23
 """Number of steps from zero to the bias of a channel whose weights are all zero; as many as FP32 can distinguish."""
 
@@ -215,6 +217,6 @@ def weight_scales(weight: Array, axis: int | None, limit: int, bias: Array | Non
     channels = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1).astype(np.float64)
     scales = np.abs(channels).max(axis=1, initial=0.0) / limit
     magnitudes = np.zeros(len(scales)) if bias is None else np.abs(bias.astype(np.float64)) / step
-    scales = np.where(scales > 0, np.maximum(scales, magnitudes / _BIAS_LIMIT), magnitudes / _BIAS_STEPS)
+    scales = np.where(scales > 0, np.maximum(scales, magnitudes / _LARGEST_BIAS), magnitudes / _BIAS_STEPS)
     rounded = scales.astype(np.float32)
     return np.asarray(np.where(rounded < np.finfo(np.float32).tiny, np.float32(1), rounded))
