@@ -311,13 +311,13 @@ class Tuner:
     def _profile(self, base: Trial, winner: Trial) -> None:
         """Profile the winner, and the original with the same number of threads, at each batch size. Their calls are interleaved."""
         pair = {trial.candidate.name: trial for trial in (base, winner)}
-        most = BATCHES[-1] if self._data.joins else 1
+        most = self._data.fitting(BATCHES[-1] if self._data.joins else 1, _PROFILED_BYTES)
         with ExitStack() as stack:
             found = profile(
                 {name: stack.enter_context(_loaded(trial)) for name, trial in pair.items()},
                 self._data.call,
                 _PROFILE_SHARE * self._limits.budget_s,
-                [rows for rows in BATCHES if rows <= self._data.fitting(most, _PROFILED_BYTES)],
+                [rows for rows in BATCHES if rows <= most],
                 on_batch=lambda batch: self._on_progress("profile", batch, 64),
             )
         for name, trial in pair.items():

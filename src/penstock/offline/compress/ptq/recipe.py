@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Literal
 
@@ -76,8 +77,8 @@ def quantize_with(
 ) -> Artifact:
     """``artifact`` (FP32, BatchNormalization folded) in INT8, calibrated on ``data``. ``progress`` counts the six stages.
 
-    The ranges are chosen for ``scheme``. The model is written with ``written``, by default the same scheme. Equalisation and bias
-    correction end early once ``is_late``.
+    The ranges are chosen for ``scheme``. The model is written with ``written``, by default the same scheme. Equalisation,
+    reconstruction and bias correction end early once ``is_late``.
     Raises Unsupported if there is nothing to quantise, InvalidData if the data do not fit.
     """
     stages = 6
@@ -127,30 +128,24 @@ def _equalized(artifact: Artifact, data: Dataset, scheme: IntegerScheme, is_late
 
 
 def _is_worth_it(artifact: Artifact, method: Equalisation, data: Dataset, scheme: IntegerScheme) -> bool:
-    """True if ``method`` provably lowers the error of each sample. Each half of the data is judged with ranges from the other half."""
+    """True if ``method`` provably lowers the error. Each half of the data is judged with ranges from the other half."""
     gains, before = list[Array](), list[Array]()
     halves = data.split_evenly(2, signature_of(artifact).smallest_batch)
     for fit, held_out in (halves, halves[::-1]):
-        before.append(_errors(artifact, artifact, fit, held_out, scheme))
-        gains.append(before[-1] - _errors(artifact, method(artifact, fit), fit, held_out, scheme))
+        reference = answers_of(artifact, held_out, as_written=True)
+        key = artifact.digest, fit.digest, held_out.digest, scheme
+        plain = partial(_errors, reference, artifact, fit, held_out, scheme)
+        before.append(remembered("errors", key, plain, 8 * held_out.count))
+        gains.append(before[-1] - _errors(reference, method(artifact, fit), fit, held_out, scheme))
         if gains[-1].mean() <= _WORTH_IT * before[-1].mean():
             return False
     return bool(mean_interval(np.concatenate(gains)).low > _WORTH_IT * np.concatenate(before).mean())
 
 
-def _errors(original: Artifact, model: Artifact, fit: Dataset, held_out: Dataset, scheme: IntegerScheme) -> Array:
-    """The relative error of each sample of ``held_out`` for ``model`` in INT8, with ranges from ``fit``."""
-
-    def make() -> Array:
-        found = ranges(collect(model, fit), RangeMethod.MSE, scheme)
-        reference = remembered("answers", answered, answer, 0)
-        return sample_errors(reference, answers_of(quantize(model, found, scheme), held_out, as_written=True))
-
-    def answer() -> Outputs:
-        return answers_of(original, held_out, as_written=True)
-
-    answered = original.digest, held_out.digest
-    return remembered("errors", (*answered, model.digest, fit.digest, scheme), make, 0)
+def _errors(reference: Outputs, model: Artifact, fit: Dataset, held_out: Dataset, scheme: IntegerScheme) -> Array:
+    """The error relative to ``reference`` of each sample of ``held_out`` for ``model`` in INT8, with ranges from ``fit``."""
+    found = ranges(collect(model, fit), RangeMethod.MSE, scheme)
+    return sample_errors(reference, answers_of(quantize(model, found, scheme), held_out, as_written=True))
 
 
 def check_float(model: Artifact) -> None:
