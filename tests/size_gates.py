@@ -20,7 +20,7 @@ ROOM_LINES = {
     "engines": 1_996,
     "inputs": 985,
     "offline": 1_156,
-    "offline/compress": 17_728,
+    "offline/compress": 17_723,
     "offline/judge": 2_567,
     "offline/look": 1_138,
     "offline/optimize": 2_058,

@@ -30,7 +30,7 @@ from penstock.offline.compress.reconstruct.reconstruction import reconstruct
 from penstock.offline.compress.taps import Progress, no_progress
 from penstock.offline.deadline import IsLate, never_late
 from penstock.offline.judge.accuracy import answers_of
-from penstock.offline.judge.metrics import Outputs, mean_interval, sample_errors
+from penstock.offline.judge.metrics import mean_interval, sample_errors
 from penstock.offline.model_store import remembered
 from penstock.offline.sessions import signature_of
 from penstock.tensor import Array
@@ -132,19 +132,19 @@ def _is_worth_it(artifact: Artifact, method: Equalisation, data: Dataset, scheme
     gains, before = list[Array](), list[Array]()
     halves = data.split_evenly(2, signature_of(artifact).smallest_batch)
     for fit, held_out in (halves, halves[::-1]):
-        reference = answers_of(artifact, held_out, as_written=True)
         key = artifact.digest, fit.digest, held_out.digest, scheme
-        plain = partial(_errors, reference, artifact, fit, held_out, scheme)
+        plain = partial(_errors, artifact, artifact, fit, held_out, scheme)
         before.append(remembered("errors", key, plain, 8 * held_out.count))
-        gains.append(before[-1] - _errors(reference, method(artifact, fit), fit, held_out, scheme))
+        gains.append(before[-1] - _errors(artifact, method(artifact, fit), fit, held_out, scheme))
         if gains[-1].mean() <= _WORTH_IT * before[-1].mean():
             return False
     return bool(mean_interval(np.concatenate(gains)).low > _WORTH_IT * np.concatenate(before).mean())
 
 
-def _errors(reference: Outputs, model: Artifact, fit: Dataset, held_out: Dataset, scheme: IntegerScheme) -> Array:
-    """The error relative to ``reference`` of each sample of ``held_out`` for ``model`` in INT8, with ranges from ``fit``."""
+def _errors(original: Artifact, model: Artifact, fit: Dataset, held_out: Dataset, scheme: IntegerScheme) -> Array:
+    """The relative error of each sample of ``held_out`` for ``model`` in INT8, with ranges from ``fit``."""
     found = ranges(collect(model, fit), RangeMethod.MSE, scheme)
+    reference = answers_of(original, held_out, as_written=True)
     return sample_errors(reference, answers_of(quantize(model, found, scheme), held_out, as_written=True))
 
 
