@@ -219,6 +219,18 @@ def test_labels_tell_copies_apart() -> None:
     assert len(np.unique(data.digests(labelled=True), axis=0)) == 2
 
 
+@given(st.integers(1, 100), st.integers(1, 200), st.sampled_from([1, 2, 5]))
+def test_a_few_samples_are_whole_batches_from_all_of_the_data(blocks: int, most: int, multiple: int) -> None:
+    data = make_dataset({"x": np.arange(blocks * multiple, dtype=np.float32)[:, None]}, None)
+    few = data.few(most, multiple)
+    assert few.count % multiple == 0
+    assert few.count == multiple * max(1, min(most, data.count) // multiple)
+    found = few.inputs["x"][:, 0]
+    assert found[0] == 0
+    assert len(set(found)) == few.count
+    assert few.count == 1 or found[-1] == data.count - 1
+
+
 @pytest.mark.parametrize(("shape", "rows"), [((8,), 64), ((3, 512, 512), 1), ((3, 128, 128), 21)])
 def test_a_batch_of_large_samples_has_fewer_of_them(shape: tuple[int, ...], rows: int) -> None:
     data = make_dataset({"x": np.zeros((2, *shape), np.float32)}, None)

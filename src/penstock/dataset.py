@@ -345,6 +345,10 @@ class Dataset:
         """The dataset with only ``count`` evenly spaced samples."""
         return self.pick(np.linspace(0, self.count - 1, count).round().astype(np.intp))
 
+    def few(self, most: int, multiple: int = 1) -> Dataset:
+        """The dataset with at most ``most`` evenly spaced samples: a multiple of ``multiple``, but at least as many."""
+        return self.pick_evenly(max(1, min(most, self.count) // multiple) * multiple)
+
     def part(self, start: int, stop: int) -> Dataset:
         """The dataset with only the samples ``start`` to ``stop``."""
         return self.pick(np.arange(start, min(stop, self.count)))

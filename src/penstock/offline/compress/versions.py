@@ -225,20 +225,18 @@ def _affordable(fp32: Artifact, calibration: Dataset, deadline: BuildDeadline) -
     start = deadline.used_s
     collect(fp32, calibration.part(0, few.count))
     per_sample_s = (deadline.used_s - start) / few.count
-    rows = signature_of(fp32).smallest_batch
     most = min(_CALIBRATION_SHARE * deadline.budget_s / max(per_sample_s, 1e-9), calibration.count)
-    count = max(few.count, int(most) // rows * rows)
-    if count >= calibration.count:
+    if most >= calibration.count:
         return calibration, ()
-    return calibration.pick_evenly(count), (
-        f"calibrated on {count} of {calibration.count} samples, evenly spaced: a larger --budget allows more",
+    some = calibration.few(max(few.count, int(most)), signature_of(fp32).smallest_batch)
+    return some, (
+        f"calibrated on {some.count} of {calibration.count} samples, evenly spaced: a larger --budget allows more",
     )
 
 
 def _few(fp32: Artifact, calibration: Dataset) -> Dataset:
     """A few samples of ``calibration``, for models that are only timed."""
-    rows = signature_of(fp32).smallest_batch
-    return calibration.pick_evenly(min(calibration.count, max(rows, _LOOK_ROWS // rows * rows)))
+    return calibration.few(_LOOK_ROWS, signature_of(fp32).smallest_batch)
 
 
 def _tables(

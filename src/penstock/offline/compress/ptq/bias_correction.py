@@ -55,7 +55,7 @@ def correct_biases(original: Artifact, quantised: Artifact, data: Dataset, is_la
     layers, plain = _layers(quantised, known), known.artifact()
     signature = signature_of(original)
     smallest = signature.smallest_batch
-    fit, held_out = data.pick_evenly(rows - rows % smallest).split_evenly(2, smallest)
+    fit, held_out = data.few(_SAMPLES, smallest).split_evenly(2, smallest)
     wanted = _means(Taps(plain, fit, signature=signature), {one.wanted: one.axis for one in layers})
     reference = answers_of(original, held_out, batch_size=_BATCH, as_written=True)
     probe = _Probe(quantised, layers, fit, held_out, reference, signature)

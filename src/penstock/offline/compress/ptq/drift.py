@@ -154,5 +154,5 @@ def _median(shares: Array, exponent: int) -> float:
 
 
 def _some(data: Dataset, multiple: int) -> Dataset:
-    most = min(_ROWS, int(_BYTES / max(1.0, data.sample_bytes)), data.count)
-    return data.pick_evenly(max(1, most // multiple) * multiple)
+    most = min(_ROWS, int(_BYTES / max(1.0, data.sample_bytes)))
+    return data.few(most, multiple)

@@ -116,7 +116,7 @@ def equalized(artifact: Artifact, data: Dataset, scheme: IntegerScheme, is_late:
 
 def _equalized(artifact: Artifact, data: Dataset, scheme: IntegerScheme, is_late: IsLate) -> Artifact:
     rows = signature_of(artifact).smallest_batch
-    some = data.pick_evenly(min(data.count, max(2 * rows, _JUDGED // rows * rows)))
+    some = data.few(max(2 * rows, _JUDGED), rows)
     for method in (equalize, smooth_quant):
         if is_late():
             break

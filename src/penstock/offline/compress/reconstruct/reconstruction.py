@@ -51,7 +51,7 @@ def reconstruct(original: Artifact, quantised: Artifact, data: Dataset, time_s: 
     Raises InvalidData if the data do not fit, and Unsupported if an output has no batch axis.
     """
     smallest = signature_of(original).smallest_batch
-    chosen = data.pick_evenly(min(data.count, _SAMPLES) // smallest * smallest)
+    chosen = data.few(_SAMPLES, smallest)
     layers = _Layers(original, quantised)
     changed = layers.reconstructed(chosen, BuildDeadline(time_s))
     proto = read_proto(quantised)
@@ -61,7 +61,7 @@ def reconstruct(original: Artifact, quantised: Artifact, data: Dataset, time_s: 
     made = Artifact.from_bytes(bytes(proto.SerializeToString(deterministic=True)))
     if made.digest == quantised.digest:
         return quantised
-    few = chosen.pick_evenly(min(chosen.count, _CHECKED) // smallest * smallest)
+    few = chosen.few(_CHECKED, smallest)
     reference = answers_of(original, few, as_written=True)
     before, after = (sample_errors(reference, answers_of(one, few, as_written=True)) for one in (quantised, made))
     if not mean_interval(before - after).low > 0:

@@ -289,9 +289,8 @@ def output_harm(reference: Outputs, outputs: Outputs) -> float:
 
 def _cosine(scores: Array, others: Array) -> Array:
     """The cosine between rows minus their means; 0 if one of the rows is zero or not finite."""
-    one, other = (
-        array.astype(np.float64) - array.mean(axis=1, keepdims=True, dtype=np.float64) for array in (scores, others)
-    )
+    one, other = (array.astype(np.float64) for array in (scores, others))
+    one, other = one - one.mean(axis=1, keepdims=True), other - other.mean(axis=1, keepdims=True)
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.nan_to_num((one * other).sum(axis=1) / norms, posinf=0.0, neginf=0.0))
@@ -329,7 +328,7 @@ def _some(data: Dataset, rows: int, artifact: Artifact) -> Dataset:
             f"the number of samples for trying ranges must be at least 1, got {rows}", "give at least 1 row"
         )
     smallest = signature_of(artifact).smallest_batch
-    return data.pick_evenly(max(smallest, min(rows, data.count) // smallest * smallest))
+    return data.few(rows, smallest)
 
 
 def _spread(candidates: Sequence[Range]) -> float:
