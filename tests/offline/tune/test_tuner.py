@@ -47,8 +47,10 @@ def classifier(factor: float = 1.0, ballast: int = 0, kind: int = 0) -> Artifact
     return models.artifact(nodes, [("x", FP32, ["N", 3])], [("y", FP32, ["N", 4])], weights)
 
 
-def candidate(name: str, artifact: Artifact, precision: str = "fp32") -> Candidate:
-    return Candidate(artifact, precision, name=name, engine="onnxruntime", threads=1, options={"threads": 1})
+def candidate(name: str, artifact: Artifact, precision: str = "fp32", threads: int = 1) -> Candidate:
+    return Candidate(
+        artifact, precision, name=name, engine="onnxruntime", threads=threads, options={"threads": threads}
+    )
 
 
 def data(labels: bool = True) -> Dataset:
@@ -425,6 +427,21 @@ def test_exact_candidates_are_timed_first_and_even_when_there_is_no_time_for_oth
     assert [record.reason for record in result.records if record.name == "int8"] == [
         "not timed: there was no time within --budget"
     ]
+
+
+def test_late_in_the_budget_nothing_is_timed_with_more_threads() -> None:
+    clock = ManualClock()
+    deadline = BuildDeadline(10.0, clock)
+    clock.advance(6.0)
+    original = classifier()
+    tried = [candidate(f"fp32-t{threads}", classifier(kind=2), threads=threads) for threads in (1, 2)]
+    race = SimulatedRace({"original-t1": 1.0, "original-t2": 0.1, "fp32-t1": 0.5, "fp32-t2": 0.1})
+    limits = msgspec.structs.replace(LIMITS, deadline=deadline)
+    result = Tuner(originals(original, [1, 2]), tried, Judge(original, data()), limits, race=race).run(cores=2)
+    assert result.chosen.name == "fp32-t1"
+    reasons = {record.name: record.reason for record in result.records}
+    assert reasons["original-t2"] == reasons["fp32-t2"] == "not timed: there was no time within --budget"
+    assert not any("t2" in name for pair in race.pairs for name in pair)
 
 
 @pytest.mark.parametrize("last", range(1, 5))

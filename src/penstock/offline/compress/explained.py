@@ -293,7 +293,11 @@ def _samples(
         return
     is_fixed = any(spec.shape[:1] != (-1,) for spec in signature.inputs)
     rows = signature.smallest_batch if is_fixed else _ROWS
-    calls = [data.pick_evenly(rows).inputs] if data.stacks else [call.inputs for call in data.mix(rows, _SIZES_OF_DATA)]
+    if data.stacks:
+        calls = [data.pick_evenly(rows).inputs]
+    else:
+        sizes = len(data.mix(rows, _SIZES_OF_DATA))
+        calls = [call.inputs for call in data.mix(rows if is_fixed else rows // sizes, sizes)]
     wanted = [LabelledInputs(_OWN, own) for own in calls]
     for batch, free in ((1, None), (3, None), (2, 1), (2, 5), (2, 17), (1, 0), (0, None)):
         resized = {spec.name: _resized(calls[0][spec.name], spec.shape, batch, free) for spec in signature.inputs}

@@ -51,8 +51,9 @@ _BLOCKS = {8: WeightOnlyOptions(8, 128), 4: WeightOnlyOptions(4, 32)}
 """The weight-only versions, by bits. Large blocks are faster, small ones more accurate."""
 _LOOK_ROWS = 32
 """Number of samples for the ranges of models that are only timed."""
-_CAREFUL_SHARE, _OTHERS_SHARE = 0.45, 0.25
-"""Shares of the budget after which the careful method ends, and after which no further method of a layout is tried."""
+_CAREFUL_SHARE, _METHOD_SHARE = 0.45, 0.25
+"""Shares of the budget after which the careful method ends and no quick method is started, and after which no other method is started.
+"""
 _LOOK_SHARE = 0.25
 """Share of the budget after which no further layout is timed."""
 _CALIBRATION_SHARE = 0.08
@@ -130,7 +131,9 @@ class _Way(NamedTuple):
     engines: tuple[str, ...] = ()
     mixes_rows: bool = False
     is_first: bool = True
-    """True for the most promising way of a layout."""
+    """True for the most accurate way of a layout."""
+    is_quick: bool = False
+    """True for a quick way of a layout that is the fastest in an engine."""
     precision: str = "int8"
     base: str = ""
     """The way whose result this way changes. It then costs little, so it is tried exactly if that way was tried."""
@@ -220,15 +223,16 @@ def integer_versions(
 
 def _affordable(fp32: Artifact, calibration: Dataset, deadline: BuildDeadline) -> tuple[Dataset, tuple[str, ...]]:
     """``calibration``, or as many of its samples as can be run once within a share of ``deadline``, and a note in this case."""
-    few = _few(fp32, calibration)
-    collect(fp32, few)  # loads the model
+    few, smallest = _few(fp32, calibration), signature_of(fp32).smallest_batch
+    if few.count > smallest:
+        collect(fp32, few.part(0, smallest))  # loads the model
     start = deadline.used_s
-    collect(fp32, calibration.part(0, few.count))
+    collect(fp32, few)
     per_sample_s = (deadline.used_s - start) / few.count
     most = min(_CALIBRATION_SHARE * deadline.budget_s / max(per_sample_s, 1e-9), calibration.count)
     if most >= calibration.count:
         return calibration, ()
-    some = calibration.few(max(few.count, int(most)), signature_of(fp32).smallest_batch)
+    some = calibration.few(max(few.count, int(most)), smallest)
     return some, (
         f"calibrated on {some.count} of {calibration.count} samples, evenly spaced: a larger --budget allows more",
     )
@@ -367,7 +371,8 @@ def _ways(
     tried: list[RangeMethod | None] = [*([None] if choice.careful else []), *choice.methods[::-1]]
     first, *others = tried
     quick = next((method for method in _QUICKEST if method in choice.methods), first)
-    ways = [(quick, layouts[0]), *((first, layout) for layout in layouts)]
+    quickly = [(quick, layout) for layout in _fastest(layouts, choice.engines)]
+    ways = [*quickly, *((first, layout) for layout in layouts)]
     ways += [(method, layout) for method in others for layout in layouts if not layout.kind]
     return [
         _Way(
@@ -375,9 +380,23 @@ def _ways(
             cache(partial(make, method, layout)),
             layout.engines,
             is_first=method is first,
+            is_quick=(method, layout) in quickly,
         )
         for method, layout in dict.fromkeys(ways)
     ]
+
+
+def _fastest(layouts: Sequence[_Layout], engines: Sequence[str]) -> list[_Layout]:
+    """For each of ``engines``, its fastest layout, if ``layouts`` has the fastest first."""
+    found, served = list[_Layout](), set[str]()
+    for layout in layouts:
+        runs_in = layout.engines or engines or ("any",)
+        if not served.issuperset(runs_in):
+            found.append(layout)
+            served.update(runs_in)
+        if not layout.engines:
+            break
+    return found
 
 
 def _made(
@@ -394,7 +413,7 @@ def _made(
     titles = {way.name: way.title for way in ways}
     for number, way in enumerate(ways):
         on_progress("quantize", number, len(ways))
-        is_late = number > 0 and deadline.is_past(_CAREFUL_SHARE if way.is_first else _OTHERS_SHARE)
+        is_late = number > 0 and deadline.is_past(_CAREFUL_SHARE if way.is_quick else _METHOD_SHARE)
         if way.base in late or (is_late and not way.base):
             late.append(way.name)
             continue

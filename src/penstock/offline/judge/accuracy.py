@@ -134,8 +134,7 @@ class Reference(msgspec.Struct, frozen=True):
     def scores(self, outputs: Outputs) -> Array:
         """One score per sample or sequence. The mean score is the metric's value or, if it is no mean, 1 minus the deviation."""
         if not_finite({name: outputs[name] for name in self.choice.outputs}):
-            kept = [np.isfinite(_numbers(outputs[name])).all(axis=1) for name in self.choice.outputs]
-            usable = np.logical_and.reduce(kept)
+            usable = np.logical_and.reduce([_finite_rows(outputs[name]) for name in self.choice.outputs])
             safe = {name: np.where(_spread(usable, array), array, _blank(array)) for name, array in outputs.items()}
             return np.where(self._grouped(usable) == 1, self.scores(safe), 0.0)
         if self.choice.metric.span is None:
@@ -286,10 +285,9 @@ def make_reference(
 def not_finite(outputs: Outputs) -> str:
     """Where ``outputs`` have NaN or infinity, as text; empty if all values are finite."""
     for name, array in outputs.items():
-        if array.dtype.kind not in "OSUiub":
-            bad = np.flatnonzero(~np.isfinite(_numbers(array)).all(axis=1))
-            if len(bad):
-                return f"output '{name}' is NaN or infinite in {len(bad)} of {len(array)} samples, first in sample {bad[0]}"
+        bad = np.flatnonzero(~_finite_rows(array))
+        if len(bad):
+            return f"output '{name}' is NaN or infinite in {len(bad)} of {len(array)} samples, first in sample {bad[0]}"
     return ""
 
 
@@ -438,10 +436,11 @@ def _bounded(loss: float) -> float:
     return max(-_WORST, min(_WORST, loss)) if math.isfinite(loss) else _WORST
 
 
-def _numbers(array: Array) -> Array:
+def _finite_rows(array: Array) -> Array:
+    """For each row, whether all its values are finite."""
     if array.dtype.kind in "OSUiub":
-        return np.zeros((len(array), 1))
-    return array.reshape(len(array), -1).astype(np.float64)
+        return np.ones(len(array), np.bool_)
+    return np.asarray(np.isfinite(array).all(axis=tuple(range(1, array.ndim))))
 
 
 def _spread(rows: Array, array: Array) -> Array:

@@ -17,6 +17,8 @@ _TAIL = 0.025
 """The probability on each side of a 95 % interval."""
 _TINY, _HUGE = 1e-150, 1e150
 """Sums of squares are limited to this range, so that their quotients and totals are finite."""
+_BLOCK = 1 << 19
+"""Number of elements that are compared at a time, so that copies of them in FP64 need little memory."""
 _NEGLIGIBLE = 1e-6
 """Elements smaller than this count as zero."""
 _WORST = 1e6
@@ -107,16 +109,27 @@ def _squares(want: Array, got: Array) -> tuple[Array, Array]:
     rows, got = want.reshape(len(want), -1), got.reshape(len(want), -1)
     if want.dtype.kind in "OSU":
         return (got != rows).sum(axis=1).astype(np.float64), np.full(len(rows), float(max(1, rows.shape[1])))
-    rows, got = rows.astype(np.float64), got.astype(np.float64)
-    finite = np.isfinite(got) & np.isfinite(rows)
-    same = (got == rows) | (np.isnan(got) & np.isnan(rows))
-    broken = (~finite & ~same).any(axis=1)
-    with np.errstate(over="ignore"):
-        difference = (np.subtract(got, rows, out=np.zeros_like(rows), where=finite) ** 2).sum(axis=1)
-        norm = (np.where(np.isfinite(rows), rows, 0) ** 2).sum(axis=1)
+    step = max(1, _BLOCK // max(1, rows.shape[1]))
+    parts = [_finite_squares(rows[n : n + step], got[n : n + step]) for n in range(0, max(1, len(rows)), step)]
+    difference, norm, broken = (np.concatenate(part) for part in zip(*parts, strict=True))
     # A rounding error relative to a reference of zeros is not an error.
     norm = np.clip(norm, max(_TINY, _NEGLIGIBLE**2 * rows.shape[1]), _HUGE)
     return np.where(broken, np.maximum(difference, norm), difference).clip(max=_HUGE), norm
+
+
+def _finite_squares(want: Array, got: Array) -> tuple[Array, Array, Array]:
+    """For each row, the sums of squares of the differences and of ``want``, where these are finite, and whether it has a NaN or
+    infinity that only one of them has.
+    """
+    want, got = want.astype(np.float64), got.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        difference, broken = got - want, np.zeros(len(want), np.bool_)
+        finite = np.isfinite(difference)
+        if not finite.all():
+            broken = (~finite & (got != want) & ~(np.isnan(got) & np.isnan(want))).any(axis=1)
+            difference[~(np.isfinite(got) & np.isfinite(want))] = 0.0
+            want[~np.isfinite(want)] = 0.0
+        return np.square(difference).sum(axis=1), np.square(want).sum(axis=1), broken
 
 
 def _are_shares(scores: Array) -> bool:

@@ -116,7 +116,7 @@ def choose(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract, 
     alive = running(trials)
     proven = [trial for trial in alive if _is_proven(trial, alive, compare)]  # 1, 2
     beaten = {trial.candidate.threads for trial in proven}
-    unbeaten = [base for base in bases if base.candidate.threads not in beaten]
+    unbeaten = [base for base in bases if base.pace and base.candidate.threads not in beaten]
     field = proven + [base for base in unbeaten if not contract.latency_objection(base.p99_ms)]
     if field:
         least = min(trial.cost for trial in field)
@@ -152,7 +152,7 @@ def explain_sizes(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]
 def explain(winner: Trial, bases: Sequence[Trial], trials: Sequence[Trial]) -> None:
     """Record why each trial that was not rejected won or lost."""
     for trial in (*bases, *running(trials)):
-        if trial is winner:
+        if trial is winner or not trial.pace:
             continue
         share = trial.pace / winner.pace if winner.pace else 0.0
         if trial in bases:

@@ -58,8 +58,9 @@ _log = logging.getLogger(__name__)
 _SCREEN_SHARE, _CONFIRM_SHARE, _PROFILE_SHARE = 0.4, 0.35, 0.25
 _SCREEN_LOADS = 4
 """Loads of each pair in the screening; few, so that it is quick, which makes the intervals wide."""
-_SCREEN_END, _JUDGE_END = 0.6, 0.7
-"""Shares of the build's budget after which no further inexact structure is screened, and only what may win is judged."""
+_WIDEN_END, _SCREEN_END, _JUDGE_END = 0.55, 0.7, 0.75
+"""Shares of the build's budget after which nothing is screened with more than the fewest threads, after which no further inexact
+structure is screened, and after which only what may win is judged."""
 _PROFILED_BYTES = 16 << 20
 """Maximum size of the inputs of a profiled call."""
 _NO_TIME = "there was no time within --budget"
@@ -141,14 +142,9 @@ class Tuner:
         for base in bases:
             base.accuracy = judge.baseline.accuracy
         share_s = _SCREEN_SHARE * self._limits.budget_s / max(1, len(self._groups(self._trials)))
-        self._pace(bases, share_s, _SCREEN_LOADS)
+        bases[0].pace = 1.0
         for threads in self._bases:
-            # Exact candidates first: they are always timed.
-            groups = sorted(self._groups(self._promising(threads)), key=lambda group: not group[0].candidate.exact)
-            for number, group in enumerate(groups):
-                self._on_progress("screen", number, len(groups))
-                self._screen(group, share_s)
-            self._judge_all(groups)
+            self._screen_all(threads, share_s)
         last = finalists(self._trials, smallest)
         share_s = self._confirm(last)
         self._reject_slow(last)
@@ -222,6 +218,22 @@ class Tuner:
                 self._apply_contract(trial)
         return [trial for trial in trials if trial.candidate.numerics in best]
 
+    def _screen_all(self, threads: int, budget_s: float) -> None:
+        """Time and judge the promising trials with ``threads`` threads."""
+        groups = self._groups(self._promising(threads))
+        if threads > min(self._bases):
+            if self._deadline.is_past(_WIDEN_END):
+                for trial in (self._bases[threads], *(trial for group in groups for trial in group)):
+                    trial.reason = f"not timed: {_NO_TIME}"
+                return
+            self._pace([self._bases[threads]], budget_s, _SCREEN_LOADS)
+        # Exact candidates first: they are always timed.
+        groups.sort(key=lambda group: not group[0].candidate.exact)
+        for number, group in enumerate(groups):
+            self._on_progress("screen", number, len(groups))
+            self._screen(group, budget_s)
+        self._judge_all(groups)
+
     def _screen(self, group: Sequence[Trial], budget_s: float) -> None:
         """Time one trial of ``group``, whose trials have equal speed: the first that does not fail."""
         is_late = self._deadline.interrupted if group[0].candidate.exact else self._deadline.is_past(_SCREEN_END)
@@ -292,13 +304,13 @@ class Tuner:
         """Time the finalists again. Returns the seconds for each pair."""
         if self._deadline.interrupted:
             return 0.0
-        bases = list(self._bases.values())
+        bases = [base for base in self._bases.values() if base.pace]
         inexact = [trial for trial in last if not trial.candidate.exact]
         share_s = _CONFIRM_SHARE * self._limits.budget_s / max(1, len(bases) - 1 + len(last) + len(inexact))
         self._on_progress("confirm", 0, len(last) + 1)
         for base in bases:
             base.timings = None
-        self._pace(bases, share_s, LOADS)
+        self._pace(bases[1:], share_s, LOADS)
         for number, trial in enumerate(last, 1):
             self._on_progress("confirm", number, len(last) + 1)
             self._time(trial, share_s, LOADS)
@@ -324,10 +336,9 @@ class Tuner:
             trial.latency = found[name]
 
     def _pace(self, bases: Sequence[Trial], budget_s: float, loads: int) -> None:
-        """Time the originals, each against that with the fewest threads."""
-        first, *others = bases
-        first.pace = 1.0
-        for base in others:
+        """Time the originals ``bases``, each against that with the fewest threads."""
+        first = self._bases[min(self._bases)]
+        for base in bases:
             base.pace = speedup(*self._duel(first, base, budget_s, loads)).value
 
     def _time(self, trial: Trial, budget_s: float, loads: int) -> None:
