@@ -18,7 +18,8 @@ from penstock.offline.build import Recipe, build
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme
-from penstock.offline.compress.versions import IntegerChoice, integer_versions
+from penstock.offline.compress.versions import derived_versions
+from penstock.offline.compress.ways import IntegerChoice
 from penstock.offline.judge.contract import Contract
 from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts
 
@@ -36,7 +37,7 @@ def has_7_bits(machine: MachineFacts) -> bool:
 
 
 def test_integer_versions_fit_the_cpu(any_cpu: MachineFacts) -> None:
-    found, notes = integer_versions(networks.cnn(), DATA, IntegerChoice((RangeMethod.MIN_MAX,)), any_cpu)
+    found, notes = derived_versions(networks.cnn(), DATA, IntegerChoice((RangeMethod.MIN_MAX,)), any_cpu)
     assert {largest_weight(one.artifact) for one in found} == {64 if has_7_bits(any_cpu) else 127}
     assert {one.requires for one in found} == {(INTEGER_DOT_PRODUCT,) if any_cpu.has_integer_dot_product else ()}
     assert ("weights of 7 bits" in notes[0]) is has_7_bits(any_cpu)

@@ -13,9 +13,10 @@ from penstock.clock import ManualClock
 from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidData, Unsupported, WrongResult
 from penstock.measurement import Interval
-from penstock.offline.compress import versions
+from penstock.offline.compress import versions, ways
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
-from penstock.offline.compress.versions import IntegerChoice, derived_versions, integer_versions
+from penstock.offline.compress.versions import affordable, derived_versions
+from penstock.offline.compress.ways import IntegerChoice
 from penstock.offline.deadline import BuildDeadline
 from penstock.offline.sessions import signature_of
 from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts
@@ -39,7 +40,7 @@ def data() -> Dataset:
 def test_a_version_for_each_method_and_placement_that_differs(cnn: Artifact, data: Dataset) -> None:
     stages: list[str] = []
     methods = (RangeMethod.MIN_MAX, RangeMethod.MSE)
-    found, notes = integer_versions(cnn, data, IntegerChoice(methods), VNNI, lambda stage, *_: stages.append(stage))
+    found, notes = derived_versions(cnn, data, IntegerChoice(methods), VNNI, lambda stage, *_: stages.append(stage))
     names = [version.calibration for version in found]
     assert names == ["mse-linear", "best-linear", "best-wide", "mse-wide", "min-max-linear", "min-max-wide"]
     assert len({version.artifact.digest for version in found}) == len(found)
@@ -50,7 +51,7 @@ def test_a_version_for_each_method_and_placement_that_differs(cnn: Artifact, dat
 
 def test_a_plain_chain_has_one_placement() -> None:
     x = np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)
-    found, _ = integer_versions(
+    found, _ = derived_versions(
         networks.mlp(), make_dataset({"x": x}, None), IntegerChoice((RangeMethod.MIN_MAX,)), VNNI
     )
     names = [version.calibration for version in found]
@@ -60,7 +61,7 @@ def test_a_plain_chain_has_one_placement() -> None:
 def test_models_of_matrix_products_have_versions_for_their_kernels(data: Dataset) -> None:
     x = make_dataset({"x": np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)}, None)
     choice = IntegerChoice((RangeMethod.MSE,), careful=False, dynamic=True)
-    found = {version.calibration: version for version in integer_versions(networks.mlp(256), x, choice, PLAIN)[0]}
+    found = {version.calibration: version for version in derived_versions(networks.mlp(256), x, choice, PLAIN)[0]}
     assert list(found) == ["mse-linear", "mse-linear-per-tensor", "mse-linear-symmetric", "dynamic"]
     assert [version.engines for version in found.values()] == [(), ("onnxruntime",), ("openvino",), ("onnxruntime",)]
     for version in found.values():
@@ -84,7 +85,7 @@ def test_large_products_have_versions_with_weights_in_blocks_if_these_may_be_fas
 
     for engines in ((), ("openvino",)):
         choice = IntegerChoice((RangeMethod.MSE,), careful=False, dynamic=True, engines=engines)
-        found, _ = integer_versions(model, x, choice, VNNI, look=look)
+        found, _ = derived_versions(model, x, choice, VNNI, look=look)
         made = {version.precision: version for version in found if version.precision != "int8"}
         assert list(made) == (["int8-weights", "int4-weights"] if speed == 1.5 and not engines else [])
         for version in made.values():
@@ -95,7 +96,7 @@ def test_large_products_have_versions_with_weights_in_blocks_if_these_may_be_fas
 def test_attention_has_versions_with_symmetric_activations() -> None:
     x = np.random.default_rng(0).standard_normal((32, 5, 32)).astype(np.float32)
     choice = IntegerChoice((RangeMethod.MSE,), careful=False, engines=("openvino",))
-    found, _ = integer_versions(networks.attention(), make_dataset({"x": x}, None), choice, PLAIN)
+    found, _ = derived_versions(networks.attention(), make_dataset({"x": x}, None), choice, PLAIN)
     names = [version.calibration for version in found]
     assert names == ["mse-linear", "mse-wide", *(f"mse-{place}-symmetric" for place in ("linear", "attention", "wide"))]
     graph = onnx.load_model_from_string(found[3].artifact.data).graph
@@ -105,7 +106,7 @@ def test_attention_has_versions_with_symmetric_activations() -> None:
 
 
 def test_convolutions_have_no_versions_for_products(cnn: Artifact, data: Dataset) -> None:
-    found, _ = integer_versions(cnn, data, IntegerChoice((RangeMethod.MSE,), careful=False, dynamic=True), VNNI)
+    found, _ = derived_versions(cnn, data, IntegerChoice((RangeMethod.MSE,), careful=False, dynamic=True), VNNI)
     assert [version.calibration for version in found] == ["mse-linear", "mse-wide"]
 
 
@@ -119,7 +120,7 @@ def _weight_scales(model: Artifact) -> set[int]:
 
 def test_what_runs_anywhere_needs_nothing(cnn: Artifact, data: Dataset) -> None:
     for machine in (VNNI, PLAIN):
-        found, _ = integer_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,), False, smallest=True), machine)
+        found, _ = derived_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,), False, smallest=True), machine)
         assert {version.requires for version in found} == {()}
 
 
@@ -130,8 +131,8 @@ def test_a_version_that_fails_does_not_end_the_others(
     def fail(*_: object, **__: object) -> Artifact:
         raise failure
 
-    monkeypatch.setattr(versions, "quantize_with", fail)
-    found, notes = integer_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,)), VNNI)
+    monkeypatch.setattr(ways, "quantize_with", fail)
+    found, notes = derived_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,)), VNNI)
     assert [version.calibration for version in found] == ["min-max-linear", "min-max-wide"]
     lost = [note for note in notes if "was not tried" in note]
     assert [note.split()[2] for note in lost] == ["best-linear", "best-wide"]
@@ -148,7 +149,7 @@ def test_a_check_that_fails_drops_one_version(cnn: Artifact, data: Dataset, monk
 
     monkeypatch.setattr(versions, "check_explained", fail)
     methods = (RangeMethod.MIN_MAX, RangeMethod.MSE)
-    found, notes = integer_versions(cnn, data, IntegerChoice(methods, careful=False), VNNI)
+    found, notes = derived_versions(cnn, data, IntegerChoice(methods, careful=False), VNNI)
     assert len(calls) == len(found) + 1
     assert calls[0] not in [version.artifact for version in found]
     assert any(
@@ -158,7 +159,7 @@ def test_a_check_that_fails_drops_one_version(cnn: Artifact, data: Dataset, monk
 
 def test_why_there_are_none(cnn: Artifact, data: Dataset) -> None:
     def note(*arguments: object) -> str:
-        found, (only,) = integer_versions(*arguments)  # type: ignore[arg-type]
+        found, (only,) = derived_versions(*arguments)  # type: ignore[arg-type]
         assert found == []
         return only
 
@@ -174,13 +175,13 @@ def test_activations_that_are_constant_or_not_numbers() -> None:
     n.gemm(constant, 8, 4, name="y")
     model = n.artifact({"x": ["N", 16]}, {"y": ["N", 4]})
     x = np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)
-    found, _ = integer_versions(model, make_dataset({"x": x}, None), IntegerChoice((RangeMethod.MIN_MAX,)), VNNI)
+    found, _ = derived_versions(model, make_dataset({"x": x}, None), IntegerChoice((RangeMethod.MIN_MAX,)), VNNI)
     assert found
     n = networks.Network()
     n.gemm(n.op("Log", n.gemm("x", 16, 8), name="logs"), 8, 4, name="y")
     model = n.artifact({"x": ["N", 16]}, {"y": ["N", 4]})
     with pytest.raises(InvalidData, match=r"'logs' becomes NaN or infinite in sample"):
-        integer_versions(model, make_dataset({"x": x}, None), IntegerChoice((RangeMethod.MIN_MAX,)), VNNI)
+        derived_versions(model, make_dataset({"x": x}, None), IntegerChoice((RangeMethod.MIN_MAX,)), VNNI)
 
 
 def test_what_is_slower_in_an_engine_is_not_calibrated_for_it(cnn: Artifact, data: Dataset) -> None:
@@ -191,7 +192,7 @@ def test_what_is_slower_in_an_engine_is_not_calibrated_for_it(cnn: Artifact, dat
         return {name: Interval(value, 0.9 * value, 1.1 * value) for name, value in next(speeds).items()}
 
     choice = IntegerChoice((RangeMethod.MIN_MAX,), careful=False)
-    found, notes = integer_versions(cnn, data, choice, VNNI, look=look)
+    found, notes = derived_versions(cnn, data, choice, VNNI, look=look)
     assert [(one.calibration, one.engines) for one in found] == [("min-max-linear", ("openvino",))]
     assert [note for note in notes if "slower than FP32" in note] == [
         f"INT8 ({place}) was not calibrated for {engine}, because it is slower than FP32 there: {shown}"
@@ -207,8 +208,8 @@ def test_if_nothing_is_faster_nothing_is_calibrated(
     cnn: Artifact, data: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calibrated = []
-    monkeypatch.setattr(versions, "quantize_with", lambda *_: calibrated.append(1))
-    found, notes = integer_versions(
+    monkeypatch.setattr(ways, "quantize_with", lambda *_: calibrated.append(1))
+    found, notes = derived_versions(
         cnn, data, IntegerChoice(), VNNI, look=lambda *_: {"onnxruntime": Interval(0.5, 0.4, 0.6)}
     )
     assert (found, calibrated) == ([], [])
@@ -220,7 +221,7 @@ def test_when_time_is_short_only_a_quick_method_is_tried(share: float, cnn: Arti
     clock = ManualClock()
     deadline = BuildDeadline(1.0, clock)
     clock.advance(share)
-    found, notes = integer_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,)), VNNI, deadline=deadline)
+    found, notes = derived_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,)), VNNI, deadline=deadline)
     assert [version.calibration for version in found] == ["min-max-linear"]
     assert notes[-1].endswith("was not tried: there was no time within --budget")
 
@@ -237,7 +238,7 @@ def test_when_time_is_short_each_engine_has_a_quick_version_of_its_fastest_layou
 
     x = make_dataset({"x": np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)}, None)
     choice = IntegerChoice((RangeMethod.MSE,), engines=("onnxruntime", "openvino"))
-    found, notes = integer_versions(networks.mlp(256), x, choice, VNNI, look=look, deadline=deadline)
+    found, notes = derived_versions(networks.mlp(256), x, choice, VNNI, look=look, deadline=deadline)
     assert {version.calibration: version.engines for version in found} == {
         "mse-linear-per-tensor": ("onnxruntime",),
         "mse-linear-symmetric": ("openvino",),
@@ -255,7 +256,7 @@ def test_when_time_is_short_and_the_first_method_fails_no_other_is_tried(
     clock = ManualClock()
     deadline = BuildDeadline(1.0, clock)
     clock.advance(0.6)
-    found, notes = integer_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,)), VNNI, deadline=deadline)
+    found, notes = derived_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,)), VNNI, deadline=deadline)
     assert found == []
     assert sum("was dropped" in note for note in notes) == 1
 
@@ -269,7 +270,7 @@ def test_when_time_is_short_fewer_layouts_are_timed(cnn: Artifact, data: Dataset
         return {"onnxruntime": Interval(2.0, 1.9, 2.1)}
 
     choice = IntegerChoice((RangeMethod.MIN_MAX,), careful=False)
-    found, notes = integer_versions(cnn, data, choice, VNNI, look=look, deadline=deadline)
+    found, notes = derived_versions(cnn, data, choice, VNNI, look=look, deadline=deadline)
     assert [version.calibration for version in found] == ["min-max-linear"]
     assert "INT8 (wide) was not tried: there was no time within --budget" in notes
 
@@ -285,7 +286,7 @@ class Running(ManualClock):
 @pytest.mark.parametrize(("budget_s", "count"), [(1e6, 160), (25.0, 64), (1.0, 32)])
 def test_calibration_takes_as_many_samples_as_the_budget_allows(cnn: Artifact, budget_s: float, count: int) -> None:
     data = make_dataset({"x": networks.images(160)}, None)
-    some, notes = versions._affordable(cnn, data, BuildDeadline(budget_s, Running()))
+    _, some, notes = affordable(cnn, data, BuildDeadline(budget_s, Running()))
     assert some.count == count
     assert [note.partition(" samples")[0] for note in notes] == (
         [f"calibrated on {count} of 160"] if count < 160 else []
@@ -295,7 +296,7 @@ def test_calibration_takes_as_many_samples_as_the_budget_allows(cnn: Artifact, b
 def test_a_layout_that_cannot_be_timed_is_still_tried(cnn: Artifact, data: Dataset) -> None:
     choice = IntegerChoice((RangeMethod.MIN_MAX,), careful=False)
     speeds = iter(({}, {"onnxruntime": Interval(2.0, 1.9, 2.1)}))
-    found, _ = integer_versions(cnn, data, choice, VNNI, look=lambda *_: next(speeds))
+    found, _ = derived_versions(cnn, data, choice, VNNI, look=lambda *_: next(speeds))
     assert [version.calibration for version in found] == ["min-max-wide", "min-max-linear"]
 
 
@@ -316,7 +317,7 @@ def operators(model: Artifact) -> set[str]:
 
 def test_recurrent_layers_have_versions_beside_calibrated_ones() -> None:
     choice = IntegerChoice((RangeMethod.MSE,), careful=False, dynamic=True)
-    made = {version.calibration: version for version in integer_versions(*sequences(), choice, VNNI)[0]}
+    made = {version.calibration: version for version in derived_versions(*sequences(), choice, VNNI)[0]}
     assert [name for name in made if name.endswith("-lstm")] == ["mse-linear-lstm", "mse-linear-per-tensor-lstm"]
     for name, version in made.items():
         recurrent = name == "dynamic" or name.endswith("-lstm")
@@ -328,7 +329,7 @@ def test_recurrent_layers_have_versions_beside_calibrated_ones() -> None:
         IntegerChoice((RangeMethod.MSE,), careful=False),
         IntegerChoice(choice.methods, False, True, engines=("openvino",)),
     ):
-        found, _ = integer_versions(*sequences(), lacking, VNNI)
+        found, _ = derived_versions(*sequences(), lacking, VNNI)
         assert not any(version.mixes_rows for version in found)
 
 
@@ -338,7 +339,7 @@ def test_recurrent_layers_are_quantised_even_if_time_is_short(share: float) -> N
     deadline = BuildDeadline(1.0, clock)
     clock.advance(share)
     choice = IntegerChoice((RangeMethod.MSE,), dynamic=True)
-    found, notes = integer_versions(*sequences(), choice, VNNI, deadline=deadline)
+    found, notes = derived_versions(*sequences(), choice, VNNI, deadline=deadline)
     names = [version.calibration for version in found]
     assert names[:2] == ["mse-linear", "mse-linear-lstm"]
     assert ("best-linear-per-tensor-lstm" in names) == (share < 0.25)
@@ -349,15 +350,15 @@ def test_recurrent_layers_are_quantised_even_if_time_is_short(share: float) -> N
 def test_a_model_of_only_recurrent_layers_has_a_dynamic_version() -> None:
     layer = stored_models.recurrent(inputs=32, hidden=32, direction="forward")
     data = make_dataset(stored_models.recurrent_inputs(layer, 24, 1), None)
-    found, _ = integer_versions(layer, data, IntegerChoice((RangeMethod.MSE,), careful=False, dynamic=True), VNNI)
+    found, _ = derived_versions(layer, data, IntegerChoice((RangeMethod.MSE,), careful=False, dynamic=True), VNNI)
     assert [version.calibration for version in found] == ["dynamic"]
 
 
 def test_a_quantised_model_with_recurrent_layers_is_left_alone() -> None:
     choice = IntegerChoice((RangeMethod.MSE,), careful=False, dynamic=True)
     model, data = sequences()
-    int8 = integer_versions(model, data, choice, VNNI)[0][0].artifact
-    found, notes = integer_versions(int8, data, choice, VNNI)
+    int8 = derived_versions(model, data, choice, VNNI)[0][0].artifact
+    found, notes = derived_versions(int8, data, choice, VNNI)
     assert found == []
     assert "already quantised" in notes[-1]
 
@@ -371,9 +372,10 @@ def encoder() -> tuple[Artifact, Dataset]:
 @pytest.mark.parametrize("smallest", [False, True])
 def test_int8_versions_store_large_tables_in_int8(encoder: tuple[Artifact, Dataset], smallest: bool) -> None:
     choice = IntegerChoice((RangeMethod.MSE,), careful=False, dynamic=True, smallest=smallest)
-    found, notes = integer_versions(*encoder, choice, VNNI)
-    assert found
-    for version in found:
+    found, notes = derived_versions(*encoder, choice, VNNI)
+    int8 = [version for version in found if version.precision == "int8"]
+    assert int8
+    for version in int8:
         assert version.artifact.size_bytes < 0.4 * encoder[0].size_bytes
         assert version.artifact.provenance[-1].name == "store_weights"
     assert "INT8 versions store embedding tables, 97% of the model, in INT8" in notes
@@ -388,13 +390,13 @@ def test_tables_are_stored_unless_this_is_slower(
         return {"onnxruntime": Interval(value, 0.95 * value, 1.05 * value)}
 
     choice = IntegerChoice((RangeMethod.MSE,), careful=False)
-    found, notes = integer_versions(*encoder, choice, VNNI, look=look)
+    found, notes = derived_versions(*encoder, choice, VNNI, look=look)
     assert {version.artifact.provenance[-1].name == "store_weights" for version in found} == {is_stored}
     assert any("INT8 tables are slower: 0.80x (0.76 … 0.84) on onnxruntime" in note for note in notes) != is_stored
 
 
 def test_small_tables_stay(cnn: Artifact, data: Dataset) -> None:
-    found, notes = integer_versions(cnn, data, IntegerChoice((RangeMethod.MSE,), careful=False), VNNI)
+    found, notes = derived_versions(cnn, data, IntegerChoice((RangeMethod.MSE,), careful=False), VNNI)
     assert all(version.artifact.provenance[-1].name != "store_weights" for version in found)
     assert not any("tables" in note for note in notes)
 
