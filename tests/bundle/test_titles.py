@@ -16,7 +16,7 @@ from penstock.measurement import Interval
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.table import METHODS
-from penstock.offline.compress.versions import Version
+from penstock.offline.compress.versions.versions import Version
 from penstock.offline.judge.contract import Contract, unproven_speed
 from penstock.offline.tune.search import Trial, explain, explain_sizes
 from penstock.offline.tune.search import record as recorded

@@ -18,8 +18,8 @@ from penstock.offline.build import Recipe, build
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import integer_scheme
-from penstock.offline.compress.versions import derived_versions
-from penstock.offline.compress.ways import IntegerChoice
+from penstock.offline.compress.versions.versions import derived_versions
+from penstock.offline.compress.versions.ways import IntegerChoice
 from penstock.offline.judge.contract import Contract
 from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts
 

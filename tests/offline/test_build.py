@@ -32,7 +32,7 @@ from penstock.offline import build as build_module
 from penstock.offline.build import BuildResult, Compression, Recipe, build
 from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
-from penstock.offline.compress.versions import Version
+from penstock.offline.compress.versions.versions import Version
 from penstock.offline.judge.contract import Contract
 from penstock.offline.model_store import SESSION, keep_models
 from penstock.offline.tune.search import Trial

@@ -44,8 +44,8 @@ from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions,
 from penstock.offline.compress.planner.plan_store import check_plan
 from penstock.offline.compress.ptq.drift import about
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
-from penstock.offline.compress.versions import Version, derived_versions
-from penstock.offline.compress.ways import IntegerChoice
+from penstock.offline.compress.versions.versions import Version, derived_versions
+from penstock.offline.compress.versions.ways import IntegerChoice
 from penstock.offline.deadline import BuildDeadline
 from penstock.offline.judge.contract import Contract, is_faster
 from penstock.offline.judge.judge import Judge, coupling_notes, judging

@@ -41,6 +41,38 @@ def test_rounding_is_measured_and_accepted(original):
     assert 1e-8 < verdict.max_relative_error < 1e-5
 
 
+def normalised(parse, scale: float):
+    """Convolutions with a following normalisation, which ONNX Runtime folds; ``scale`` multiplies the last result."""
+    rng = np.random.default_rng(3)
+    weights = {f"w{n}": rng.standard_normal((4, 4, 3, 3)).astype(np.float32) for n in range(4)}
+    weights |= {f"s{n}": rng.uniform(0.1, 3, 4).astype(np.float32) for n in range(4)}
+    weights |= {"m": rng.standard_normal(4).astype(np.float32), "v": rng.uniform(0.1, 2, 4).astype(np.float32)}
+    lines = [
+        f"c{n} = Conv<pads=[1, 1, 1, 1]>(a{n}, w{n}) b{n} = BatchNormalization(c{n}, s{n}, m, m, v) a{n + 1} = Relu(b{n})"
+        for n in range(4)
+    ]
+    body = "\n".join(["a0 = Identity(x)", *lines, "y = Mul(a4, k)"])
+    return parse(
+        f"agraph (float[N, 4, 8, 8] x) => (float[N, 4, 8, 8] y) {{ {body} }}", k=np.float32([scale]), **weights
+    )
+
+
+@pytest.mark.parametrize(("change", "accepted"), [(5e-7, True), (1e-5, False)])
+def test_rounding_that_the_model_amplifies_is_accepted_up_to_a_bound(parse, change, accepted):
+    original, other = normalised(parse, 1.0), normalised(parse, 1.0 + change)
+    assert Verifier(original, tolerance=1e-4).check(other.data).failure == ""
+    verdict = Verifier(original, tolerance=2e-7).check(other.data)
+    assert verdict.max_relative_error > 2e-7
+    assert (verdict.failure == "") == accepted
+
+
+def test_a_model_without_rounding_has_no_more_than_the_tolerance(parse):
+    text = "agraph (float[N, 3] x) => (float[N, 3] y) { y = Mul(x, k) }"
+    exact, off = (parse(text, k=np.float32([value])) for value in (2.0, 2.0 + 1e-6))
+    assert Verifier(exact, tolerance=1e-6).check(off.data).failure == ""
+    assert Verifier(exact, tolerance=2e-7).check(off.data).failure
+
+
 def test_names_output_error_sample_and_first_divergent_tensor(original):
     def replace(proto):
         proto.graph.node[1].op_type = "Elu"

@@ -431,3 +431,12 @@ def test_a_reason_names_what_disturbed_the_measurement_once() -> None:
     assert "busy" not in winner.reason
     explain(bases[0], bases, [trial("quiet", 1.2), slow])
     assert bases[0].reason == "the original: the machine was too busy to tell if anything is faster (two other builds)"
+
+
+@pytest.mark.parametrize(("direct", "name"), [(0.7, "fast-t1"), (1.3, "fast-t1"), (1.6, "fast-t2")])
+def test_more_threads_win_only_if_a_pair_shows_it(direct: float, name: str) -> None:
+    """The product of two ratios makes two threads look twice as fast; the ratio of the pair decides."""
+    one, two = trial("fast-t1", 0.8), trial("fast-t2", 0.4, threads=2)
+    found = choose(originals(), [one, two], Contract(), lambda base, other: interval(direct))
+    assert found is not None
+    assert found.candidate.name == name

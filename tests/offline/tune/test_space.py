@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import models
 from bundles import MACHINE
 from penstock.engines.registry import available_engines, get_engine
-from penstock.offline.compress.versions import Version
+from penstock.offline.compress.versions.versions import Version
 from penstock.offline.tune.space import Candidate, candidates, instances, originals, thread_counts
 
 FP32, INT8 = Version(models.linear(seed=1)), Version(models.linear(seed=2), "int8", "mse", requires=("avx2",))

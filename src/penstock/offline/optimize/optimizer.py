@@ -103,10 +103,12 @@ class _Build:
         example, error = "", None
         sites, verdict = self._attempt(current, verify)
         while sites and verdict.failure and not self._verifier.obstacle and len(reasons) < _MAX_WRONG:
-            site, wrong, shown = self._wrong_application(current, sites)
+            site, wrong, cause = self._wrong_application(current, sites)
+            if not reasons:
+                example = minimal_model(cause, current)
             self._skipped.setdefault(current.name, set()).add(site)
             reasons.append(f"at '{site}': {wrong.failure}")
-            example, error = example or shown, wrong.max_relative_error
+            error = wrong.max_relative_error
             sites, verdict = self._attempt(current, verify)
         if verdict.failure:
             reasons.append(verdict.failure)
@@ -138,8 +140,8 @@ class _Build:
             self._proto = proto
         return sites, verdict
 
-    def _wrong_application(self, current: Pass, sites: list[str]) -> tuple[str, Verdict, str]:
-        """The site of an application that changes the outputs, a description of the change, and a minimal model that reproduces it."""
+    def _wrong_application(self, current: Pass, sites: list[str]) -> tuple[str, Verdict, onnx.ModelProto]:
+        """The site of an application that changes the outputs, a description of the change, and the model before this application."""
         skipped, verdicts = self._skipped.get(current.name, ()), {}
 
         def is_wrong(limit: int) -> bool:
@@ -150,7 +152,7 @@ class _Build:
         if wrong not in verdicts:
             is_wrong(wrong)
         before = to_proto(applied(current, self._proto, skipped, wrong - 1))
-        return sites[wrong - 1], verdicts[wrong], minimal_model(before, current)
+        return sites[wrong - 1], verdicts[wrong], before
 
     def _go_back(self, proto: onnx.ModelProto, infer: bool = False) -> None:
         self.model = infer_shapes(proto) if infer else from_proto(proto)

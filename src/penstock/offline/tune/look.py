@@ -8,7 +8,7 @@ from penstock.artifact import Artifact
 from penstock.dataset import SizedCall
 from penstock.errors import PenstockError
 from penstock.measurement import Interval
-from penstock.offline.compress.layouts import Look
+from penstock.offline.compress.versions.layouts import Look
 from penstock.offline.judge.race import Entrant, race_entrants
 from penstock.offline.tune.space import engine_options
 from penstock.perf.measure import FEWEST_LOADS, speedup

@@ -111,20 +111,36 @@ def choose(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract, 
     2. An inexact candidate must beat the original and the fastest exact candidate with the same number of threads.
     3. Among candidates that meet rule 1 or 2, and originals that were not beaten, the lowest cost wins.
        In a close call, the fewest threads win, then independent rows, then the best accuracy.
-    4. If no candidate of rule 3 meets the required latency, the fastest exact candidate within the required latency wins.
+    4. A winner must also beat the cheapest candidate with fewer threads in a pair. Otherwise, candidates with as many threads lose.
+    5. If no candidate of rule 3 meets the required latency, the fastest exact candidate within the required latency wins.
     """
     alive = running(trials)
     proven = [trial for trial in alive if _is_proven(trial, alive, compare)]  # 1, 2
     beaten = {trial.candidate.threads for trial in proven}
     unbeaten = [base for base in bases if base.pace and base.candidate.threads not in beaten]
     field = proven + [base for base in unbeaten if not contract.latency_objection(base.p99_ms)]
-    if field:
-        least = min(trial.cost for trial in field)
-        close = [trial for trial in field if trial.cost <= CLOSE_CALL * least]  # 3
-        frugal = _least(close, lambda trial: (trial.candidate.threads, trial.candidate.mixes_rows))
-        least = min(trial.cost for trial in frugal)
-        return min((trial for trial in frugal if trial.cost <= SAME_SPEED * least), key=_harm)
-    return max((trial for trial in alive if trial.candidate.exact), key=lambda trial: trial.pace, default=None)  # 4
+    while winner := _cheapest(field):  # 3
+        rival = _cheapest([trial for trial in field if trial.candidate.threads < winner.candidate.threads])
+        if rival is None or _is_worth_its_threads(rival, winner, compare):  # 4
+            return winner
+        field = [trial for trial in field if trial.candidate.threads != winner.candidate.threads]
+    return max((trial for trial in alive if trial.candidate.exact), key=lambda trial: trial.pace, default=None)  # 5
+
+
+def _cheapest(field: Sequence[Trial]) -> Trial | None:
+    """The trial with the lowest cost. In a close call, the fewest threads win, then independent rows, then the best accuracy."""
+    if not field:
+        return None
+    least = min(trial.cost for trial in field)
+    close = [trial for trial in field if trial.cost <= CLOSE_CALL * least]
+    frugal = _least(close, lambda trial: (trial.candidate.threads, trial.candidate.mixes_rows))
+    least = min(trial.cost for trial in frugal)
+    return min((trial for trial in frugal if trial.cost <= SAME_SPEED * least), key=_harm)
+
+
+def _is_worth_its_threads(rival: Trial, trial: Trial, compare: Compare) -> bool:
+    """True if ``trial`` is proven to have a lower cost than ``rival``, which has fewer threads."""
+    return compare(rival, trial).low > math.sqrt(trial.candidate.threads / rival.candidate.threads)
 
 
 def choose_smallest(bases: Sequence[Trial], trials: Sequence[Trial], contract: Contract) -> Trial | None:

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.artifact import Artifact
 from penstock.engines.registry import traits
-from penstock.offline.compress.versions import Version
+from penstock.offline.compress.versions.versions import Version
 from penstock.offline.judge.judge import ORIGINAL
 from penstock.resources import MachineFacts
 

@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 _SCREEN_SHARE, _CONFIRM_SHARE, _PROFILE_SHARE = 0.4, 0.35, 0.25
 _SCREEN_LOADS = 4
 """Loads of each pair in the screening; few, so that it is quick, which makes the intervals wide."""
-_WIDEN_END, _SCREEN_END, _JUDGE_END = 0.55, 0.7, 0.75
+_WIDEN_END, _SCREEN_END, _JUDGE_END = 0.55, 0.9, 0.75
 """Shares of the build's budget after which nothing is screened with more than the fewest threads, after which no further inexact
 structure is screened, and after which only what may win is judged."""
 _PROFILED_BYTES = 16 << 20

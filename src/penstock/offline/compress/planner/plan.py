@@ -47,7 +47,7 @@ from penstock.offline.compress.ptq.scheme import integer_scheme, required_isa
 from penstock.offline.compress.table import Target
 from penstock.offline.compress.taps import Progress
 from penstock.offline.compress.training.memory import check_training
-from penstock.offline.compress.versions import Version
+from penstock.offline.compress.versions.versions import Version
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import ORIGINAL, Judge
 from penstock.offline.judge.sample_size import RATES, too_few

@@ -11,7 +11,6 @@ import msgspec
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.measurement import Interval, times
-from penstock.offline.compress.attempt import attempt
 from penstock.offline.compress.method import OnProgress
 from penstock.offline.compress.precision.products import share_of_products
 from penstock.offline.compress.ptq.calibrate import collect
@@ -19,6 +18,7 @@ from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme, symmetric
+from penstock.offline.compress.versions.attempt import attempt
 from penstock.offline.deadline import BuildDeadline
 
 Look = Callable[[Artifact, Artifact, tuple[str, ...]], Mapping[str, Interval]]
@@ -37,7 +37,7 @@ MOSTLY = 0.5
 """Versions that speed up only matrix products are made if these hold more than this fraction of the weights."""
 
 
-class Layout(NamedTuple):
+class IntegerLayout(NamedTuple):
     """A placement with a kind of scales. INT8 models of one layout differ only in ranges, so their speed is equal."""
 
     placement: QdqPlacement
@@ -58,16 +58,16 @@ class Layout(NamedTuple):
 
 def make_layouts(
     fp32: Artifact, few: Dataset, scheme: IntegerScheme, engines: tuple[str, ...], failures: dict[str, str]
-) -> dict[Layout, Artifact]:
+) -> dict[IntegerLayout, Artifact]:
     """The distinct layouts, with models whose ranges come from the samples ``few``. If nothing can be quantised, there are none, and
     ``failures`` has the reasons.
     """
     rough = ranges(collect(fp32, few), RangeMethod.MIN_MAX, scheme)
-    layouts = [Layout(placement) for placement in _PLACEMENTS]
+    layouts = [IntegerLayout(placement) for placement in _PLACEMENTS]
     if share_of_products(fp32) > MOSTLY:
-        layouts += [Layout(placement, "per-tensor", FOR_PRODUCTS) for placement in _PLACEMENTS]
-        layouts += [Layout(placement, "symmetric", _FOR_SYMMETRIC) for placement in QdqPlacement]
-    found: dict[str, tuple[Layout, Artifact]] = {}
+        layouts += [IntegerLayout(placement, "per-tensor", FOR_PRODUCTS) for placement in _PLACEMENTS]
+        layouts += [IntegerLayout(placement, "symmetric", _FOR_SYMMETRIC) for placement in QdqPlacement]
+    found: dict[str, tuple[IntegerLayout, Artifact]] = {}
     for layout in layouts:
         if engines and layout.engines and set(engines).isdisjoint(layout.engines):
             continue
@@ -80,12 +80,16 @@ def make_layouts(
 
 
 def promising(
-    fp32: Artifact, layouts: Mapping[Layout, Artifact], look: Look, deadline: BuildDeadline, on_progress: OnProgress
-) -> tuple[list[Layout], tuple[str, ...]]:
+    fp32: Artifact,
+    layouts: Mapping[IntegerLayout, Artifact],
+    look: Look,
+    deadline: BuildDeadline,
+    on_progress: OnProgress,
+) -> tuple[list[IntegerLayout], tuple[str, ...]]:
     """The layouts with the engines in which they may be faster than ``fp32``, fastest first, and notes on the others. Layouts that
     could not be timed come last. After a share of ``deadline``, no further layout is timed if one may be faster.
     """
-    found, notes, late = list[tuple[float, Layout]](), list[str](), list[str]()
+    found, notes, late = list[tuple[float, IntegerLayout]](), list[str](), list[str]()
     for number, (layout, model) in enumerate(layouts.items()):
         on_progress("look", number, len(layouts))
         if found and deadline.is_past(_LOOK_SHARE):
@@ -108,9 +112,9 @@ def promising(
     return [layout for _, layout in sorted(found, key=lambda one: -one[0])], tuple(notes)
 
 
-def fastest(layouts: Sequence[Layout], engines: Sequence[str]) -> list[Layout]:
+def fastest(layouts: Sequence[IntegerLayout], engines: Sequence[str]) -> list[IntegerLayout]:
     """For each of ``engines``, its fastest layout, if ``layouts`` has the fastest first."""
-    found, served = list[Layout](), set[str]()
+    found, served = list[IntegerLayout](), set[str]()
     for layout in layouts:
         runs_in = layout.engines or engines or ("any",)
         if not served.issuperset(runs_in):

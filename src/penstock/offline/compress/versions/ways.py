@@ -11,8 +11,6 @@ import msgspec
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.measurement import times
-from penstock.offline.compress.attempt import attempt
-from penstock.offline.compress.layouts import FOR_PRODUCTS, MOSTLY, Layout, Look, fastest
 from penstock.offline.compress.method import OnProgress
 from penstock.offline.compress.precision.dynamic import DynamicOptions
 from penstock.offline.compress.precision.half import halve_weights
@@ -27,6 +25,8 @@ from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.reconstruct.reconstruction import reconstruct
+from penstock.offline.compress.versions.attempt import attempt
+from penstock.offline.compress.versions.layouts import FOR_PRODUCTS, MOSTLY, IntegerLayout, Look, fastest
 from penstock.offline.deadline import BuildDeadline
 from penstock.offline.sessions import signature_of
 
@@ -86,7 +86,7 @@ def calibrated_ways(
     calibration: Dataset,
     choice: IntegerChoice,
     scheme: IntegerScheme,
-    layouts: Sequence[Layout],
+    layouts: Sequence[IntegerLayout],
     deadline: BuildDeadline,
     on_progress: OnProgress,
 ) -> list[Way]:
@@ -94,7 +94,7 @@ def calibrated_ways(
     statistics = collect(fp32, calibration, progress=lambda done, total: on_progress("calibrate", done, total))
     by_method = {method: ranges(statistics, method, scheme) for method in choice.methods}
 
-    def make(method: RangeMethod | None, layout: Layout) -> Artifact:
+    def make(method: RangeMethod | None, layout: IntegerLayout) -> Artifact:
         written = layout.scheme(scheme)
         if method is not None:
             return quantize(fp32, by_method[method], written, layout.placement)

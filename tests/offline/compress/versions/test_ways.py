@@ -4,17 +4,17 @@ import numpy as np
 
 import networks
 from penstock.dataset import make_dataset
-from penstock.offline.compress.layouts import Layout
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.ptq.scheme import integer_scheme
-from penstock.offline.compress.ways import IntegerChoice, calibrated_ways, storing_ways
+from penstock.offline.compress.versions.layouts import IntegerLayout
+from penstock.offline.compress.versions.ways import IntegerChoice, calibrated_ways, storing_ways
 from penstock.offline.deadline import BuildDeadline
 from penstock.resources import MachineFacts
 
 VNNI = MachineFacts("a CPU", "x86_64", ("avx2", "avx512_vnni"), 2, 1 << 34, 1, "Linux", "3")
 DATA = make_dataset({"x": np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)}, None)
-LAYOUTS = Layout(QdqPlacement.LINEAR), Layout(QdqPlacement.LINEAR, "per-tensor", ("onnxruntime",))
+LAYOUTS = IntegerLayout(QdqPlacement.LINEAR), IntegerLayout(QdqPlacement.LINEAR, "per-tensor", ("onnxruntime",))
 
 
 def test_quick_ways_come_first_and_every_layout_has_the_careful_one() -> None:

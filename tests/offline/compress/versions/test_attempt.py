@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import Unsupported
-from penstock.offline.compress.attempt import attempt
+from penstock.offline.compress.versions.attempt import attempt
 
 
 def test_a_result_is_returned_and_a_failure_has_a_reason() -> None:

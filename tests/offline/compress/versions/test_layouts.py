@@ -10,16 +10,16 @@ from penstock.artifact import Artifact
 from penstock.clock import ManualClock
 from penstock.dataset import Dataset, make_dataset
 from penstock.measurement import Interval
-from penstock.offline.compress.layouts import Layout, fastest, make_layouts, promising
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.scheme import integer_scheme
+from penstock.offline.compress.versions.layouts import IntegerLayout, fastest, make_layouts, promising
 from penstock.offline.deadline import BuildDeadline
 from penstock.resources import MachineFacts
 
 VNNI = MachineFacts("a CPU", "x86_64", ("avx2", "avx512_vnni"), 2, 1 << 34, 1, "Linux", "3")
-LINEAR, WIDE = Layout(QdqPlacement.LINEAR), Layout(QdqPlacement.WIDE)
-PER_TENSOR = Layout(QdqPlacement.LINEAR, "per-tensor", ("onnxruntime",))
-SYMMETRIC = Layout(QdqPlacement.LINEAR, "symmetric", ("openvino",))
+LINEAR, WIDE = IntegerLayout(QdqPlacement.LINEAR), IntegerLayout(QdqPlacement.WIDE)
+PER_TENSOR = IntegerLayout(QdqPlacement.LINEAR, "per-tensor", ("onnxruntime",))
+SYMMETRIC = IntegerLayout(QdqPlacement.LINEAR, "symmetric", ("openvino",))
 BOTH = ("onnxruntime", "openvino")
 
 
@@ -82,6 +82,6 @@ def test_after_a_quarter_of_the_budget_no_further_layout_is_timed_if_one_may_be_
     ],
 )
 def test_the_fastest_layout_of_each_engine(
-    layouts: Sequence[Layout], engines: Sequence[str], expected: Sequence[Layout]
+    layouts: Sequence[IntegerLayout], engines: Sequence[str], expected: Sequence[IntegerLayout]
 ) -> None:
     assert fastest(layouts, engines) == expected

@@ -10,15 +10,15 @@ import msgspec
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.errors import Unsupported
-from penstock.offline.compress.attempt import attempt
 from penstock.offline.compress.explained import check_explained
-from penstock.offline.compress.layouts import FOR_PRODUCTS, Layout, Look, make_layouts, promising
 from penstock.offline.compress.method import OnProgress
 from penstock.offline.compress.precision.dynamic import DynamicOptions
 from penstock.offline.compress.precision.recurrent import has_integer_lstm
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.scheme import integer_scheme, required_isa
-from penstock.offline.compress.ways import (
+from penstock.offline.compress.versions.attempt import attempt
+from penstock.offline.compress.versions.layouts import FOR_PRODUCTS, IntegerLayout, Look, make_layouts, promising
+from penstock.offline.compress.versions.ways import (
     CAREFUL_SHARE,
     IntegerChoice,
     Way,
@@ -109,7 +109,7 @@ class _Making(msgspec.Struct, frozen=True):
         is_dynamic = choice.dynamic and not (choice.engines and set(choice.engines).isdisjoint(FOR_PRODUCTS))
         has_lstm = is_dynamic and has_integer_lstm(fp32, options)
         failures: dict[str, str] = {}
-        found, slow, fewer, ways = dict[Layout, Artifact](), tuple[str, ...](), tuple[str, ...](), list[Way]()
+        found, slow, fewer, ways = dict[IntegerLayout, Artifact](), tuple[str, ...](), tuple[str, ...](), list[Way]()
         try:
             few, calibration, fewer = affordable(fp32, calibration, self.deadline)
             found = make_layouts(fp32, few, scheme, choice.engines, failures)

@@ -13,10 +13,10 @@ from penstock.clock import ManualClock
 from penstock.dataset import Dataset, make_dataset
 from penstock.errors import InvalidData, Unsupported, WrongResult
 from penstock.measurement import Interval
-from penstock.offline.compress import versions, ways
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
-from penstock.offline.compress.versions import affordable, derived_versions
-from penstock.offline.compress.ways import IntegerChoice
+from penstock.offline.compress.versions import versions, ways
+from penstock.offline.compress.versions.versions import affordable, derived_versions
+from penstock.offline.compress.versions.ways import IntegerChoice
 from penstock.offline.deadline import BuildDeadline
 from penstock.offline.sessions import signature_of
 from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts
