@@ -11,7 +11,7 @@ earlier bundle intact.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from math import isfinite
@@ -84,6 +84,8 @@ _LOOK_S = 1.0
 """Seconds for a first look at the speed of INT8, per layout and engine, but at least three loads."""
 _TIMING_PART = 6
 """Part of the budget for timing candidates."""
+_COMPARED_SHARE = 0.05
+"""Maximum part of the budget for comparing calibration and evaluation data."""
 _PACKAGES = ("numpy", "onnx", "onnx_ir", "onnxruntime", "openvino")
 
 
@@ -202,6 +204,7 @@ def _build(
     with blaming(evaluate if evaluate is not None else calibrate):
         # Reject labels or a metric that do not fit the model before any long work.
         judge = Judge(original, evaluation, min(threads), contract=recipe.contract)
+    compared = _COMPARED_SHARE * deadline.budget_s * evaluation.count / max(deadline.used_s, 1e-9)
     rows = _timed_rows(recipe, signature, evaluation)
     warnings = _warned((*judging(judge.reference, recipe.contract), *coupling_notes(judge.coupling)))
     # One cut between two classes holds for every candidate, on whatever samples it is judged.
@@ -214,7 +217,9 @@ def _build(
     fp32, unconverted = converted(optimized, original, evaluation)
     on_progress("optimize", 1, 1)
     seen, overlap = overlap_notes(evaluation, calibration)
-    warnings += _warned((*about(fp32, calibration, evaluation, signature.smallest_batch), *overlap, *unconverted))
+    warnings += _warned(
+        (*about(fp32, calibration, evaluation, signature.smallest_batch, compared), *overlap, *unconverted)
+    )
     with blaming(calibrate):
         look = make_look(engines, evaluation.mix(rows), min(threads), _LOOK_S) if recipe.objective != "size" else None
         start, choice = keep_float(fp32, original, recipe.keep_float), _integer_choice(recipe, engines)
@@ -222,10 +227,10 @@ def _build(
     with deadline.paused():
         planned = _plan(fp32, original, calibration, _plan_options(recipe, threads), recipe, on_progress)
     tried = candidates(_versions(optimized, fp32, (*made, *planned.versions), recipe), engines, threads, machine)
-    tuner = _tuner(originals(original, threads), tried, judge, rows, recipe, deadline, on_progress)
     with blaming(evaluate if evaluate is not None else calibrate):
-        tuned = tuner.run(machine.cores)
-    on_progress("pack", 0, 1)
+        tuned = _tuner(originals(original, threads), tried, judge, rows, recipe, deadline, on_progress).run(
+            machine.cores
+        )
     notes = (*notes, *warnings, *tuned.notes, *planned.notes, *_disappointed(planned, tuned), *_caveats(recipe, tuned))
     data = {"evaluate": evaluation.digest, **({"calibrate": calibration.digest} if calibration else {})}
     variants, files = _variants(tuned.chosen, optimized)
@@ -242,6 +247,13 @@ def _build(
         source=source,
         tools={"penstock": __version__, **{name: version(name) for name in _PACKAGES if find_spec(name)}},
     )
+    return _written(manifest, files, output, recipe, on_progress)
+
+
+def _written(
+    manifest: Manifest, files: Mapping[str, bytes], output: Path, recipe: Recipe, on_progress: OnProgress
+) -> BuildResult:
+    on_progress("pack", 0, 1)
     if recipe.objective == "size":
         manifest, files = code_variants(manifest, files)
     pack(manifest, files, output, overwrite=True, folder=recipe.folder)

@@ -115,15 +115,18 @@ def shift_warnings(found: list[Drift]) -> list[str]:
     return [f"the calibration data differ from the evaluation data: {one.text}" for one in found if one.is_shifted]
 
 
-def about(artifact: Artifact, fitted: Dataset | None, judged: Dataset, multiple: int = 1) -> tuple[str, ...]:
+def about(
+    artifact: Artifact, fitted: Dataset | None, judged: Dataset, multiple: int = 1, most: float = _ROWS
+) -> tuple[str, ...]:
     """Warnings, to show before a build, if the ``judged`` samples differ from the ``fitted`` samples.
 
-    ``artifact`` is the FP32 model, with batches of a multiple of ``multiple``. No warnings if the model does not run on the data.
+    ``artifact`` is the FP32 model, with batches of a multiple of ``multiple``. At most ``most`` samples of each are compared. No
+    warnings if the model does not run on the data.
     """
     if fitted is None or fitted.digest == judged.digest:
         return ()
     with contextlib.suppress(PenstockError):
-        return tuple(shift_warnings(find_drift(artifact, _some(fitted, multiple), _some(judged, multiple))))
+        return tuple(shift_warnings(find_drift(artifact, *(_some(data, multiple, most) for data in (fitted, judged)))))
     return ()
 
 
@@ -153,6 +156,5 @@ def _median(shares: Array, exponent: int) -> float:
     return float(middles[np.searchsorted(np.cumsum(shares), 0.5)])
 
 
-def _some(data: Dataset, multiple: int) -> Dataset:
-    most = min(_ROWS, int(_BYTES / max(1.0, data.sample_bytes)))
-    return data.few(most, multiple)
+def _some(data: Dataset, multiple: int, most: float) -> Dataset:
+    return data.few(int(min(_ROWS, most, _BYTES / max(1.0, data.sample_bytes))), multiple)

@@ -32,8 +32,8 @@ from penstock.offline.deadline import BuildDeadline
 from penstock.offline.sessions import signature_of
 from penstock.resources import MachineFacts
 
-_LOOK_ROWS = 32
-"""Number of samples for the ranges of models that are only timed."""
+_FEWEST_ROWS, _LOOK_ROWS = 8, 32
+"""Minimum and maximum number of samples for the ranges of models that are only timed."""
 _CALIBRATION_SHARE = 0.08
 """Share of the budget for running the calibration data once. If all samples would take longer, fewer are used."""
 _METHOD_SHARE = 0.25
@@ -166,18 +166,17 @@ def affordable(
     once within a share of ``deadline``, and a note in this case.
     """
     smallest = signature_of(fp32).smallest_batch
-    few = calibration.few(_LOOK_ROWS, smallest)
-    if few.count > smallest:
-        collect(fp32, few.part(0, smallest))  # loads the model
+    first, second = (calibration.part(n * smallest, (n + 1) * smallest) for n in (0, 1))
+    if second.count < smallest:
+        return calibration, calibration, ()
+    collect(fp32, first)  # loads the model
     start = deadline.used_s
-    collect(fp32, few)
-    per_sample_s = (deadline.used_s - start) / few.count
-    most = min(_CALIBRATION_SHARE * deadline.budget_s / max(per_sample_s, 1e-9), calibration.count)
+    collect(fp32, second)
+    per_sample_s = max((deadline.used_s - start) / second.count, 1e-9)
+    most = int(min(_CALIBRATION_SHARE * deadline.budget_s / per_sample_s, calibration.count))
+    few = calibration.few(max(_FEWEST_ROWS, min(_LOOK_ROWS, most // 2)), smallest)
     if most >= calibration.count:
         return few, calibration, ()
-    some = calibration.few(max(few.count, int(most)), smallest)
-    return (
-        few,
-        some,
-        (f"calibrated on {some.count} of {calibration.count} samples, evenly spaced: a larger --budget allows more",),
-    )
+    some = calibration.few(max(few.count, most), smallest)
+    note = f"calibrated on {some.count} of {calibration.count} samples, evenly spaced: a larger --budget allows more"
+    return few, some, (note,)
