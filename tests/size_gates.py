@@ -19,7 +19,7 @@ ROOM_LINES = {
     "cli": 2_842,
     "engines": 1_996,
     "inputs": 985,
-    "offline": 1_169,
+    "offline": 1_168,
     "offline/compress": 17_816,
     "offline/judge": 2_579,
     "offline/look": 1_138,

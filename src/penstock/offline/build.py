@@ -78,8 +78,7 @@ _log = logging.getLogger(__name__)
 
 _KEPT_BYTES = 256 << 20
 """Maximum size of the cache for parsed models and sessions."""
-_THROUGHPUT_ROWS = 16
-_FEW_CALLS = 100
+_THROUGHPUT_ROWS, _FEW_CALLS = 16, 100
 _LOOK_S = 1.0
 """Seconds for a first look at the speed of INT8, per layout and engine, but at least three loads."""
 _TIMING_PART = 6
