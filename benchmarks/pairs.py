@@ -8,6 +8,7 @@ own, with random padding. Only the pair is alive, and warm.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import random
 import time
@@ -27,6 +28,7 @@ _BLOCK_S = 0.004
 _REST_S = 0.002
 _WARM_UP_S = 0.03
 LOADS = 8
+_MOST_TIMES = 6
 _MOST_PADDING = 1 << 20
 _ENGINES = ("numpy", "onnxruntime", "openvino", "torch")
 
@@ -34,12 +36,27 @@ Ratios = Callable[[Load, Load, float, Sequence[int]], Sequence[float]]
 
 
 def versus(
-    base: Load, other: Load, seconds: float, loads: int = LOADS, seed: int = 0, ratios: Ratios | None = None
+    base: Load,
+    other: Load,
+    seconds: float,
+    loads: int = LOADS,
+    seed: int = 0,
+    ratios: Ratios | None = None,
+    within: float = math.inf,
 ) -> Interval:
     """How many times as fast as ``base`` one call of ``other`` is, from ``loads`` fresh loads of both; ``seconds`` in all. The loads
-    must be picklable, unless ``ratios`` measures them in this process."""
-    seeds = range(seed, seed + loads)
-    return _student((ratios or in_new_processes)(base, other, seconds / loads, seeds))
+    must be picklable, unless ``ratios`` measures them in this process.
+
+    As long as half the interval's relative width is above ``within``, as many loads follow, at most five times. The result does not
+    decide this, so it does not bias the result.
+    """
+    found: list[float] = []
+    for start in range(seed, seed + _MOST_TIMES * loads, loads):
+        found += (ratios or in_new_processes)(base, other, seconds / loads, range(start, start + loads))
+        interval = _student(found)
+        if math.log(interval.high / interval.low) / 2 <= within:
+            break
+    return interval
 
 
 def in_new_processes(base: Load, other: Load, seconds: float, seeds: Sequence[int]) -> list[float]:

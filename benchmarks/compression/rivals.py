@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -48,6 +49,8 @@ NAMES = (*TASKS, *RANDOM)
 _CONTRACT = Contract(max_accuracy_loss=0.01)
 _SIMILAR = Contract(max_accuracy_loss=0.01, metric="cosine", max_output_error=float("inf"))
 """For random weights, whose classes mean nothing: the cosine between the outputs and the original's."""
+_PRECISION = 0.01
+"""Half of the relative width that the interval of a comparison should have."""
 _WITHIN = 0.98
 
 
@@ -59,10 +62,10 @@ class Way(msgspec.Struct, frozen=True):
     options: Mapping[str, Any]
 
     @contextlib.contextmanager
-    def loaded(self, sample: Mapping[str, np.ndarray], plain: bool) -> Iterator[Callable[[], object]]:
+    def loaded(self, calls: Sequence[Mapping[str, np.ndarray]], plain: bool) -> Iterator[Callable[[], object]]:
         model = _engine(self.engine, plain).load(self.artifact, self.options)
         try:
-            yield lambda: model.forward(sample)
+            yield lambda: [model.forward(call) for call in calls]
         finally:
             model.unload()
 
@@ -134,9 +137,9 @@ def against_rivals(name: str, found: Contestants, quick: bool) -> Against:
     """Ours against the best of theirs that meets the same contract on the validation data; the test data tell the accuracy."""
     case, ours = found.case, found.ours
     allowed = {way: one for way, one in found.theirs.items() if not _objection(case, one)}
-    sample = case.test.call()
-    loads = {way: partial(one.loaded, sample, True) for way, one in allowed.items()}
-    ours_load = partial(ours.loaded, sample, False)
+    calls = timed_calls(case.test)
+    loads = {way: partial(one.loaded, calls, True) for way, one in allowed.items()}
+    ours_load = partial(ours.loaded, calls, False)
     brief, crashed = dict[str, Interval](), list[str]()
     for way, load in loads.items():
         try:
@@ -144,7 +147,7 @@ def against_rivals(name: str, found: Contestants, quick: bool) -> Against:
         except BrokenProcessPool:
             crashed.append(f"{way}: ended its process")
     best = min(brief, key=lambda way: brief[way].value)
-    gain = versus(loads[best], ours_load, 1.0 if quick else 6.0, loads=12)
+    gain = versus(loads[best], ours_load, 1.0 if quick else 6.0, loads=12, within=math.inf if quick else _PRECISION)
     figures = ", ".join(f"{way} {one.value:.2f}x" for way, one in sorted(brief.items(), key=lambda x: x[1].value))
     left_out = ", ".join(
         [*(f"{way}: loses more" for way in found.theirs if way not in allowed), *crashed, *found.missing]
@@ -156,6 +159,11 @@ def against_rivals(name: str, found: Contestants, quick: bool) -> Against:
         title, note = f"{name}: loss of {whose}", f"{case.test.count} test samples"
         rows.append(fact(title, lost.value, "", interval=lost, note=note))
     return Against(rows, gain)
+
+
+def timed_calls(data: Dataset) -> list[dict[str, np.ndarray]]:
+    """The calls to time: one of a single sample or, if samples differ in size, one of each sample."""
+    return [data.call()] if data.sizes == 1 else [data.sample(number) for number in range(data.count)]
 
 
 def make_case(name: str, folder: Path) -> Case:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from benchmarks.compression.rivals import Case, Contestants, Way, accuracy, against_rivals, their_ways
+from benchmarks.compression.rivals import Case, Contestants, Way, accuracy, against_rivals, their_ways, timed_calls
 from benchmarks.kept import kept
 from benchmarks.packaged import fetch
 from benchmarks.packaged.catalog import MODELS
@@ -170,8 +170,8 @@ def _costs(name: str, found: Built) -> list[Row]:
 
 def _checks(name: str, found: Built, case: Case, quick: bool) -> list[Row]:
     """The claimed speed-up and loss beside measurements of them."""
-    ours, sample = found.ours, case.test.call()
-    loads = (partial(way.loaded, sample, False) for way in (found.original, ours))
+    ours, calls = found.ours, timed_calls(case.test)
+    loads = (partial(way.loaded, calls, False) for way in (found.original, ours))
     measured = versus(*loads, 1.0 if quick else 4.0, loads=_LOADS)
     claimed = found.speedup
     is_same = ours.artifact.digest == case.original.digest and ours.engine == "onnxruntime"

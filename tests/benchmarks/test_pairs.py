@@ -80,3 +80,23 @@ def test_a_mean_of_ratios_is_narrower_than_each() -> None:
     one = Interval(2, 1.8, 2.25)
     many = pairs.geometric_mean([one] * 4)
     assert one.low < many.low < many.value < many.high < one.high
+
+
+def test_more_loads_follow_until_the_interval_is_narrow() -> None:
+    rng = np.random.default_rng(0)
+    seen: list[int] = []
+
+    def noisy(_base: object, _other: object, _seconds: float, seeds: Sequence[int]) -> list[float]:
+        seen.extend(seeds)
+        return np.exp(rng.normal(0, 0.03, len(seeds))).tolist()
+
+    wide = pairs.versus(None, None, 1.0, ratios=noisy)
+    assert seen == list(range(8))
+    seen.clear()
+    narrow = pairs.versus(None, None, 1.0, ratios=noisy, within=0.012)
+    assert len(seen) > 8
+    assert seen == list(range(len(seen)))
+    assert narrow.high / narrow.low < wide.high / wide.low
+    seen.clear()
+    pairs.versus(None, None, 1.0, ratios=noisy, within=1e-9)
+    assert len(seen) == 6 * 8

@@ -83,7 +83,7 @@ _LOOK_S = 1.0
 """Seconds for a first look at the speed of INT8, per layout and engine, but at least three loads."""
 _TIMING_PART = 6
 """Part of the budget for timing candidates."""
-_COMPARED_SHARE = 0.05
+_COMPARED_SHARE = 0.02
 """Maximum part of the budget for comparing calibration and evaluation data."""
 _PACKAGES = ("numpy", "onnx", "onnx_ir", "onnxruntime", "openvino")
 

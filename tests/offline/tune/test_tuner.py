@@ -444,6 +444,18 @@ def test_late_in_the_budget_nothing_is_timed_with_more_threads() -> None:
     assert not any("t2" in name for pair in race.pairs for name in pair)
 
 
+@pytest.mark.parametrize(("used_s", "confirmed"), [(5.0, 4), (8.0, 2)])
+def test_late_in_the_budget_fewer_are_confirmed(used_s: float, confirmed: int) -> None:
+    clock = ManualClock()
+    deadline = BuildDeadline(10.0, clock)
+    clock.advance(used_s)
+    tried = [candidate(f"c{number}", classifier(kind=number)) for number in range(1, 5)]
+    race = SimulatedRace({"original-t1": 1.0, **{f"c{number}": 0.1 * number for number in range(1, 5)}})
+    tune(classifier(), *tried, limits=msgspec.structs.replace(LIMITS, deadline=deadline), race=race)
+    pairs = [next(name for name in pair if name != "original-t1") for pair in race.pairs if len(set(pair)) == 2]
+    assert pairs[4:] == ["c1", "c2", "c3", "c4"][:confirmed]
+
+
 @pytest.mark.parametrize("last", range(1, 5))
 def test_when_the_time_is_over_the_best_so_far_is_chosen(last: int) -> None:
     deadline, names = BuildDeadline(), ["c1", "c2", "c3", "c4"]

@@ -90,13 +90,14 @@ def running(trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial in trials if trial.status == "outrun" and trial.timings and trial.accuracy]
 
 
-def finalists(trials: Sequence[Trial], smallest: bool = False) -> list[Trial]:
-    """The running trials with the lowest cost (with ``smallest``: size), and the fastest exact trial for each of their thread counts.
+def finalists(trials: Sequence[Trial], smallest: bool = False, most: int = FINALISTS) -> list[Trial]:
+    """At most ``most`` running trials, of the lowest cost (with ``smallest``: size), and the fastest exact trial for each of their
+    thread counts.
 
     Only finalists are checked against the p99 limit: in the short screening, p99 depends more on other load than on the model.
     """
     ranked = sorted(running(trials), key=lambda trial: (_disk_bytes(trial) if smallest else 0, trial.cost))
-    chosen = ranked[:FINALISTS]
+    chosen = ranked[:most]
     for threads in sorted({trial.candidate.threads for trial in chosen}):
         exact = _quickest_exact(ranked, threads)
         if exact is not None and exact not in chosen:

@@ -56,11 +56,15 @@ from penstock.rows.proof import unproven
 _log = logging.getLogger(__name__)
 
 _SCREEN_SHARE, _CONFIRM_SHARE, _PROFILE_SHARE = 0.4, 0.35, 0.25
+_SPARE_SHARE = 0.5
+"""Part of what is left of the build's budget that confirming may take, if that is longer. More loads make the intervals narrow."""
 _SCREEN_LOADS = 4
 """Loads of each pair in the screening; few, so that it is quick, which makes the intervals wide."""
 _WIDEN_END, _SCREEN_END, _JUDGE_END = 0.55, 0.9, 0.75
 """Shares of the build's budget after which nothing is screened with more than the fewest threads, after which no further inexact
 structure is screened, and after which only what may win is judged."""
+_LATE_FINALISTS = 2
+"""Number of finalists after ``_JUDGE_END``."""
 _PROFILED_BYTES = 16 << 20
 """Maximum size of the inputs of a profiled call."""
 _NO_TIME = "there was no time within --budget"
@@ -145,7 +149,7 @@ class Tuner:
         bases[0].pace = 1.0
         for threads in self._bases:
             self._screen_all(threads, share_s)
-        last = finalists(self._trials, smallest)
+        last = finalists(self._trials, smallest, _LATE_FINALISTS if self._deadline.is_past(_JUDGE_END) else FINALISTS)
         share_s = self._confirm(last)
         self._reject_slow(last)
 
@@ -306,7 +310,8 @@ class Tuner:
             return 0.0
         bases = [base for base in self._bases.values() if base.pace]
         inexact = [trial for trial in last if not trial.candidate.exact]
-        share_s = _CONFIRM_SHARE * self._limits.budget_s / max(1, len(bases) - 1 + len(last) + len(inexact))
+        total_s = max(_CONFIRM_SHARE * self._limits.budget_s, _SPARE_SHARE * self._deadline.left_s)
+        share_s = total_s / max(1, len(bases) - 1 + len(last) + len(inexact))
         self._on_progress("confirm", 0, len(last) + 1)
         for base in bases:
             base.timings = None

@@ -283,7 +283,7 @@ class Running(ManualClock):
         return super().now()
 
 
-@pytest.mark.parametrize(("budget_s", "count"), [(1e6, 160), (1000.0, 80), (1.0, 8)])
+@pytest.mark.parametrize(("budget_s", "count"), [(1e6, 160), (1000.0, 80), (60.0, 8)])
 def test_calibration_takes_as_many_samples_as_the_budget_allows(cnn: Artifact, budget_s: float, count: int) -> None:
     data = make_dataset({"x": networks.images(160)}, None)
     _, some, notes = affordable(cnn, data, BuildDeadline(budget_s, Running()))
@@ -291,6 +291,12 @@ def test_calibration_takes_as_many_samples_as_the_budget_allows(cnn: Artifact, b
     assert [note.partition(" samples")[0] for note in notes] == (
         [f"calibrated on {count} of 160"] if count < 160 else []
     )
+
+
+def test_a_model_that_is_too_slow_for_the_budget_is_not_calibrated(cnn: Artifact) -> None:
+    data = make_dataset({"x": networks.images(160)}, None)
+    with pytest.raises(Unsupported, match=r"1\.0 s per sample, too long for --budget 50s"):
+        affordable(cnn, data, BuildDeadline(50.0, Running()))
 
 
 def test_a_layout_that_cannot_be_timed_is_still_tried(cnn: Artifact, data: Dataset) -> None:

@@ -36,6 +36,8 @@ _FEWEST_ROWS, _LOOK_ROWS = 8, 32
 """Minimum and maximum number of samples for the ranges of models that are only timed."""
 _CALIBRATION_SHARE = 0.08
 """Share of the budget for running the calibration data once. If all samples would take longer, fewer are used."""
+_FEWEST_SHARE = 0.15
+"""If the fewest samples take more than this share of the budget, there is no INT8."""
 _METHOD_SHARE = 0.25
 """Share of the budget after which only quick methods are started."""
 
@@ -163,7 +165,7 @@ def affordable(
     fp32: Artifact, calibration: Dataset, deadline: BuildDeadline
 ) -> tuple[Dataset, Dataset, tuple[str, ...]]:
     """A few samples of ``calibration`` for models that are only timed; then ``calibration``, or as many of its samples as can be run
-    once within a share of ``deadline``, and a note in this case.
+    once within a share of ``deadline``, and a note in this case. Raises Unsupported if these are too few.
     """
     smallest = signature_of(fp32).smallest_batch
     first, second = (calibration.part(n * smallest, (n + 1) * smallest) for n in (0, 1))
@@ -174,6 +176,10 @@ def affordable(
     collect(fp32, second)
     per_sample_s = max((deadline.used_s - start) / second.count, 1e-9)
     most = int(min(_CALIBRATION_SHARE * deadline.budget_s / per_sample_s, calibration.count))
+    if _FEWEST_ROWS * per_sample_s > _FEWEST_SHARE * deadline.budget_s:
+        raise Unsupported(
+            f"calibration takes {per_sample_s:.1f} s per sample, too long for --budget {deadline.budget_s:.0f}s"
+        )
     few = calibration.few(max(_FEWEST_ROWS, min(_LOOK_ROWS, most // 2)), smallest)
     if most >= calibration.count:
         return few, calibration, ()
