@@ -41,7 +41,7 @@ def test_the_original_and_quantised_models_take_part(case: Case, tmp_path: Path)
     assert all(reason.startswith("NNCF: ModuleNotFoundError") for reason in missing)
     row = case.test.rows(0, 1)
     for way in ways.values():
-        with way.loaded(row, True) as run:
+        with way.loaded([row], True) as run:
             assert np.isfinite(run()["output"]).all()  # type: ignore[index]
 
 
