@@ -42,7 +42,7 @@ def test_the_original_and_quantised_models_take_part(case: Case, tmp_path: Path)
     row = case.test.rows(0, 1)
     for way in ways.values():
         with way.loaded([row], True) as run:
-            assert np.isfinite(run()["output"]).all()  # type: ignore[index]
+            assert np.isfinite(run()[0]["output"]).all()  # type: ignore[index]
 
 
 def test_rivals_run_without_our_exact_kernels() -> None:
