@@ -52,6 +52,7 @@ _SIMILAR = Contract(max_accuracy_loss=0.01, metric="cosine", max_output_error=fl
 _PRECISION = 0.01
 """Half of the relative width that the interval of a comparison should have."""
 _WITHIN = 0.98
+_TIMED_SAMPLES = 8
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -162,8 +163,10 @@ def against_rivals(name: str, found: Contestants, quick: bool) -> Against:
 
 
 def timed_calls(data: Dataset) -> list[dict[str, np.ndarray]]:
-    """The calls to time: one of a single sample or, if samples differ in size, one of each sample."""
-    return [data.call()] if data.sizes == 1 else [data.sample(number) for number in range(data.count)]
+    """The calls to time: one of a single sample or, if samples differ in size, one of each of a few samples, evenly spaced."""
+    if data.sizes == 1:
+        return [data.call()]
+    return [data.sample(number) for number in range(0, data.count, -(-data.count // _TIMED_SAMPLES))]
 
 
 def make_case(name: str, folder: Path) -> Case:
