@@ -29,6 +29,7 @@ _REST_S = 0.002
 _WARM_UP_S = 0.03
 LOADS = 8
 _MOST_TIMES = 6
+"""Maximum number of times that ``loads`` loads are measured to make an interval narrow."""
 _MOST_PADDING = 1 << 20
 _ENGINES = ("numpy", "onnxruntime", "openvino", "torch")
 
@@ -47,8 +48,9 @@ def versus(
     """How many times as fast as ``base`` one call of ``other`` is, from ``loads`` fresh loads of both; ``seconds`` in all. The loads
     must be picklable, unless ``ratios`` measures them in this process.
 
-    As long as half the interval's relative width is above ``within``, as many loads follow, at most five times. The result does not
-    decide this, so it does not bias the result.
+    While half the relative width of the interval exceeds ``within``, another ``loads`` loads follow, at most five times. Only the
+    spread of the ratios decides this, so the estimate is not biased. But the interval covers less often: in simulations, in 94 % of
+    the cases instead of 95 %.
     """
     found: list[float] = []
     for start in range(seed, seed + _MOST_TIMES * loads, loads):

@@ -9,7 +9,7 @@ from onnx import numpy_helper
 from networks import Network
 from penstock.artifact import Artifact
 from penstock.offline.compress.pruning.structured.cut import Kept, Structure
-from penstock.offline.optimize.model import to_bytes
+from penstock.offline.optimize.model import to_artifact
 
 
 class Images(Network):
@@ -156,7 +156,7 @@ def random_cut(structure: Structure, seed: int) -> dict[str, list[int]]:
 
 def without_what_they_lead_to(structure: Structure, kept: Kept) -> Artifact:
     """The model whole, but with zeros where weights read the channels that ``kept`` leaves out. Each use has its own weight."""
-    proto = onnx.load_model_from_string(to_bytes(structure.model))
+    proto = onnx.load_model_from_string(to_artifact(structure.model).data)
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
     numbers = {node: number for number, node in enumerate(structure.model.graph)}
     count = structure.count(kept)

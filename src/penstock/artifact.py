@@ -104,6 +104,8 @@ class Artifact(msgspec.Struct, frozen=True):
     """Content of the files in ``beside``, by path; empty if ``path`` is given."""
     source: Artifact | None = None
     """The artifact from which ``derive`` made this artifact. Comparing and pickling ignore this field."""
+    keeps: object = None
+    """Object that lives as long as the artifact, such as the temporary folder with its files. Ignored like ``source``."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Artifact) and self._value() == other._value()
@@ -129,7 +131,7 @@ class Artifact(msgspec.Struct, frozen=True):
         """Create a model in memory. The keys of ``files`` are paths relative to the folder of the main file ``name``."""
         contents = {path: data for path, data in files.items() if path != name}
         beside = file_entries(contents)
-        digest = _digest_of_all(name, sha256(files[name]), beside)
+        digest = digest_of_all(name, sha256(files[name]), beside)
         return cls(files[name], format, digest, None, provenance, name, beside, contents)
 
     @classmethod
@@ -148,12 +150,15 @@ class Artifact(msgspec.Struct, frozen=True):
             raise NotFound(f"no model file '{main}'", "check the path") from None
         except OSError as error:
             raise InvalidModel(f"cannot read model file '{main}': {error.strerror}") from error
-        return cls(data, format, _digest_of_all(main.name, sha256(data), beside), main, name=main.name, beside=beside)
+        digest = digest_of_all(main.name, sha256(data), beside)
+        return cls(data, format, digest, main, name=main.name, beside=beside)
 
-    def derive(self, data: bytes, step: str, options: dict[str, Any], facts: dict[str, Any]) -> Artifact:
-        """Create the artifact that ``step`` produces from this artifact."""
+    def derive(self, made: bytes | Artifact, step: str, options: dict[str, Any], facts: dict[str, Any]) -> Artifact:
+        """Create the artifact that ``step`` produces from this artifact, with the files of ``made``."""
+        if isinstance(made, bytes) or not made.beside:
+            made = Artifact.from_bytes(made if isinstance(made, bytes) else made.data, self.format)
         record = ProvenanceStep(step, self.digest, options, facts)
-        return Artifact(data, self.format, sha256(data), provenance=(*self.provenance, record), source=self)
+        return msgspec.structs.replace(made, provenance=(*self.provenance, record), source=self)
 
     def files(self) -> dict[str, bytes]:
         """All files by path, relative to the main file's folder. The main file comes first. Raises InvalidModel if a file has
@@ -319,7 +324,7 @@ def _entry_of(file: Path, folder: Path) -> FileEntry:
     return FileEntry(file.relative_to(folder).as_posix(), size, digest)
 
 
-def _digest_of_all(name: str, digest: str, beside: Sequence[FileEntry]) -> str:
+def digest_of_all(name: str, digest: str, beside: Sequence[FileEntry]) -> str:
     """The digest of a model, from the name ``name`` and the digest ``digest`` of its main file."""
     if not beside:
         return digest

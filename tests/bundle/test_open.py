@@ -27,7 +27,7 @@ from penstock.bundle.manifest import (
     encode,
 )
 from penstock.bundle.open import Bundle, is_bundle, open_bundle, open_model, peek
-from penstock.bundle.pack import SEAL_SIZE, zip_bytes
+from penstock.bundle.pack import SEAL_SIZE, write_zip
 from penstock.errors import IntegrityError, NotFound, Unavailable, Unsupported
 from penstock.resources import INTEGER_DOT_PRODUCT
 
@@ -65,7 +65,7 @@ def _entries(manifest: Manifest, files: dict[str, bytes]) -> dict[str, bytes]:
 
 def _forged(path: Path, manifest: Manifest, files: dict[str, bytes]) -> Path:
     """A one-file bundle with a valid seal around any content, as an attacker could forge it."""
-    path.write_bytes(zip_bytes(_entries(manifest, files)))
+    write_zip(path, _entries(manifest, files))
     return path
 
 
@@ -397,7 +397,7 @@ def test_an_older_schema_with_newer_content_is_refused(changes: dict[str, Any], 
     files = {**FILES, "w": b"weights"}
     data = encode(manifest_for(files, **changes)).replace(b'"schema_version":3', b'"schema_version":2')
     entries = {MANIFEST: data, MANIFEST_DIGEST: sha256(data).encode(), **files}
-    (tmp_path / "a.bundle").write_bytes(zip_bytes(entries))
+    write_zip(tmp_path / "a.bundle", entries)
     with pytest.raises(IntegrityError, match="schema version 2, but its content needs version 3"):
         open_bundle(tmp_path / "a.bundle")
 

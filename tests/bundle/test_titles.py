@@ -28,7 +28,11 @@ CONTRACT = Contract(max_accuracy_loss=0.01, p99_ms=5.0)
 CALIBRATIONS = [
     "dynamic",
     *("-".join(pair) for pair in product([*(m.value for m in RangeMethod), "best"], [p.value for p in QdqPlacement])),
-    *(f"best-{placement.value}-{kind}" for placement in QdqPlacement for kind in ("per-tensor", "symmetric")),
+    *(
+        f"best-{placement.value}-{kind}"
+        for placement in QdqPlacement
+        for kind in ("per-tensor", "symmetric", "transposed")
+    ),
 ]
 STEPS = [step.name for entry in METHODS.values() for step in entry.steps]
 

@@ -52,7 +52,7 @@ def test_a_person_sees_what_was_chosen_and_why_others_lost(penstock, bundle: Pat
         "chosen: 2.5x the original's speed",
         "less accurate than allowed: loses 49.00% top-1",
         "failed: cannot load",
-        "5 candidates were tried",
+        "Penstock tried 5 candidates, of which 4 were timed;",
         "a note",
         "verified",
         "measured on Test CPU",

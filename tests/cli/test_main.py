@@ -310,3 +310,8 @@ def test_a_defect_of_ours_keeps_its_traceback_and_gives_scripts_their_object() -
 )
 def test_the_count_of_synthetic_samples_may_be_left_out(given: list[str], completed: list[str]) -> None:
     assert _with_defaults(given) == completed
+
+
+def test_control_characters_of_a_terminal_are_shown_not_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    fail(InvalidArgument("a \x1b[31mname\n of two lines", "\x9b"), as_json=False)
+    assert capsys.readouterr().err == "error: a \\x1b[31mname\n of two lines\n  fix: \\x9b\n"

@@ -299,7 +299,7 @@ def test_bad_data_is_refused_before_any_work(model: Path, tmp_path: Path) -> Non
     refuse("no better than chance", evaluate={**samples(200), "labels": RNG(0).integers(0, 4, 200)})
     refuse("cannot be split", calibrate=samples(1))
     refuse("cannot read", evaluate=model)
-    assert stages == []
+    assert set(stages) == {"read"}
 
 
 def test_bad_recipes_are_refused_before_any_work(model: Path, tmp_path: Path) -> None:

@@ -32,3 +32,10 @@ def test_an_expired_budget_is_over_at_once() -> None:
     assert not deadline.is_past(1e-9)
     deadline.expire()
     assert (deadline.left_s, deadline.is_past(), deadline.interrupted) == (0.0, True, True)
+
+
+def test_it_says_why_there_is_no_more_time() -> None:
+    deadline = BuildDeadline(0.0)
+    assert deadline.why_late == "there was no time within --budget"
+    deadline.expire()
+    assert deadline.why_late == "the build was interrupted"

@@ -109,6 +109,11 @@ def test_the_number_of_samples_is_bounded_by_their_size() -> None:
     assert default_count(signature, {"x": (1, 1 << 24)}) == 16
 
 
+def test_samples_that_do_not_fit_in_memory_are_not_made() -> None:
+    with pytest.raises(InvalidArgument, match=r"--synthetic 1000000000: these samples take \d+\.\d GiB, and at most"):
+        synthesize(models.linear(), 10**9)
+
+
 def test_synthetic_samples_go_neither_with_data_nor_with_a_proof() -> None:
     with pytest.raises(InvalidArgument, match="cannot be combined with --calibrate"):
         check_synthetic(has_data=True, prove_accuracy=False)

@@ -67,6 +67,17 @@ def test_a_fixed_batch_is_cut_into_rows_of_one_size() -> None:
         gathered(rows((2, 3), (2, 4)), PAIRS)
 
 
+def test_single_rows_join_to_calls_of_a_fixed_batch() -> None:
+    data = gathered(rows((3,), (1, 3), (2, 3)), PAIRS)
+    assert (data.count, data.joins) == (4, True)
+    assert [call.inputs["x"].shape for call in data.calls(2)] == [(2, 3), (2, 3)]
+
+
+def test_several_rows_that_are_no_call_are_a_mistake() -> None:
+    with pytest.raises(InvalidData, match=r"has shape \[2, -1\], but the sample has shape \[3, 5\]"):
+        gathered(rows((3, 5)), PAIRS)
+
+
 def test_calls_of_a_model_without_rows_are_samples() -> None:
     samples = [
         {"sound": [[0.5] * length], "state": np.zeros((2, 1, 4), np.float32), "rate": rate}

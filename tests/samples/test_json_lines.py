@@ -30,3 +30,9 @@ def test_other_lines_are_named(tmp_path: Path, text: str, cause: str) -> None:
     with pytest.raises(InvalidData, match=cause) as raised:
         list(json_lines(path))
     assert "data.jsonl" in raised.value.message
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"x": 1}\n', encoding="utf-8-sig")
+    assert list(json_lines(path)) == [{"x": 1}]

@@ -158,3 +158,12 @@ def test_an_npy_file_has_one_array(tmp_path: Path) -> None:
         with pytest.raises(InvalidData, match=name):
             read_npy(tmp_path / name)
     assert not (tmp_path / "executed").exists()
+
+
+def test_two_arrays_of_one_name_are_a_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "twice.npz"
+    np.savez(path, x=np.zeros(2))
+    with pytest.warns(UserWarning, match="Duplicate name"), zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("x.npy", archive.read("x.npy"))
+    with pytest.raises(InvalidData, match="several arrays of one name"):
+        read_npz(path)

@@ -36,7 +36,8 @@ class Accuracy(msgspec.Struct, frozen=True):
     looks: int = 1
     """Number of candidates whose intervals and bounds are all valid together at 95 % confidence."""
     unjudged_output: str = ""
-    """The output that differs most from the original's, among outputs that the loss does not compare; empty if there is none."""
+    """The output that differs most from the original's, among outputs whose differences the loss does not bound; empty if there is
+    none."""
     unjudged_error: float = 0.0
     """Deviation of ``unjudged_output``: the fraction of changed classes, or the error relative to the original output's spread."""
     broken: str = ""
@@ -204,6 +205,14 @@ class Evidence(msgspec.Struct, frozen=True):
         if self.metric != "fidelity" and self.max_output_error is not None:
             others = f", and {percent(self.max_output_error, 0)} difference from the original"
         return f"{most} loss of {self.metric}{proof} in {judged} ({self.metric_reason}){others}{made}"
+
+    @property
+    def tried(self) -> str:
+        """The number of candidates and, if some were not, how many were timed. The original is no candidate."""
+        made = [one for one in self.candidates if one.status != "baseline"]
+        timed = sum(one.latency_ms is not None for one in made)
+        count = f"{len(made)} candidate{'s' if len(made) != 1 else ''}"
+        return count if timed == len(made) else f"{count}, of which {timed} were timed,"
 
     def disturbance(self, record: CandidateRecord) -> str:
         """Why the timings of ``record`` are unreliable, as text; empty if they were not disturbed."""

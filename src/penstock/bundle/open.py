@@ -8,11 +8,12 @@ import struct
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from penstock.artifact import TITLES, Artifact, Format, format_of, local_path, sha256
 from penstock.bundle import coded
 from penstock.bundle.manifest import MANIFEST, MANIFEST_DIGEST, Manifest, Variant, check_paths, decode
-from penstock.bundle.pack import SEAL_SIZE
+from penstock.bundle.pack import seal_of
 from penstock.errors import IntegrityError, NotFound, Unavailable, Unsupported
 from penstock.resources import MachineFacts
 
@@ -160,24 +161,29 @@ def peek(path: Path) -> Manifest:
 
 
 def _open_file(path: Path) -> Bundle:
-    data = path.read_bytes()
-    if sha256(data[:-SEAL_SIZE]).encode() != data[-SEAL_SIZE:]:
-        if not zipfile.is_zipfile(io.BytesIO(data)):
-            if (format := format_of(path)) is not None:
-                raise IntegrityError(
-                    f"'{path.name}' is a model file ({TITLES[format]}), not a Penstock bundle",
-                    "make a bundle of it with `penstock build`" if format is Format.ONNX else "name a bundle",
-                )
-            raise IntegrityError(f"'{path.name}' is not a Penstock bundle, or the file is truncated")
-        # An archive contains each name twice. If one byte is damaged, at least one of the two copies is intact.
-        if MANIFEST_DIGEST.encode() not in data:
-            raise _no_manifest(path)
-        raise _changed(path, "the archive")
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return _verified(path, _sizes_in_archive(path, archive, len(data)), archive.read)
-    except _ZIP_ERRORS as error:
-        raise IntegrityError(f"'{path.name}' is not a readable bundle: {str(error) or type(error).__name__}") from None
+    with path.open("rb") as file:
+        if seal_of(file) != file.read():
+            raise _damage(path, file)
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return _verified(path, _sizes_in_archive(path, archive, file.seek(0, io.SEEK_END)), archive.read)
+        except _ZIP_ERRORS as error:
+            raise IntegrityError(
+                f"'{path.name}' is not a readable bundle: {str(error) or type(error).__name__}"
+            ) from None
+
+
+def _damage(path: Path, file: BinaryIO) -> IntegrityError:
+    """The error about a file whose seal is wrong."""
+    if not zipfile.is_zipfile(file):
+        if (format := format_of(path)) is not None:
+            return IntegrityError(
+                f"'{path.name}' is a model file ({TITLES[format]}), not a Penstock bundle",
+                "make a bundle of it with `penstock build`" if format is Format.ONNX else "name a bundle",
+            )
+        return IntegrityError(f"'{path.name}' is not a Penstock bundle, or the file is truncated")
+    # An archive contains each name twice. If one byte is damaged, at least one of the two copies is intact.
+    return _changed(path, "the archive") if MANIFEST_DIGEST.encode() in path.read_bytes() else _no_manifest(path)
 
 
 def _sizes_in_archive(path: Path, archive: zipfile.ZipFile, total: int) -> dict[str, int]:

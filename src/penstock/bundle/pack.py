@@ -10,10 +10,12 @@ the files.
 
 from __future__ import annotations
 
-import io
+import hashlib
+import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 import msgspec
 
@@ -22,11 +24,12 @@ from penstock.bundle.coded import CodingOptions
 from penstock.bundle.coded import encode as encode_model
 from penstock.bundle.manifest import MANIFEST, MANIFEST_DIGEST, Manifest, Variant, decode, encode
 from penstock.errors import AlreadyExists, PenstockError
-from penstock.storage.atomic import replacing, write_durable, write_durable_folder
+from penstock.storage.atomic import replacing, write_durable_folder
 
 SEAL_SIZE = 64
 """Length of the zip comment: a SHA-256 in hexadecimal."""
 
+_CHUNK_BYTES = 1 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -88,7 +91,7 @@ def pack(
         if folder:
             write_durable_folder(new, entries)
         else:
-            write_durable(new, zip_bytes(entries))
+            write_zip(new, entries)
 
 
 def check_folder(target: Path) -> None:
@@ -109,14 +112,27 @@ def check_folder(target: Path) -> None:
             )
 
 
-def zip_bytes(entries: Mapping[str, bytes]) -> bytes:
-    """A zip of ``entries`` with its digest as comment. The manifest comes first. Times and modes are fixed."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for path in sorted(entries, key=lambda path: (path not in (MANIFEST, MANIFEST_DIGEST), path)):
-            info = zipfile.ZipInfo(path, _EPOCH)
-            info.external_attr = 0o644 << 16
-            archive.writestr(info, entries[path])
-        archive.comment = b"0" * SEAL_SIZE
-    unsealed = buffer.getvalue()[:-SEAL_SIZE]
-    return unsealed + sha256(unsealed).encode()
+def write_zip(path: Path, entries: Mapping[str, bytes]) -> None:
+    """Write a zip of ``entries`` with its digest as comment. The manifest comes first. Times and modes are fixed."""
+    with path.open("w+b") as file:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for name in sorted(entries, key=lambda name: (name not in (MANIFEST, MANIFEST_DIGEST), name)):
+                info = zipfile.ZipInfo(name, _EPOCH)
+                info.external_attr = 0o644 << 16
+                archive.writestr(info, entries[name])
+            archive.comment = b"0" * SEAL_SIZE
+        seal = seal_of(file)
+        file.seek(-SEAL_SIZE, os.SEEK_END)
+        file.write(seal)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def seal_of(file: BinaryIO) -> bytes:
+    """The digest of ``file`` without its seal, which is the rest of the file after this call."""
+    digest, left = hashlib.sha256(), file.seek(0, os.SEEK_END) - SEAL_SIZE
+    file.seek(0)
+    while left > 0 and (chunk := file.read(min(left, _CHUNK_BYTES))):
+        digest.update(chunk)
+        left -= len(chunk)
+    return digest.hexdigest().encode()

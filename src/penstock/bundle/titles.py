@@ -24,6 +24,7 @@ _CALIBRATION_WORDS = {
     "percentile": "percentile ranges",
     "per-tensor": "per-tensor scales",
     "symmetric": "symmetric activations",
+    "transposed": "transposed convolutions",
     "wide": "more operators",
 }
 _STEP_WORDS = {
@@ -66,19 +67,18 @@ def title(record: CandidateRecord) -> str:
     threads = f"{record.threads or 'default'} thread{'s' if record.threads != 1 else ''}"
     if _ORIGINAL.fullmatch(record.name):
         return f"Original · {engine} · {threads}"
-    details = ", ".join(filter(None, map(_calibration, _CALIBRATION.findall(record.calibration))))
-    arithmetic = precision_title(record.precision) + (f" ({details})" if details else "")
+    arithmetic = precision_title(record.precision, record.calibration)
     # The precision names INT8 already.
-    steps = ", ".join(
-        filter(None, (_step(step).removeprefix("INT8").strip() for step in record.compression.split("+")))
-    )
+    words = (_step(step).removeprefix("INT8").strip() for step in record.compression.split("+"))
+    steps = ", ".join(filter(None, words))
     return " · ".join(filter(None, (engine, arithmetic, steps, threads)))
 
 
-def precision_title(precision: str) -> str:
-    """The precision in words: ``INT8``, or ``FP16 weights`` if only weights are stored in it."""
+def precision_title(precision: str, calibration: str = "") -> str:
+    """The precision in words: ``INT8 (tuned ranges)``, or ``FP16 weights`` if only weights are stored in it."""
     kind, _, rest = precision.partition("-")
-    return f"{kind.upper()} {rest}".strip()
+    details = ", ".join(filter(None, map(_calibration, _CALIBRATION.findall(calibration))))
+    return f"{kind.upper()} {rest}".strip() + (f" ({details})" if details else "")
 
 
 def steps_title(names: str) -> str:

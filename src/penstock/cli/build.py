@@ -80,7 +80,7 @@ def build(
         str,
         typer.Option(
             help="Time limit for the whole build, e.g. 90s or 10m. Most builds need less. At the limit or on Ctrl-C, the best "
-            "candidate so far is packed."
+            "candidate that was measured so far is packed."
         ),
     ] = "2m",
     report: options.Report = None,

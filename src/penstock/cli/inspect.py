@@ -151,8 +151,9 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
     console.print(_verdict(evidence))
     _show_candidates(console, evidence, everything)
     if not everything:
-        tried = "1 candidate was" if len(evidence.candidates) == 1 else f"{len(evidence.candidates)} candidates were"
-        console.print(f"{tried} tried; `penstock inspect --all` and the report show every one")
+        console.print(
+            f"Penstock tried {evidence.tried.rstrip(',')}; `penstock inspect --all` and the report show every one"
+        )
     show_sizes(console, evidence.by_size)
     if evidence.attempts:
         _show_attempts(console, evidence)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
 import sys
 import traceback
@@ -66,6 +67,8 @@ _COMPLETE = "_PENSTOCK_COMPLETE"
 """Environment variable with which typer's completion scripts request completions of ``penstock``."""
 _COUNTED = {"--synthetic": "0"}
 """Options whose value may be left out, with the value that they then have. Typer has no such options."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 _EXIT_CODES = {
     Code.INVALID_ARGUMENT: 2,
@@ -130,12 +133,17 @@ def make_app(command: str | None) -> typer.Typer:
 
 def fail(error: PenstockError, as_json: bool) -> int:
     """Print ``error`` and return its exit code."""
-    print(f"error: {error.message}", file=sys.stderr)
+    print(f"error: {_printable(error.message)}", file=sys.stderr)
     if error.hint:
-        print(f"  fix: {error.hint}", file=sys.stderr)
+        print(f"  fix: {_printable(error.hint)}", file=sys.stderr)
     if as_json:
         _print_json(error)
     return _EXIT_CODES.get(error.code, 1)
+
+
+def _printable(text: str) -> str:
+    """``text`` without the control characters of terminals, which names in files and messages of foreign code may contain."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def _interrupted(error: BaseException | None) -> bool:

@@ -21,16 +21,14 @@ from typing import Literal
 import msgspec
 
 from penstock.artifact import Artifact, Format, file_entries
-from penstock.bundle.coded import encode
 from penstock.bundle.evidence import CandidateRecord, Evidence
-from penstock.bundle.manifest import Manifest, ServingConfig, SourceModel, Variant, check_name, check_version
-from penstock.bundle.open import is_bundle
-from penstock.bundle.pack import check_folder, code_variants, pack, place
+from penstock.bundle.manifest import Manifest, ServingConfig, SourceModel, Variant
+from penstock.bundle.pack import code_variants, pack, place
+from penstock.bundle.target import check_target
 from penstock.bundle.titles import precision_title
 from penstock.dataset import Dataset
 from penstock.engines.registry import available_engines, engines_for, get_engine
 from penstock.errors import (
-    AlreadyExists,
     InvalidArgument,
     InvalidConfig,
     InvalidData,
@@ -40,6 +38,7 @@ from penstock.offline.build_data import blaming, read_data
 from penstock.offline.compress.fp32.fp32 import IN_FP32, converted
 from penstock.offline.compress.keep_float import keep_float
 from penstock.offline.compress.method import OnProgress
+from penstock.offline.compress.planner.gain import stored_bytes
 from penstock.offline.compress.planner.plan import CompressionPlan, PlanOptions, known_key, plan
 from penstock.offline.compress.planner.plan_store import check_plan
 from penstock.offline.compress.ptq.drift import about
@@ -53,7 +52,7 @@ from penstock.offline.judge.overlap import overlap_notes
 from penstock.offline.judge.sample_size import unproved
 from penstock.offline.model_store import keep_models
 from penstock.offline.optimize.base import OptimizeReport
-from penstock.offline.optimize.model import self_contained
+from penstock.offline.optimize.model import check_one_file, self_contained
 from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.sessions import signature_of
 from penstock.offline.synthetic import synthetic_notes
@@ -70,7 +69,6 @@ from penstock.offline.tune.space import (
 from penstock.offline.tune.tuner import Tuner, TuneResult, TuningLimits
 from penstock.resources import MachineFacts, machine_facts
 from penstock.samples.open import Data
-from penstock.storage.atomic import check_writable
 from penstock.tensor import Signature
 from penstock.version import __version__
 
@@ -189,13 +187,14 @@ def _build(
     on_progress: OnProgress,
     deadline: BuildDeadline,
 ) -> BuildResult:
-    _check_target(output, recipe)
+    check_target(output, recipe.name or output.stem, recipe.version, overwrite=recipe.overwrite, folder=recipe.folder)
     machine = machine_facts()
     engines, threads = _engines(recipe), _threads(recipe, machine)
     known = _plan_options(recipe, threads)
     given = model if isinstance(model, Artifact) else Artifact.from_file(model)
     original, source = self_contained(given), SourceModel(given.digest, given.format, given.name)
     signature = _signature(original)
+    on_progress("read", 0, 1)
     calibration, evaluation = read_data(
         original, calibrate, evaluate, recipe.contract, recipe.synthetic, (recipe.compression or Compression()).seed
     )
@@ -282,25 +281,6 @@ def _warned(notes: tuple[str, ...]) -> tuple[str, ...]:
     return notes
 
 
-def _check_target(output: Path, recipe: Recipe) -> None:
-    """Raise an error now if ``pack`` would reject the target at the end of the build."""
-    check_version(recipe.version)
-    if not output.stem or output.name == "..":
-        raise InvalidArgument(f"'{output}' is not the name of a file", "name the bundle, e.g. -o model.bundle")
-    check_writable(output, or_folder=True)
-    check_name(recipe.name or output.stem)
-    if not output.exists():
-        return
-    if is_bundle(output):
-        if output.is_dir():
-            check_folder(output)
-        return
-    if output.is_dir() and any(output.iterdir()):
-        raise AlreadyExists(f"'{output}' is a folder that is not a bundle", "choose another name")
-    if not recipe.overwrite and not output.is_dir():
-        raise AlreadyExists(f"'{output}' exists and is not a bundle", "choose another name, or use --force")
-
-
 def _engines(recipe: Recipe) -> tuple[str, ...]:
     """The engines to try. Raises EngineUnavailable, InvalidArgument."""
     for name in recipe.engines:
@@ -368,6 +348,8 @@ def _caveats(recipe: Recipe, tuned: TuneResult) -> list[str]:
             "dynamic INT8 was chosen: the outputs for a row depend on the other rows of its request, and the server does not merge "
             "requests; --method best does not try it"
         )
+    if recipe.keep_float:
+        found.append(f"operators and tensors kept in float by --keep-float: {', '.join(recipe.keep_float)}")
     if recipe.contract.trust_labels:
         found.append(
             "the labels were accepted as they are: whether the original is better than chance on them is unknown"
@@ -427,6 +409,7 @@ def _check_plan(original: Artifact, data: Dataset | None, options: PlanOptions |
     """Before any work, raise an error if the plan has no data, or if its folder holds another plan."""
     if options is None or recipe.compression is None:
         return
+    check_one_file(original, "a compression plan")
     if data is None:
         raise InvalidData("compressing the model requires data", "give --train DATA with a few hundred samples")
     data.check_stacks("the compression plan")
@@ -465,11 +448,9 @@ def _versions(optimized: Artifact, fp32: Artifact, made: Sequence[Version], reci
     distinct = list({version.artifact.digest: version for version in reversed(found)}.values())[::-1]
     if recipe.objective != "size":
         return distinct
-    return [
-        msgspec.structs.replace(version, stored_bytes=version.stored_bytes or len(encode(version.artifact.data)))
-        for version in distinct
-        if not version.requires
-    ]
+    kept = [one for one in distinct if not one.requires]
+    sizes = [one.stored_bytes or stored_bytes(one.artifact, "size") for one in kept]
+    return [msgspec.structs.replace(one, stored_bytes=size) for one, size in zip(kept, sizes, strict=True)]
 
 
 def _serving(tuned: TuneResult, recipe: Recipe, machine: MachineFacts) -> ServingConfig:

@@ -48,6 +48,11 @@ class BuildDeadline:
         """True if the fraction ``share`` of the budget is used up."""
         return self.interrupted or self.used_s >= share * self.budget_s
 
+    @property
+    def why_late(self) -> str:
+        """Why there is no more time, as part of a sentence."""
+        return "the build was interrupted" if self.interrupted else "there was no time within --budget"
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """A block whose time does not count."""

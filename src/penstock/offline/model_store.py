@@ -97,6 +97,11 @@ def remembered(kind: str, key: Hashable, make: Callable[[], T], size_bytes: int)
     return value
 
 
+def is_keeping() -> bool:
+    """True within a ``keep_models`` block, in which results are shared."""
+    return _current.get() is not None
+
+
 @contextlib.contextmanager
 def borrowed(key: Hashable, load: Callable[[], LoadedModel], size_bytes: int) -> Iterator[LoadedModel]:
     """The session from ``load``, or the session cached under ``key``. Without a store, the session is unloaded after the block."""

@@ -20,6 +20,7 @@ from penstock.inputs.values import plausible
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.verify import dimension_names
 from penstock.offline.sessions import loaded, signature_of
+from penstock.resources import usable_memory
 from penstock.rows.graph import read_graph
 from penstock.tensor import Array, Signature
 
@@ -31,6 +32,8 @@ _SEED = 1_411
 _STEPS = 8
 """Calls of a sequence, after which a state starts with zeros again."""
 _LARGEST_BYTES = 64 << 20
+_MEMORY_PART = 8
+"""Samples may take the machine's memory divided by this number."""
 _FEWEST, _MOST = 16, 256
 
 
@@ -87,7 +90,8 @@ def samples(
 def synthesize(artifact: Artifact, count: int | None = None, parts: int = 1) -> list[list[Call]]:
     """Make ``parts`` lists of ``count`` calls each for the ONNX model ``artifact``, all different.
 
-    Without ``count``, there are as many as fit in 64 MiB, but from 16 to 256. Raises InvalidModel if the model rejects them.
+    Without ``count``, there are as many as fit in 64 MiB, but from 16 to 256. Raises InvalidModel if the model rejects them,
+    and InvalidArgument if they take too much memory.
     """
     axes = dimension_names(read_proto(artifact))
     with loaded(artifact) as model:
@@ -101,14 +105,23 @@ def synthesize(artifact: Artifact, count: int | None = None, parts: int = 1) -> 
             )
         if count is None:
             count = default_count(signature, accepted.shapes)
+        size = parts * count * _bytes_of(signature, accepted.shapes)
+        if size > (most := usable_memory() // _MEMORY_PART) > 0:
+            raise InvalidArgument(
+                f"--synthetic {count}: these samples take {size / 2**30:.1f} GiB, and at most {most / 2**30:.1f} GiB are allowed",
+                "give a smaller number",
+            )
         made = list(samples(signature, meanings, accepted.shapes, parts * count, model.forward))
     return [made[part::parts] for part in range(parts)]
 
 
 def default_count(signature: Signature, shapes: Shapes) -> int:
     """The number of samples that fit in 64 MiB, from 16 to 256."""
-    size = sum(int(np.prod(shapes[spec.name])) * max(1, spec.datatype.itemsize) for spec in signature.inputs)
-    return max(_FEWEST, min(_MOST, _LARGEST_BYTES // max(1, size)))
+    return max(_FEWEST, min(_MOST, _LARGEST_BYTES // max(1, _bytes_of(signature, shapes))))
+
+
+def _bytes_of(signature: Signature, shapes: Shapes) -> int:
+    return sum(int(np.prod(shapes[spec.name])) * max(1, spec.datatype.itemsize) for spec in signature.inputs)
 
 
 def check_synthetic(has_data: bool, prove_accuracy: bool) -> None:

@@ -40,7 +40,12 @@ def headline(evidence: Evidence) -> str:
         parts.append(f"{1 / smaller:.1f} times larger")
     if after.accuracy is not None:
         loss, metric = after.accuracy.loss.value, metric_words(after.accuracy.metric)
-        parts.append(f"{percent(loss) if loss > 0 else 'no measured'} loss of {metric}")
+        unproven = (
+            ""
+            if is_exact(after) or _bound(after.accuracy) <= evidence.limit
+            else f" on {after.accuracy.samples} samples"
+        )
+        parts.append(f"{percent(loss) if loss > 0 else 'no measured'} loss of {metric}{unproven}")
     text = ", ".join(parts)
     return text[:1].upper() + text[1:]
 
@@ -84,8 +89,7 @@ def _asked(manifest: Manifest, evidence: Evidence) -> str:
 
 def _result(evidence: Evidence, chosen: CandidateRecord) -> Iterator[str]:
     before = evidence.baseline
-    count = sum(one.status != "baseline" for one in evidence.candidates)
-    tried = f"Penstock tried {count} candidate{'s' if count != 1 else ''}"
+    tried = f"Penstock tried {evidence.tried}"
     if chosen.name == before.name:
         yield f"{tried} and kept the original, unmodified ({title(chosen)})."
         if chosen.latency_ms is not None:

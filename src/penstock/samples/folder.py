@@ -21,6 +21,7 @@ from penstock.tensor import Array, Signature
 
 _log = logging.getLogger(__name__)
 
+_AS_ARRAYS = "give arrays in npz files; only the commands that build or compress read images and sounds"
 _KINDS = (
     {".npz": "npz", ".npy": "npy"} | dict.fromkeys(images.SUFFIXES, "image") | dict.fromkeys(audio.SUFFIXES, "sound")
 )
@@ -106,7 +107,10 @@ def _reader(
         cause = (
             f"they give no value for the inputs {missing}" if form else "no input of the model is known to take them"
         )
-        raise InvalidData(f"folder '{folder}' has {kind} files, but {cause}", "give arrays in npz files")
+        raise InvalidData(
+            f"folder '{folder}' has {kind} files, but {cause}",
+            _AS_ARRAYS,
+        )
     spec = specs[form.name]
     if isinstance(form, ImageForm):
         _log.warning("'%s': %s", folder, images.assumed(spec, form))

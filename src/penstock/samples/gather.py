@@ -148,11 +148,14 @@ class Gathering:
         array = typed(spec, array)
         if self._signature.has_rows and array.ndim == len(spec.shape) - 1:
             array = array[np.newaxis]
-        if not spec.admits(array.shape):
-            given = [*array.shape]
+        # Rows are joined to calls of the size that the model takes.
+        is_row = array.shape[:1] == (1,) and self._signature.smallest_batch > 1
+        if not spec.admits((spec.shape[0], *array.shape[1:]) if is_row else array.shape):
             raise InvalidData(
-                f"input '{spec.name}' has shape {list(spec.shape)}, but the sample has shape {given}",
-                "a sample is one call of the model; -1 stands for any size",
+                f"input '{spec.name}' has shape {list(spec.shape)}, but the sample has shape {[*array.shape]}",
+                "a sample is one call of the model; -1 stands for any size"
+                if -1 in spec.shape
+                else "give samples of this shape, or export the model with free axes",
             )
         return array
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ def json_lines(path: Path) -> Iterator[Any]:
     decoder = msgspec.json.Decoder()
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line  # noqa: PLW2901
             if not line.strip():
                 continue
             try:

@@ -33,6 +33,8 @@ def read_npz(path: Path) -> dict[str, Array]:
                 raise InvalidData(f"'{path}' contains a single array, not an npz archive", "write it with numpy.savez")
             assert archive.zip is not None
             infos = {info.filename.removesuffix(".npy"): info for info in archive.zip.infolist()}
+            if len(infos) < len(archive.zip.infolist()):
+                raise InvalidData(f"'{path}' has several arrays of one name", "write it with numpy.savez")
             large = {name for name, info in infos.items() if info.file_size >= _MAPPED_BYTES}
             arrays = {
                 name: _large(archive.zip, infos[name], file) if name in large else archive[name]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import tempfile
 import weakref
 from array import array as numbers
 from collections.abc import Mapping
+from typing import IO
 
 import numpy as np
 
@@ -28,12 +30,17 @@ _LARGE = 4 << 30
 _ELSEWHERE = "set the environment variable TMPDIR to a folder with more space, or give a folder of npz files, which are not copied"
 
 
+def _close(file: IO[bytes]) -> None:
+    with contextlib.suppress(OSError):  # the disk may be full
+        file.close()
+
+
 class Spool:
     """Holds samples in the order in which they are added. The file has no name, and disappears with this object."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="penstock-")  # noqa: SIM115 - it lives as long as this object
-        weakref.finalize(self, self._file.close)
+        weakref.finalize(self, _close, self._file)
         self._starts, self._ends = numbers("q"), numbers("q")
         """Where each sample starts, and where each of its arrays ends."""
         self._forms: dict[_Form, int] = {}

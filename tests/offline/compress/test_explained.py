@@ -58,6 +58,7 @@ METHODS: dict[str, Callable[[Artifact, Dataset], Artifact]] = {
     "linear": int8,
     "wide": lambda a, d: int8(a, d, QdqPlacement.WIDE, RangeMethod.MSE),
     "recipe": lambda a, d: quantize_with(PtqRecipe(), a, d, SCHEME),
+    "int4-awq": lambda a, d: quantize_weights(a, d, WeightOnlyOptions(4, 16, "nearest", least_weights=1)),
     "int4-gptq": lambda a, d: quantize_weights(a, d, WeightOnlyOptions(4, 16, least_weights=1)),
     "dynamic": lambda a, d: quantize_dynamic(a, d, DynamicOptions(least_weights=1)),
     "int8-weights": lambda a, _: quantize_weights(a, None, WeightOnlyOptions(8, 16, least_weights=1)),

@@ -136,6 +136,16 @@ def test_everything_else_is_judged_by_fidelity(reference: np.ndarray) -> None:
     assert judge.original().value == 1
 
 
+def test_a_few_large_differences_exceed_the_limit_although_fidelity_caps_them() -> None:
+    answers = RNG(0).standard_normal((1000, 8)).astype(np.float32)
+    wrong = answers.copy()
+    wrong[:30] *= -20
+    found = make_reference({"y": answers}, None, "fidelity").compare({"y": wrong})
+    assert found.loss.value < 0.05
+    assert found.unjudged_error > 3
+    assert "output 'y' differs by" in Contract().accuracy_objection(found)
+
+
 def test_fidelity_is_limited_by_the_output_error() -> None:
     reference = RNG(0).normal(size=(300, 5, 4)).astype(np.float32)
     found = make_reference({"y": reference}, None).compare({"y": reference * 1.05})

@@ -72,6 +72,16 @@ def test_of_several_outputs_the_judged_one_is_named_with_metric_and_reason() -> 
         assert judging(checked_reference(found, LABELLED.labels, contract), contract) == ()
 
 
+def test_a_note_warns_if_few_samples_decide_the_spread() -> None:
+    answers = np.random.default_rng(0).standard_normal((400, 8)).astype(np.float32)
+    contract = Contract(metric="fidelity")
+    assert judging(checked_reference({"y": answers}, None, contract), contract) == ()
+    answers[:8] *= 100
+    (note,) = judging(checked_reference({"y": answers}, None, contract), contract)
+    assert "a twentieth of the samples makes up 99% of the spread of output 'y'" in note
+    assert "--metric cosine" in note
+
+
 def test_labels_of_another_output_are_refused_with_the_option_that_chooses_it() -> None:
     outputs = {"z": np.random.default_rng(5).normal(size=(40, 4)), "y": _X3 @ models.linear_weight(3, 4)}
     with pytest.raises(InvalidData, match="no better than chance on the labels: its top-1 of output 'z' is 0") as error:

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 from scipy import stats
 
-from penstock.offline.judge.metrics import deviations, matched_pairs, mean_interval, output_errors, sample_errors
+from penstock.offline.judge.metrics import (
+    deviations,
+    matched_pairs,
+    mean_interval,
+    output_errors,
+    sample_errors,
+    share_of_few,
+)
 
 SCORES = np.float32([[3, 1, 0], [0, 2, 1], [1, 0, 5], [9, 0, 0]])
 RIGHT = np.array([0, 1, 2, 0])
@@ -77,6 +84,14 @@ def test_errors_count_all_outputs() -> None:
     other = {"large": np.float32([[300.0]]), "small": np.float32([[3.0]])}
     assert output_errors(reference, other) == pytest.approx({"large": 0.0, "small": 0.25})
     assert sample_errors(reference, other) == pytest.approx([0.25])
+
+
+def test_few_rows_make_up_their_share_of_the_spread() -> None:
+    rows = np.zeros((40, 2), np.float32)
+    assert share_of_few(rows) == 0
+    rows[0], rows[1], rows[2] = 3, -3, 1
+    assert share_of_few(rows) == pytest.approx(18 / (19 - 1 / 40), rel=0.01)
+    assert share_of_few(rows[:1]) == 0
 
 
 def test_rounding_beside_zeros_is_no_error() -> None:

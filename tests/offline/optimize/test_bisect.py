@@ -60,7 +60,7 @@ def test_only_the_wrong_applications_are_undone(chain):
     assert "at 'b': output 'y': relative error" in record.reason
     assert "at 'y': output 'y': relative error" in record.reason
     assert report.reverted == {"drop_relu": record.reason}
-    assert Verifier(chain).check(result.data).failure == ""
+    assert Verifier(chain).check(result).failure == ""
 
 
 def test_the_minimal_model_shows_the_error(chain):
@@ -70,7 +70,9 @@ def test_the_minimal_model_shows_the_error(chain):
     wrong = onnx.ModelProto.FromString(model.SerializeToString())
     for node in wrong.graph.node:
         node.op_type = "Identity" if node.op_type == "Relu" else node.op_type
-    verdict = Verifier(Artifact.from_bytes(model.SerializeToString())).check(wrong.SerializeToString())
+    verdict = Verifier(Artifact.from_bytes(model.SerializeToString())).check(
+        Artifact.from_bytes(wrong.SerializeToString())
+    )
     assert "relative error" in verdict.failure
 
 

@@ -23,7 +23,7 @@ from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.compress.ptq.smooth_quant import smooth_quant
 from penstock.offline.optimize.linear import form_of, linear_form, make_plain, read_linear
-from penstock.offline.optimize.model import load_model, to_bytes
+from penstock.offline.optimize.model import load_model, to_artifact
 from penstock.offline.optimize.optimizer import optimize
 from penstock.tensor import DataType
 
@@ -106,7 +106,7 @@ def test_a_plain_gemm_is_the_same_function(models: tuple[Artifact, Artifact]) ->
     model = load_model(odd)
     for each in list(model.graph):
         make_plain(each)
-    plain = Artifact.from_bytes(to_bytes(model))
+    plain = to_artifact(model)
     forms = [form for each in model.graph if (form := form_of(each)) is not None]
     assert all(form.is_plain for form in forms)
     assert not any(make_plain(each) for each in list(model.graph))
@@ -126,7 +126,7 @@ def test_a_bias_that_is_not_one_per_channel_is_added_by_another_node(bias: str, 
     gemm = next(each for each in model.graph if each.op_type == "Gemm")
     assert len(gemm.inputs) == 2
     x = ROWS[:5]
-    np.testing.assert_allclose(run(Artifact.from_bytes(to_bytes(model)), x), run(odd, x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(run(to_artifact(model), x), run(odd, x), rtol=1e-5, atol=1e-6)
 
 
 def test_a_gemm_whose_scaled_weight_is_not_finite_stays() -> None:

@@ -26,7 +26,7 @@ def changed(artifact, edit):
 
 
 def test_the_same_model_agrees_exactly(original):
-    verdict = Verifier(original).check(original.data)
+    verdict = Verifier(original).check(original)
     assert verdict.failure == ""
     assert verdict.max_relative_error == 0.0
 
@@ -36,7 +36,7 @@ def test_rounding_is_measured_and_accepted(original):
         array = onnx.numpy_helper.to_array(proto.graph.initializer[0]) * np.float32(1 + 1e-6)
         proto.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(array, "w"))
 
-    verdict = Verifier(original).check(changed(original, nudge))
+    verdict = Verifier(original).check(Artifact.from_bytes(changed(original, nudge)))
     assert verdict.failure == ""
     assert 1e-8 < verdict.max_relative_error < 1e-5
 
@@ -60,8 +60,8 @@ def normalised(parse, scale: float):
 @pytest.mark.parametrize(("change", "accepted"), [(5e-7, True), (1e-5, False)])
 def test_rounding_that_the_model_amplifies_is_accepted_up_to_a_bound(parse, change, accepted):
     original, other = normalised(parse, 1.0), normalised(parse, 1.0 + change)
-    assert Verifier(original, tolerance=1e-4).check(other.data).failure == ""
-    verdict = Verifier(original, tolerance=2e-7).check(other.data)
+    assert Verifier(original, tolerance=1e-4).check(other).failure == ""
+    verdict = Verifier(original, tolerance=2e-7).check(other)
     assert verdict.max_relative_error > 2e-7
     assert (verdict.failure == "") == accepted
 
@@ -69,15 +69,15 @@ def test_rounding_that_the_model_amplifies_is_accepted_up_to_a_bound(parse, chan
 def test_a_model_without_rounding_has_no_more_than_the_tolerance(parse):
     text = "agraph (float[N, 3] x) => (float[N, 3] y) { y = Mul(x, k) }"
     exact, off = (parse(text, k=np.float32([value])) for value in (2.0, 2.0 + 1e-6))
-    assert Verifier(exact, tolerance=1e-6).check(off.data).failure == ""
-    assert Verifier(exact, tolerance=2e-7).check(off.data).failure
+    assert Verifier(exact, tolerance=1e-6).check(off).failure == ""
+    assert Verifier(exact, tolerance=2e-7).check(off).failure
 
 
 def test_names_output_error_sample_and_first_divergent_tensor(original):
     def replace(proto):
         proto.graph.node[1].op_type = "Elu"
 
-    verdict = Verifier(original).check(changed(original, replace))
+    verdict = Verifier(original).check(Artifact.from_bytes(changed(original, replace)))
     assert verdict.failure.startswith("output 'y': relative error ")
     assert "on normal values of x [1, 3]" in verdict.failure
     assert verdict.failure.endswith("first divergent tensor: 'b' (Elu)")
@@ -89,8 +89,8 @@ def test_a_model_that_does_not_run_fails(original):
         proto.graph.input[0].name = "z"
         proto.graph.node[0].input[0] = "z"
 
-    assert "does not run" in Verifier(original).check(changed(original, rename)).failure
-    assert "does not run" in Verifier(original).check(b"rubbish").failure
+    assert "does not run" in Verifier(original).check(Artifact.from_bytes(changed(original, rename))).failure
+    assert "does not run" in Verifier(original).check(Artifact.from_bytes(b"rubbish")).failure
 
 
 def test_a_difference_at_batch_three_only_is_found(original):
@@ -99,7 +99,7 @@ def test_a_difference_at_batch_three_only_is_found(original):
         proto.graph.node.insert(2, onnx.helper.make_node("Reshape", ["b", "one"], ["frozen"]))
         proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 3]), "one"))
 
-    assert "does not run" in Verifier(original).check(changed(original, freeze_batch)).failure
+    assert "does not run" in Verifier(original).check(Artifact.from_bytes(changed(original, freeze_batch))).failure
 
 
 def test_the_callers_samples_count(parse):
@@ -107,9 +107,9 @@ def test_the_callers_samples_count(parse):
     wide, narrow = (
         parse(text, low=np.array(-high, np.float32), high=np.array(high, np.float32)) for high in (1e6, 1e4)
     )
-    assert Verifier(wide).check(narrow.data).failure == ""
+    assert Verifier(wide).check(narrow).failure == ""
     sample = {"x": np.full((1, 3), 1e5, np.float32)}
-    assert "on sample 0" in Verifier(wide, [sample]).check(narrow.data).failure
+    assert "on sample 0" in Verifier(wide, [sample]).check(narrow).failure
 
 
 def test_a_sample_that_does_not_fit_is_refused(original):
@@ -123,9 +123,9 @@ def test_a_model_that_fails_on_generated_inputs_is_checked_on_the_callers(parse)
     artifact = parse(text, s=np.array([7, 5]), k=np.array(2, np.float32))
     other = parse(text, s=np.array([7, 5]), k=np.array(3, np.float32))
     sample = {"x": np.ones((5, 7), np.float32)}
-    assert Verifier(artifact, [sample]).check(artifact.data).failure == ""
-    assert "relative error 0.5" in Verifier(artifact, [sample]).check(other.data).failure
-    verdict = Verifier(artifact).check(artifact.data)
+    assert Verifier(artifact, [sample]).check(artifact).failure == ""
+    assert "relative error 0.5" in Verifier(artifact, [sample]).check(other).failure
+    verdict = Verifier(artifact).check(artifact)
     assert verdict.failure.startswith("unverifiable: the original model fails on every input")
     assert verdict.max_relative_error is None
 
@@ -137,7 +137,7 @@ def test_larger_free_sizes_are_tried_where_small_ones_fail(parse, weights):
 
 def test_an_operator_that_the_engine_lacks_is_an_obstacle(parse):
     artifact = parse("agraph (float[N, 3] x) => (float[N, 3] y) { y = custom.Unknown(x) }")
-    assert "unverifiable" in Verifier(artifact).check(artifact.data).failure
+    assert "unverifiable" in Verifier(artifact).check(artifact).failure
 
 
 def test_verifies_indices_in_range(parse, weights):
@@ -212,18 +212,18 @@ def test_an_error_up_to_the_tolerance_and_no_further_is_accepted(parse, given):
     limit = given or 1e-4
     original, near, far = factors(parse, 1, 1 + 0.95 * limit, 1 + 1.05 * limit)
     verifier = Verifier(original, tolerance=given)
-    accepted = verifier.check(near.data)
+    accepted = verifier.check(near)
     assert accepted.failure == ""
     assert accepted.max_relative_error == pytest.approx(0.95 * limit, rel=0.01)
-    assert "relative error" in verifier.check(far.data).failure
+    assert "relative error" in verifier.check(far).failure
 
 
 def test_the_error_of_small_values_is_relative_to_a_thousandth_of_the_largest_on_any_sample(parse):
     text = "agraph (float[N, 3] x) => (float[N, 3] y) { y = Add(x, k) }"
     original, near, far = factors(parse, 0, 0.95e-3, 1.05e-3, text=text)
     verifier = Verifier(original, [{"x": np.full((1, 3), -1e4, np.float32)}])
-    assert verifier.check(near.data).failure == ""
-    assert "on normal values" in verifier.check(far.data).failure
+    assert verifier.check(near).failure == ""
+    assert "on normal values" in verifier.check(far).failure
 
 
 def test_the_largest_error_of_all_samples_and_outputs_is_reported(parse):
@@ -231,7 +231,7 @@ def test_the_largest_error_of_all_samples_and_outputs_is_reported(parse):
         a = Mul(x, j)\n b = Mul(x, k)\n c = Mul(x, j)
     }"""
     original, changed = (parse(text, j=np.float32(1), k=np.float32(k)) for k in (1, 1 + 5e-5))
-    assert Verifier(original).check(changed.data).max_relative_error == pytest.approx(5e-5, rel=0.01)
+    assert Verifier(original).check(changed).max_relative_error == pytest.approx(5e-5, rel=0.01)
 
 
 def test_an_output_that_is_missing_is_found(parse, weights):
@@ -240,7 +240,9 @@ def test_an_output_that_is_missing_is_found(parse, weights):
     def drop(proto):
         del proto.graph.output[1:]
 
-    assert "output 'z': is missing" in Verifier(parse(text)).check(changed(parse(text), drop)).failure
+    assert (
+        "output 'z': is missing" in Verifier(parse(text)).check(Artifact.from_bytes(changed(parse(text), drop))).failure
+    )
 
 
 def test_the_first_eight_of_the_callers_samples_count(parse):
@@ -249,8 +251,8 @@ def test_the_first_eight_of_the_callers_samples_count(parse):
         parse(text, low=np.array(-high, np.float32), high=np.array(high, np.float32)) for high in (1e6, 1e4)
     )
     samples = [{"x": np.full((1, 3), 1e5 if place == 7 else 1, np.float32)} for place in range(9)]
-    assert "on sample 7, x [1, 3]" in Verifier(wide, samples).check(narrow.data).failure
-    assert Verifier(wide, samples[:7] + samples[8:] + samples[7:8]).check(narrow.data).failure == ""
+    assert "on sample 7, x [1, 3]" in Verifier(wide, samples).check(narrow).failure
+    assert Verifier(wide, samples[:7] + samples[8:] + samples[7:8]).check(narrow).failure == ""
 
 
 TYPES = {
@@ -283,7 +285,7 @@ def test_compare_measures_finite_values_beside_others():
 def test_a_divergence_inside_the_model_is_named_only_beyond_the_tolerance(parse):
     text = "agraph (float[N, 3] x) => (float[N, 3] y) { a = Mul(x, j)\n b = Mul(a, k)\n y = Neg(b) }"
     original, other = (parse(text, j=np.float32(j), k=np.float32(k)) for j, k in ((1, 1), (1 + 5e-5, 1.5)))
-    assert Verifier(original).check(other.data).failure.endswith("first divergent tensor: 'b' (Mul)")
+    assert Verifier(original).check(other).failure.endswith("first divergent tensor: 'b' (Mul)")
 
 
 RIGHT_AT_8 = {
@@ -310,7 +312,7 @@ def test_a_rewrite_that_is_right_only_at_size_8_is_found(parse, what):
     right, wrong = (
         parse(f"agraph (float[8, B] x) => (float y) {{ {body} }}", **CONSTANTS) for body in RIGHT_AT_8[what]
     )
-    assert "of x [8, 2]" in Verifier(right).check(wrong.data).failure
+    assert "of x [8, 2]" in Verifier(right).check(wrong).failure
 
 
 def test_sizes_are_tried_even_if_the_model_refuses_some(parse):
@@ -326,7 +328,7 @@ def test_sizes_are_tried_even_if_the_model_refuses_some(parse):
             ("y = Expand(one, eight)", ["one", "eight"]),
         )
     )
-    assert "has shape [8]" in Verifier(shape).check(at_8.data).failure
+    assert "has shape [8]" in Verifier(shape).check(at_8).failure
 
 
 ENDS = """agraph (float[N, 3] x) => (float[N, M, K] y) {{
@@ -352,14 +354,14 @@ def test_a_model_that_some_values_end_does_not_end_the_verifier(parse, indices):
     artifact = parse(ENDS.format(indices=indices), **constants)
     verifier = Verifier(artifact)
     assert verifier.obstacle == ""
-    assert verifier.check(artifact.data).failure == ""
+    assert verifier.check(artifact).failure == ""
 
 
 def test_a_model_that_some_sizes_end_does_not_end_the_verifier(parse):
     artifact = parse("""agraph (float[N, M, K] x) => (float[N, P, Q] y) {
         y = Einsum<equation = "ia...,ja...->ij...">(x, x)
     }""")
-    assert Verifier(artifact).check(artifact.data).failure == ""
+    assert Verifier(artifact).check(artifact).failure == ""
 
 
 def test_both_models_run_as_written(parse, weights):
@@ -370,18 +372,18 @@ def test_both_models_run_as_written(parse, weights):
     written = parse(text, w=w, up=np.float32(2.0**126), down=np.float32(2.0**-126))
     merged = parse(plain, w=w)
     for one, other in ((written, merged), (merged, written)):
-        assert "NaN or infinite values are in other places" in Verifier(one).check(other.data).failure
+        assert "NaN or infinite values are in other places" in Verifier(one).check(other).failure
 
 
 def test_outputs_of_small_numbers_count_too(parse):
     original, other = factors(parse, 1e-20, 1.5e-20)
-    assert "relative error 0.5" in Verifier(original).check(other.data).failure
-    assert Verifier(original, tolerance=0.51).check(other.data).failure == ""
+    assert "relative error 0.5" in Verifier(original).check(other).failure
+    assert Verifier(original, tolerance=0.51).check(other).failure == ""
 
 
 def test_an_error_equal_to_the_tolerance_is_accepted(parse):
     original, other = factors(parse, 1, 2)
-    verdict = Verifier(original, tolerance=1.0).check(other.data)
+    verdict = Verifier(original, tolerance=1.0).check(other)
     assert (verdict.failure, verdict.max_relative_error) == ("", 1.0)
 
 
@@ -393,7 +395,7 @@ def test_the_divergent_tensor_is_one_of_both_models(parse):
     original = parse("agraph (float[N, 3] x) => (float[N, 3] y) { a = Neg(x)\n y = Neg(a) }")
     other = parse("agraph (float[N, 3] x) => (float[N, 3] y) { a = Neg(x)\n new = Relu(a)\n y = Neg(new) }")
     for tolerance in (None, 0.0):
-        failure = Verifier(original, tolerance=tolerance).check(other.data).failure
+        failure = Verifier(original, tolerance=tolerance).check(other).failure
         assert failure.endswith("first divergent tensor: 'y' (Neg)")
 
 
@@ -408,5 +410,5 @@ def test_an_omitted_output_is_no_divergent_tensor(parse, weights):
 
     given = {"w": weights(1, 4, 3), "r": weights(1, 4, 1)}
     original, other = (changed(parse(text.format(name), **given), omit) for name in ("Neg", "Abs"))
-    failure = Verifier(Artifact.from_bytes(original)).check(other).failure
+    failure = Verifier(Artifact.from_bytes(original)).check(Artifact.from_bytes(other)).failure
     assert failure.endswith("first divergent tensor: 'y' (Abs)")

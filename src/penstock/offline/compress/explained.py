@@ -70,7 +70,7 @@ _TRAINED = frozenset(
 """Provenance steps that train the model."""
 _ADDITIONS = frozenset({"quantize_recurrent", "store_weights"})
 """Provenance steps that may follow the correction of biases, and change other weights."""
-_EXACT = frozenset({"embed", "keep_float", "optimize", "equalize", "smooth-quant", "mixed_precision"})
+_EXACT = frozenset({"embed", "keep_float", "optimize", "equalize", "smooth-quant", "awq", "mixed_precision"})
 """Provenance steps that compare the outputs themselves."""
 
 

@@ -23,7 +23,7 @@ from penstock.offline.compress.outcome import Outcome
 from penstock.offline.judge.accuracy import served_answers
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.judge import BATCH, Judge, checked_reference, coupling_notes, judging
-from penstock.offline.optimize.model import self_contained
+from penstock.offline.optimize.model import check_one_file, save, self_contained, weights_path
 from penstock.offline.optimize.optimizer import optimize
 from penstock.offline.sessions import hints_of, loaded
 from penstock.resources import machine_facts
@@ -69,7 +69,12 @@ class Job:
         path = None if isinstance(model, Artifact) else Path(model)
         self._check_places([given for given in (path, data_path(data), data_path(evaluate)) if given], force)
         self.original = model if isinstance(model, Artifact) else read_model_file(Path(model), method.role)
+        if method.trains or (isinstance(method, TrainingMethod) and method.resume):
+            check_one_file(self.original, "training")
         method.examine(self.original)
+        if path is not None and self._output is not None:
+            for entry in self.original.beside:
+                check_place(path.parent / entry.path, [self._output, weights_path(self._output)])
         with naming(path, method.role), loaded(self.original) as running:
             self.signature: Signature = running.signature
             if not self.signature.inputs:
@@ -115,7 +120,7 @@ class Job:
             write_whole(Path(name), content)
         outcome = self._judged(made)
         if self._output is not None and made.model is not None:
-            write_whole(self._output, made.model.data)
+            save(made.model, self._output)
         return outcome
 
     def _judged(self, made: Made) -> Outcome:
@@ -124,8 +129,9 @@ class Job:
             judge = Judge(self.original, self._evaluation, self._method.threads, contract=self._method.contract)
             comparison = judge.compare(made.model, budget_s=self._method.budget_s)
         if made.model is not None and "coded_size" in made.aims:
-            before, after = self_contained(self.original).data, made.model.data
-            sizes = len(coded.encode(before)), len(coded.encode(after))
+            pair = self_contained(self.original), made.model
+            if not any(model.beside for model in pair):
+                sizes = len(coded.encode(pair[0].data)), len(coded.encode(pair[1].data))
         return Outcome(self.original, made, comparison, sizes)
 
     def _check_places(self, inputs: list[Path], force: bool) -> None:

@@ -14,10 +14,9 @@ import onnx
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument
-from penstock.offline.compress.ptq.qdq_placement import KEPT_FLOAT
+from penstock.offline.compress.ptq.qdq_placement import KEPT_FLOAT, LINEAR_OPS
+from penstock.offline.optimize.mapped import artifact_of
 from penstock.offline.optimize.model import read_proto
-
-_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 def keep_float(model: Artifact, original: Artifact, patterns: Sequence[str]) -> Artifact:
@@ -47,8 +46,7 @@ def keep_float(model: Artifact, original: Artifact, patterns: Sequence[str]) -> 
                 if maker.op_type == "Cast" != node.op_type and maker.input[0] in makers:
                     maker = makers[maker.input[0]]
                 maker.doc_string = KEPT_FLOAT
-    data = bytes(proto.SerializeToString(deterministic=True))
-    return model.derive(data, "keep_float", {"patterns": list(patterns)}, {})
+    return model.derive(artifact_of(proto), "keep_float", {"patterns": list(patterns)}, {})
 
 
 def _names(node: onnx.NodeProto, graph: onnx.GraphProto) -> list[str]:
@@ -65,7 +63,7 @@ def _survivors(node: onnx.NodeProto, graph: onnx.GraphProto, known: Collection[s
         found += [name for name in names if name in known]
         lost = {name for name in names if name not in known}
         # A product is never merged into another.
-        waiting += [each for each in graph.node if lost.intersection(each.input) and each.op_type not in _PRODUCTS]
+        waiting += [each for each in graph.node if lost.intersection(each.input) and each.op_type not in LINEAR_OPS]
     return found
 
 

@@ -49,7 +49,9 @@ class Outcome(msgspec.Struct, frozen=True):
         """True if the model meets every aim of the method; None if some aims were not measured."""
         if self.shortfalls:
             return False
-        return None if "speed" in self.made.aims and self.comparison is None else True
+        aims = self.made.aims
+        is_unknown = ("speed" in aims and self.comparison is None) or ("coded_size" in aims and self.coded is None)
+        return None if is_unknown else True
 
     @property
     def notes(self) -> list[str]:

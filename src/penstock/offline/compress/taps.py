@@ -17,6 +17,7 @@ from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.errors import InvalidData, ResourceExhausted
 from penstock.offline.compress.batches import CalibrationBatches
+from penstock.offline.optimize.mapped import artifact_of
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import call_rows, loaded, signature_of
 from penstock.resources import usable_memory
@@ -57,7 +58,7 @@ class Taps:
 
         ``signature`` is the model's signature, if known. Raises the errors of ``CalibrationBatches``.
         """
-        self._proto = read_proto(artifact)
+        self._proto, self._artifact = read_proto(artifact), artifact  # the weights may be in the artifact's files
         self._threads = threads
         self._memory_bytes = memory_bytes
         self._signature = signature or signature_of(artifact)
@@ -152,7 +153,7 @@ class Taps:
         values = [own.get(name) or onnx.ValueInfoProto(name=name) for name in outputs]
         del proto.graph.output[:]
         proto.graph.output.extend(values)
-        return Artifact.from_bytes(proto.SerializeToString())
+        return artifact_of(proto)
 
 
 def grouped(sizes: Mapping[str, int], memory_bytes: int) -> list[list[str]]:

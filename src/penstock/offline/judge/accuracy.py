@@ -99,8 +99,9 @@ class Reference(msgspec.Struct, frozen=True):
         base = Accuracy(metric.name, 0.0, Interval(1.0, 0.0, 1.0), error, samples, looks=self.looks)
         if broken := not_finite(outputs):
             return msgspec.structs.replace(base, broken=broken, bound=1.0, is_share=metric.is_share)
-        # If the truth is the original, the metric measures the deviation itself.
-        judged = self.choice.outputs if self._truth_is_original() else ()
+        # If the truth is the original, the metric measures the deviation itself. But fidelity counts each sample's difference as at
+        # most the spread, so a few large differences do not show in it.
+        judged = self.choice.outputs if self._truth_is_original() and not self.is_fidelity else ()
         far = {name: self._deviation(name, outputs[name]) for name in self.answers if name not in judged}
         worst = max(far, key=lambda name: far[name], default="")
         return msgspec.structs.replace(
@@ -241,6 +242,11 @@ class Reference(msgspec.Struct, frozen=True):
         totals, counts = np.bincount(groups, values), np.bincount(groups)
         return np.asarray(totals[counts > 0] / counts[counts > 0])
 
+    @property
+    def is_fidelity(self) -> bool:
+        """True if the metric measures differences relative to the spread of the original's outputs."""
+        return self.metric == "fidelity"
+
     def _truth_is_original(self) -> bool:
         metric = self.choice.metric
         return metric.truth is not None and (self.labels is None or not metric.labels)
@@ -262,7 +268,8 @@ class Reference(msgspec.Struct, frozen=True):
             same = float(np.mean(_called(metric, output, metric.truth(want))))
             return 1 - same if metric.higher else same
         kind = metric.kind if name in self.choice.outputs else "numbers"
-        if kind == "classes" or has_class_scores(name, want, self.answers):
+        by_class = kind == "classes" or has_class_scores(name, want, self.answers)
+        if by_class and not (self.is_fidelity and name in self.choice.outputs):
             cut = self.choice.cut or 0.0
             return 1 - float(hits(output, classes_of(want, cut), cut).mean())
         return min(_WORST, float(np.sqrt((deviations(want, output) ** 2).mean())))

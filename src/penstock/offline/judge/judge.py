@@ -22,12 +22,15 @@ from penstock.offline.judge.accuracy import Reference, make_reference, not_finit
 from penstock.offline.judge.chance import check_labels
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.metric_table import METRICS
-from penstock.offline.judge.metrics import Outputs
+from penstock.offline.judge.metrics import Outputs, share_of_few
 from penstock.offline.judge.race import race
+from penstock.offline.judge.scoring.classes import is_float
 from penstock.offline.sessions import call_rows, coupling_of, loaded, signature_of
 from penstock.perf.measure import Timings, speedup
 from penstock.tensor import Array
 
+_FEW_DECIDE = 0.9
+"""Part of the spread that a twentieth of the samples may make up without a note. Of normal rows, they make up at most a third."""
 BATCH = 64
 """Samples per call, if the rows of the model are proven to be independent."""
 ORIGINAL = "original"
@@ -203,8 +206,8 @@ def checked_reference(
 
 
 def judging(reference: Reference, contract: Contract) -> tuple[str, ...]:
-    """Notes that name the judged output and the metric, if the model has several outputs and ``contract`` names none, and that say how
-    sequences are judged.
+    """Notes that name the judged output and the metric, if the model has several outputs and ``contract`` names none, that say how
+    sequences are judged, and that warn if few samples decide the spread by which fidelity is measured.
     """
     notes: list[str] = []
     if not contract.output and len(reference.answers) > 1:
@@ -214,6 +217,14 @@ def judging(reference: Reference, contract: Contract) -> tuple[str, ...]:
             f"judging {reference.units} sequence(s) of {len(reference.groups)} calls: each sequence counts as one sample, and a "
             "candidate gets the states that it returned itself"
         )
+    for name in reference.choice.outputs if reference.is_fidelity else ():
+        answers = reference.answers[name]
+        if is_float(answers) and (share := share_of_few(answers)) > _FEW_DECIDE:
+            notes.append(
+                f"a twentieth of the samples makes up {share:.0%} of the spread of output '{name}', to which fidelity relates the "
+                "differences: on the other samples, a candidate may differ by more than they do among themselves. For outputs of "
+                "several numbers, --metric cosine counts every sample alike"
+            )
     return tuple(notes)
 
 

@@ -94,6 +94,15 @@ def deviations(reference: Array, output: Array) -> Array:
     return np.asarray(np.sqrt(difference / spread))
 
 
+def share_of_few(reference: Array) -> float:
+    """The share of the squared spread of the reference's rows that the twentieth of the rows furthest from the mean row makes up, at
+    least one row. Of equal rows, 0.
+    """
+    rows = np.where(np.isfinite(reference), reference, 0).reshape(len(reference), -1).astype(np.float64)
+    far = np.sort(((rows - rows.mean(axis=0)) ** 2).sum(axis=1))
+    return float(far[-max(1, len(far) // 20) :].sum() / total) if (total := far.sum()) > 0 else 0.0
+
+
 def share_divergence(reference: Array, outputs: Array) -> Array:
     """KL(reference‖outputs) of each row's class probabilities: the scores, after softmax unless they already are probabilities."""
     are_shares = _are_shares(reference)

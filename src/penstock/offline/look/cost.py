@@ -14,13 +14,13 @@ import onnx
 from penstock.artifact import Artifact
 from penstock.errors import PenstockError, Unsupported
 from penstock.offline.compress.fp32.fp32 import in_fp32
-from penstock.offline.compress.ptq.qdq_placement import QdqPlacement, float_model, nothing_to_quantise
+from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, QdqPlacement, float_model, nothing_to_quantise
 from penstock.offline.look.facts import CostFacts, elements
+from penstock.offline.optimize.passes.constant_inputs import with_constant_inputs
 from penstock.tensor import DataType
 
-_LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
-_WORKING = _LINEAR | _RECURRENT
+_WORKING = LINEAR_OPS | _RECURRENT
 _SMALL = 1024
 """Maximum number of elements of a constant whose values may determine shapes."""
 _MOST = 0.9
@@ -35,7 +35,7 @@ def cost(artifact: Artifact, shapes: Mapping[str, Sequence[int]]) -> CostFacts:
     integer, share, obstacle = _integer(artifact)
     proto = onnx.load_model_from_string(artifact.data)
     nodes = list(proto.graph.node)
-    linear = [node for node in nodes if node.op_type in _LINEAR]
+    linear = [node for node in nodes if node.op_type in LINEAR_OPS]
     sizes = _sizes(proto, shapes) if shapes else {}
     work = _work(nodes, sizes)
     done = sum(work.get(name, 0) for name in integer)
@@ -54,8 +54,8 @@ def cost(artifact: Artifact, shapes: Mapping[str, Sequence[int]]) -> CostFacts:
 def _integer(artifact: Artifact) -> tuple[Collection[str], float, str]:
     """The outputs of the linear operators that INT8 would compute, their share of the weights, and why there are none."""
     try:
-        model = float_model(in_fp32(artifact))
-        nodes = [node for node in model.integer_nodes(QdqPlacement.LINEAR) if node.op_type in _LINEAR]
+        model = float_model(in_fp32(with_constant_inputs(artifact)))
+        nodes = [node for node in model.integer_nodes(QdqPlacement.LINEAR) if node.op_type in LINEAR_OPS]
         if not nodes:
             raise nothing_to_quantise()
     except PenstockError as error:

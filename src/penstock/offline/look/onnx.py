@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from penstock.artifact import Artifact
 from penstock.errors import InvalidModel, Unsupported
 from penstock.offline.look.facts import FileFacts, TensorFacts, sorted_counts
+from penstock.offline.optimize.model import optional_inputs
 from penstock.tensor import DataType
 
 _DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -149,8 +150,5 @@ def _notes(proto: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> Iterator[str]
     }
     if outside:
         yield f"weights in other files: {', '.join(sorted(outside)[:8])}"
-    optional = [
-        value.name for value in proto.graph.input if value.name in {one.name for one in proto.graph.initializer}
-    ]
-    if optional and proto.ir_version >= 4:
-        yield f"optional inputs with a default value: {', '.join(optional[:8])}"
+    if optional := optional_inputs(proto):
+        yield f"inputs with a default value, which a build makes constant: {optional}"

@@ -13,9 +13,9 @@ import onnx
 import onnx_ir as ir
 from onnx import helper
 
-from penstock.artifact import Artifact
 from penstock.errors import PenstockError
 from penstock.offline.optimize.base import Pass
+from penstock.offline.optimize.mapped import artifact_of
 from penstock.offline.optimize.model import from_proto, infer_shapes, to_proto
 from penstock.offline.optimize.verify import Verifier
 
@@ -68,9 +68,9 @@ def minimal_model(before: onnx.ModelProto, current: Pass) -> str:
 
 def _shows(part: onnx.ModelProto, current: Pass) -> bool:
     try:
-        verifier = Verifier(Artifact.from_bytes(part.SerializeToString()))
+        verifier = Verifier(artifact_of(part))
         changed = to_proto(applied(current, to_proto(infer_shapes(part)), ()))
-        return not verifier.obstacle and bool(verifier.check(changed.SerializeToString()).failure)
+        return not verifier.obstacle and bool(verifier.check(artifact_of(changed)).failure)
     except PenstockError:
         return False
     except Exception:  # noqa: BLE001 - a pass that raises on the part does not reproduce the wrong outputs

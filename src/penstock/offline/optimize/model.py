@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from pathlib import Path
 
 import onnx
@@ -12,10 +13,22 @@ from onnx.external_data_helper import load_external_data_for_tensor, uses_extern
 
 from penstock.artifact import TITLES, Artifact, Format
 from penstock.errors import InvalidModel, Unsupported
-from penstock.offline.model_store import remembered
+from penstock.offline.model_store import is_keeping, remembered
+from penstock.offline.optimize.mapped import (
+    WEIGHTS,
+    artifact_of,
+    exceeds_limit,
+    is_large,
+    is_mapped,
+    map_tensor,
+    size_of,
+    with_inputs,
+)
 from penstock.protocol.onnx_scan import has_external_data
+from penstock.storage.atomic import whole_file, write_whole
 
-_LIMIT_BYTES = 2 << 30
+_NAMED = 3
+_MAX_BYTES = 2 << 30
 _MAP_TYPE = "map type"
 """Key under which a value keeps its ONNX type if that is of maps."""
 _EXPORT_AGAIN = "export the model again, or fetch it again if it was downloaded"
@@ -26,7 +39,7 @@ def load_model(artifact: Artifact) -> ir.Model:
 
     Before IR version 4, a model had to list initialisers as inputs; such inputs are removed. Raises InvalidModel if the bytes
     are corrupt, ``onnx.checker`` rejects the model, or external data is missing or outside the model's folder. Raises Unsupported
-    for models over 2 GiB and for sparse initialisers.
+    for sparse initialisers, and if the main file has 2 GiB or more.
     """
     return from_proto(read_proto(artifact))
 
@@ -34,8 +47,10 @@ def load_model(artifact: Artifact) -> ir.Model:
 def read_proto(artifact: Artifact) -> onnx.ModelProto:
     """Read and check the protobuf of ``artifact``, with its external data. The caller may change the result.
 
-    Raises the errors of ``load_model``.
+    Large tensors are mapped (``mapped.py``) if the model exceeds the limit. Raises the errors of ``load_model``.
     """
+    if not is_keeping():
+        return _parse(artifact)
     proto = onnx.ModelProto()
     proto.CopyFrom(remembered("parse", (artifact.digest, artifact.path), lambda: _parse(artifact), artifact.size_bytes))
     return proto
@@ -47,23 +62,34 @@ def _parse(artifact: Artifact) -> onnx.ModelProto:
             f"the model's format is {TITLES[artifact.format]}, but only ONNX models can be optimised and compressed",
             "export the model as ONNX; `penstock serve` runs it as it is",
         )
-    if artifact.size_bytes >= _LIMIT_BYTES:
-        raise _too_large(artifact.size_bytes)
+    if len(artifact.data) >= _MAX_BYTES:
+        raise Unsupported(
+            f"the file has {len(artifact.data) / (1 << 30):.1f} GiB, but an ONNX file can hold at most 2 GiB",
+            "export it with the weights in external files",
+        )
     try:
         proto = onnx.load_model_from_string(artifact.data)
     except DecodeError as error:
         raise InvalidModel("the file is not an ONNX model, or it is truncated or corrupt", _EXPORT_AGAIN) from error
-    _embed_external_data(proto, artifact.path)
+    _read_external_data(proto, artifact.path)
     if proto.graph.sparse_initializer:
         raise Unsupported("the model has sparse initialisers", "export it with dense weights")
     try:
-        onnx.checker.check_model(proto)
+        onnx.checker.check_model(with_inputs(proto))
     except Exception as error:  # the checker raises ValidationError and, on bad fields, ValueError
         raise InvalidModel(f"onnx.checker rejects the model: {_first_line(error)}", _EXPORT_AGAIN) from error
     if proto.ir_version < 4:
         _drop_initializers_from_inputs(proto.graph)
         proto.ir_version = 4
     return proto
+
+
+def optional_inputs(proto: onnx.ModelProto) -> str:
+    """Inputs with a default value, by name, at most three; empty if there are none."""
+    weights = {tensor.name for tensor in proto.graph.initializer} if proto.ir_version >= 4 else set()
+    found = [value.name for value in proto.graph.input if value.name in weights]
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return ", ".join(found[:_NAMED]) + more
 
 
 def infer_shapes(proto: onnx.ModelProto) -> ir.Model:
@@ -75,16 +101,46 @@ def infer_shapes(proto: onnx.ModelProto) -> ir.Model:
 
 
 def self_contained(artifact: Artifact) -> Artifact:
-    """Merge ``artifact`` and its external weights into one file. Raises the errors of ``read_proto``."""
+    """``artifact`` as one file, unless it exceeds the limit. Raises the errors of ``read_proto``."""
     proto = read_proto(artifact)
-    if not has_external_data(artifact.data):
+    if not has_external_data(artifact.data) or any(map(is_mapped, proto.graph.initializer)):
         return artifact
-    return artifact.derive(bytes(proto.SerializeToString(deterministic=True)), "embed", {}, {})
+    return artifact.derive(artifact_of(proto), "embed", {}, {})
 
 
-def to_bytes(model: ir.Model) -> bytes:
-    """The serialised protobuf of ``to_proto``. Equal models give equal bytes."""
-    return bytes(to_proto(model).SerializeToString(deterministic=True))
+def save(artifact: Artifact, path: Path) -> None:
+    """Write ``artifact`` to ``path``, and its weights to one file beside it if it exceeds the limit. Raises ResourceExhausted."""
+    if artifact.beside and artifact.keeps is None:
+        artifact = artifact_of(read_proto(artifact))
+    if artifact.path is None or not artifact.beside:
+        write_whole(path, artifact.data)
+        return
+    proto = onnx.load_model_from_string(artifact.data)
+    for tensor in proto.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = weights_path(path).name if entry.key == "location" else entry.value
+    with whole_file(weights_path(path)) as file, artifact.path.with_name(WEIGHTS).open("rb") as source:
+        shutil.copyfileobj(source, file)
+    write_whole(path, proto.SerializeToString(deterministic=True))
+
+
+def check_one_file(artifact: Artifact, what: str) -> None:
+    """Raise Unsupported if ``artifact`` exceeds the limit, because ``what`` needs a model in one file."""
+    if self_contained(artifact).beside:
+        raise Unsupported(
+            f"the model has {artifact.size_bytes / (1 << 30):.1f} GiB, but {what} supports only models below 2 GiB",
+            "make it smaller first, e.g. with penstock quantize --precision int8-weights",
+        )
+
+
+def weights_path(path: Path) -> Path:
+    """The file with the large weights of a model that ``save`` writes to ``path``."""
+    return path.with_name(f"{path.name}.data")
+
+
+def to_artifact(model: ir.Model) -> Artifact:
+    """The artifact of ``to_proto``. Equal models give equal bytes."""
+    return artifact_of(to_proto(model))
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
@@ -132,8 +188,10 @@ def _innermost(error: BaseException) -> BaseException:
     return error if error.__cause__ is None else _innermost(error.__cause__)
 
 
-def _embed_external_data(proto: onnx.ModelProto, path: Path | None) -> None:
-    tensors = [tensor for tensor in tensors_of(proto) if uses_external_data(tensor)]
+def _read_external_data(proto: onnx.ModelProto, path: Path | None) -> None:
+    """Map the large tensors if the model exceeds the limit, and embed the other external tensors."""
+    # The list begins with the initialisers of the main graph.
+    tensors = [(place, tensor) for place, tensor in enumerate(tensors_of(proto)) if uses_external_data(tensor)]
     if not tensors:
         return
     if path is None:
@@ -142,8 +200,8 @@ def _embed_external_data(proto: onnx.ModelProto, path: Path | None) -> None:
             "load it from its file, or save it with the weights in the same file",
         )
     folder = path.parent.resolve()
-    size = proto.ByteSize()
-    for tensor in tensors:
+    last = len(proto.graph.initializer) if exceeds_limit(proto) else 0
+    for place, tensor in tensors:
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries.get("location", "")
         file = (folder / location).resolve()
@@ -156,13 +214,16 @@ def _embed_external_data(proto: onnx.ModelProto, path: Path | None) -> None:
             raise InvalidModel(
                 f"external data file '{location}' of '{tensor.name}' is missing", "put it in the model's folder"
             )
-        length = entries.get("length", "")
-        size += int(length) if length.isdigit() else file.stat().st_size
-        if size >= _LIMIT_BYTES:
-            raise _too_large(size)
         try:
-            load_external_data_for_tensor(tensor, str(folder))
-        except Exception as error:  # offsets beyond the file, unreadable files
+            offset, size = int(entries.get("offset", 0)), file.stat().st_size
+            length = int(entries.get("length", size - offset))
+            if offset < 0 or length != size_of(tensor) or offset + length > size:
+                raise ValueError(f"it takes {size_of(tensor)} bytes, but '{location}' has {length} at byte {offset}")
+            if place < last and is_large(tensor):
+                map_tensor(tensor, str(file), offset)
+            else:
+                load_external_data_for_tensor(tensor, str(folder))
+        except Exception as error:  # invalid numbers, unreadable files
             raise InvalidModel(
                 f"external data of '{tensor.name}' cannot be read: {_first_line(error)}", _EXPORT_AGAIN
             ) from error
@@ -186,13 +247,6 @@ def _drop_initializers_from_inputs(graph: onnx.GraphProto) -> None:
     inputs = [value for value in graph.input if value.name not in weights]
     del graph.input[:]
     graph.input.extend(inputs)
-
-
-def _too_large(size_bytes: int) -> Unsupported:
-    return Unsupported(
-        f"the model has {size_bytes / (1 << 30):.1f} GiB, but an ONNX file can hold at most 2 GiB",
-        "export it in FP16 or in parts",
-    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -18,7 +18,8 @@ import onnx_ir as ir
 from penstock.artifact import Artifact
 from penstock.offline.optimize.base import OptimizeReport, Pass, PassRecord
 from penstock.offline.optimize.bisect import applied, first_wrong, minimal_model
-from penstock.offline.optimize.model import from_proto, infer_shapes, read_proto, to_bytes, to_proto
+from penstock.offline.optimize.mapped import artifact_of
+from penstock.offline.optimize.model import from_proto, infer_shapes, read_proto, to_artifact, to_proto
 from penstock.offline.optimize.passes import default_passes
 from penstock.offline.optimize.verify import Verdict, Verifier
 from penstock.protocol.onnx_scan import has_external_data
@@ -61,7 +62,7 @@ def optimize(
         "max_relative_error": report.max_relative_error,
         "onnx_ir": ir.__version__,
     }
-    return artifact.derive(artifact.data if unchanged else to_bytes(build.model), "optimize", options, facts), report
+    return artifact.derive(artifact if unchanged else to_artifact(build.model), "optimize", options, facts), report
 
 
 class _Build:
@@ -82,7 +83,7 @@ class _Build:
         if any(record.status != "unchanged" for record in records):
             # Shape inference finds more shapes after constants are folded.
             self._go_back(self._proto, infer=True)
-            verdict = self._verifier.check(_bytes(self._proto))
+            verdict = self._verifier.check(artifact_of(self._proto))
             if verdict.failure or any(record.status == "reverted" for record in records):
                 self._go_back(start)
                 records = [self._run(current, number, verify=True) for current in passes]
@@ -133,7 +134,7 @@ class _Build:
         except Exception as failure:  # noqa: BLE001 - a pass that raises is undone, as a wrong pass is
             self._go_back(self._proto)
             return [], Verdict(None, f"the pass failed: {type(failure).__name__}: {failure}")
-        verdict = self._verifier.check(_bytes(proto)) if verify and sites else Verdict(None)
+        verdict = self._verifier.check(artifact_of(proto)) if verify and sites else Verdict(None)
         if verdict.failure:
             self._go_back(self._proto)
         else:
@@ -145,7 +146,7 @@ class _Build:
         skipped, verdicts = self._skipped.get(current.name, ()), {}
 
         def is_wrong(limit: int) -> bool:
-            verdicts[limit] = self._verifier.check(_bytes(to_proto(applied(current, self._proto, skipped, limit))))
+            verdicts[limit] = self._verifier.check(artifact_of(to_proto(applied(current, self._proto, skipped, limit))))
             return bool(verdicts[limit].failure)
 
         wrong = first_wrong(len(sites), is_wrong)
@@ -161,7 +162,3 @@ class _Build:
 
 def _verified(record: PassRecord, error: float | None) -> PassRecord:
     return msgspec.structs.replace(record, max_relative_error=error) if record.status == "applied" else record
-
-
-def _bytes(proto: onnx.ModelProto) -> bytes:
-    return bytes(proto.SerializeToString(deterministic=True))

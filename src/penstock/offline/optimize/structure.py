@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 
 from penstock.artifact import Artifact, Format, sha256
 from penstock.errors import PenstockError
 from penstock.offline.model_store import remembered
+from penstock.offline.optimize.mapped import array_of
 from penstock.offline.optimize.model import read_proto, tensors_of
 
 _INDICES = TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL
@@ -35,7 +36,7 @@ def _structure(proto: onnx.ModelProto) -> str:
         is_index = tensor.data_type in _INDICES and tensor.name not in quantised
         if is_index or tensor.data_type == TensorProto.STRING:
             continue
-        is_zero = not numpy_helper.to_array(tensor).any()
+        is_zero = not array_of(tensor).any()
         blank = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=bytes([is_zero]))
         tensor.CopyFrom(blank)
     del proto.metadata_props[:]

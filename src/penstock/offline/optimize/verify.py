@@ -17,6 +17,7 @@ from penstock.artifact import Artifact
 from penstock.engines.base import LoadedModel
 from penstock.errors import PenstockError
 from penstock.offline.apart import apart, is_light
+from penstock.offline.optimize.mapped import artifact_of
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.names import subgraphs
 from penstock.offline.optimize.samples import LabelledInputs, free_sizes, generate, generate_sizes, sizes_of
@@ -90,13 +91,12 @@ class Verifier:
                     largest = _largest(array.astype(np.float64))
                     self._magnitudes[name] = max(self._magnitudes.get(name, 0.0), largest)
 
-    def check(self, data: bytes) -> Verdict:
-        """Compare the changed model ``data`` with the original on every sample, up to the first difference."""
+    def check(self, changed: Artifact) -> Verdict:
+        """Compare ``changed`` with the original on every sample, up to the first difference."""
         if self.obstacle:
             return Verdict(None, f"unverifiable: {self.obstacle}")
         largest = 0.0
         try:
-            changed = Artifact.from_bytes(data)
             with loaded(changed, as_written=True) as model:
                 for number, (sample, expected) in enumerate(self._answers):
                     outputs = self._run(changed, model, sample)
@@ -104,7 +104,7 @@ class Verifier:
                         error, reason = compare(want, outputs.get(name), self._magnitudes.get(name, 0.0))
                         largest = max(largest, error)
                         if error > self.tolerance and error > self._allowed(number, name):
-                            return Verdict(largest, self._failure(name, reason, sample, data))
+                            return Verdict(largest, self._failure(name, reason, sample, changed))
         except PenstockError as failure:
             return Verdict(None, f"the changed model does not run: {failure.message}")
         return Verdict(largest)
@@ -143,8 +143,8 @@ class Verifier:
                     self._noise[number][one] = compare(want, outputs.get(one), self._magnitudes.get(one, 0.0))[0]
         return min(_NOISE_FACTOR * self._noise[number].get(name, 0.0), _MOST_NOISE * self.tolerance)
 
-    def _failure(self, name: str, reason: str, sample: LabelledInputs, data: bytes) -> str:
-        where = first_divergence(self._original, data, sample, self.tolerance)
+    def _failure(self, name: str, reason: str, sample: LabelledInputs, changed: Artifact) -> str:
+        where = first_divergence(self._original, changed, sample, self.tolerance)
         return f"output '{name}': {reason} on {sample.label}" + (f"; first divergent tensor: {where}" if where else "")
 
 
@@ -189,12 +189,12 @@ def _exact_difference(old: Array, new: Array | None) -> str:
     return "" if same else "NaN or infinite values are in other places"
 
 
-def first_divergence(original: Artifact, data: bytes, sample: LabelledInputs, tolerance: float) -> str:
+def first_divergence(original: Artifact, changed: Artifact, sample: LabelledInputs, tolerance: float) -> str:
     """The first tensor that differs between the models, in the changed model's order; empty if none is found.
 
     The text includes the operator that writes the tensor: ``'h3' (Conv)``.
     """
-    old, new = read_proto(original), onnx.load_model_from_string(data)
+    old, new = read_proto(original), read_proto(changed)
     known = {name for node in old.graph.node for name in node.output}
     made_by = {name: node.op_type for node in new.graph.node for name in node.output if name and name in known}
     try:
@@ -215,7 +215,7 @@ def dimension_names(model: onnx.ModelProto) -> dict[str, list[str]]:
 def _run_showing(proto: onnx.ModelProto, names: list[str], sample: LabelledInputs) -> dict[str, Array]:
     outputs = {value.name for value in proto.graph.output}
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
-    with loaded(Artifact.from_bytes(proto.SerializeToString()), as_written=True) as model:
+    with loaded(artifact_of(proto), as_written=True) as model:
         return model.forward(sample)
 
 

@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 _SCREEN_SHARE, _CONFIRM_SHARE, _PROFILE_SHARE = 0.4, 0.35, 0.25
 _SPARE_SHARE = 0.5
-"""Part of what is left of the build's budget that confirming may take, if that is longer. More loads make the intervals narrow."""
+"""Share of the time left in the build's budget that confirming may take, even beyond ``_CONFIRM_SHARE``. This narrows intervals."""
 _SCREEN_LOADS = 4
 """Loads of each pair in the screening; few, so that it is quick, which makes the intervals wide."""
 _WIDEN_END, _SCREEN_END, _JUDGE_END = 0.55, 0.9, 0.75
@@ -67,7 +67,6 @@ _LATE_FINALISTS = 2
 """Number of finalists after ``_JUDGE_END``."""
 _PROFILED_BYTES = 16 << 20
 """Maximum size of the inputs of a profiled call."""
-_NO_TIME = "there was no time within --budget"
 
 Race = Callable[[Mapping[str, Entrant], Sequence[SizedCall], float, int], Mapping[str, Timings]]
 
@@ -228,7 +227,7 @@ class Tuner:
         if threads > min(self._bases):
             if self._deadline.is_past(_WIDEN_END):
                 for trial in (self._bases[threads], *(trial for group in groups for trial in group)):
-                    trial.reason = f"not timed: {_NO_TIME}"
+                    trial.reason = f"not timed: {self._deadline.why_late}"
                 return
             self._pace([self._bases[threads]], budget_s, _SCREEN_LOADS)
         # Exact candidates first: they are always timed.
@@ -243,7 +242,7 @@ class Tuner:
         is_late = self._deadline.interrupted if group[0].candidate.exact else self._deadline.is_past(_SCREEN_END)
         if is_late:
             for trial in group:
-                trial.reason = f"not timed: {_NO_TIME}"
+                trial.reason = f"not timed: {self._deadline.why_late}"
             return
         for trial in group:
             self._time(trial, budget_s, _SCREEN_LOADS)
@@ -262,7 +261,7 @@ class Tuner:
                 if trial.candidate.numerics in self._known or self._is_worth_judging(group, accepted):
                     self._assess(trial)
                 else:
-                    trial.reason = f"not judged: {_NO_TIME}"
+                    trial.reason = f"not judged: {self._deadline.why_late}"
             accepted += self._elect(group)
         self._on_progress("accuracy", len(groups), len(groups))
 

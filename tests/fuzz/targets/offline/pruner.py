@@ -11,7 +11,7 @@ from penstock.errors import InvalidConfig, PenstockError
 from penstock.offline.compress.pruning.magnitude import GlobalRule, PruneOptions, prune
 from penstock.offline.compress.pruning.structured.cut import Structure
 from penstock.offline.compress.sharing.share import ShareOptions, share
-from penstock.offline.optimize.model import load_model, to_bytes
+from penstock.offline.optimize.model import load_model, to_artifact
 from tests.fuzz.offline import ModelTarget, agree, check_compressed, data_of, optimized
 from tests.prunable_networks import random_cut, without_what_they_lead_to
 from tests.random_models import RandomModel
@@ -29,7 +29,9 @@ class PrunerTarget(ModelTarget):
         check_compressed(artifact, shared, data_of(model, artifact))
         pruned = prune(start, PruneOptions(GlobalRule(0.5)))
         check_compressed(artifact, pruned, data_of(model, artifact))
-        before, after = (onnx.load_model_from_string(data).graph for data in (to_bytes(load_model(start)), pruned.data))
+        before, after = (
+            onnx.load_model_from_string(data).graph for data in (to_artifact(load_model(start)).data, pruned.data)
+        )
         assert before.node == after.node
         for one, other in zip(before.initializer, after.initializer, strict=True):
             old, new = numpy_helper.to_array(one), numpy_helper.to_array(other)

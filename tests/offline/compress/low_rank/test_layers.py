@@ -15,7 +15,7 @@ from penstock.engines.registry import get_engine
 from penstock.offline.compress.low_rank.convolution import WHOLE, SplitForm, spatial, spatial_split, tucker
 from penstock.offline.compress.low_rank.layers import alone, layers, measure, replace
 from penstock.offline.compress.low_rank.matrix import Split, decompose
-from penstock.offline.optimize.model import load_model, to_bytes
+from penstock.offline.optimize.model import load_model, to_artifact
 from penstock.tensor import Array
 
 # Factors of full rank differ from the whole by the rounding of two or three FP32 products in a row.
@@ -63,7 +63,7 @@ def test_convolutions_keep_their_places(attributes: dict[str, Any], form: SplitF
     model = load_model(artifact)
     (layer,) = layers(model)
     replace(layer, form, whole(layer.weight, form))
-    changed = Artifact.from_bytes(to_bytes(model))
+    changed = to_artifact(model)
     proto = onnx.load_model_from_string(changed.data)
     onnx.checker.check_model(proto, full_check=True)
     assert len(proto.graph.node) == (3 if form is SplitForm.TUCKER else 2)
@@ -98,7 +98,7 @@ def check_product(artifact: Artifact, shape: tuple[int, ...]) -> None:
     model = load_model(artifact)
     for layer in layers(model):
         replace(layer, SplitForm.CHANNEL, whole(layer.weight, SplitForm.CHANNEL))
-    changed = Artifact.from_bytes(to_bytes(model))
+    changed = to_artifact(model)
     onnx.checker.check_model(onnx.load_model_from_string(changed.data), full_check=True)
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     want = run(artifact, x)
@@ -116,9 +116,7 @@ def test_three_dimensions_and_one() -> None:
             replace(layers(model)[0], form, whole(layers(model)[0].weight, form))
             x = np.random.default_rng(0).standard_normal((2, 4, *size)).astype(np.float32)
             want = run(artifact, x)
-            np.testing.assert_allclose(
-                run(Artifact.from_bytes(to_bytes(model)), x), want, atol=1e-5 * np.abs(want).max()
-            )
+            np.testing.assert_allclose(run(to_artifact(model), x), want, atol=1e-5 * np.abs(want).max())
 
 
 def test_what_is_left_alone() -> None:

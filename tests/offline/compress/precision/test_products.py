@@ -59,7 +59,7 @@ def test_weights_that_others_read_are_kept_and_others_dropped() -> None:
         model = ProductModel(artifact, 1)
         product = model.products[place]
         model.replace(product, [node("MatMul", product.input, model.constant(product.weight * 2, "new"))])
-        proto = onnx.load_model_from_string(model.write())
+        proto = onnx.load_model_from_string(model.write().data)
         onnx.checker.check_model(proto)
         return {tensor.name for tensor in proto.graph.initializer}
 
@@ -80,7 +80,7 @@ def test_a_new_tensor_of_one_name_is_written_once() -> None:
         assert first.weight_name == second.weight_name
         for one in (first, second):
             model.replace(one, [node("MatMul", one.input, model.constant(one.weight, one.weight_name))])
-        return model.write("com.microsoft")
+        return model.write("com.microsoft").data
 
     proto = onnx.load_model_from_string(written())
     onnx.checker.check_model(proto)

@@ -9,7 +9,7 @@ from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidModel
 from penstock.offline.compress.pruning.prepare import prepare
-from penstock.offline.optimize.model import to_bytes
+from penstock.offline.optimize.model import to_artifact
 from prunable_networks import encoder
 
 
@@ -37,7 +37,7 @@ def test_three_nodes_that_swap_two_axes_become_one_transpose() -> None:
     artifact = n.artifact({"x": [2, 3, 4, 6]}, {"y": [2, 3, 6, 4]})
     assert operators(artifact) == ["Transpose"]
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 6)).astype(np.float32)
-    np.testing.assert_array_equal(answer(to_bytes(prepare(artifact)), x), answer(artifact.data, x))
+    np.testing.assert_array_equal(answer(to_artifact(prepare(artifact)).data, x), answer(artifact.data, x))
 
 
 def test_other_reshapes_around_a_transpose_stay() -> None:
@@ -53,7 +53,7 @@ def test_the_answers_stay_and_shapes_are_known(artifact: Artifact) -> None:
     assert all(value.shape is not None for node in model.graph for value in node.outputs)
     spec = onnx.load_model_from_string(artifact.data).graph.input[0].type.tensor_type.shape
     x = np.random.default_rng(0).standard_normal([dim.dim_value or 2 for dim in spec.dim]).astype(np.float32)
-    np.testing.assert_allclose(answer(to_bytes(model), x), answer(artifact.data, x), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(answer(to_artifact(model).data, x), answer(artifact.data, x), rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_no_model_is_refused() -> None:

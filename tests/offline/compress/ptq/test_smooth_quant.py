@@ -13,7 +13,7 @@ from networks import Network
 from penstock.artifact import Artifact
 from penstock.dataset import make_dataset
 from penstock.offline.compress.ptq.rescale import Rescaling
-from penstock.offline.compress.ptq.smooth_quant import quantized_error, smooth_quant
+from penstock.offline.compress.ptq.smooth_quant import Seen, quantized_error, smooth_quant
 from penstock.offline.compress.taps import Taps
 from penstock.offline.optimize.model import infer_shapes, read_proto
 
@@ -67,7 +67,7 @@ def test_the_error_is_that_of_the_integer_model() -> None:
     rows = array.reshape(-1, 32).astype(np.float64)
     low, high = np.minimum(rows.min(0), 0), np.maximum(rows.max(0), 0)
     want = outliers.error(outliers.int8(artifact, DATA), artifact, DATA)
-    assert quantized_error(link, low, high, rows, np.ones(32)) == pytest.approx(want, rel=0.02)
+    assert quantized_error(link, Seen(low, high, rows), np.ones(32)) == pytest.approx(want, rel=0.02)
 
 
 def residual(outlier: float) -> Artifact:

@@ -12,7 +12,7 @@ from penstock.offline.compress.low_rank.factorize import Splitter
 from penstock.offline.compress.low_rank.layers import layers, replace
 from penstock.offline.compress.restored.recomposed import recomposed
 from penstock.offline.compress.taps import Taps, no_progress
-from penstock.offline.optimize.model import load_model, to_bytes
+from penstock.offline.optimize.model import load_model, to_artifact
 from penstock.offline.sessions import loaded
 
 RANKS = {SplitForm.CHANNEL: (3,), SplitForm.SPATIAL: (5,), SplitForm.TUCKER: (4, 6)}
@@ -41,7 +41,7 @@ def split(kind: str, form: SplitForm, aware: bool) -> tuple[Artifact, onnx.Model
     if aware:
         splitter.observe(Taps(original, make_dataset({"x": data}, None)), no_progress)
     replace(known["y"], form, splitter.split("y", form, RANKS[form]))
-    made = onnx.load_model_from_string(to_bytes(model))
+    made = onnx.load_model_from_string(to_artifact(model).data)
     return original, made, {"y": {"form": form.value, "ranks": list(RANKS[form])}}, data
 
 

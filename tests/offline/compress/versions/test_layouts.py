@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import networks
+from machines import VNNI
 from penstock.artifact import Artifact
 from penstock.clock import ManualClock
 from penstock.dataset import Dataset, make_dataset
@@ -14,9 +15,7 @@ from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.compress.versions.layouts import IntegerLayout, fastest, make_layouts, promising
 from penstock.offline.deadline import BuildDeadline
-from penstock.resources import MachineFacts
 
-VNNI = MachineFacts("a CPU", "x86_64", ("avx2", "avx512_vnni"), 2, 1 << 34, 1, "Linux", "3")
 LINEAR, WIDE = IntegerLayout(QdqPlacement.LINEAR), IntegerLayout(QdqPlacement.WIDE)
 PER_TENSOR = IntegerLayout(QdqPlacement.LINEAR, "per-tensor", ("onnxruntime",))
 SYMMETRIC = IntegerLayout(QdqPlacement.LINEAR, "symmetric", ("openvino",))
@@ -68,7 +67,7 @@ def test_after_a_quarter_of_the_budget_no_further_layout_is_timed_if_one_may_be_
     models = dict.fromkeys((LINEAR, WIDE, PER_TENSOR), fp32)
     found, notes = promising(fp32, models, look, deadline, lambda *_: None)
     assert found == [WIDE]
-    assert notes[-1] == "INT8 (linear-per-tensor) was not tried: there was no time within --budget"
+    assert notes[-1] == "INT8 (per-tensor scales) was not tried: there was no time within --budget"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from onnx import numpy_helper
 import models
 import networks
 import stored_models
+from machines import PLAIN, VNNI
 from penstock.artifact import Artifact
 from penstock.clock import ManualClock
 from penstock.dataset import Dataset, make_dataset
@@ -19,12 +20,9 @@ from penstock.offline.compress.versions.versions import affordable, derived_vers
 from penstock.offline.compress.versions.ways import IntegerChoice
 from penstock.offline.deadline import BuildDeadline
 from penstock.offline.sessions import signature_of
-from penstock.resources import INTEGER_DOT_PRODUCT, MachineFacts
+from penstock.resources import INTEGER_DOT_PRODUCT
 from penstock.rows.proof import unproven
 from penstock.tensor import DataType
-
-VNNI = MachineFacts("a CPU", "x86_64", ("avx2", "avx512_vnni"), 2, 1 << 34, 1, "Linux", "3")
-PLAIN = MachineFacts("a CPU", "x86_64", ("avx2",), 2, 1 << 34, 1, "Linux", "3")
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +133,10 @@ def test_a_version_that_fails_does_not_end_the_others(
     found, notes = derived_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,)), VNNI)
     assert [version.calibration for version in found] == ["min-max-linear", "min-max-wide"]
     lost = [note for note in notes if "was not tried" in note]
-    assert [note.split()[2] for note in lost] == ["best-linear", "best-wide"]
+    assert [note.partition(" was not")[0] for note in lost] == [
+        "INT8 (tuned ranges)",
+        "INT8 (tuned ranges, more operators)",
+    ]
     assert all("a defect" in note for note in lost)
 
 
@@ -195,11 +196,11 @@ def test_what_is_slower_in_an_engine_is_not_calibrated_for_it(cnn: Artifact, dat
     found, notes = derived_versions(cnn, data, choice, VNNI, look=look)
     assert [(one.calibration, one.engines) for one in found] == [("min-max-linear", ("openvino",))]
     assert [note for note in notes if "slower than FP32" in note] == [
-        f"INT8 ({place}) was not calibrated for {engine}, because it is slower than FP32 there: {shown}"
+        f"INT8{place} was not calibrated for {engine}, because it is slower than FP32 there: {shown}"
         for place, engine, shown in (
-            ("linear", "onnxruntime", "0.50x (0.45 … 0.55)"),
-            ("wide", "onnxruntime", "0.60x (0.54 … 0.66)"),
-            ("wide", "openvino", "0.70x (0.63 … 0.77)"),
+            ("", "onnxruntime", "0.50x (0.45 … 0.55)"),
+            (" (more operators)", "onnxruntime", "0.60x (0.54 … 0.66)"),
+            (" (more operators)", "openvino", "0.70x (0.63 … 0.77)"),
         )
     ]
 
@@ -223,7 +224,7 @@ def test_when_time_is_short_only_a_quick_method_is_tried(share: float, cnn: Arti
     clock.advance(share)
     found, notes = derived_versions(cnn, data, IntegerChoice((RangeMethod.MIN_MAX,)), VNNI, deadline=deadline)
     assert [version.calibration for version in found] == ["min-max-linear"]
-    assert notes[-1].endswith("was not tried: there was no time within --budget")
+    assert notes[-1].endswith("were not tried: there was no time within --budget")
 
 
 def test_when_time_is_short_each_engine_has_a_quick_version_of_its_fastest_layout() -> None:
@@ -243,7 +244,7 @@ def test_when_time_is_short_each_engine_has_a_quick_version_of_its_fastest_layou
         "mse-linear-per-tensor": ("onnxruntime",),
         "mse-linear-symmetric": ("openvino",),
     }
-    assert "INT8 by best-linear-per-tensor" in notes[-1]
+    assert "INT8 (tuned ranges, per-tensor scales)" in notes[-1]
 
 
 def test_when_time_is_short_and_the_first_method_fails_no_other_is_tried(
@@ -272,7 +273,7 @@ def test_when_time_is_short_fewer_layouts_are_timed(cnn: Artifact, data: Dataset
     choice = IntegerChoice((RangeMethod.MIN_MAX,), careful=False)
     found, notes = derived_versions(cnn, data, choice, VNNI, look=look, deadline=deadline)
     assert [version.calibration for version in found] == ["min-max-linear"]
-    assert "INT8 (wide) was not tried: there was no time within --budget" in notes
+    assert "INT8 (more operators) was not tried: there was no time within --budget" in notes
 
 
 class Running(ManualClock):
@@ -349,8 +350,8 @@ def test_recurrent_layers_are_quantised_even_if_time_is_short(share: float) -> N
     names = [version.calibration for version in found]
     assert names[:2] == ["mse-linear", "mse-linear-lstm"]
     assert ("best-linear-per-tensor-lstm" in names) == (share < 0.25)
-    late = notes[-1].removesuffix(" was not tried: there was no time within --budget")
-    assert ("INT8 by best-linear-per-tensor-lstm" in late) == (share > 0.25)
+    late = notes[-1].removesuffix(" were not tried: there was no time within --budget")
+    assert ("INT8 (tuned ranges, per-tensor scales, LSTM with ranges at run time)" in late) == (share > 0.25)
 
 
 def test_a_model_of_only_recurrent_layers_has_a_dynamic_version() -> None:

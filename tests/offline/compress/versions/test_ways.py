@@ -3,6 +3,7 @@
 import numpy as np
 
 import networks
+from machines import VNNI
 from penstock.dataset import make_dataset
 from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
@@ -10,9 +11,7 @@ from penstock.offline.compress.ptq.scheme import integer_scheme
 from penstock.offline.compress.versions.layouts import IntegerLayout
 from penstock.offline.compress.versions.ways import IntegerChoice, calibrated_ways, storing_ways
 from penstock.offline.deadline import BuildDeadline
-from penstock.resources import MachineFacts
 
-VNNI = MachineFacts("a CPU", "x86_64", ("avx2", "avx512_vnni"), 2, 1 << 34, 1, "Linux", "3")
 DATA = make_dataset({"x": np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)}, None)
 LAYOUTS = IntegerLayout(QdqPlacement.LINEAR), IntegerLayout(QdqPlacement.LINEAR, "per-tensor", ("onnxruntime",))
 
@@ -30,7 +29,7 @@ def test_quick_ways_come_first_and_every_layout_has_the_careful_one() -> None:
     ]
     assert [way.is_quick for way in ways] == [True, False, False, False]
     assert [way.is_first for way in ways] == [False, True, True, False]
-    assert ways[0].title == "INT8 by mse-linear"
+    assert ways[0].title == "INT8 (MSE ranges)"
 
 
 def test_a_way_makes_its_model_once() -> None:

@@ -23,6 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 from penstock.artifact import Artifact
 from penstock.offline.compress.precision.products import MICROSOFT
 from penstock.offline.compress.ptq.qdq_placement import attributes_of
+from penstock.offline.optimize.mapped import array_of, artifact_of
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.names import FreshNames, reads
 from penstock.tensor import Array
@@ -53,8 +54,7 @@ def dequantized(artifact: Artifact) -> Artifact:
     made = writer.run()
     if not writer.changed:
         return artifact
-    data = bytes(made.SerializeToString(deterministic=True))
-    return artifact.derive(data, "dequantize", {}, {})
+    return artifact.derive(artifact_of(made), "dequantize", {}, {})
 
 
 class _View(NamedTuple):
@@ -335,7 +335,7 @@ class _Writer:
         return self._array(name) if name else np.zeros((), np.uint8)
 
     def _array(self, name: str) -> Array | None:
-        return numpy_helper.to_array(self._constants[name]) if name in self._constants else None
+        return array_of(self._constants[name]) if name in self._constants else None
 
     def _add(self, array: Array, like: str) -> str:
         tensor = numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), self._fresh(like))

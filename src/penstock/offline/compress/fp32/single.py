@@ -24,6 +24,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from penstock.artifact import Artifact
 from penstock.errors import PenstockError, Unsupported
+from penstock.offline.optimize.mapped import array_of, artifact_of, with_inputs
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.names import FreshNames, subgraphs
 from penstock.offline.sessions import loaded
@@ -63,12 +64,11 @@ def in_single(artifact: Artifact) -> Artifact:
         return artifact
     made = _Converter(typed).run()
     try:
-        onnx.checker.check_model(made, full_check=True)
+        onnx.checker.check_model(with_inputs(made), full_check=True)
     except Exception as error:  # the checker raises several kinds
         first = str(error).splitlines()[0][:200]
         raise Unsupported(f"the model cannot be converted to FP32: {first}", "export it in FP32") from error
-    data = bytes(made.SerializeToString(deterministic=True))
-    result = artifact.derive(data, "fp32", {}, {})
+    result = artifact.derive(artifact_of(made), "fp32", {}, {})
     try:
         with loaded(result):  # ONNX Runtime's optimisations fail on some Casts
             return result
@@ -282,7 +282,7 @@ def _retype_attributes(node: onnx.NodeProto) -> None:
 
 
 def _converted(tensor: TensorProto) -> TensorProto:
-    array = numpy_helper.to_array(tensor).astype(np.float64)
+    array = array_of(tensor).astype(np.float64)
     limits = np.finfo(np.float32)
     finite = np.where(np.isfinite(array), array.clip(limits.min, limits.max), array)
     small = (array != 0) & (np.abs(array) < limits.tiny)

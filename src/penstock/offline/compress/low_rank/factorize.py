@@ -22,7 +22,7 @@ from penstock.offline.compress.taps import Progress, Taps, no_progress
 from penstock.offline.judge.accuracy import answers_of
 from penstock.offline.judge.metrics import Outputs, sample_errors
 from penstock.offline.judge.race import race
-from penstock.offline.optimize.model import from_proto, read_proto, to_bytes
+from penstock.offline.optimize.model import from_proto, read_proto, to_artifact
 from penstock.tensor import Array
 
 Accept = Callable[[Artifact], bool]
@@ -86,7 +86,7 @@ def factorize(
     facts["error"] = factory.error(found)
     facts["layers"] = {name: factory.splitter.describe(name, way) for name, way in assignment.items()}
     asked = {**msgspec.structs.asdict(options), "data": data.digest}
-    return artifact.derive(found.data, "factorize", asked, facts)
+    return artifact.derive(found, "factorize", asked, facts)
 
 
 class _Factory:
@@ -166,7 +166,7 @@ class _Factory:
         for name, (form, ranks) in assignment.items():
             if form is not None:
                 replace(here[name], form, self.splitter.split(name, form, ranks))
-        return Artifact.from_bytes(to_bytes(model))
+        return to_artifact(model)
 
     def error(self, found: Artifact) -> float:
         """Mean relative error of the outputs on the held-out samples."""

@@ -16,7 +16,7 @@ from penstock.offline.compress.low_rank.matrix import Split
 from penstock.offline.judge.race import race
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.linear import form_of, read_linear
-from penstock.offline.optimize.model import to_bytes
+from penstock.offline.optimize.model import to_artifact
 from penstock.offline.optimize.names import FreshNames
 from penstock.tensor import Array
 
@@ -106,7 +106,7 @@ def alone(layer: SplittableLayer, form: SplitForm | None, factors: Sequence[Arra
     result = nodes[-1].outputs[0]
     result.name, result.type, result.shape = "y", ir.TensorType(ir.DataType.FLOAT), ir.Shape([None] * rank)
     owner.outputs.append(result)
-    return Artifact.from_bytes(to_bytes(ir.Model(owner, ir_version=8)))
+    return to_artifact(ir.Model(owner, ir_version=8))
 
 
 def measure(layer: SplittableLayer, shape: Sequence[int], ways: Sequence[Way], threads: int) -> dict[Way, float]:

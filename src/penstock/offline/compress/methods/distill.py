@@ -12,6 +12,7 @@ from penstock.offline.compress.method import Aim, Made, StepContext, TrainingMet
 from penstock.offline.compress.model_files import naming, read_model_file
 from penstock.offline.compress.options import File, Part, Positive, Usage
 from penstock.offline.judge.judge import Judge
+from penstock.offline.optimize.model import check_one_file
 from penstock.offline.sessions import signature_of
 
 
@@ -46,6 +47,7 @@ class DistillMethod(TrainingMethod, frozen=True, kw_only=True):
     def examine(self, model: Artifact) -> None:
         start = read_model_file(Path(self.student), "student")
         with naming(Path(self.student), "student"):
+            check_one_file(start, "training")
             own = signature_of(start)
         needs_torch("training.distill").check_signatures(own, signature_of(model))
 

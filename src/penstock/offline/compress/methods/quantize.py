@@ -58,8 +58,8 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
     """Calibration method of int8; best chooses a method for each tensor."""
     placement: PlacementName = "fastest"
     """Operators to quantise: linear, attention, wide, or fastest, which measures all."""
-    equalize: Annotated[bool, _INT8] = True
-    """Equalise the ranges of channels first."""
+    equalize: Annotated[bool, _INTEGER_WEIGHTS] = True
+    """Equalise the ranges of channels first; int8-weights and int4-weights need data for it."""
     reconstruct: Annotated[bool, _INTEGER_WEIGHTS] = True
     """Round weights by the error of each layer's results, not to nearest; int8-weights and int4-weights need data for it."""
     bias_correction: bool = True
@@ -145,17 +145,16 @@ class QuantizeMethod(Method, frozen=True, kw_only=True):
     def _without_ranges(self, model: Artifact, context: StepContext) -> tuple[Artifact, tuple[str, ...]]:
         match self.precision:
             case "int8-dynamic":
-                options = DynamicOptions(reduce_range=context.scheme.reduce_range)
-                made = quantize_all_dynamic(model, context.data, options)
+                dynamic = DynamicOptions(reduce_range=context.scheme.reduce_range)
+                made = quantize_all_dynamic(model, context.data, dynamic)
                 is_invariant = all(step.facts.get("batch_invariant", True) for step in made.provenance)
                 note = "the output for a sample depends on the other samples in its batch"
                 return made, () if is_invariant else (note,)
             case "int8-weights" | "int4-weights":
                 method: Literal["gptq", "nearest"] = "gptq" if self.reconstruct else "nearest"
                 bits: Literal[4, 8] = 4 if self.precision == "int4-weights" else 8
-                return store_in(
-                    model, WeightOnlyOptions(bits=bits, block_size=self.block, method=method), context.fitted
-                ), ()
+                options = WeightOnlyOptions(bits, self.block, method, self.equalize)
+                return store_in(model, options, context.fitted), ()
             case _:
                 return halve_weights(model, HalfOptions("fp16" if self.precision == "fp16-weights" else "bf16")), ()
 

@@ -16,6 +16,7 @@ from penstock.offline.compress.method import Made, StepContext, TrainingMethod, 
 from penstock.offline.compress.options import Count, Part, Positive, Usage
 from penstock.offline.compress.sharing.bits import BitsOptions, choose_bits
 from penstock.offline.compress.sharing.share import MAX_BITS, ShareOptions, share
+from penstock.offline.optimize.model import check_one_file
 from penstock.offline.sessions import signature_of
 
 _LZMA_BYTES = 64 << 20
@@ -71,6 +72,9 @@ class ShareMethod(TrainingMethod, frozen=True, kw_only=True):
 
     def reason_for_data(self) -> str:
         return "--tune" if self.tune else "--by-sensitivity" if self.by_sensitivity else ""
+
+    def examine(self, model: Artifact) -> None:
+        check_one_file(model, "share")
 
     def run(self, model: Artifact, context: StepContext) -> Made:
         options = ShareOptions(conv_bits=self.conv_bits, fc_bits=self.bits)

@@ -47,8 +47,10 @@ def measure(judge: Judge, parent: Artifact, made: Artifact, target: Target) -> S
 
 
 def stored_bytes(model: Artifact, target: Target) -> int:
-    """The size of ``model`` as a coded model; 0 when optimising for latency."""
-    return len(encode(model.data)) if target == "size" else 0
+    """The size of ``model`` as a coded model, or of its files if it has several; 0 when optimising for latency."""
+    if target != "size":
+        return 0
+    return model.size_bytes if model.beside else len(encode(model.data))
 
 
 def gain_objection(measured: StepGain, parent: str, parent_bytes: int) -> str:

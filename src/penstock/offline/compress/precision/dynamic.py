@@ -56,13 +56,13 @@ def quantize_dynamic(artifact: Artifact, data: Dataset, options: DynamicOptions 
     return artifact.derive(written, "quantize_dynamic", msgspec.to_builtins(options), facts)
 
 
-def dependence_facts(artifact: Artifact, written: bytes, data: Dataset) -> dict[str, Any]:
+def dependence_facts(artifact: Artifact, written: Artifact, data: Dataset) -> dict[str, Any]:
     """Facts on the model ``written``, made of ``artifact``: its size, and whether samples depend on others in their batch."""
-    dependence = batch_dependence(Artifact.from_bytes(written), data)
+    dependence = batch_dependence(written, data)
     return {
         "batch_dependence": round(dependence, 6),
         "batch_invariant": dependence <= _SAME,
-        "size_ratio": round(len(written) / artifact.size_bytes, 4),
+        "size_ratio": round(written.size_bytes / artifact.size_bytes, 4),
     }
 
 

@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 
 from penstock.artifact import Artifact
 from penstock.errors import Unsupported
+from penstock.offline.optimize.mapped import array_of, artifact_of, row_slices
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.names import FreshNames
 from penstock.tensor import Array, DataType
@@ -53,7 +54,7 @@ def halve_weights(artifact: Artifact, options: HalfOptions | None = None) -> Art
         large = tensor.dims and np.prod(tensor.dims) >= options.least_weights
         if tensor.data_type != DataType.FP32.onnx or tensor.name in given or not large:
             continue
-        stored, error = _stored(numpy_helper.to_array(tensor), _TYPES[options.kind])
+        stored, error = _stored(array_of(tensor), _TYPES[options.kind])
         if not error <= options.max_weight_error:
             kept.append(tensor.name)
             continue
@@ -75,25 +76,29 @@ def halve_weights(artifact: Artifact, options: HalfOptions | None = None) -> Art
     nodes = [*casts, *proto.graph.node]
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
-    data = bytes(proto.SerializeToString(deterministic=True))
+    made = artifact_of(proto)
     facts = {
         "weights": len(casts),
         "kept": kept,
         "weight_error": round(worst, 8),
-        "size_ratio": round(len(data) / artifact.size_bytes, 4),
+        "size_ratio": round(made.size_bytes / artifact.size_bytes, 4),
     }
-    return artifact.derive(data, "halve_weights", msgspec.to_builtins(options), facts)
+    return artifact.derive(made, "halve_weights", msgspec.to_builtins(options), facts)
 
 
 def _stored(weight: Array, datatype: DataType) -> tuple[Array, float]:
     """``weight`` in ``datatype`` and its relative error, which is infinite if a value overflows."""
     with np.errstate(over="ignore"):
         stored = weight.astype(datatype.dtype)
-    back = stored.astype(np.float64)
-    if not np.isfinite(back).all():
-        return stored, np.inf
-    norm = float(np.linalg.norm(weight.astype(np.float64)))
-    return stored, float(np.linalg.norm(back - weight)) / norm if norm else 0.0
+    lost, norms = [], []
+    for rows in row_slices(weight):
+        back = stored[rows].astype(np.float64)
+        if not np.isfinite(back).all():
+            return stored, np.inf
+        lost.append(np.linalg.norm(back - weight[rows]))
+        norms.append(np.linalg.norm(weight[rows].astype(np.float64)))
+    norm = float(np.linalg.norm(norms))
+    return stored, float(np.linalg.norm(lost)) / norm if norm else 0.0
 
 
 def _store(tensor: onnx.TensorProto, stored: Array, stored_name: str) -> onnx.NodeProto:

@@ -172,7 +172,7 @@ class _Search:
         if artifact is not mixed.artifact:
             options = {"contract": msgspec.to_builtins(self._contract), "float_groups": list(names)}
             facts = {"accuracy": msgspec.to_builtins(accuracy), "trail": msgspec.to_builtins(way.trail)}
-            artifact = artifact.derive(artifact.data, "mixed_precision", options, facts)
+            artifact = artifact.derive(artifact, "mixed_precision", options, facts)
         versions = self._trials.count - self._before
         return MixedResult(artifact, names, tuple(mixed.nodes(names)), accuracy, way.trail, versions)
 

@@ -14,8 +14,8 @@ from penstock.artifact import Artifact
 from penstock.errors import Unsupported
 from penstock.offline.compress.ptq.qdq_placement import KEPT_FLOAT, LINEAR_OPS, FloatModel, float_model
 from penstock.offline.optimize import graph
-from penstock.offline.optimize.linear import form_of
-from penstock.offline.optimize.model import from_proto, to_bytes
+from penstock.offline.optimize.linear import CONVOLUTIONS, form_of
+from penstock.offline.optimize.model import from_proto, to_artifact
 from penstock.offline.optimize.passes.dead_code import DeadCode
 from penstock.tensor import Array
 
@@ -71,17 +71,17 @@ class ProductModel:
         bias = [] if product.bias is None else [node("Add", nodes[-1].outputs[0], product.bias)]
         graph.replace_by_nodes(product.node, [*nodes, *bias])
 
-    def write(self, *domains: str) -> bytes:
+    def write(self, *domains: str) -> Artifact:
         """The bytes of the model without unused weights, with imports of ``domains``. They are reproducible."""
         DeadCode().call(self._model)
         for domain in domains:
             self._model.opset_imports.setdefault(domain, 1)
-        return to_bytes(self._model)
+        return to_artifact(self._model)
 
 
 def share_of_products(artifact: Artifact, *, recurrent: bool = False) -> float:
-    """The fraction of the weights of Conv, Gemm and MatMul (and LSTM, if ``recurrent``) that are not of Conv; 0 if there are no
-    weights.
+    """The fraction of the weights of all linear operators (and LSTM, if ``recurrent``) that are not of convolutions; 0 if there are
+    no weights.
     """
     model = float_model(artifact)
     sizes = Counter[str]()
@@ -89,7 +89,7 @@ def share_of_products(artifact: Artifact, *, recurrent: bool = False) -> float:
         places = (1, 2) if recurrent and each.op_type == "LSTM" else (1,) if each.op_type in LINEAR_OPS else ()
         weights = (model.weights.get(each.input[place]) for place in places)
         sizes[each.op_type] += sum(prod(weight.dims) for weight in weights if weight is not None)
-    return 1 - sizes["Conv"] / sizes.total() if sizes.total() else 0.0
+    return 1 - sum(sizes[name] for name in CONVOLUTIONS) / sizes.total() if sizes.total() else 0.0
 
 
 def node(op_type: str, *inputs: ir.Value, outputs: int = 1, **attributes: int) -> ir.Node:

@@ -20,6 +20,7 @@ from penstock.errors import Unsupported
 from penstock.offline.compress.precision.dynamic import DynamicOptions, dependence_facts, quantize_dynamic
 from penstock.offline.compress.precision.products import MICROSOFT
 from penstock.offline.compress.ptq.qdq_placement import KEPT_FLOAT, attributes_of
+from penstock.offline.optimize.mapped import array_of, artifact_of
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.names import FreshNames, reads
 from penstock.tensor import Array, DataType
@@ -60,7 +61,7 @@ def quantize_recurrent(artifact: Artifact, data: Dataset, options: DynamicOption
     for node in found:
         for name in node.input[1:3]:
             if name not in made:
-                arrays = _integers(numpy_helper.to_array(weights[name]), levels)
+                arrays = _integers(array_of(weights[name]), levels)
                 names = tuple(fresh(f"{name}_{what}") for what in ("int8", "int8_scale", "int8_zero"))
                 proto.graph.initializer.extend(map(numpy_helper.from_array, arrays, names))
                 made[name] = names  # type: ignore[assignment]
@@ -78,7 +79,7 @@ def quantize_recurrent(artifact: Artifact, data: Dataset, options: DynamicOption
     for place in reversed(range(len(proto.graph.initializer))):
         if (name := proto.graph.initializer[place].name) in made and name not in used:
             del proto.graph.initializer[place]
-    written = bytes(proto.SerializeToString(deterministic=True))
+    written = artifact_of(proto)
     facts = {"layers": len(found), **dependence_facts(artifact, written, data)}
     return artifact.derive(written, "quantize_recurrent", msgspec.to_builtins(options), facts)
 
@@ -106,7 +107,7 @@ def is_integer_lstm(node: onnx.NodeProto, weights: Mapping[str, onnx.TensorProto
     arrays = [weights.get(name) for name in node.input[1:3]]
     if any(array is None for array in arrays):
         return False
-    values = [numpy_helper.to_array(array) for array in arrays]
+    values = [array_of(array) for array in arrays]
     return sum(value.size for value in values) >= least_weights and all(np.isfinite(value).all() for value in values)
 
 

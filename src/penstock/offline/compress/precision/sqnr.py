@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from penstock.offline.compress.ptq.qdq_placement import LINEAR_OPS, FloatModel, output_axis
 from penstock.offline.compress.ptq.ranges.histogram import Histogram, Range, TensorStatistics
 from penstock.offline.compress.ptq.scheme import IntegerScheme
+from penstock.offline.optimize.mapped import array_of
 from penstock.tensor import Array
 
 _MOST_DB = 200.0
@@ -110,7 +110,7 @@ def weight_noise(model: FloatModel, nodes: Iterable[onnx.NodeProto], scheme: Int
     for node in nodes:
         tensor = model.weights.get(node.input[1]) if node.op_type in LINEAR_OPS else None
         if tensor is not None and tensor.name not in found:
-            weight, axis = numpy_helper.to_array(tensor), output_axis(node)
+            weight, axis = array_of(tensor), output_axis(node)
             is_stack = node.op_type == "MatMul" and weight.ndim > 2
             found[tensor.name] = channel_noise(weight[None] if is_stack else weight, 0 if is_stack else axis, scheme)
     return found

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
@@ -38,6 +38,7 @@ from penstock.offline.compress.precision.weight_only import (
 )
 from penstock.offline.compress.ptq.qdq_placement import KEPT_FLOAT, attributes_of
 from penstock.offline.optimize.linear import linear_form
+from penstock.offline.optimize.mapped import array_of, artifact_of, row_slices, tensor_of
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.names import FreshNames, reads
 from penstock.tensor import Array, DataType
@@ -87,14 +88,14 @@ def store_weights(artifact: Artifact, options: StorageOptions | None = None) -> 
             if storage.kept
             else "integers would not make it smaller",
         )
-    data = bytes(proto.SerializeToString(deterministic=True))
+    made = artifact_of(proto)
     facts = {
         "layers": layers,
         "kept": storage.kept,
         "weight_error": max(facts["error"] for facts in layers.values()),
-        "size_ratio": round(len(data) / artifact.size_bytes, 4),
+        "size_ratio": round(made.size_bytes / artifact.size_bytes, 4),
     }
-    return artifact.derive(data, "store_weights", msgspec.to_builtins(options), facts)
+    return artifact.derive(made, "store_weights", msgspec.to_builtins(options), facts)
 
 
 def store_tables(artifact: Artifact) -> Artifact:
@@ -169,7 +170,7 @@ class _Storage:
         ranks = _ranks(self._proto) if self._opset >= _LEAST_FOR_BLOCKS and self._options.table_bits == 4 else {}
         layers = {}
         for tensor, axes in list(self.candidates()):
-            weight = numpy_helper.to_array(tensor)
+            weight = array_of(tensor)
             facts = self._block_table(tensor.name, weight, ranks) or self._weight(tensor.name, weight, axes)
             if facts:
                 layers[tensor.name] = facts
@@ -186,7 +187,7 @@ class _Storage:
     def _weight(self, name: str, weight: Array, axes: tuple[int, ...]) -> dict[str, Any] | None:
         """Store ``weight`` in 8 bits; None if that is too inaccurate."""
         found = _integers(weight, axes)
-        if found is None or (error := _error(weight, found[0] * found[1])) > self._options.max_weight_error:
+        if found is None or (error := _error(weight, *found)) > self._options.max_weight_error:
             return None
         integers, scale = self._add(found[0], f"{name}_int8"), self._add(found[1], f"{name}_scale")
         if self._is_table(name):
@@ -237,7 +238,7 @@ class _Storage:
                 helper.make_node("Reshape", [blocks, shape], node.output),
             ]
             restored.append(blocks)
-        error = _error(weight, block_values(integers, scales, weight.shape[1], 4).T)
+        error = _error(weight, block_values(integers, scales, weight.shape[1], 4).T, np.ones((1, 1), np.float32))
         return {"bits": 4, "error": error, "scale": scale, "restored": restored}
 
     def _unpacked(self, gather: onnx.NodeProto, packed: str) -> tuple[list[onnx.NodeProto], str]:
@@ -265,7 +266,7 @@ class _Storage:
 
     def _add(self, array: Array, like: str) -> str:
         name = self._fresh(like)
-        self._graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name))
+        self._graph.initializer.append(tensor_of(array, name))
         return name
 
 
@@ -288,21 +289,30 @@ def _scaled_axes(node: onnx.NodeProto, place: int, rank: int) -> tuple[int, ...]
 def _integers(weight: Array, axes: Sequence[int]) -> tuple[Array, Array] | None:
     """``weight`` in 8 bits, and its scales, which differ along ``axes``; None if a value is not finite or would overflow."""
     others = tuple(axis for axis in range(weight.ndim) if axis not in axes)
-    largest = np.abs(weight).max(axis=others, keepdims=True)
+    largest = np.maximum(weight.max(axis=others, keepdims=True), -weight.min(axis=others, keepdims=True))
     # Rows of zeros, such as those for padding, stay zero. Numbers below the least normal float lose their precision anyway.
     scale = np.where(largest == 0, 1, np.maximum(largest / _LEVELS, _TINY)).astype(np.float32)
     with np.errstate(over="ignore"):
         is_safe = bool(np.isfinite(scale * np.float32(_LEVELS)).all())
     if not is_safe:
         return None
-    rounded = weight / scale
-    np.rint(rounded, out=rounded)
-    return rounded.clip(-_LEVELS, _LEVELS).astype(np.int8), scale
+    integers = np.empty(weight.shape, np.int8)
+    for rows in row_slices(weight):
+        rounded = weight[rows] / _at(scale, rows)
+        integers[rows] = np.rint(rounded, out=rounded).clip(-_LEVELS, _LEVELS)
+    return integers, scale
 
 
-def _error(weight: Array, restored: Array) -> float:
-    norm = _square(weight)
-    return round((_square(restored - weight) / norm) ** 0.5, 8) if norm else 0.0
+def _at(scale: Array, rows: slice) -> Array:
+    return scale[rows] if len(scale) > 1 else scale
+
+
+def _error(weight: Array, integers: Array, scale: Array) -> float:
+    lost = norm = 0.0
+    for rows in row_slices(weight):
+        lost += _square(integers[rows] * _at(scale, rows) - weight[rows])
+        norm += _square(weight[rows])
+    return round((lost / norm) ** 0.5, 8) if norm else 0.0
 
 
 def _square(array: Array) -> float:

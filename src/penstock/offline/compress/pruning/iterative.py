@@ -114,7 +114,7 @@ def prune_iteratively(
         "allow a larger loss, more epochs, more levels, or more data",
     )
     facts |= {**sparsity(model, options.goal), "one_shot": _one_shot(artifact, levels, options.goal)}
-    return artifact.derive(model.data, "prune_iteratively", msgspec.to_builtins(options), facts)
+    return artifact.derive(model, "prune_iteratively", msgspec.to_builtins(options), facts)
 
 
 def next_step(levels: Sequence[PruningLevel], options: IterativeOptions) -> PruningLevel | None:

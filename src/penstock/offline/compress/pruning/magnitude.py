@@ -20,7 +20,7 @@ from penstock.errors import InvalidConfig, InvalidModel, Unsupported
 from penstock.offline.compress.options import Part
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.linear import reads_weight
-from penstock.offline.optimize.model import load_model, to_bytes
+from penstock.offline.optimize.model import load_model, to_artifact
 from penstock.tensor import Array
 
 Masks = dict[str, Array]
@@ -115,7 +115,7 @@ def prune(artifact: Artifact, options: PruneOptions | None = None) -> Artifact:
     weights = prunable_weights(model, options)
     pruned = {name: masked(weights[name], mask) for name, mask in options.rule.masks(weights).items()}
     write_weights(model, pruned)
-    return artifact.derive(to_bytes(model), "prune", msgspec.to_builtins(options), sparsity_facts(pruned))
+    return artifact.derive(to_artifact(model), "prune", msgspec.to_builtins(options), sparsity_facts(pruned))
 
 
 def prunable_weights(model: ir.Model, options: PruneOptions | None = None) -> dict[str, Array]:

@@ -24,7 +24,7 @@ from penstock.offline.compress.pruning.magnitude import (
 )
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.linear import form_of
-from penstock.offline.optimize.model import infer_shapes, read_proto, to_bytes
+from penstock.offline.optimize.model import infer_shapes, read_proto, to_artifact
 from penstock.tensor import Array
 
 
@@ -56,7 +56,7 @@ def prune_n_m(artifact: Artifact, options: NMOptions | None = None) -> Artifact:
         weights[name], pattern[name] = _prune_layer(model.graph.initializers[name], array, options)
     write_weights(model, weights)
     facts = {**sparsity_facts(weights), "pattern": pattern, "faster_on_cpu": False}
-    return artifact.derive(to_bytes(model), "prune_n_m", msgspec.to_builtins(options), facts)
+    return artifact.derive(to_artifact(model), "prune_n_m", msgspec.to_builtins(options), facts)
 
 
 def _prune_layer(weight: ir.Value, array: Array, options: NMOptions) -> tuple[Array, dict[str, Any]]:

@@ -22,8 +22,8 @@ from penstock.offline.deadline import IsLate, never_late
 from penstock.offline.judge.accuracy import answers, answers_of
 from penstock.offline.judge.metrics import Outputs, sample_errors
 from penstock.offline.optimize import graph
-from penstock.offline.optimize.linear import form_of
-from penstock.offline.optimize.model import load_model, to_bytes
+from penstock.offline.optimize.linear import CONVOLUTIONS, form_of
+from penstock.offline.optimize.model import load_model, to_artifact
 from penstock.offline.optimize.names import FreshNames
 from penstock.offline.optimize.passes.dead_code import DeadCode
 from penstock.offline.sessions import Overridden, loaded, signature_of
@@ -92,7 +92,10 @@ def _layers(quantised: Artifact, original: FloatModel) -> list[_Layer]:
     known = {node.name: node for node in original.nodes if node.op_type in LINEAR_OPS}
     found = [
         _Layer(
-            f"{node.name}", known[node.name].output[0], f"{node.outputs[0].name}", 1 if node.op_type == "Conv" else -1
+            f"{node.name}",
+            known[node.name].output[0],
+            f"{node.outputs[0].name}",
+            1 if node.op_type in CONVOLUTIONS else -1,
         )
         for node in load_model(quantised).graph
         if node.name in known and node.op_type == known[node.name].op_type and _integer_weights(node) is not None
@@ -129,7 +132,7 @@ class _Probe:
             except Unsupported as refusal:
                 self.refusals[layer.name] = refusal.message
         model.graph.inputs.extend(bias.value for bias in self.biases.values())
-        self._taps = Taps(Artifact.from_bytes(to_bytes(model)), fit, signature=signature)
+        self._taps = Taps(to_artifact(model), fit, signature=signature)
         self._groups = self._taps.groups([*(layer.found for layer in layers), *signature.output_names])
         outputs = set(signature.output_names)
         self._whole = next((group for group in self._groups if outputs <= set(group)), signature.output_names)
@@ -179,14 +182,14 @@ def _correct(
     return corrections, left
 
 
-def _corrected(quantised: Artifact, corrections: Corrections) -> bytes:
+def _corrected(quantised: Artifact, corrections: Corrections) -> Artifact:
     model = load_model(quantised)
     nodes = {f"{node.name}": node for node in model.graph}
     for name, by in corrections.items():
         bias = _own_bias(nodes[name])
         bias.value.const_value = ir.Tensor(bias.lowered(by), name=bias.value.name)
     DeadCode().call(model)
-    return to_bytes(model)
+    return to_artifact(model)
 
 
 class _Bias(NamedTuple):

@@ -129,7 +129,7 @@ def _to_relu(clip: ir.Node) -> str:
     return bounded
 
 
-def verify(original: Artifact, changed: bytes, data: Dataset | None, clipped: bool = False) -> float | None:
+def verify(original: Artifact, changed: Artifact, data: Dataset | None, clipped: bool = False) -> float | None:
     """The largest relative error of all outputs. Raises Unsupported if the error is too large to be caused by rounding.
 
     If a Clip was replaced (``clipped``), the two models are equal only on ``data``, so only their outputs on ``data`` are compared.
@@ -143,7 +143,7 @@ def verify(original: Artifact, changed: bytes, data: Dataset | None, clipped: bo
     if clipped:
         with (
             loaded(original, as_written=True) as before,
-            loaded(Artifact.from_bytes(changed), as_written=True) as after,
+            loaded(changed, as_written=True) as after,
         ):
             given = after.forward(samples[0])
             found, reason = max(compare(want, given[name]) for name, want in before.forward(samples[0]).items())

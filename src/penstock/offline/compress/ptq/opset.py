@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import onnx
 import onnx.version_converter
-from onnx import numpy_helper
 
 from penstock.errors import Unsupported
+from penstock.offline.optimize.mapped import array_of
 from penstock.tensor import Array
 
 _OPSET = 13
@@ -73,11 +73,11 @@ def _keep_coordinates(node: onnx.NodeProto, scales: Array | None) -> bool:
 
 
 def _constants(graph: onnx.GraphProto) -> dict[str, Array]:
-    found = {one.name: numpy_helper.to_array(one) for one in graph.initializer if len(one.dims) == 1}
+    found = {one.name: array_of(one) for one in graph.initializer if len(one.dims) == 1}
     for node in graph.node:
         for attribute in node.attribute if node.op_type == "Constant" else ():
             if attribute.name == "value":
-                found[node.output[0]] = numpy_helper.to_array(attribute.t)
+                found[node.output[0]] = array_of(attribute.t)
     return found
 
 

@@ -1,6 +1,6 @@
 """QDQ placement: choose the operators that become integer, and derive the ranges that the graph implies for tensors.
 
-Five rules hold in every placement:
+Six rules hold in every placement:
 
 1. An operator becomes integer only if its weights are constant FP32 and all its inputs and outputs are known to be FP32.
 2. The operators between the last matrix product and a Softmax (scaling, masks) stay in float, and the result of the product is never
@@ -10,6 +10,9 @@ Five rules hold in every placement:
    made of separate operators, all operators from the square to the product with the root stay float, since small values matter.
 5. An operator other than a product becomes integer only if an integer operator reads its result. Rounding a tensor that only float
    operators read, such as the sum before a normalisation, costs accuracy and saves nothing.
+6. A ConvTranspose becomes integer only if its input is never negative, it has one group, not both strides and dilations, and explicit
+   pads that are at least ``output_padding`` at each end. OpenVINO has a fast and correct kernel only for these, and ONNX Runtime has
+   none. With signed activations, or with less padding on CPUs without AVX-512, the kernel of OpenVINO 2026.4 returns wrong results.
 """
 
 from __future__ import annotations
@@ -22,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, Unsupported
@@ -31,11 +33,12 @@ from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.model_store import remembered
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.linear import linear_form, make_plain, turn_product
+from penstock.offline.optimize.mapped import array_of, artifact_of
 from penstock.offline.optimize.model import from_proto, infer_shapes, read_proto, to_proto
 from penstock.offline.optimize.names import reads
 from penstock.tensor import DataType
 
-LINEAR_OPS = frozenset({"Conv", "Gemm", "MatMul"})
+LINEAR_OPS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 """Operators that become faster as integers even if their neighbours stay float."""
 
 ACTIVATIONS = frozenset({"Relu", "Clip"})
@@ -58,6 +61,9 @@ _SCORE_OPS = frozenset(
 _ROOTS = frozenset({"Sqrt", "Reciprocal", "Log"})
 """Operators whose results depend most on the smallest values of their input."""
 _VARIANCE_OPS = frozenset({"Add", "Mul", "ReduceMean", "ReduceSum", "AveragePool", "GlobalAveragePool"})
+_POOLS = frozenset({"Concat", "MaxPool", "AveragePool", "GlobalAveragePool"})
+"""Operators whose results lie between values of their inputs."""
+_ANY = Range(-np.inf, np.inf)
 _FIXED = {"Softmax": Range(0.0, 1.0), "Sigmoid": Range(0.0, 1.0), "Tanh": Range(-1.0, 1.0)}
 
 
@@ -101,7 +107,7 @@ class FloatModel:
         # A tensor of unknown type cannot become integer.
         with contextlib.suppress(Exception):
             proto = onnx.shape_inference.infer_shapes(proto)
-        self.proto = proto
+        self.proto, self._source = proto, artifact  # the weights may be in the artifact's files
         graph = self.proto.graph
         self.nodes: list[onnx.NodeProto] = list(graph.node)
         constants = {tensor.name: tensor for tensor in graph.initializer}
@@ -118,7 +124,7 @@ class FloatModel:
 
     def artifact(self) -> Artifact:
         """The prepared model."""
-        return Artifact.from_bytes(self.proto.SerializeToString(deterministic=True))
+        return artifact_of(self.proto)
 
     def is_float(self, tensor: str) -> bool:
         """True if ``tensor`` is known to be FP32."""
@@ -282,7 +288,31 @@ class FloatModel:
             return len(factor.dims) == 2 or (len(factor.dims) > 2 and factor.dims[-1] > 1)
         form = linear_form(node.op_type, attributes_of(node).get)
         is_product = node.op_type == "Conv" or (form is not None and form.is_plain)
-        return is_product and self._fits_bias(node, factor)
+        is_fast = node.op_type != "ConvTranspose" or self._fits_transposed(node)
+        return is_product and is_fast and self._fits_bias(node, factor)
+
+    def _fits_transposed(self, node: onnx.NodeProto) -> bool:
+        """True if a ConvTranspose fulfils rule 6, apart from its groups."""
+        given = attributes_of(node)
+        more, pads = given.get("output_padding", []), given.get("pads", [])
+        is_explicit = given.get("auto_pad", b"NOTSET") == b"NOTSET" and "output_shape" not in given
+        is_padded = not any(more) or (bool(pads) and all(map(int.__le__, more, pads[len(pads) // 2 :])))
+        steps = (max(given.get(name, [1])) for name in ("strides", "dilations"))
+        return is_explicit and is_padded and min(steps) == 1 and self._is_never_negative(node.input[0])
+
+    def _is_never_negative(self, tensor: str) -> bool:
+        waiting, seen = [tensor], {tensor}
+        while waiting:
+            node = self.producers.get(waiting.pop())
+            if node is None or node.domain not in ("", "ai.onnx"):
+                return False
+            if node.op_type in _MOVING_OPS | _POOLS:
+                sources = set(node.input if node.op_type == "Concat" else node.input[:1]) - seen
+                waiting += sources
+                seen |= sources
+            elif not (self.bounds(node)[0] if node.op_type in ACTIVATIONS else _FIXED.get(node.op_type, _ANY).low) >= 0:
+                return False
+        return True
 
     def _fits_bias(self, node: onnx.NodeProto, factor: onnx.TensorProto) -> bool:
         """True if the bias is constant with one value per channel. It becomes INT32 with a scale for each output channel."""
@@ -305,7 +335,7 @@ class FloatModel:
         for name, place in (("min", 1), ("max", 2)):
             if len(node.input) > place and node.input[place]:
                 bound = self.weights.get(node.input[place])
-                found[name] = np.nan if bound is None else float(numpy_helper.to_array(bound).reshape(()))
+                found[name] = np.nan if bound is None else float(array_of(bound).reshape(()))
         return found.get("min", -np.inf), found.get("max", np.inf)
 
 
@@ -330,7 +360,8 @@ def nothing_to_quantise() -> Unsupported:
     """The error for a model in which no operator can become integer."""
     return Unsupported(
         "the model has no operator to quantise",
-        "INT8 needs Conv, Gemm or MatMul with constant FP32 weights; the wide placement also quantises a MatMul of two activations",
+        "INT8 needs Conv, Gemm, MatMul, or a ConvTranspose of values that are never negative, with constant FP32 weights; the wide "
+        "placement also quantises a MatMul of two activations",
     )
 
 

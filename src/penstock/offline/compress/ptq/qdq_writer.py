@@ -28,6 +28,8 @@ from penstock.offline.compress.ptq.qdq_placement import (
 from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.compress.ptq.rounding import Rounding
 from penstock.offline.compress.ptq.scheme import IntegerScheme
+from penstock.offline.optimize.linear import CONVOLUTIONS
+from penstock.offline.optimize.mapped import array_of
 from penstock.offline.optimize.names import FreshNames, reads
 from penstock.tensor import Array
 
@@ -156,7 +158,7 @@ class _Writer:
         """
         weight, limit = self._array(names[1]), self._scheme.weight_limit
         is_stack = node.op_type == "MatMul" and weight.ndim > 2
-        axis = None if is_stack or (self._scheme.per_tensor and node.op_type != "Conv") else output_axis(node)
+        axis = None if is_stack or (self._scheme.per_tensor and node.op_type not in CONVOLUTIONS) else output_axis(node)
         bias = self._array(names[2]) if len(names) > 2 and names[2] else None
         step = self._activation(self._rounding.sources[names[0]]).scale
         scales = weight_scales(weight, axis, limit, bias, float(step))
@@ -192,7 +194,7 @@ class _Writer:
         return self._dequantised[key]
 
     def _array(self, name: str) -> Array:
-        return np.asarray(numpy_helper.to_array(self._model.weights[name]))
+        return array_of(self._model.weights[name])
 
     def _add(self, array: Array, name: str) -> str:
         tensor = numpy_helper.from_array(array, self._fresh(name))

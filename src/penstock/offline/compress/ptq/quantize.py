@@ -23,6 +23,7 @@ from penstock.offline.compress.ptq.qdq_placement import (
 from penstock.offline.compress.ptq.qdq_writer import write_qdq
 from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.compress.ptq.scheme import IntegerScheme
+from penstock.offline.optimize.mapped import artifact_of
 
 
 def quantize(
@@ -40,16 +41,19 @@ def quantize(
     the model cannot be read, InvalidArgument for an unknown name in ``keep_float``.
     """
     model = float_model(artifact)
-    nodes = [node for node in model.integer_nodes(placement, keep_float) if _has_ranges(model, node, ranges, placement)]
+    slow = () if scheme.transposed else (node.name for node in model.nodes if node.op_type == "ConvTranspose")
+    chosen = model.integer_nodes(placement, {*keep_float, *slow})
+    nodes = [node for node in chosen if _has_ranges(model, node, ranges, placement)]
     linear = [node for node in nodes if node.op_type in LINEAR_OPS]
     if not linear:
         raise nothing_to_quantise()
-    data = bytes(write_qdq(model, nodes, ranges, scheme, placement).SerializeToString(deterministic=True))
+    made = artifact_of(write_qdq(model, nodes, ranges, scheme, placement))
     options = {
         "activation": scheme.activation.value,
         "weight": scheme.weight.value,
         "reduce_range": scheme.reduce_range,
         "per_tensor": scheme.per_tensor,
+        "transposed": scheme.transposed,
         "symmetric": scheme.symmetric,
         "placement": placement.value,
         "keep_float": sorted(set(keep_float)),
@@ -59,9 +63,9 @@ def quantize(
         "integer_operators": len(nodes),
         "linear_operators": len(linear),
         "operators": len(model.nodes),
-        "size_ratio": round(len(data) / artifact.size_bytes, 4),
+        "size_ratio": round(made.size_bytes / artifact.size_bytes, 4),
     }
-    return artifact.derive(data, "quantize", options, facts)
+    return artifact.derive(made, "quantize", options, facts)
 
 
 def _has_ranges(model: FloatModel, node: onnx.NodeProto, ranges: Mapping[str, Range], placement: QdqPlacement) -> bool:

@@ -13,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from penstock.artifact import Artifact
 from penstock.errors import PenstockError
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.linear import CONVOLUTIONS, WEIGHT_INPUTS, LinearForm, form_of, read_linear
-from penstock.offline.optimize.model import to_bytes
+from penstock.offline.optimize.model import to_artifact
 from penstock.tensor import Array
 
 _ELEMENTWISE = frozenset({"Relu", "LeakyRelu", "Identity"})
@@ -134,11 +135,11 @@ class Rescaling:
         for operand in self._operands.values():
             operand.array = operand.original.copy()
 
-    def write(self) -> bytes:
+    def write(self) -> Artifact:
         """The rescaled model."""
         for operand in self._operands.values():
             operand.write()
-        return to_bytes(self.model)
+        return to_artifact(self.model)
 
     def _operand(self, node: ir.Node, index: int) -> Operand | None:
         value = graph.input_of(node, index)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import onnx
-from onnx import numpy_helper
 
 from penstock.offline.compress.ptq.qdq_placement import (
     ACTIVATIONS,
@@ -14,6 +13,7 @@ from penstock.offline.compress.ptq.qdq_placement import (
     QdqPlacement,
     attributes_of,
 )
+from penstock.offline.optimize.mapped import array_of
 from penstock.offline.optimize.names import reads, subgraphs
 
 _SHARING_OPS = frozenset(
@@ -91,8 +91,9 @@ class Rounding:
                 self._mark(node.output, self.sources.get(first) if _keeps_values(node, self._model) else None)
         else:
             self._mark(node.input)
-            # The integer kernel of a matrix product returns floats at no cost.
-            if node.op_type not in self._float_outputs and (node.op_type != "MatMul" or node.output[0] in self._read):
+            # The integer kernels of matrix products and of ConvTranspose return floats at no cost.
+            is_rounded = node.op_type not in ("MatMul", "ConvTranspose") or node.output[0] in self._read
+            if node.op_type not in self._float_outputs and is_rounded:
                 self._mark(node.output)
 
     def _mark(self, tensors: Iterable[str], source: str | None = None) -> None:
@@ -105,4 +106,4 @@ def _keeps_values(node: onnx.NodeProto, model: FloatModel) -> bool:
     if node.op_type != "Pad" or attributes_of(node).get("mode", b"constant") != b"constant":
         return True
     value = node.input[2] if len(node.input) > 2 else ""
-    return not value or (value in model.weights and not numpy_helper.to_array(model.weights[value]).any())
+    return not value or (value in model.weights and not array_of(model.weights[value]).any())

@@ -29,6 +29,9 @@ class IntegerScheme(msgspec.Struct, frozen=True):
     """Each matrix product has one scale for all its weights. This is less accurate, but faster in ONNX Runtime if there are few rows:
     with a scale per channel, ONNX Runtime also processes a zero point per channel. Convolutions always have scales per channel."""
 
+    transposed: bool = True
+    """Transposed convolutions become integer too, if the placement allows it. ONNX Runtime has no integer kernel for them."""
+
     symmetric: bool = False
     """Activations with negative values have the zero point 0. Their steps can be up to twice as wide, but OpenVINO multiplies two of
     them without a correction for zero points."""

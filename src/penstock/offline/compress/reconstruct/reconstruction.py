@@ -26,6 +26,7 @@ from penstock.offline.judge.accuracy import answers_of
 from penstock.offline.judge.metrics import mean_interval, sample_errors
 from penstock.offline.model_store import remembered
 from penstock.offline.optimize.linear import linear_form
+from penstock.offline.optimize.mapped import array_of, artifact_of
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import signature_of
 from penstock.tensor import Array
@@ -58,12 +59,10 @@ def reconstruct(original: Artifact, quantised: Artifact, data: Dataset, time_s: 
     for tensor in proto.graph.initializer:
         if tensor.name in changed:
             tensor.CopyFrom(numpy_helper.from_array(changed[tensor.name], tensor.name))
-    made = Artifact.from_bytes(bytes(proto.SerializeToString(deterministic=True)))
+    made = artifact_of(proto)
     if made.digest == quantised.digest:
         return quantised
-    few = chosen.few(_CHECKED, smallest)
-    reference = answers_of(original, few, as_written=True)
-    before, after = (sample_errors(reference, answers_of(one, few, as_written=True)) for one in (quantised, made))
+    before, after = errors_on(chosen, original, quantised, made)
     if not mean_interval(before - after).low > 0:
         return quantised
     asked = {"data": data.digest, "original": original.digest}
@@ -72,7 +71,14 @@ def reconstruct(original: Artifact, quantised: Artifact, data: Dataset, time_s: 
         "layers": len(layers.found),
         "changed": sorted(changed),
     }
-    return quantised.derive(made.data, STEP, asked, facts)
+    return quantised.derive(made, STEP, asked, facts)
+
+
+def errors_on(data: Dataset, original: Artifact, *models: Artifact) -> list[Array]:
+    """For each of ``models``, the relative errors of its outputs on some samples of ``data``."""
+    few = data.few(_CHECKED, signature_of(original).smallest_batch)
+    reference = answers_of(original, few, as_written=True)
+    return [sample_errors(reference, answers_of(one, few, as_written=True)) for one in models]
 
 
 class _Layer(NamedTuple):
@@ -103,7 +109,7 @@ class _Layers:
         self._tensors = {tensor.name: tensor for tensor in graph.initializer}
         makers = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
         readers = Counter(name for node in graph.node for name in node.input)
-        known = {node.name: node for node in self._float.nodes if node.op_type in LINEAR_OPS}
+        known = {node.name: node for node in self._float.nodes if node.op_type in LINEAR_OPS - {"ConvTranspose"}}
         self.found: list[_Layer] = []
         for node in graph.node:
             before = known.get(node.name)
@@ -149,7 +155,7 @@ class _Layers:
 
     def _read(self, layer: _Layer) -> tuple[Array, WeightGrid]:
         """The weight and its grid."""
-        weight = np.asarray(numpy_helper.to_array(self._float.weights[layer.before.input[1]]))
+        weight = array_of(self._float.weights[layer.before.input[1]])
         found = _matrix(layer.before, weight)
         if layer.is_packed:
             integers, zero = self._unpacked(layer)
@@ -185,7 +191,7 @@ class _Layers:
         return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1), 8
 
     def _array(self, name: str) -> Array:
-        return np.asarray(numpy_helper.to_array(self._tensors[name]))
+        return array_of(self._tensors[name])
 
 
 def _matrix(node: onnx.NodeProto, array: Array) -> Array:

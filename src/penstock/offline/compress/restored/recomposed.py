@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from penstock.artifact import Artifact
 from penstock.errors import WrongResult
@@ -20,6 +19,7 @@ from penstock.offline.compress.low_rank.convolution import SplitForm
 from penstock.offline.compress.low_rank.layers import SplittableLayer, layers, replace
 from penstock.offline.compress.low_rank.matrix import Split
 from penstock.offline.compress.restored.unrounded import FIX
+from penstock.offline.optimize.mapped import array_of
 from penstock.offline.optimize.model import load_model, to_proto
 from penstock.tensor import Array
 
@@ -38,7 +38,7 @@ def recomposed(made: onnx.ModelProto, source: Artifact, split: dict[str, dict[st
     """
     model = load_model(source)
     known = {layer.name: layer for layer in layers(model)}
-    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in made.graph.initializer}
+    tensors = {tensor.name: array_of(tensor) for tensor in made.graph.initializer}
     nodes = {node.name: node for node in made.graph.node}
     for name, way in split.items():
         layer = known[name]

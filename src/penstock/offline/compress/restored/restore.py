@@ -15,6 +15,7 @@ from penstock.offline.compress.restored.uncorrected import uncorrected
 from penstock.offline.compress.restored.unreconstructed import unreconstructed
 from penstock.offline.compress.restored.unrounded import unrounded
 from penstock.offline.compress.restored.unstored import unstored
+from penstock.offline.optimize.mapped import artifact_of
 from penstock.offline.optimize.model import load_model, read_proto, to_proto
 
 _PLAIN: dict[str, Callable[[onnx.ModelProto, Artifact], onnx.ModelProto]] = {
@@ -69,4 +70,4 @@ def restored(step: str, made: Artifact, source: Artifact) -> Pair:
 
 
 def _artifact(proto: onnx.ModelProto) -> Artifact:
-    return Artifact.from_bytes(bytes(proto.SerializeToString(deterministic=True)))
+    return artifact_of(proto)

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from penstock.artifact import Artifact
 from penstock.errors import WrongResult
 from penstock.offline.compress.restored.unrounded import FIX
 from penstock.offline.compress.sharing.layers import SharedTensor, find_layers
+from penstock.offline.optimize.mapped import array_of
 from penstock.offline.optimize.model import load_model, read_proto
 from penstock.tensor import Array
 
@@ -32,7 +32,7 @@ def unpruned(made: onnx.ModelProto, source: Artifact, pruned: Facts, *, by_magni
     ``by_magnitude``, if a kept element is smaller than a removed element.
     """
     for tensor, before in _changed(made, source, pruned):
-        after, old = numpy_helper.to_array(tensor), numpy_helper.to_array(before)
+        after, old = array_of(tensor), array_of(before)
         is_counted = np.count_nonzero(after) == pruned[tensor.name]["nonzero"]
         if not is_counted or not ((after == old) | (after == 0)).all():
             raise WrongResult(f"weight '{tensor.name}' is not the original's with some elements set to zero", FIX)
@@ -50,7 +50,7 @@ def unshared(made: onnx.ModelProto, source: Artifact, shared: Facts) -> onnx.Mod
     """
     layers = find_layers(load_model(source), frozenset(shared))
     for tensor, before in _changed(made, source, shared):
-        layer, after = layers[tensor.name], numpy_helper.to_array(tensor)
+        layer, after = layers[tensor.name], array_of(tensor)
         off = np.linalg.norm(after.astype(np.float64) - layer.array)
         size = np.linalg.norm(layer.array.astype(np.float64) - layer.zero)
         is_close = off <= (shared[tensor.name]["relative_error"] * (1 + _MEASURED) + _CLOSE) * size

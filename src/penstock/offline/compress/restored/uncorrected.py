@@ -8,7 +8,7 @@ from penstock.artifact import Artifact
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.names import FreshNames
 
-_BIASES = {"Conv": (2,), "Gemm": (2,), "Add": (0, 1)}
+_BIASES = {"Conv": (2,), "ConvTranspose": (2,), "Gemm": (2,), "Add": (0, 1)}
 """The inputs that the correction may change if they are constant."""
 
 

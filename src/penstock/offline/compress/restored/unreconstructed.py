@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from penstock.artifact import Artifact
 from penstock.errors import WrongResult
 from penstock.offline.compress.ptq.qdq_placement import attributes_of
 from penstock.offline.compress.restored.unrounded import FIX
+from penstock.offline.optimize.mapped import are_equal, array_of
 from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array
 
@@ -36,11 +36,11 @@ def unreconstructed(made: onnx.ModelProto, source: Artifact) -> onnx.ModelProto:
         if steps.max(initial=0) > 1 or ((found > before.max(initial=0)) | (found < before.min(initial=0))).any():
             raise WrongResult(f"the integers of weight '{name}' are not those of the weight rounded up or down", FIX)
         tensors[name].CopyFrom(known[name])
-    if made != unchanged:
+    if not are_equal(made, unchanged):
         raise WrongResult("the reconstruction changed more than the integers of weights", FIX)
     return made
 
 
 def _integers(tensor: onnx.TensorProto, halves: bool) -> Array:
-    array = np.asarray(numpy_helper.to_array(tensor))
+    array = array_of(tensor)
     return np.stack([array & 15, array >> 4], axis=-1) if halves else array

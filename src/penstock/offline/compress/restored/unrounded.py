@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from penstock.artifact import Artifact
 from penstock.errors import Unsupported, WrongResult
 from penstock.offline.compress.precision.products import MICROSOFT
 from penstock.offline.compress.ptq.qdq_placement import ACTIVATIONS, FloatModel, attributes_of, float_model
+from penstock.offline.optimize.mapped import array_of, artifact_of, tensor_of
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.names import FreshNames, reads
 from penstock.tensor import Array
@@ -54,16 +55,16 @@ def with_float_products(made: Artifact) -> Artifact:
     ]
     for one in levels:
         one.i = 1
-    return Artifact.from_bytes(bytes(proto.SerializeToString(deterministic=True))) if levels else made
+    return artifact_of(proto) if levels else made
 
 
 def constants(graph: onnx.GraphProto) -> Iterator[Array]:
     """The initialisers of ``graph``, and the values of its Constant nodes."""
     for tensor in graph.initializer:
-        yield numpy_helper.to_array(tensor)
+        yield array_of(tensor)
     for node in graph.node:
         if node.op_type == "Constant":
-            yield from (numpy_helper.to_array(one.t) for one in node.attribute if one.name == "value")
+            yield from (array_of(one.t) for one in node.attribute if one.name == "value")
 
 
 class Integers(NamedTuple):
@@ -113,7 +114,7 @@ class _Unrounding:
         known = [*constants(before)]
         with contextlib.suppress(Unsupported):  # rounded already, or of an opset without INT8
             self._floats = float_model(source)
-            known += map(numpy_helper.to_array, self._floats.weights.values())
+            known += map(array_of, self._floats.weights.values())
         self._known: dict[tuple[int, ...], list[Array]] = {}
         for array in known:
             if array.dtype in (np.float32, np.float64):
@@ -211,13 +212,13 @@ class _Unrounding:
 
     def _half(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         tensor = self._tensors[node.input[0]]
-        array = numpy_helper.to_array(tensor)
-        if tensor.data_type not in _HALVES or (array.shape, array.tobytes()) in self._stored:
+        array = array_of(tensor)
+        if tensor.data_type not in _HALVES or (self._stored and (array.shape, array.tobytes()) in self._stored):
             return [node]
         for weight in self._known.get(array.shape, ()):
             with np.errstate(over="ignore"):
                 if np.array_equal(weight.astype(array.dtype), array):
-                    self._tensors[node.output[0]] = numpy_helper.from_array(weight, node.output[0])
+                    self._tensors[node.output[0]] = tensor_of(weight, node.output[0])
                     return []
         raise wrong_weight(tensor.name)
 
@@ -255,7 +256,7 @@ class _Unrounding:
         self._put(name, rounded, node.input[1])
         self._check_steps(rounded, name, node.input[1])
         weight = self._array(name) / scale
-        self._tensors[name] = numpy_helper.from_array(weight, name)
+        self._tensors[name] = tensor_of(weight, name)
         return [
             helper.make_node("Div", [rounding.input[0], rounding.output[1]], [exact]),
             helper.make_node("MatMul", [exact, name], node.output),
@@ -292,14 +293,14 @@ class _Unrounding:
         # Of the weights beyond a limit, the one that is not far beyond it.
         exact = rounded._replace(limits=(-np.inf, np.inf))
         nearest = min(found, key=lambda weight: float(exact.steps_from(weight).sum()))
-        self._tensors[name] = numpy_helper.from_array(np.ascontiguousarray(nearest, np.float32).reshape(shape), name)
+        self._tensors[name] = tensor_of(np.asarray(nearest, np.float32).reshape(shape), name)
 
     def _zero_point(self, node: onnx.NodeProto, place: int, integers: Array) -> Array:
         """The zero point that ``node`` has as input ``place``; 0 if the input is left out."""
         return self._array(node.input[place]) if len(node.input) > place else np.zeros((), integers.dtype)
 
     def _array(self, name: str) -> Array:
-        return np.asarray(numpy_helper.to_array(self._tensors[name]))
+        return array_of(self._tensors[name])
 
 
 def wrong_weight(name: str) -> WrongResult:

@@ -6,16 +6,17 @@ weights. The result then computes with exactly the numbers of the original, so e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from penstock.artifact import Artifact
 from penstock.errors import PenstockError, WrongResult
 from penstock.offline.compress.restored.unrounded import FIX, Integers, wrong_weight
+from penstock.offline.optimize.mapped import array_of, artifact_of, row_slices, tensor_of
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.names import FreshNames
 from penstock.offline.sessions import loaded
@@ -29,25 +30,25 @@ def unstored(made: onnx.ModelProto, source: Artifact, layers: Mapping[str, Mappi
     WrongResult if the integers are no rounded weights.
     """
     weights = {tensor.name: tensor for tensor in read_proto(source).graph.initializer}
-    proto = onnx.ModelProto()
-    proto.CopyFrom(made)
-    graph, fresh = proto.graph, FreshNames(proto.graph)
+    graph, fresh = made.graph, FreshNames(made.graph)
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     places = {name: place for place, node in enumerate(graph.node) for name in node.output}
     for name, facts in layers.items():
-        weight, scale = (numpy_helper.to_array(one) for one in (weights[name], tensors[facts["scale"]]))
+        weight, scale = (array_of(one) for one in (weights[name], tensors[facts["scale"]]))
         for value in facts["restored"]:
             chain = [graph.node[place] for place in sorted(_chain(graph, places, value))]
             ids = {node.input[1] for node in chain if node.op_type == "Gather"}
-            numbers = _values(proto, chain, value, len(weight))
-            if numbers.size != weight.size or len(ids) > 1:
-                raise wrong_weight(name)
-            _check(name, weight.reshape(numbers.shape), numbers, scale, facts["bits"])
+            for rows, numbers in _values(made, chain, value, weight):
+                if numbers.size != weight[rows].size or len(ids) > 1:
+                    raise wrong_weight(name)
+                steps = scale[rows] if ids else scale
+                _check(name, weight[rows].reshape(numbers.shape), numbers, steps, facts["bits"])
+                shape = len(weight) if ids else len(numbers), *numbers.shape[1:]
             tensor = fresh(f"{value}_exact")
-            graph.initializer.append(numpy_helper.from_array(weight.reshape(numbers.shape), tensor))
+            graph.initializer.append(tensor_of(weight.reshape(shape), tensor))
             kind = "Gather" if ids else "Identity"
             graph.node[places[value]].CopyFrom(helper.make_node(kind, [tensor, *ids], [value]))
-    return proto
+    return made
 
 
 def _check(name: str, weight: Array, numbers: Array, scale: Array, bits: int) -> None:
@@ -78,8 +79,11 @@ def _chain(graph: onnx.GraphProto, places: Mapping[str, int], value: str) -> set
     return found
 
 
-def _values(made: onnx.ModelProto, chain: Sequence[onnx.NodeProto], value: str, rows: int) -> Array:
-    """The value that ``chain`` computes, for the ids of all rows of a table."""
+def _values(
+    made: onnx.ModelProto, chain: Sequence[onnx.NodeProto], value: str, weight: Array
+) -> Iterator[tuple[slice, Array]]:
+    """The value that ``chain`` computes for ``weight``. If ``weight`` is a table, its rows are computed in parts."""
+    is_table = any(node.op_type == "Gather" for node in chain)
     nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in chain]
     for node in nodes:
         if node.op_type == "Gather":
@@ -88,15 +92,14 @@ def _values(made: onnx.ModelProto, chain: Sequence[onnx.NodeProto], value: str, 
     graph = helper.make_graph(
         nodes,
         "integers",
-        [helper.make_tensor_value_info("all rows", onnx.TensorProto.INT64, [rows])],
+        [helper.make_tensor_value_info("all rows", onnx.TensorProto.INT64, [None])],
         [helper.make_tensor_value_info(value, onnx.TensorProto.FLOAT, None)],
         [tensor for tensor in made.graph.initializer if tensor.name in read],
     )
     model = helper.make_model(graph, opset_imports=made.opset_import, ir_version=made.ir_version)
     try:
-        with loaded(
-            Artifact.from_bytes(bytes(model.SerializeToString(deterministic=True))), as_written=True
-        ) as running:
-            return running.forward({"all rows": np.arange(rows)})[value]
+        with loaded(artifact_of(model), as_written=True) as running:
+            for rows in row_slices(weight) if is_table else [slice(len(weight))]:
+                yield rows, running.forward({"all rows": np.arange(len(weight))[rows]})[value]
     except PenstockError as error:
         raise WrongResult(f"the weights of the compressed model cannot be restored: {error.message}", FIX) from error

@@ -17,7 +17,7 @@ from penstock.offline.compress.options import Options
 from penstock.offline.compress.sharing.kmeans import kmeans, nearest
 from penstock.offline.compress.sharing.layers import SharedTensor, find_layers
 from penstock.offline.compress.taps import Progress, no_progress
-from penstock.offline.optimize.model import load_model, to_bytes
+from penstock.offline.optimize.model import load_model, to_artifact
 from penstock.tensor import Array
 
 MAX_BITS = 12
@@ -66,7 +66,7 @@ def share(
             shared, facts[name] = share_layer(layer, bits, options.half_codebooks)
             model.graph.initializers[name].const_value = ir.Tensor(shared, name=name)
         on_progress(done + 1, len(layers))
-    return artifact.derive(to_bytes(model), "share", msgspec.to_builtins(options), {"layers": facts})
+    return artifact.derive(to_artifact(model), "share", msgspec.to_builtins(options), {"layers": facts})
 
 
 def share_layer(layer: SharedTensor, bits: int, half: bool) -> tuple[Array, dict[str, Any]]:

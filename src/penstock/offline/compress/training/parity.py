@@ -7,11 +7,11 @@ from functools import partial
 import numpy as np
 import onnx
 
-from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.errors import InvalidModel
 from penstock.offline.compress.training.torch import Tensor, torch
 from penstock.offline.compress.training.trainable import TrainableModel, to_tensors
+from penstock.offline.optimize.mapped import artifact_of
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import loaded
 from penstock.tensor import Array
@@ -88,7 +88,7 @@ def _node_errors(model: TrainableModel, data: Dataset, rows: int) -> dict[str, f
         {name: partial(replaced, name) for name in names if model.computes(name)},
     )
     try:
-        with loaded(Artifact.from_bytes(proto.SerializeToString()), as_written=True) as engine, torch.no_grad():
+        with loaded(artifact_of(proto), as_written=True) as engine, torch.no_grad():
             for sample in samples:
                 theirs |= engine.forward(sample)
                 model(to_tensors(sample, model))

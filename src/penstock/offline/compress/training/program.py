@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import onnx
-from onnx import TensorProto, inliner, numpy_helper
+from onnx import TensorProto, inliner
 
 from penstock.errors import InvalidArgument, InvalidModel, Unsupported
 from penstock.offline.compress.training.operators import OPERATORS, Node
 from penstock.offline.compress.training.operators.elementwise import DTYPES, type_name
 from penstock.offline.compress.training.operators.registry import Operator
+from penstock.offline.optimize.mapped import array_of
 from penstock.tensor import Array
 
 _OLDEST_OPSET = 9
@@ -139,7 +140,7 @@ def _array(tensor: TensorProto) -> Array:
         kind = type_name(tensor.data_type)
         raise Unsupported(f"'{tensor.name}' is of type {kind}, which training does not support", _STILL_WORKS)
     try:
-        return np.asarray(numpy_helper.to_array(tensor))
+        return array_of(tensor)
     except Exception as error:  # numpy and protobuf raise various exceptions for a payload that does not fit the shape
         raise InvalidModel(
             f"the payload of '{tensor.name}' does not fit its shape", "export the model again"

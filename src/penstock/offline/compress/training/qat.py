@@ -9,7 +9,6 @@ from typing import Annotated, Any, Unpack
 
 import msgspec
 import numpy as np
-from onnx import numpy_helper
 
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset, make_dataset
@@ -25,6 +24,7 @@ from penstock.offline.compress.training.teacher import Teacher
 from penstock.offline.compress.training.torch import torch
 from penstock.offline.compress.training.trainable import TrainableModel
 from penstock.offline.judge.accuracy import answers_of
+from penstock.offline.optimize.mapped import array_of
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.names import varying_outputs
 from penstock.tensor import Array
@@ -60,7 +60,7 @@ def train_quantized(
     """
     options = options or QatOptions()
     options.check()
-    floats = {name: numpy_helper.to_array(tensor) for name, tensor in FloatModel(original).weights.items()}
+    floats = {name: array_of(tensor) for name, tensor in FloatModel(original).weights.items()}
     model = TrainableModel(quantized)
     fake = FakeQuantization(model, floats, data, options.scale_rate)
     if not isinstance(teacher, Teacher):
@@ -90,7 +90,7 @@ def train_quantized(
         "held_out_loss": [round(before, 6), round(after, 6)],
         "agreement": agreed,
     }
-    return quantized.derive(trained.data if better else quantized.data, "qat", plain, facts)
+    return quantized.derive(trained if better else quantized, "qat", plain, facts)
 
 
 def agreement(

@@ -19,6 +19,7 @@ from penstock.errors import InvalidArgument, InvalidData, ResourceExhausted
 from penstock.offline.compress.checkpoint import read_checkpoint, write_checkpoint
 from penstock.offline.compress.training.torch import Tensor, torch
 from penstock.offline.judge.accuracy import answers
+from penstock.offline.optimize.mapped import artifact_of
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import loaded
 from penstock.resources import usable_memory
@@ -73,7 +74,7 @@ def _expose(artifact: Artifact, also: Collection[str]) -> Artifact:
     outputs = [value.name for value in proto.graph.output]
     added = [name for name in dict.fromkeys(also) if name not in outputs]
     proto.graph.output.extend(onnx.helper.make_tensor_value_info(name, DataType.FP32.onnx, None) for name in added)
-    return Artifact.from_bytes(bytes(proto.SerializeToString(deterministic=True)))
+    return artifact_of(proto)
 
 
 def _answers(artifact: Artifact, data: Dataset, cache: Path | None) -> dict[str, Array]:

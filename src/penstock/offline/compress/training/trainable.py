@@ -15,6 +15,7 @@ from penstock.offline.compress.training.operators import Node
 from penstock.offline.compress.training.operators.elementwise import DTYPES
 from penstock.offline.compress.training.program import Shape, constant_tensors, read_program
 from penstock.offline.compress.training.torch import Tensor, nn, torch
+from penstock.offline.optimize.mapped import artifact_of, replace_data
 from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array
 
@@ -113,7 +114,7 @@ class TrainableModel(nn.Module):  # type: ignore[misc]
         with torch.no_grad():
             for name in sorted({*self.weights, *self.weight_hooks} & tensors.keys()):
                 _write(name, tensors[name], self.constant(name).detach().cpu())
-        return self.artifact.derive(bytes(proto.SerializeToString(deterministic=True)), step, options, facts)
+        return self.artifact.derive(artifact_of(proto), step, options, facts)
 
     def _hooked(self, name: str, value: Tensor) -> Tensor:
         hook = self.value_hooks.get(name)
@@ -189,6 +190,4 @@ def _write(name: str, tensor: TensorProto, value: Tensor) -> None:
     if not dtype.is_floating_point:
         bounds = torch.iinfo(dtype)
         value = value.to(torch.float64).round().clamp(bounds.min, bounds.max)
-    for field in ("float_data", "double_data", "int32_data", "int64_data"):
-        tensor.ClearField(field)
-    tensor.raw_data = value.to(dtype).reshape(-1).view(torch.uint8).numpy().tobytes()
+    replace_data(tensor, value.to(dtype).reshape(-1).view(torch.uint8).numpy().tobytes())

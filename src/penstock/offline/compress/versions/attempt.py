@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from penstock.errors import PenstockError
@@ -11,6 +11,11 @@ from penstock.errors import PenstockError
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+def not_tried(titles: Sequence[str], reason: str) -> str:
+    """A note on versions that were not made."""
+    return f"{', '.join(titles)} {'was' if len(titles) == 1 else 'were'} not tried: {reason}"
 
 
 def attempt(name: str, make: Callable[[], T], failures: dict[str, str]) -> T | None:

@@ -9,16 +9,17 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from penstock.artifact import Artifact
+from penstock.bundle.titles import precision_title
 from penstock.dataset import Dataset
 from penstock.measurement import Interval, times
 from penstock.offline.compress.method import OnProgress
 from penstock.offline.compress.precision.products import share_of_products
 from penstock.offline.compress.ptq.calibrate import collect
-from penstock.offline.compress.ptq.qdq_placement import QdqPlacement
+from penstock.offline.compress.ptq.qdq_placement import QdqPlacement, float_model
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.scheme import IntegerScheme, symmetric
-from penstock.offline.compress.versions.attempt import attempt
+from penstock.offline.compress.versions.attempt import attempt, not_tried
 from penstock.offline.deadline import BuildDeadline
 
 Look = Callable[[Artifact, Artifact, tuple[str, ...]], Mapping[str, Interval]]
@@ -29,6 +30,8 @@ FOR_PRODUCTS = ("onnxruntime",)
 slower than FP32."""
 _FOR_SYMMETRIC = ("openvino",)
 """The engines on which symmetric activations are faster. ONNX Runtime multiplies signed activations more slowly."""
+_FOR_TRANSPOSED = ("openvino",)
+"""The engines with an integer kernel for ConvTranspose."""
 _PLACEMENTS = QdqPlacement.LINEAR, QdqPlacement.WIDE
 """The placements to try with every method. The attention placement is only faster with symmetric activations."""
 _LOOK_SHARE = 0.25
@@ -41,7 +44,7 @@ class IntegerLayout(NamedTuple):
     """A placement with a kind of scales. INT8 models of one layout differ only in ranges, so their speed is equal."""
 
     placement: QdqPlacement
-    kind: Literal["", "per-tensor", "symmetric"] = ""
+    kind: Literal["", "per-tensor", "symmetric", "transposed"] = ""
     engines: tuple[str, ...] = ()
     """The engines on which the layout may be faster; if empty, all engines."""
 
@@ -51,9 +54,10 @@ class IntegerLayout(NamedTuple):
 
     def scheme(self, usual: IntegerScheme) -> IntegerScheme:
         """The scheme of the layout, on a machine whose scheme is ``usual``."""
-        if self.kind == "symmetric":
-            return symmetric(usual)
-        return msgspec.structs.replace(usual, per_tensor=bool(self.kind))
+        given = symmetric(usual) if self.kind == "symmetric" else usual
+        return msgspec.structs.replace(
+            given, per_tensor=self.kind == "per-tensor", transposed=self.kind == "transposed"
+        )
 
 
 def make_layouts(
@@ -67,6 +71,8 @@ def make_layouts(
     if share_of_products(fp32) > MOSTLY:
         layouts += [IntegerLayout(placement, "per-tensor", FOR_PRODUCTS) for placement in _PLACEMENTS]
         layouts += [IntegerLayout(placement, "symmetric", _FOR_SYMMETRIC) for placement in QdqPlacement]
+    if any(node.op_type == "ConvTranspose" for node in float_model(fp32).nodes):
+        layouts += [IntegerLayout(placement, "transposed", _FOR_TRANSPOSED) for placement in _PLACEMENTS]
     found: dict[str, tuple[IntegerLayout, Artifact]] = {}
     for layout in layouts:
         if engines and layout.engines and set(engines).isdisjoint(layout.engines):
@@ -93,12 +99,12 @@ def promising(
     for number, (layout, model) in enumerate(layouts.items()):
         on_progress("look", number, len(layouts))
         if found and deadline.is_past(_LOOK_SHARE):
-            late.append(f"INT8 ({layout.name})")
+            late.append(precision_title("int8", layout.name))
             continue
-        speeds = look(fp32, model, layout.engines)
+        speeds, named = look(fp32, model, layout.engines), precision_title("int8", layout.name)
         kept = {engine: one for engine, one in speeds.items() if one.high >= 1}
         notes += [
-            f"INT8 ({layout.name}) was not calibrated for {engine}, because it is slower than FP32 there: {times(one)}"
+            f"{named} was not calibrated for {engine}, because it is slower than FP32 there: {times(one)}"
             for engine, one in speeds.items()
             if engine not in kept
         ]
@@ -108,7 +114,7 @@ def promising(
             found.append((best, layout._replace(engines=tuple(kept) or layout.engines) if is_limited else layout))
     on_progress("look", len(layouts), len(layouts))
     if late:
-        notes.append(f"{', '.join(late)} was not tried: there was no time within --budget")
+        notes.append(not_tried(late, deadline.why_late))
     return [layout for _, layout in sorted(found, key=lambda one: -one[0])], tuple(notes)
 
 

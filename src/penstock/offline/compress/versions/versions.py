@@ -16,7 +16,7 @@ from penstock.offline.compress.precision.dynamic import DynamicOptions
 from penstock.offline.compress.precision.recurrent import has_integer_lstm
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.scheme import integer_scheme, required_isa
-from penstock.offline.compress.versions.attempt import attempt
+from penstock.offline.compress.versions.attempt import attempt, not_tried
 from penstock.offline.compress.versions.layouts import FOR_PRODUCTS, IntegerLayout, Look, make_layouts, promising
 from penstock.offline.compress.versions.ways import (
     CAREFUL_SHARE,
@@ -84,7 +84,7 @@ def derived_versions(
         return made, notes
     failures: dict[str, str] = {}
     stored, lost = making.versions(storing_ways(fp32, calibration), calibration, (), failures)
-    missing = (f"{name} was not tried: {reason}" for name, reason in failures.items())
+    missing = (not_tried([name], reason) for name, reason in failures.items())
     return [*made, *stored], (*notes, *missing, *lost)
 
 
@@ -127,7 +127,8 @@ class _Making(msgspec.Struct, frozen=True):
             ways += block_ways(fp32, calibration, look, self.deadline.budget_s) if look and found else []
         ways, stored = with_tables(ways, fp32, next(iter(found.values()), None), choice, look)
         made, notes = self.versions(ways, calibration, required_isa(scheme, self.machine), failures)
-        lacking = (f"INT8 by {name} was not tried: {reason}" for name, reason in failures.items())
+        titles = {way.name: way.title for way in ways}
+        lacking = (not_tried([titles.get(name, name)], reason) for name, reason in failures.items())
         if not made:
             return [], (*slow, *notes, *([f"INT8 was not tried: {next(iter(failures.values()))}"] if failures else []))
         return made, (f"INT8 on this CPU: {scheme.reason}", *fewer, *slow, *lacking, *notes, *stored)
@@ -157,7 +158,7 @@ class _Making(msgspec.Struct, frozen=True):
             found[model.digest] = msgspec.structs.replace(version, engines=way.engines, mixes_rows=way.mixes_rows)
         self.on_progress("quantize", len(ways), len(ways))
         if late:
-            notes.append(f"{', '.join(titles[name] for name in late)} was not tried: there was no time within --budget")
+            notes.append(not_tried([titles[name] for name in late], self.deadline.why_late))
         return list(found.values()), notes
 
 

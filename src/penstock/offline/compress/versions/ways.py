@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.artifact import Artifact
+from penstock.bundle.titles import precision_title
 from penstock.dataset import Dataset
 from penstock.measurement import times
 from penstock.offline.compress.method import OnProgress
@@ -17,14 +18,13 @@ from penstock.offline.compress.precision.half import halve_weights
 from penstock.offline.compress.precision.products import share_of_products
 from penstock.offline.compress.precision.recurrent import quantize_all_dynamic, quantize_recurrent
 from penstock.offline.compress.precision.storage import share_of_tables, store_in, store_tables, store_weights
-from penstock.offline.compress.precision.weight_only import WeightOnlyOptions, quantize_weights
+from penstock.offline.compress.precision.weight_only import WeightOnlyOptions, improved, quantize_weights
 from penstock.offline.compress.ptq.calibrate import collect
 from penstock.offline.compress.ptq.quantize import quantize
 from penstock.offline.compress.ptq.ranges.choice import RangeChoiceOptions
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod, ranges
 from penstock.offline.compress.ptq.recipe import PtqRecipe, quantize_with
 from penstock.offline.compress.ptq.scheme import IntegerScheme
-from penstock.offline.compress.reconstruct.reconstruction import reconstruct
 from penstock.offline.compress.versions.attempt import attempt
 from penstock.offline.compress.versions.layouts import FOR_PRODUCTS, MOSTLY, IntegerLayout, Look, fastest
 from penstock.offline.deadline import BuildDeadline
@@ -35,7 +35,8 @@ CAREFUL_SHARE = 0.45
 _CHOICE_S = 4.0
 """Time limit in seconds for choosing range methods. The remaining tensors get the range of least squared error."""
 _RECONSTRUCT_SHARE = 0.05
-"""Maximum share of the budget for rounding weights by the results of layers. The remaining weights are rounded to nearest."""
+"""Maximum share of the budget for rounding weights by the results of layers, and for scaling the channels of weights in blocks. The
+remaining weights are rounded to nearest."""
 _LARGE_TABLES = 0.1
 """Embedding tables are stored in INT8 if they hold more than this fraction of the model's bytes, or if only the size matters."""
 _BLOCKS = {8: WeightOnlyOptions(8, 128), 4: WeightOnlyOptions(4, 32)}
@@ -78,7 +79,7 @@ class Way(NamedTuple):
 
     @property
     def title(self) -> str:
-        return f"INT8 by {self.name}" if self.precision == "int8" else self.name
+        return precision_title("int8", self.name) if self.precision == "int8" else self.name
 
 
 def calibrated_ways(
@@ -150,7 +151,7 @@ def block_ways(fp32: Artifact, calibration: Dataset, look: Look, budget_s: float
         if made is not None and any(one.high >= 1 for one in speeds.values()):
             name, make = (
                 f"int{bits}-weights",
-                partial(reconstruct, fp32, made, calibration, _RECONSTRUCT_SHARE * budget_s),
+                partial(improved, fp32, made, calibration, options, _RECONSTRUCT_SHARE * budget_s),
             )
             yield Way(name, make, FOR_PRODUCTS, is_first=False, precision=name)
 

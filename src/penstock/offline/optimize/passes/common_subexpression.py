@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterator
 
 import onnx_ir as ir
@@ -35,18 +36,25 @@ class CommonSubexpression(Pass):
 
 def _merge_constants(model_graph: ir.Graph, skipped: Collection[str]) -> Iterator[str]:
     first: dict[Hashable, ir.Value] = {}
+    kinds = Counter(map(_kind, model_graph.initializers.values()))
     for name, value in list(model_graph.initializers.items()):
         tensor = value.const_value
         if name in skipped or tensor is None or not graph.is_constant(value) or value.is_graph_output():
             continue  # Rule 4
-        if tensor.dtype == ir.DataType.STRING:
+        if tensor.dtype == ir.DataType.STRING or kinds[_kind(value)] == 1:
             continue
-        key = (tensor.dtype, tuple(tensor.shape.numpy()), hashlib.sha256(tensor.tobytes()).digest())
+        key = (*_kind(value), hashlib.sha256(tensor.tobytes()).digest())
         same = first.setdefault(key, value)
         if same is not value:
             value.replace_all_uses_with(same)  # Rule 1
             del model_graph.initializers[name]
             yield name
+
+
+def _kind(value: ir.Value) -> tuple[Hashable, ...]:
+    """The type and shape of a constant."""
+    tensor = value.const_value
+    return () if tensor is None else (tensor.dtype, tuple(tensor.shape.numpy()))
 
 
 def _merge_nodes(model: ir.Model, skipped: Collection[str]) -> Iterator[str]:

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from penstock.artifact import Artifact
 from penstock.errors import PenstockError
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.base import NodePass
+from penstock.offline.optimize.mapped import artifact_of
 from penstock.offline.sessions import loaded
 from penstock.tensor import Array, DataType
 
@@ -110,7 +110,7 @@ def _run(node: ir.Node, inputs: list[ir.Value], model: ir.Model) -> Array | None
     if expected is None or expected > max(held, _GROWTH_LIMIT_BYTES):
         return None  # Rule 6
     try:
-        artifact = Artifact.from_bytes(proto.SerializeToString())
+        artifact = artifact_of(proto)
         with loaded(artifact, as_written=True) as folded:
             (result,) = folded.forward({}).values()
     except PenstockError:

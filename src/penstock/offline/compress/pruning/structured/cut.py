@@ -23,7 +23,7 @@ from penstock.offline.compress.pruning.structured.coupling import (
     describe,
 )
 from penstock.offline.optimize import graph
-from penstock.offline.optimize.model import to_bytes
+from penstock.offline.optimize.model import to_artifact
 from penstock.offline.optimize.passes.dead_code import DeadCode
 from penstock.tensor import Array
 
@@ -91,8 +91,8 @@ class Structure:
         missing = np.array(gone, np.int64)
         return lambda labels: ~np.isin(self.coupling.roots(labels), missing)
 
-    def cut(self, kept: Kept) -> bytes:
-        """The bytes of the model with only the units in ``kept``. Raises InvalidArgument if a tensor would lose all channels."""
+    def cut(self, kept: Kept) -> Artifact:
+        """The model with only the units in ``kept``. Raises InvalidArgument if a tensor would lose all channels."""
         fresh = Structure(self.artifact, exact=self.exact)  # the graph is edited in place
         count = fresh.count(kept)
         for value, axes in fresh.coupling.axes.items():
@@ -106,7 +106,7 @@ class Structure:
                 if not output.is_graph_output():
                     output.shape = None
         DeadCode().call(fresh.model)
-        return to_bytes(fresh.model)
+        return to_artifact(fresh.model)
 
 
 def _analyse(model: ir.Model, *, exact: bool = True) -> Coupling:

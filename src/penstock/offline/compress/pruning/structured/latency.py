@@ -18,6 +18,7 @@ from penstock.offline.compress.pruning.structured.cut import Kept, Structure
 from penstock.offline.compress.taps import Taps
 from penstock.offline.optimize import graph
 from penstock.offline.optimize.linear import form_of
+from penstock.offline.optimize.mapped import artifact_of
 from penstock.offline.sessions import loaded
 from penstock.perf.measure import feed, interleave
 from penstock.tensor import Array
@@ -125,4 +126,4 @@ class LatencyTable:
         output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
         body = onnx.helper.make_graph([node], "layer", inputs, [output], weights)
         made = onnx.helper.make_model(body, opset_imports=self._opsets, ir_version=self._structure.model.ir_version)
-        return Artifact.from_bytes(made.SerializeToString(deterministic=True))
+        return artifact_of(made)

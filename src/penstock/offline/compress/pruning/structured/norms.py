@@ -10,6 +10,7 @@ from onnx import numpy_helper
 from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.offline.compress.taps import Taps
+from penstock.offline.optimize.mapped import array_of, artifact_of
 from penstock.offline.optimize.model import read_proto
 from penstock.tensor import Array
 
@@ -33,13 +34,13 @@ def refresh_norms(artifact: Artifact, data: Dataset, *, batch_size: int = 64, th
     for node in nodes:
         mean, variance = _moments(current, data, node.input[0], batch_size, threads)
         for name, values in zip(node.input[3:5], (mean, variance), strict=True):
-            old = numpy_helper.to_array(constants[name])
+            old = array_of(constants[name])
             constants[name].CopyFrom(numpy_helper.from_array(values.astype(old.dtype), name))
-        current = Artifact.from_bytes(bytes(proto.SerializeToString(deterministic=True)))
+        current = artifact_of(proto)
     if current is artifact:
         return artifact
     about = {"norms": len(nodes), "samples": data.count}
-    return artifact.derive(current.data, "refresh_norms", {"batch_size": batch_size}, about)
+    return artifact.derive(current, "refresh_norms", {"batch_size": batch_size}, about)
 
 
 def _moments(artifact: Artifact, data: Dataset, tensor: str, batch_size: int, threads: int) -> tuple[Array, Array]:

@@ -105,7 +105,7 @@ def shrink(
         "allow a larger loss, more epochs, smaller steps, or give more data",
     )
     facts["reached"] = rounds.entries[rounds.best].speedup >= options.speedup
-    return artifact.derive(model.data, "shrink", msgspec.to_builtins(options), facts)
+    return artifact.derive(model, "shrink", msgspec.to_builtins(options), facts)
 
 
 def next_move(rounds: Sequence[Round], options: ShrinkOptions) -> tuple[bool, int] | None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -29,6 +30,7 @@ from penstock.offline.compress.pruning.structured.widths import (
 )
 from penstock.offline.compress.taps import Progress, no_progress
 from penstock.offline.judge.race import race
+from penstock.offline.optimize.model import read_proto
 from penstock.offline.optimize.samples import free_sizes, generate
 from penstock.offline.sessions import loaded
 from penstock.perf.measure import speedup
@@ -112,10 +114,10 @@ def cuttable(structure: Structure, *, heads: bool = True) -> list[str]:
 def apply(structure: Structure, kept: Kept, step: str, options: msgspec.Struct, **facts: object) -> Artifact:
     """Cut channels, and check that the new model loads and keeps its output shapes. If this check fails, Penstock has a bug."""
     origin = structure.artifact
-    data = structure.cut(kept)
+    cut = structure.cut(kept)
     groups = {name: [structure.group(name).units, len(numbers)] for name, numbers in kept.items()}
-    about = {"groups": groups, "parameters": [_parameters(origin.data), _parameters(data)], **facts}
-    made = origin.derive(data, step, msgspec.to_builtins(options), about)
+    about = {"groups": groups, "parameters": [_parameters(origin), _parameters(cut)], **facts}
+    made = origin.derive(cut, step, msgspec.to_builtins(options), about)
     sample = probe(origin)
     before, after = _answer_shapes(origin, sample), _answer_shapes(made, sample)
     if before != after:
@@ -171,13 +173,13 @@ def measured_speedup(before: Artifact, after: Artifact, sample: Mapping[str, Arr
 
 
 def _answer_shapes(artifact: Artifact, sample: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
-    onnx.checker.check_model(artifact.data)
+    read_proto(artifact)  # checks the model
     with loaded(artifact) as model:
         return {name: array.shape for name, array in model.forward(sample).items()}
 
 
-def _parameters(data: bytes) -> int:
+def _parameters(artifact: Artifact) -> int:
     """The number of elements in all float initialisers."""
-    tensors = onnx.load_model_from_string(data).graph.initializer
+    tensors = onnx.load_model_from_string(artifact.data).graph.initializer
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
-    return sum(int(onnx.numpy_helper.to_array(tensor).size) for tensor in tensors if tensor.data_type in floats)
+    return sum(math.prod(tensor.dims) for tensor in tensors if tensor.data_type in floats)

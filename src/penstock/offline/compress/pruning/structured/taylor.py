@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.artifact import Artifact
 from penstock.dataset import Dataset
 from penstock.offline.compress.pruning.structured.cut import Structure
 from penstock.offline.compress.pruning.structured.importance import Scores, gather
@@ -12,7 +11,7 @@ from penstock.offline.compress.taps import Progress, no_progress
 from penstock.offline.compress.training.torch import Tensor, functional, torch
 from penstock.offline.compress.training.trainable import TrainableModel, to_tensors
 from penstock.offline.judge.detect import scored_output
-from penstock.offline.optimize.model import to_bytes
+from penstock.offline.optimize.model import to_artifact
 from penstock.tensor import Array
 
 
@@ -28,7 +27,7 @@ def by_taylor(
     on the data, gradients are small, and other measures of importance give better results. Raises Unsupported if the model has
     operators that cannot be trained, InvalidData if the labels fit no output.
     """
-    model = TrainableModel(Artifact.from_bytes(to_bytes(structure.model)))
+    model = TrainableModel(to_artifact(structure.model))
     slots = [slot for slot in structure.slots if slot.role == "reads" and slot.value.name in model.weights]
     weights = [model.weights[slot.value.name or ""] for slot in slots]
     size = model.fixed_rows or batch_size

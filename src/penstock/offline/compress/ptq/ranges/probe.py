@@ -13,6 +13,7 @@ from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.compress.ptq.scheme import IntegerScheme
 from penstock.offline.judge.accuracy import answers
 from penstock.offline.judge.metrics import Outputs
+from penstock.offline.optimize.mapped import artifact_of
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import Overridden, loaded
 from penstock.tensor import Array
@@ -43,7 +44,7 @@ class RangeProbe:
             for pair in self._parameters.items()
             for name in pair
         )
-        self._artifact = Artifact.from_bytes(proto.SerializeToString())
+        self._artifact = artifact_of(proto)
 
     def answers(self, ranges: Mapping[str, Range], data: Dataset, threads: int, batch_size: int) -> Outputs:
         """The outputs on ``data`` with activations quantised to ``ranges``."""

@@ -21,6 +21,7 @@ from penstock.engines.base import LoadedModel
 from penstock.offline.compress.ptq.qdq_placement import FloatModel
 from penstock.offline.compress.ptq.ranges.histogram import Range
 from penstock.offline.compress.ptq.scheme import IntegerScheme
+from penstock.offline.optimize.mapped import artifact_of
 from penstock.offline.optimize.names import FreshNames, reads
 from penstock.tensor import Array, DataType
 
@@ -124,7 +125,7 @@ class Suffix:
         proto.graph.node.extend([*_rounding(self._names[0], self.tensors[0]), *self._rounded_nodes()])
         proto.graph.output.extend(value for value in whole.graph.output if value.name in self.outputs)
         proto.graph.initializer.extend(tensor for tensor in whole.graph.initializer if tensor.name in needed)
-        return Artifact.from_bytes(proto.SerializeToString())
+        return artifact_of(proto)
 
     def _rounded_nodes(self) -> Iterator[onnx.NodeProto]:
         """The nodes, each followed by the rounding of its outputs."""
