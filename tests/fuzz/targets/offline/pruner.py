@@ -24,7 +24,7 @@ class PrunerTarget(ModelTarget):
         start = optimized(artifact)
         structure = Structure(start)
         kept = random_cut(structure, 0)
-        agree(without_what_they_lead_to(structure, kept), Artifact.from_bytes(structure.cut(kept)), model)
+        agree(without_what_they_lead_to(structure, kept), structure.cut(kept), model)
         shared = share(start, ShareOptions(conv_bits=2, fc_bits=2))
         check_compressed(artifact, shared, data_of(model, artifact))
         pruned = prune(start, PruneOptions(GlobalRule(0.5)))
