@@ -6,10 +6,8 @@ answers on samples that the build did not see. The rivals are those of ``compres
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -38,6 +36,14 @@ from penstock.tensor import Signature
 _AGREE, _WITHIN, _BETTER = 0.03, 0.98, 1.15
 _LOADS = 8
 _PARTS = "calibrate", "validate", "test"
+_LAUNCHER = """
+import resource, subprocess, sys
+status = subprocess.call(sys.argv[1:], stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+sys.exit(status)
+"""
+"""Starts a command and prints its peak memory. Linux counts the memory of the process that starts a command as the command's own, so
+this process is small."""
 
 
 class Built(msgspec.Struct, frozen=True):
@@ -108,7 +114,7 @@ def _make(name: str, model: Path, quick: bool, folder: Path) -> Built:
         _written(folder / part, calls[start::4] + (calls[3::4] if start == 0 else []), signature)
     target = folder / "ours.bundle"
     command = ["build", str(model), "--calibrate", "calibrate", "--evaluate", "validate", "-o", str(target)]
-    seconds, peak = _run([*command, *(["--budget", "30s"] if quick else [])], folder)
+    seconds, peak = run_build([*command, *(["--budget", "30s"] if quick else [])], folder)
     bundle = open_bundle(target)
     variant = bundle.choose(machine_facts())
     evidence = bundle.manifest.evidence
@@ -143,20 +149,15 @@ def _written(folder: Path, calls: Sequence[Call], signature: Signature) -> Path:
     return folder
 
 
-def _run(arguments: Sequence[str], folder: Path) -> tuple[float, int]:
+def run_build(arguments: Sequence[str], folder: Path) -> tuple[float, int]:
     """Run the command line. Returns its seconds and its peak memory in bytes."""
     start = time.monotonic()
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", *arguments], stdout=subprocess.DEVNULL, stderr=errors, cwd=folder
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        errors.seek(0)
-        message = errors.read().decode()
-    if process.returncode:
-        raise PenstockError(f"penstock build ended with status {process.returncode}: {message.strip()[-250:]}")
-    return time.monotonic() - start, usage.ru_maxrss * 1024
+    command = [sys.executable, "-I", "-S", "-c", _LAUNCHER, sys.executable, "-m", "penstock", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    if done.returncode:
+        message = done.stderr.strip()[-250:]
+        raise PenstockError(f"penstock build ended with status {done.returncode}: {message}")
+    return time.monotonic() - start, int(done.stdout.split()[-1]) * 1024
 
 
 def _costs(name: str, found: Built) -> list[Row]:
