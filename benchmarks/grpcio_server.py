@@ -41,6 +41,17 @@ class GrpcioCall:
         self.ended: asyncio.Future[PenstockError | None] = asyncio.get_running_loop().create_future()
         self.answer = b""
 
+    def reserve(self, size: int) -> None:
+        """Do nothing, because grpcio does not limit the memory of calls. So do the methods up to ``spend``."""
+
+    async def hold(self, size: int) -> None: ...
+
+    def park(self) -> None: ...
+
+    def occupy(self, size: int) -> None: ...
+
+    def spend(self, units: int) -> None: ...
+
     def send(self, *parts: Buffer) -> None:
         """See ``GrpcCall``."""
         self.answer = b"".join(parts)
