@@ -33,6 +33,8 @@ _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 class GrpcioCall:
     """A unary ``GrpcCall`` for a call of grpcio."""
 
+    client = ""
+
     def __init__(self, context: Any) -> None:
         remaining = context.time_remaining()
         self.deadline = None if remaining is None else Deadline.after(remaining, SystemClock())
