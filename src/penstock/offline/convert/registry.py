@@ -1,6 +1,6 @@
 """The formats that ``penstock convert`` reads: how each is recognised, and which file under ``frameworks/`` converts it.
 
-A framework is added by one file under ``frameworks/``, one entry here, one extra, one zoo under ``tests/zoo/`` and one page of the docs.
+A framework is added by one file under ``frameworks/``, one entry here, one extra, one zoo under ``benchmarks/zoo/`` and one docs page.
 """
 
 from __future__ import annotations
