@@ -18,7 +18,9 @@ from penstock.offline.convert.certificate import (
     stored_certificate,
 )
 
-HOLDS = Certificate(True, 12, 1e-7, 2e-6, format="keras", framework="tensorflow 2.20", exporter="tf2onnx 1.17", opset=21)
+HOLDS = Certificate(
+    True, 12, 1e-7, 2e-6, format="keras", framework="tensorflow 2.20", exporter="tf2onnx 1.17", opset=21
+)
 FAILS = Certificate(False, 3, inf, 1e-6, Divergence("Conv_3", "conv2d", inf, "net.py:12", "mean 1", "mean 2"))
 
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import importlib
 from importlib.util import find_spec
-from pathlib import Path
 
 import msgspec
 
-from penstock.errors import EngineUnavailable
+from penstock.errors import Unavailable
 from penstock.offline.convert.base import Converter
 
 
@@ -60,15 +59,21 @@ FORMATS = {
 
 
 def get_converter(format: str) -> Converter:
-    """Import the converter of ``format``. Raises EngineUnavailable if its package is not installed."""
+    """Import the converter of ``format``. Raises Unavailable if its package is not installed."""
     entry = FORMATS[format]
     if entry.package and find_spec(entry.package) is None:
-        raise EngineUnavailable(entry.title, f"penstock[{entry.extra}]", f"package '{entry.package}' is not installed")
-    module = importlib.import_module(f"penstock.offline.convert.frameworks.{entry.framework}")
+        raise _unavailable(entry, "which is not installed")
+    try:
+        module = importlib.import_module(f"penstock.offline.convert.frameworks.{entry.framework}")
+    except ImportError as error:
+        raise _unavailable(entry, f"which cannot be imported: {error}") from error
     converter: Converter = module.CONVERTER
     return converter
 
 
-def detect(path: Path) -> str:
-    """The format of the model at ``path``, by its content. Raises NotFound, Unsupported."""
-    raise NotImplementedError
+def _unavailable(entry: FormatEntry, reason: str) -> Unavailable:
+    apart = ", or add --isolated to install it apart" if entry.isolated else ""
+    return Unavailable(
+        f"{entry.title} needs the package '{entry.package or entry.framework}', {reason}",
+        f"pip install 'penstock[{entry.extra}]'{apart}",
+    )
