@@ -101,4 +101,4 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         try:
             parse([text])
         except InvalidArgument as error:
-            assert error.hint
+            assert error.hint  # noqa: PT017

@@ -22,6 +22,7 @@ _HEAD_BYTES = 1 << 16
 _MAX_FIELDS = 1 << 20
 _AGAIN = "export it again, or fetch it again if it was downloaded"
 _CALLABLE = "give the function that makes the model, as package.module:make_model"
+_BINARY = re.compile(r"[\x00-\x08\x0e-\x1f\ufffd]")
 _PROTOTXT = re.compile(r"(?m)^\s*(layers?\s*\{|input(_dim|_shape)?\s*[:{])")
 _GLOBAL = re.compile(rb"c([\w.]+)\n([\w.]+)\n")
 _WEIGHTS_ONLY = re.compile(r"torch|torch\._utils|torch\.storage|torch\.nn\.parameter|collections|torch\.serialization")
@@ -183,7 +184,7 @@ def _document(path: Path, head: bytes) -> str:
 
 def _text(path: Path, head: bytes) -> str:
     text = head.decode("utf-8", "replace")
-    if "�" in text[:-4] or "\0" in text:
+    if _BINARY.search(text[:-4]):  # the last character may be cut
         return ""
     if text.startswith("tree\n"):
         return "lightgbm"
