@@ -116,9 +116,10 @@ def _npz(path: Path) -> dict[str, Array]:
     if not path.exists():
         raise NotFound(f"no sample '{path}'", "check the path")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if isinstance(file, np.ndarray):
-                raise ValueError("it is a single array without a name")
+        file = np.load(path, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            raise ValueError("it is a single array without a name")
+        with file:
             return {name: file[name] for name in file.files}
     except Exception as error:  # noqa: BLE001 - numpy and zipfile raise many kinds
         hint = "write it with np.savez, with one array for each input of one call"
