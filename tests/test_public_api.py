@@ -47,7 +47,8 @@ import numpy.typing as npt
 
 import penstock
 from penstock import (
-    Artifact, BuildResult, CandidateRecord, Certificate, Compression, Context, Contract, Conversion, Model, Outcome, PenstockError, RangeMethod, Recipe, Tensor
+    Artifact, BuildResult, CandidateRecord, Certificate, Compression, Context, Contract, Conversion, Model, Outcome,
+    PenstockError, RangeMethod, Recipe, Tensor
 )
 from penstock.bundle.titles import outcome, title, verdict
 from penstock.clock import ManualClock

@@ -181,23 +181,12 @@ def show(done: Conversion) -> None:
         for spec in specs:
             console.print(f"{name:<9} {escape(_spec(spec))}", soft_wrap=True)
     if done.certificate is not None:
-        console.print(f"{'parity':<9} {escape(parity_text(done.certificate))}", soft_wrap=True)
+        console.print(f"{'parity':<9} {escape(done.certificate.text)}", soft_wrap=True)
         for note in done.certificate.notes:
             console.print(f"{'note':<9} {escape(note)}", soft_wrap=True)
     for warning in done.warnings:
         console.print(f"[yellow]warning[/yellow]   {escape(warning)}", soft_wrap=True)
     console.print(f"{'next':<9} {escape(f'penstock inspect {done.output}')}", soft_wrap=True)
-
-
-def parity_text(certificate: Certificate) -> str:
-    """``holds in 14 calls: the largest error is 1.2e-07, and rounding explains 2e-06``."""
-    left_out = f"; not compared, because they are random: {', '.join(certificate.not_compared)}"
-    return (
-        f"{'holds' if certificate.holds else 'does not hold'} in {certificate.cases} calls: the largest error is "
-        f"{certificate.max_error:.2g}, and rounding explains {certificate.tolerance:.2g}"
-        + left_out
-        * bool(certificate.not_compared)
-    )
 
 
 def _spec(spec: TensorSpec) -> str:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import chdir, contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 from penstock.errors import InvalidArgument, PenstockError
+
+_FUNCTION = re.compile(r"[\w.]+:\w+")
+
+
+def is_function(name: str) -> bool:
+    """True if ``name`` has the form ``module:function``, and no file has this name."""
+    return bool(_FUNCTION.fullmatch(name)) and not Path(name).exists()
 
 
 def load_function(name: str, what: str) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from penstock.errors import ResourceExhausted
 from penstock.offline.convert.certificate import certificate_of
 from penstock.offline.convert.convert import OnProgress, convert, provenance
 from penstock.offline.convert.registry import FORMATS
-from penstock.offline.convert.source import Source, resolve
+from penstock.offline.convert.source import ResolvedSource, resolve
 from penstock.version import __version__
 
 _PACKAGES = ("onnx", "onnxruntime", "torch", "onnxscript", "tensorflow", "tf2onnx", "skl2onnx", "jax2onnx")
@@ -40,11 +40,9 @@ def read_model(model: str | Path | Artifact, on_progress: OnProgress = lambda *_
 
 def onnx_file(model: str | Path, on_progress: OnProgress = lambda *_: None) -> Path:
     """The path of ``model`` if it is an ONNX file; otherwise, the path of the ONNX file made from it, with the same stem."""
-    if (local := local_path(model)).exists() and format_of(local) is Format.ONNX:
+    if format_of(local := local_path(model)) is Format.ONNX:
         return local
     source = resolve(model)
-    if source.format == "onnx":
-        return local
     folder = cache_folder() / "converted" / _key(source)
     target = folder / f"{_stem(source)}.onnx"
     if source.files and target.is_file() and certificate_of(Artifact.from_file(target)) is not None:
@@ -53,7 +51,8 @@ def onnx_file(model: str | Path, on_progress: OnProgress = lambda *_: None) -> P
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ResourceExhausted(
-            f"cannot write to the cache folder '{folder}': {error.strerror}", "set XDG_CACHE_HOME to a folder on a larger disk"
+            f"cannot write to the cache folder '{folder}': {error.strerror}",
+            "set XDG_CACHE_HOME to a folder on a larger disk",
         ) from None
     convert(model, target, on_progress)
     return target
@@ -64,7 +63,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
 
 
-def _key(source: Source) -> str:
+def _key(source: ResolvedSource) -> str:
     versions = {"penstock": __version__, "format": source.format}
     for name in (*_PACKAGES, FORMATS[source.format].package):
         with contextlib.suppress(PackageNotFoundError, ValueError):
@@ -73,6 +72,6 @@ def _key(source: Source) -> str:
     return sha256(msgspec.json.encode(described))[:32]
 
 
-def _stem(source: Source) -> str:
+def _stem(source: ResolvedSource) -> str:
     """The name of the model, as the server derives it from a path."""
     return source.name.rpartition(":")[2] if not source.files else Path(source.name).stem

@@ -28,13 +28,13 @@ from penstock.errors import (
     WrongResult,
 )
 from penstock.offline.apart import apart
-from penstock.offline.convert.base import ConvertOptions, Exported, SourceModel
+from penstock.offline.convert.base import ConvertOptions, Exported, InputSpec, SourceModel
 from penstock.offline.convert.certificate import Certificate, attach
 from penstock.offline.convert.declarations import parse_dynamic, parse_inputs
 from penstock.offline.convert.parity.parity import certify
 from penstock.offline.convert.registry import FORMATS, get_converter
 from penstock.offline.convert.repairs.repair import repair
-from penstock.offline.convert.source import CUSTOM, Source, read_sample, resolve
+from penstock.offline.convert.source import CUSTOM, ResolvedSource, read_sample, resolve
 from penstock.offline.convert.writing import check_output, check_room, kept, write
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import signature_of
@@ -52,7 +52,7 @@ class ConvertKeywords(TypedDict, total=False):
 
     format: str
     """Format of the source; a key of ``FORMATS``. Without it, the format is detected."""
-    inputs: Sequence[str]
+    inputs: Sequence[str | InputSpec]
     """Declarations of inputs, such as ``image:float32[N,3,224,224]``."""
     sample: str | os.PathLike[str] | Mapping[str, Any]
     """The inputs of one call: arrays or tensors by name, or an npz file."""
@@ -164,7 +164,7 @@ def _options(keywords: ConvertKeywords) -> ConvertOptions:
     )
 
 
-def _check(source: Source, options: ConvertOptions, output: Path | None) -> None:
+def _check(source: ResolvedSource, options: ConvertOptions, output: Path | None) -> None:
     """Raise an error before any long work if the conversion cannot end well."""
     if source.files and FORMATS[source.format].runs_code and not options.trust_pickle:
         raise PermissionDenied(
@@ -190,7 +190,7 @@ def _check(source: Source, options: ConvertOptions, output: Path | None) -> None
 
 
 @contextmanager
-def _opened(source: Source, options: ConvertOptions, *, isolated: bool) -> Iterator[tuple[SourceModel, str]]:
+def _opened(source: ResolvedSource, options: ConvertOptions, *, isolated: bool) -> Iterator[tuple[SourceModel, str]]:
     """The loaded source, and the name and version of its framework."""
     if source.format == CUSTOM:  # the caller closes its own model
         yield source.given, source.name
@@ -205,7 +205,7 @@ def _opened(source: Source, options: ConvertOptions, *, isolated: bool) -> Itera
 
 
 @contextmanager
-def _explained(source: Source, action: str) -> Iterator[None]:
+def _explained(source: ResolvedSource, action: str) -> Iterator[None]:
     """Turn any exception of a framework into an error that names the source."""
     try:
         yield
@@ -250,7 +250,9 @@ def _opset(artifact: Artifact) -> int:
     return int(versions.get("", versions.get("ai.onnx", 0)))
 
 
-def _completed(certificate: Certificate, source: Source, framework: str, exported: Exported, opset: int) -> Certificate:
+def _completed(
+    certificate: Certificate, source: ResolvedSource, framework: str, exported: Exported, opset: int
+) -> Certificate:
     return msgspec.structs.replace(
         certificate,
         format=source.format,
@@ -263,7 +265,7 @@ def _completed(certificate: Certificate, source: Source, framework: str, exporte
 
 
 def _finished(
-    made: Conversion, source: Source, output: Path | None, options: ConvertOptions, *, keep_failed: bool
+    made: Conversion, source: ResolvedSource, output: Path | None, options: ConvertOptions, *, keep_failed: bool
 ) -> Conversion:
     """Attach the certificate, and write the model. Raises ParityFailed."""
     failed = made.certificate is not None and not made.certificate.holds
@@ -285,11 +287,11 @@ def _finished(
 def provenance(certificate: Certificate) -> tuple[ProvenanceStep, ...]:
     """The conversion as the first step of an artifact's provenance."""
     options = {"format": certificate.format, "exporter": certificate.exporter, "opset": certificate.opset}
-    facts = {"certificate": msgspec.to_builtins(certificate)}
+    facts = {"parity": certificate.text, "certificate": msgspec.to_builtins(certificate)}
     return (ProvenanceStep("convert", certificate.source_digest, options, facts),)
 
 
-def _difference(certificate: Certificate | None, source: Source) -> tuple[str, str]:
+def _difference(certificate: Certificate | None, source: ResolvedSource) -> tuple[str, str]:
     """Message and hint of a failed comparison."""
     assert certificate is not None
     told = (

@@ -31,9 +31,9 @@ _TYPES |= {
 }
 
 
-def parse_inputs(texts: Iterable[str]) -> tuple[InputSpec, ...]:
+def parse_inputs(texts: Iterable[str | InputSpec]) -> tuple[InputSpec, ...]:
     """Parse the values of ``--inputs``, one for each input. Type and shape may be left out. Raises InvalidArgument."""
-    found = tuple(map(_input, texts))
+    found = tuple(text if isinstance(text, InputSpec) else _input(text) for text in texts)
     names = [spec.name for spec in found]
     for name in names:
         if names.count(name) > 1:

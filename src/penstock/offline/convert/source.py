@@ -20,8 +20,7 @@ from penstock.errors import InvalidArgument, InvalidData, InvalidModel, NotFound
 from penstock.offline.convert.base import SourceModel
 from penstock.offline.convert.detect import detect
 from penstock.offline.convert.registry import FORMATS
-from penstock.samples.open import is_function
-from penstock.samples.user_code import apart_from_output, load_object
+from penstock.samples.user_code import apart_from_output, is_function, load_object
 from penstock.tensor import Array, DataType
 
 CUSTOM = "custom"
@@ -49,7 +48,7 @@ _MAX_FILES = 10_000
 _GIVE = "give a file, a folder, or a function as package.module:function"
 
 
-class Source(msgspec.Struct, frozen=True):
+class ResolvedSource(msgspec.Struct, frozen=True):
     """A source. ``given`` is a path, or an object of the framework."""
 
     format: str
@@ -71,7 +70,7 @@ class Source(msgspec.Struct, frozen=True):
         return digest.hexdigest() if self.files else ""
 
 
-def resolve(given: Any, format: str = "", weights: Path | None = None) -> Source:
+def resolve(given: Any, format: str = "", weights: Path | None = None) -> ResolvedSource:
     """Find the source: a path, ``module:function``, or an object. ``format`` replaces the detected format.
 
     Raises NotFound, InvalidArgument, InvalidModel, Unsupported.
@@ -81,7 +80,7 @@ def resolve(given: Any, format: str = "", weights: Path | None = None) -> Source
     if weights is not None and not weights.is_file():
         raise NotFound(f"no file '{weights}' with weights", "check --weights")
     if isinstance(given, SourceModel):
-        return Source(CUSTOM, given, type(given).__name__)
+        return ResolvedSource(CUSTOM, given, type(given).__name__)
     if isinstance(given, Artifact) and given.path is not None:
         given = given.path
     if not isinstance(given, str | os.PathLike):
@@ -126,7 +125,7 @@ def _npz(path: Path) -> dict[str, Array]:
         raise InvalidData(f"'{path}' is not an npz file of arrays: {error}", hint) from None
 
 
-def _file(path: Path, format: str, weights: Path | None) -> Source:
+def _file(path: Path, format: str, weights: Path | None) -> ResolvedSource:
     detected = format or detect(path)
     if format and not path.exists():
         raise NotFound(f"no model '{path}'", "check the path")
@@ -139,7 +138,7 @@ def _file(path: Path, format: str, weights: Path | None) -> Source:
         files = (*_files(path, detected), *([weights] if weights else []))
     except OSError as error:
         raise InvalidModel(f"cannot read model '{path}': {error.strerror or error}", "check its permissions") from None
-    return Source(detected, path, path.name, files)
+    return ResolvedSource(detected, path, path.name, files)
 
 
 def _files(path: Path, format: str) -> Iterator[Path]:
@@ -160,7 +159,7 @@ def _files(path: Path, format: str) -> Iterator[Path]:
         )
 
 
-def _object(given: Any, format: str, name: str, weights: Path | None) -> Source:
+def _object(given: Any, format: str, name: str, weights: Path | None) -> ResolvedSource:
     found = format or _format_of_object(given)
     if not found:
         raise Unsupported(
@@ -169,7 +168,7 @@ def _object(given: Any, format: str, name: str, weights: Path | None) -> Source:
         )
     if found == "torch" and weights is not None:
         found = "state_dict" if not format else found
-    return Source(found, given, name)
+    return ResolvedSource(found, given, name)
 
 
 def _format_of_object(given: Any) -> str:

@@ -115,6 +115,7 @@ def look(source: Source, shown: str = "") -> Look:
         parameters=file.parameters,
         weight_bytes=file.weight_bytes,
         quantised=file.quantised,
+        certificate=file.certificate,
         dependent_rows=dependent,
         engines=tuple(engines),
         cost=costs,
