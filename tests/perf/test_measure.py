@@ -111,6 +111,23 @@ def test_cold_calls_are_dropped_at_the_start_and_after_every_turn(budget_s: floa
     assert timings["b"].p99_ms == pytest.approx(milliseconds)
 
 
+@pytest.mark.parametrize(("count", "milliseconds"), [(2, 1), (3, 4), (5, 9)])
+def test_no_size_is_called_twice_in_a_row_and_each_has_its_own_timings(count: int, milliseconds: int) -> None:
+    clock = ManualClock()
+    last = ""
+
+    def run(name: str, size: int) -> None:
+        nonlocal last
+        is_repeated, is_cold, last = last == f"{name}{size}", last[:1] != name, f"{name}{size}"
+        clock.advance(1e-3 * (milliseconds + size) * (0.1 if is_repeated else 5 if is_cold else 1))
+
+    runs = {name: [lambda name=name, size=size: run(name, size) for size in range(count)] for name in "ab"}
+    for timings in interleave(runs, 2.0, clock=clock, rest=clock.advance).values():
+        assert len({len(one.seconds) for one in timings.sizes}) == 1
+        for size, one in enumerate(timings.sizes):
+            assert np.concatenate(one.seconds) == pytest.approx(1e-3 * (milliseconds + size))
+
+
 def test_threads_come_to_rest_before_every_block() -> None:
     clock, rests, calls = ManualClock(), [], []
 

@@ -28,6 +28,8 @@ from penstock.measurement import Interval, student
 from penstock.tensor import Array
 
 Run = Callable[[], object]
+Turns = Run | Sequence[Run]
+"""A function, or one function for each size. The sizes then take turns."""
 
 LOADS = 8
 """Number of loads for a measurement that decides between candidates."""
@@ -98,7 +100,7 @@ def weighted(sizes: Sequence[Timings], shares: Sequence[float]) -> Timings:
 
 
 def interleave(
-    runs: Mapping[str, Run],
+    runs: Mapping[str, Turns],
     budget_s: float,
     seed: int = 0,
     clock: Clock = _SYSTEM_CLOCK,
@@ -110,15 +112,19 @@ def interleave(
     A block is a pause, then calls of one run for 10 to 20 ms; the first tenth of the calls is dropped. In the pause, threads of the
     previous run stop spinning. The order is random, and every second round reverses the previous order, so that a drift affects all
     runs. Timing ends early after ``enough`` calls of each run.
+
+    If a run has several sizes, a block calls each equally often, and never the same size twice in a row: engines reuse what they
+    prepared for a size, so repeated calls would be faster than in production. The result has timings for each size, without shares.
     """
     rng = random.Random(seed)
+    sizes = {name: (turns,) if callable(turns) else tuple(turns) for name, turns in runs.items()}
     order = list(runs)
     rng.shuffle(order)
     gc_was_on = gc.isenabled()
     gc.disable()
     try:
         end = clock.now() + budget_s
-        typical = {name: _warm_up(runs[name], clock.now) for name in order}
+        typical = {name: sum(_warm_up(run, clock.now) for run in sizes[name]) for name in order}
         spare_s = max(0.0, end - clock.now())
         # A block may not be so short that it is a few cold calls, even if there is no time.
         block_s = min(_BLOCK_SECONDS, max(_SHORTEST_BLOCK_SECONDS, spare_s / (_FEWEST_ROUNDS * len(runs))))
@@ -135,11 +141,11 @@ def interleave(
                 rng.shuffle(order)
             for name in order:
                 rest(_REST_SECONDS)
-                found[name].append(_block(runs[name], cold[name], calls[name], clock.now))
+                found[name].append(_block(sizes[name], cold[name], calls[name], clock.now, rng))
     finally:
         if gc_was_on:
             gc.enable()
-    return {name: Timings(blocks) for name, blocks in found.items()}
+    return {name: _by_size(blocks) for name, blocks in found.items()}
 
 
 def repeat(
@@ -193,13 +199,24 @@ def _warm_up(run: Run, now: Callable[[], float]) -> float:
     return max(shortest, 1e-6)
 
 
-def _block(run: Run, cold: int, calls: int, now: Callable[[], float]) -> Array:
-    """The latencies of ``calls`` calls, after ``cold`` calls that are dropped."""
-    for _ in range(cold):
-        run()
-    seconds = []
-    for _ in range(calls):
-        start = now()
-        run()
-        seconds.append(now() - start)
-    return np.array(seconds)
+def _block(sizes: Sequence[Run], cold: int, calls: int, now: Callable[[], float], rng: random.Random) -> Array:
+    """The latencies of ``calls`` calls of each of ``sizes``, of shape [sizes, calls], after ``cold`` calls that are dropped."""
+    order, seconds = list(range(len(sizes))), np.empty((len(sizes), cold + calls))
+    if len(sizes) > 1 and not cold:
+        sizes[order[-1]]()  # instead of a whole round that is dropped
+    for number in range(cold + calls):
+        last = order[-1]
+        rng.shuffle(order)
+        if order[0] == last:
+            order.reverse()
+        for size in order:
+            start = now()
+            sizes[size]()
+            seconds[size, number] = now() - start
+    return seconds[:, cold:]
+
+
+def _by_size(blocks: Sequence[Array]) -> Timings:
+    """The timings of one run from its ``blocks`` of shape [sizes, calls]."""
+    sizes = tuple(Timings(rows) for rows in zip(*blocks, strict=True))
+    return sizes[0] if len(sizes) == 1 else Timings((), sizes=sizes)

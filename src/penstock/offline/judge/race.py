@@ -96,10 +96,14 @@ def _time_load(
     if number % 2:
         places.reverse()
     with contextlib.ExitStack() as stack:
-        running, padding = dict[str, Run](), []
+        running, padding = dict[str, list[Run]](), []
         for place in places:
             padding.append(bytes(random.Random(f"{number} {place}").randrange(_MOST_PADDING)))
             model = stack.enter_context(session(*entrants[place]))
-            running |= {f"{place} {size}": feed(model, given) for size, given in enumerate(inputs)}
+            running[str(place)] = [feed(model, given) for given in inputs]
         timed = interleave(running, budget_s, seed=number, enough=_ENOUGH_CALLS)
-    return {name: np.concatenate(timings.seconds) for name, timings in timed.items()}
+    return {
+        f"{place} {size}": np.concatenate(one.seconds)
+        for place, timings in timed.items()
+        for size, one in enumerate(timings.sizes or (timings,))
+    }
