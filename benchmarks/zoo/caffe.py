@@ -232,7 +232,9 @@ def _ssd() -> Network:
             top = net.convolution(f"{source}_mbox_{kind}", source, 8, count, "kernel_size: 3 pad: 1")
             top = net.add(f"{top}_perm", "Permute", top, "permute_param { order: 0 order: 2 order: 3 order: 1 }")
             into.append(net.add(f"{top}_flat", "Flatten", top, "flatten_param { axis: 1 }"))
-        text = f"min_size: {least} max_size: {most} aspect_ratio: 2 flip: true clip: true variance: 0.1 variance: 0.1 variance: 0.2 variance: 0.2"
+        text = (
+            f"min_size: {least} max_size: {most} aspect_ratio: 2 flip: true clip: true variance: [0.1, 0.1, 0.2, 0.2]"
+        )
         priors.append(net.add(f"{source}_mbox_priorbox", "PriorBox", f"{source} data", f"prior_box_param {{ {text} }}"))
     net.add("mbox_loc", "Concat", " ".join(places), "concat_param { axis: 1 }")
     net.add("mbox_conf", "Concat", " ".join(scores), "concat_param { axis: 1 }")
