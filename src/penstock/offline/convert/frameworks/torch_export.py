@@ -1,0 +1,269 @@
+"""Exports a torch model by the first exporter that succeeds: dynamo, TorchScript by tracing, TorchScript by scripting.
+
+1. An exporter's model counts only if ONNX Runtime loads it, and returns the shapes of the torch model for two sizes of each free
+   dimension. Tracing can turn a size into a constant.
+2. Tracing also turns a decision that depends on values into a constant. So a traced model is rejected if dynamo has found such a decision.
+3. If all exporters fail, one error lists all operators that cannot be converted, or the reason of the first exporter that can be acted on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import onnx
+import onnx_ir
+import torch
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from penstock.artifact import Artifact
+from penstock.engines.torch import to_array
+from penstock.errors import EngineUnavailable, Unsupported
+from penstock.offline.apart import apart
+from penstock.offline.convert.base import Exported, UnsupportedOperators
+from penstock.offline.convert.custom_ops import CustomOp
+from penstock.offline.convert.frameworks import torch_links as links
+from penstock.offline.convert.frameworks.torch_arguments import Flat
+from penstock.offline.convert.frameworks.torch_diagnosis import Failure, diagnosis, missing_operators
+from penstock.tensor import Array
+
+_LEAST_DYNAMO_OPSET = 18
+_MOST_SCRIPT_OPSET = 20
+
+
+@dataclasses.dataclass
+class Job:
+    """What the exporters need. Either ``module`` or ``program`` is set."""
+
+    inputs: list[str]
+    outputs: list[str]
+    example: list[torch.Tensor]
+    larger: list[torch.Tensor]
+    """Inputs whose free dimensions are larger than those of ``example``; empty if the model accepts no other sizes."""
+    free: list[dict[int, str]]
+    """The names of the free dimensions of each input."""
+    call: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+    module: Flat | None = None
+    program: Any = None
+    all_outputs: Sequence[str] = ()
+    """The names of all outputs of ``program``."""
+    guard: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    operators: Sequence[CustomOp] = ()
+    warnings: Sequence[str] = ()
+
+
+_Made = tuple[Exported, links.Values | None]
+
+
+def export(job: Job, target: Path, opset: int) -> _Made:
+    """Write the model to ``target``. Raises UnsupportedOperators, Unsupported."""
+    failures: list[Failure] = []
+    for name, way in _ways(job, opset):
+        notes: list[str] = []
+        try:
+            with _quiet(notes), job.guard(), torch.no_grad():
+                exported, values = way(job, target, opset)
+            _refuse_fixed_decisions(notes, failures)
+            _check(job, target)
+            told = (*job.warnings, *exported.warnings, *_told(notes, failures))
+            version = torch.__version__.partition("+")[0]
+            return msgspec.structs.replace(exported, exporter=f"torch.onnx {name} {version}", warnings=told), values
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - exporters raise anything; the diagnosis reports it
+            failures.append(Failure(name, error))
+            for leftover in (target, target.with_name(target.name + ".data")):
+                leftover.unlink(missing_ok=True)
+    raise diagnosis(failures, job.module, job.example)
+
+
+def _ways(job: Job, opset: int) -> Iterator[tuple[str, Callable[[Job, Path, int], _Made]]]:
+    if job.module is not None and isinstance(job.module.module, torch.jit.ScriptModule):
+        yield "scripted", _scripted
+        return
+    if opset >= _LEAST_DYNAMO_OPSET or job.program is not None:
+        yield "dynamo", _dynamo
+    if job.module is not None:
+        yield "traced", _traced
+        yield "scripted", _scripted
+
+
+def _dynamo(job: Job, target: Path, opset: int) -> _Made:
+    program = job.program if job.program is not None else _captured(job)
+    decompositions = {_overload(one.name): one.function for one in job.operators if one.form == "torch"}
+    translations = {_overload(one.name): one.function for one in job.operators if one.form == "onnx"}
+    if decompositions:
+        program = program.run_decompositions(decompositions)
+    opset = max(opset, _LEAST_DYNAMO_OPSET)
+    names = list(job.all_outputs or job.outputs)
+    try:
+        made = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            opset_version=opset,
+            input_names=job.inputs,
+            output_names=names,
+            custom_translation_table=translations or None,
+        )
+    except ImportError as error:
+        raise EngineUnavailable("torch's ONNX exporter", "penstock[torch]", str(error)) from error
+    except Exception as error:
+        if operators := missing_operators(program, opset, translations):
+            raise UnsupportedOperators.of(operators) from error
+        raise
+    model = made.model
+    _keep_outputs(model, job.outputs)
+    _name_dimensions(model, job.free)
+    made.save(target)
+    found = links.program_links(model, made.exported_program, names)
+    random = tuple(links.program_random(made.exported_program))
+    return Exported("", found, random), links.program_values(made.exported_program)
+
+
+def _captured(job: Job) -> Any:
+    """The exported program of the module."""
+    shapes = (tuple(dict.fromkeys(free, torch.export.Dim.DYNAMIC) for free in job.free),)
+    first: Exception | None = None
+    for strict in (False, True):
+        try:
+            return torch.export.export(job.module, tuple(job.example), dynamic_shapes=shapes, strict=strict)
+        except Exception as error:  # noqa: BLE001 - torch raises anything; the first attempt explains most
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def _overload(name: str) -> Any:
+    """The operator that ``namespace::operator`` or ``namespace::operator.overload`` names."""
+    namespace, _, rest = name.partition("::")
+    operator, _, overload = rest.partition(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), operator), overload or "default")
+    except AttributeError:
+        raise Unsupported(
+            f"register_op defines '{name}', but torch has no such operator",
+            "import the library that defines it in the file given as --ops",
+        ) from None
+
+
+def _traced(job: Job, target: Path, opset: int) -> _Made:
+    assert job.module is not None
+    return _by_script(job, job.module, target, opset)
+
+
+def _scripted(job: Job, target: Path, opset: int) -> _Made:
+    """Trace a call of the scripted module; its control flow is preserved."""
+    assert job.module is not None
+    script = job.module.module
+    if not isinstance(script, torch.jit.ScriptModule):
+        script = torch.jit.script(script)
+    flat = Flat(script, job.module.arguments, job.module.kept)
+    return _by_script(job, torch.jit.trace(flat, tuple(job.example), check_trace=False), target, opset)
+
+
+def _by_script(job: Job, module: Any, target: Path, opset: int) -> _Made:
+    torch.onnx.export(
+        module,
+        tuple(job.example),
+        str(target),
+        dynamo=False,
+        opset_version=min(opset, _MOST_SCRIPT_OPSET),
+        input_names=job.inputs,
+        output_names=job.outputs,
+        dynamic_axes={name: free for name, free in zip(job.inputs, job.free, strict=True) if free},
+        training=torch.onnx.TrainingMode.PRESERVE,  # otherwise the exporter folds layers, and names no longer match
+    )
+    model = onnx.load(target, load_external_data=False)
+    notes = (
+        (f"this exporter writes at most opset {_MOST_SCRIPT_OPSET}, so the model has that opset",)
+        if opset > _MOST_SCRIPT_OPSET
+        else ()
+    )
+    random = tuple(links.model_random(model))
+    if isinstance(module, torch.jit.ScriptModule):
+        return Exported("", (), random, notes), None
+    return Exported("", links.module_links(model, module), random, notes), links.module_values(module)
+
+
+def _keep_outputs(model: Any, wanted: Sequence[str]) -> None:
+    """Drop the outputs that are not ``wanted``, and order the others."""
+    outputs = {value.name: value for value in model.graph.outputs}
+    if list(outputs) == list(wanted):
+        return
+    model.graph.outputs[:] = [outputs[name] for name in wanted]
+    RemoveUnusedNodesPass()(model)
+
+
+def _name_dimensions(model: Any, free: Sequence[Mapping[int, str]]) -> None:
+    """Give the free dimensions the user's names instead of torch's symbols."""
+    names = {
+        str(value.shape[axis].value): name
+        for value, axes in zip(model.graph.inputs, free, strict=True)
+        for axis, name in axes.items()
+        if value.shape is not None and not isinstance(value.shape[axis], int)
+    }
+    values = [*model.graph.inputs, *(value for node in model.graph.all_nodes() for value in node.outputs)]
+    for value in values:
+        if value.shape is None:
+            continue
+        for axis, dim in enumerate(value.shape):
+            if isinstance(dim, onnx_ir.SymbolicDim) and dim.value in names and not value.shape.frozen:
+                value.shape[axis] = onnx_ir.SymbolicDim(names[dim.value])
+
+
+def _check(job: Job, target: Path) -> None:
+    """Raise Unsupported unless ONNX Runtime runs the model, and it returns the shapes of the torch model for both sizes."""
+    artifact = Artifact.from_file(target)
+    for tensors in filter(None, (job.example, job.larger)):
+        feeds = {name: to_array(tensor) for name, tensor in zip(job.inputs, tensors, strict=True)}
+        made: dict[str, Array] = apart.forward(artifact, feeds)
+        wanted = job.call(tensors)
+        for name, tensor in zip(job.outputs, wanted, strict=True):
+            if made[name].shape != tuple(tensor.shape):
+                sizes = {one: list(array.shape) for one, array in feeds.items()}
+                raise Unsupported(
+                    f"for the inputs {sizes}, the exported model returns '{name}' with the shape {list(made[name].shape)} "
+                    f"instead of {list(tensor.shape)}",
+                    "declare fixed sizes for these inputs",
+                )
+
+
+def _refuse_fixed_decisions(notes: Sequence[str], failures: Sequence[Failure]) -> None:
+    decisions = [note for note in notes if "Converting a tensor to a Python boolean" in note]
+    if decisions and any(failure.depends_on_values for failure in failures):
+        raise Unsupported("tracing would turn a decision that depends on values into a constant")
+
+
+def _told(notes: Sequence[str], failures: Sequence[Failure]) -> list[str]:
+    """Warnings for the user: why an earlier exporter failed, and what the tracer has turned into constants."""
+    return [f"the exporter '{one.exporter}' failed: {one.reason}" for one in failures] + [
+        note for note in notes if "might cause the trace to be incorrect" in note
+    ]
+
+
+@contextlib.contextmanager
+def _quiet(notes: list[str]) -> Iterator[None]:
+    """Keep the exporters' messages from the terminal, and add the tracer's warnings to ``notes``."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("always", torch.jit.TracerWarning)
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)
+            logger.setLevel(level)
+            notes += [
+                f"{Path(one.filename).name}:{one.lineno}: {str(one.message).partition('.')[0]}"
+                for one in caught
+                if issubclass(one.category, torch.jit.TracerWarning)
+            ]
