@@ -1,1 +1,0 @@
-"""One file per framework, which alone imports it. ``registry.py`` loads these files by name."""

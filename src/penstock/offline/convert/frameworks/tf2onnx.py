@@ -1,0 +1,194 @@
+"""tf2onnx: writes TensorFlow graphs and TensorFlow Lite files as ONNX, and reports everything that it cannot convert at once.
+
+tf2onnx logs its failures and goes on. ``Trouble`` collects these messages, so that no failure remains unnoticed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import onnx
+import tf2onnx
+from tf2onnx import optimizer, tfonnx
+from tf2onnx.constants import OPSET_TO_IR_VERSION
+
+from penstock.errors import Unsupported, shortened
+from penstock.offline.convert.base import Axis, Link, UnsupportedOperator, UnsupportedOperators
+from penstock.tensor import Signature
+
+VERSION: str = tf2onnx.__version__
+_MAX_OPSET: int = max(OPSET_TO_IR_VERSION)
+_MIN_OPSET = 13
+_KNOWN_DOMAINS = {"", "ai.onnx.ml", "com.microsoft"}
+_WAY_OUT = "replace it in the model, or define it in a file for --ops with tf2onnx's decorator tf_op"
+_LAYOUTS: Mapping[int, list[tuple[int, ...]]] = {3: [(0, 2, 1)], 4: [(0, 3, 1, 2)], 5: [(0, 4, 1, 2, 3)]}
+"""The permutations with which tf2onnx moves the channels to the second axis, by rank."""
+
+
+class Request(NamedTuple):
+    """What to convert."""
+
+    renamed: Mapping[str, str]
+    """New names of the inputs and outputs, by the names in the source, in order."""
+    signature: Signature
+    axes: Mapping[str, tuple[Axis, ...]]
+    arguments: Mapping[str, Any]
+    """Arguments of ``process_tf_graph`` that name the source."""
+
+
+class Trouble(logging.Handler):
+    """Collects what tf2onnx logs while it converts: the operators that it cannot convert, and its warnings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.operators: list[UnsupportedOperator] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if str(record.msg).startswith("Tensorflow op [%s: %s] is not supported"):
+            name, op = record.args  # type: ignore[misc]
+            self.operators.append(UnsupportedOperator(str(op), layer_of(str(name)), _WAY_OUT))
+        elif str(record.msg).startswith("Failed to convert node"):
+            name, _, summary = record.args  # type: ignore[misc]
+            reason = shortened(str(record.exc_info[1]), 200) if record.exc_info else ""
+            op = str(summary).partition("OP=")[2].split("\n")[0] or "an operator"
+            self.operators.append(UnsupportedOperator(op, layer_of(str(name)), f"{_WAY_OUT}; tf2onnx says: {reason}"))
+
+    def __enter__(self) -> Self:
+        logger = logging.getLogger("tf2onnx")
+        self._before = logger.propagate, logger.level
+        logger.propagate = False
+        logger.setLevel(logging.ERROR)
+        logger.addHandler(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        logger = logging.getLogger("tf2onnx")
+        logger.removeHandler(self)
+        logger.propagate, logger.level = self._before
+
+
+def opset_for(wanted: int) -> int:
+    """The opset to write: the ``wanted`` one if tf2onnx can write it, otherwise its newest one. Raises Unsupported."""
+    if wanted < _MIN_OPSET:
+        raise Unsupported(f"tf2onnx cannot write opset {wanted} reliably", f"use --opset {_MIN_OPSET} or newer")
+    return min(wanted, _MAX_OPSET)
+
+
+def converted(request: Request, opset: int) -> onnx.ModelProto:
+    """The ONNX model. Raises UnsupportedOperators, Unsupported."""
+    with Trouble() as trouble:
+        try:
+            graph = tfonnx.process_tf_graph(
+                opset=opset, continue_on_error=True, tensors_to_rename=dict(request.renamed), **request.arguments
+            )
+            if not trouble.operators:
+                graph = optimizer.optimize_graph(graph, catch_errors=True)
+                model = graph.make_model("converted by tf2onnx")
+        except Exception as error:
+            if not trouble.operators:
+                raise Unsupported(
+                    f"tf2onnx {VERSION} fails on this model: {shortened(str(error) or type(error).__name__, 300)}",
+                    "report the model to the maintainers of tf2onnx, or export it with another opset",
+                ) from error
+    left = trouble.operators or list(_unknown(model.graph))
+    if left:
+        raise UnsupportedOperators.of(list(dict.fromkeys(left)))
+    _describe(model, request)
+    return model
+
+
+def write(model: onnx.ModelProto, target: Path) -> None:
+    """Write ``model``, with its weights in a second file if it exceeds the size of a protobuf message."""
+    large = model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF
+    onnx.save_model(model, target, save_as_external_data=large, location=f"{target.name}.data" if large else None)
+
+
+def layer_of(name: str) -> str:
+    """The part of a node's name that the user knows: without the calls through which TensorFlow reaches the node."""
+    return "/".join(part for part in name.split("/") if part and "PartitionedCall" not in part) or name
+
+
+def links(
+    model: onnx.ModelProto, shapes: Mapping[str, Sequence[int | None]], renamed: Mapping[str, str]
+) -> Iterator[Link]:
+    """Links of all tensors of the outer graph to the values of the source that have the same name.
+
+    ``shapes`` holds the shapes of the source's values. Where tf2onnx has moved the channels of a tensor, the link's source is the name
+    and the permutation, as in ``conv:0@0,3,1,2``; ``relaid`` applies it. A link is left out if the shapes do not tell.
+    """
+    original = {new: old for old, new in renamed.items()}
+    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=False).graph
+    found = {info.name: _dims(info) for info in (*inferred.value_info, *inferred.output)}
+    for node in model.graph.node:
+        for tensor in node.output:
+            name = original.get(tensor, tensor)
+            if name not in shapes or tensor not in found:
+                continue
+            layout = _layout(shapes[name], found[tensor])
+            if layout is not None:
+                source = f"{name}@{','.join(map(str, layout))}" if layout else name
+                yield Link(tensor, source, layer_of(name.rpartition(":")[0] or name))
+
+
+def relaid(source: str) -> tuple[str, tuple[int, ...]]:
+    """The name and the permutation (empty: none) of a link's source."""
+    name, _, layout = source.partition("@")
+    return name, tuple(map(int, layout.split(","))) if layout else ()
+
+
+def _layout(source: Sequence[int | None], tensor: Sequence[int | None]) -> tuple[int, ...] | None:
+    """The permutation of the source's axes that gives the tensor's shape; None if it is unclear. Fixed sizes must agree exactly."""
+    if len(source) != len(tensor):
+        return None
+    candidates = [tuple(range(len(source))), *_LAYOUTS.get(len(source), [])]
+    fits = [one for one in candidates if all(_agree(source[axis], tensor[at]) for at, axis in enumerate(one))]
+    exact = [one for one in fits if all((source[axis] is None) == (tensor[at] is None) for at, axis in enumerate(one))]
+    clear = exact or fits
+    if len(clear) != 1:
+        return None
+    return () if clear[0] == candidates[0] else clear[0]
+
+
+def _agree(left: int | None, right: int | None) -> bool:
+    return left is None or right is None or left == right
+
+
+def _dims(info: onnx.ValueInfoProto) -> list[int | None]:
+    return [dim.dim_value if dim.HasField("dim_value") else None for dim in info.type.tensor_type.shape.dim]
+
+
+def _unknown(graph: onnx.GraphProto) -> Iterator[UnsupportedOperator]:
+    """The nodes of ``graph`` and its subgraphs that are no ONNX operators."""
+    for node in graph.node:
+        if node.domain not in _KNOWN_DOMAINS or (not node.domain and not onnx.defs.has(node.op_type)):
+            yield UnsupportedOperator(node.op_type, layer_of(node.name), _WAY_OUT)
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _unknown(inner)
+
+
+def _describe(model: onnx.ModelProto, request: Request) -> None:
+    """Put inputs and outputs into the signature's order, and name their free dimensions."""
+    for kept, specs in ((model.graph.input, request.signature.inputs), (model.graph.output, request.signature.outputs)):
+        by_name = {info.name: info for info in kept}
+        infos = [by_name[spec.name] if spec.name in by_name else _absent(spec.name) for spec in specs]
+        del kept[:]
+        kept.extend(infos)
+        for spec, info in zip(specs, kept, strict=True):
+            names = {axis.index: axis.name for axis in request.axes.get(spec.name, ())}
+            tensor = info.type.tensor_type
+            tensor.elem_type = tensor.elem_type or spec.datatype.onnx
+            del tensor.shape.dim[:]
+            for axis, size in enumerate(spec.shape):
+                free = names.get(axis, f"{spec.name}_{axis}")
+                tensor.shape.dim.add(**({"dim_param": free} if size < 0 else {"dim_value": size}))
+
+
+def _absent(name: str) -> onnx.ValueInfoProto:
+    """Declares an input that no node of the model reads; tf2onnx leaves such inputs out."""
+    info = onnx.ValueInfoProto(name=name)
+    info.type.tensor_type.shape.SetInParent()
+    return info
