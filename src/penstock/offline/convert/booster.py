@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from penstock.errors import InvalidArgument, InvalidInput
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported, Link
 from penstock.offline.convert.forest import GraphWriter
-from penstock.tensor import Array, DataType, Signature, TensorSpec
+from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
 
 _ML_OPSET = 3
 _LINKS: dict[str, Callable[[GraphWriter, str], str]] = {
@@ -128,7 +128,7 @@ class BoosterModel:
         found = {}
         for spec in self.signature.outputs:
             value = self._called(predicted[spec.name], x)
-            found[spec.name] = value.astype(spec.datatype.dtype).reshape(len(x), *spec.shape[1:])
+            found[spec.name] = as_tensor(value, spec.datatype).reshape(len(x), *spec.shape[1:])
         return found
 
     def values(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
@@ -167,6 +167,15 @@ class BoosterModel:
             return np.asarray(function(x))
         except self.booster.failures as error:
             raise InvalidInput(f"{self.booster.exporter} rejects the input: {str(error).splitlines()[0]}") from error
+
+
+def as_tensor(value: Array, datatype: DataType) -> Array:
+    """``value`` as an array of ``datatype``; texts as UTF-8."""
+    if datatype is not DataType.BYTES:
+        return np.ascontiguousarray(value, datatype.dtype)
+    found = np.empty(value.shape, np.object_)
+    found.reshape(-1)[:] = [as_bytes(one if isinstance(one, bytes) else str(one)) for one in value.reshape(-1).tolist()]
+    return found
 
 
 def matrix_spec(options: ConvertOptions, features: int) -> TensorSpec:

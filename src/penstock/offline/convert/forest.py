@@ -126,7 +126,8 @@ class Forest(NamedTuple):
         for feature, pool in pools.items():
             near = rng.choice(np.unique(np.array(pool, np.float32)), rows)
             step = rng.choice(np.array([-np.inf, np.inf], np.float32), rows)
-            found[:, feature] = np.where(rng.random(rows) < 0.5, near, np.nextafter(near, step))
+            with np.errstate(over="ignore"):
+                found[:, feature] = np.where(rng.random(rows) < 0.5, near, np.nextafter(near, step))
         return found
 
 
@@ -138,9 +139,9 @@ def rounded(thresholds: Array, compare: str) -> Array:
     """
     with np.errstate(over="ignore", under="ignore"):
         near = np.asarray(thresholds).astype(np.float32)
-    if compare == "<":
-        return np.where(near < thresholds, np.nextafter(near, np.float32(np.inf)), near)
-    return np.where(near > thresholds, np.nextafter(near, np.float32(-np.inf)), near)
+        if compare == "<":
+            return np.where(near < thresholds, np.nextafter(near, np.float32(np.inf)), near)
+        return np.where(near > thresholds, np.nextafter(near, np.float32(-np.inf)), near)
 
 
 def _rows(tree: Tree, number: int, compare: str) -> tuple[list[Any], ...]:
