@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import msgspec
 
@@ -26,6 +26,7 @@ from penstock.errors import (
     PermissionDenied,
     ResourceExhausted,
     WrongResult,
+    prefixed,
 )
 from penstock.offline.apart import apart
 from penstock.offline.convert.base import ConvertOptions, Exported, InputSpec, SourceModel
@@ -33,8 +34,9 @@ from penstock.offline.convert.certificate import Certificate, attach
 from penstock.offline.convert.declarations import parse_dynamic, parse_inputs
 from penstock.offline.convert.parity.parity import certify
 from penstock.offline.convert.registry import FORMATS, get_converter
-from penstock.offline.convert.repairs.repair import repair
+from penstock.offline.convert.repairs import repair
 from penstock.offline.convert.source import CUSTOM, ResolvedSource, read_sample, resolve
+from penstock.offline.convert.worker.remote import open_remote
 from penstock.offline.convert.writing import check_output, check_room, kept, write
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import signature_of
@@ -93,6 +95,14 @@ class Conversion(msgspec.Struct, frozen=True):
     """The written file; None if there is none."""
 
 
+class _Opened(NamedTuple):
+    """A loaded source, the name and version of its framework, and warnings."""
+
+    model: SourceModel
+    framework: str
+    notes: tuple[str, ...] = ()
+
+
 class ParityFailed(WrongResult):
     """The ONNX model's outputs differ from the source's. ``conversion`` has the model and the failed certificate."""
 
@@ -116,7 +126,8 @@ def convert(
     found = resolve(source, keywords.get("format", ""), options.weights)
     _check(found, options, target)
     with tempfile.TemporaryDirectory(prefix="penstock-convert-", ignore_cleanup_errors=True) as folder:
-        with _opened(found, options, isolated=keywords.get("isolated", False)) as (model, framework):
+        with _opened(found, options, isolated=keywords.get("isolated", False)) as opened:
+            model = opened.model
             _check_axes(options, model.signature)
             on_progress("export", 0, 1)
             with _explained(found, "be exported"):
@@ -133,8 +144,8 @@ def convert(
             exported.exporter,
             _opset(artifact),
             signature,
-            certificate and _completed(certificate, found, framework, exported, _opset(artifact)),
-            (*exported.warnings, *repaired),
+            certificate and _completed(certificate, found, opened.framework, exported, _opset(artifact)),
+            (*opened.notes, *exported.warnings, *repaired),
         )
         return _finished(made, found, target, options, keep_failed=keywords.get("keep_failed", False))
 
@@ -190,18 +201,22 @@ def _check(source: ResolvedSource, options: ConvertOptions, output: Path | None)
 
 
 @contextmanager
-def _opened(source: ResolvedSource, options: ConvertOptions, *, isolated: bool) -> Iterator[tuple[SourceModel, str]]:
-    """The loaded source, and the name and version of its framework."""
+def _opened(source: ResolvedSource, options: ConvertOptions, *, isolated: bool) -> Iterator[_Opened]:
+    """The loaded source. Files are loaded in another process."""
     if source.format == CUSTOM:  # the caller closes its own model
-        yield source.given, source.name
+        yield _Opened(source.given, source.name)
         return
     with _explained(source, "be loaded"):
-        converter = get_converter(source.format)
-        model = converter.open(source.given, options)
+        if source.files:
+            remote = open_remote(source.format, source.given, options)
+            opened = _Opened(remote, f"{remote.framework} {remote.version}", remote.notes)
+        else:
+            converter = get_converter(source.format)
+            opened = _Opened(converter.open(source.given, options), f"{converter.name} {converter.version}")
     try:
-        yield model, f"{converter.name} {converter.version}"
+        yield opened
     finally:
-        model.close()
+        opened.model.close()
 
 
 @contextmanager
@@ -209,7 +224,9 @@ def _explained(source: ResolvedSource, action: str) -> Iterator[None]:
     """Turn any exception of a framework into an error that names the source."""
     try:
         yield
-    except PenstockError:
+    except PenstockError as error:
+        if type(error) is PenstockError:  # an exception of a framework in the other process
+            raise prefixed(f"'{source.name}' cannot {action}: ", error) from error
         raise
     except MemoryError:
         raise ResourceExhausted(

@@ -58,7 +58,9 @@ def detect(path: Path) -> str:
 
 
 def _hint(path: Path) -> str:
-    return _OTHER_SUFFIXES.get(path.suffix.lower(), f"if it is one, use `penstock convert --from FORMAT` with one of: {_KNOWN}")
+    return _OTHER_SUFFIXES.get(
+        path.suffix.lower(), f"if it is one, use `penstock convert --from FORMAT` with one of: {_KNOWN}"
+    )
 
 
 def _in_folder(path: Path) -> str:

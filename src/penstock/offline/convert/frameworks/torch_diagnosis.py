@@ -26,7 +26,11 @@ _RULES = (
         "the code fixes a dimension that is declared as free",
         "declare a fixed size for this dimension, or use tensor.shape instead of Python numbers",
     ),
-    (r"no attribute 'onnxscript'|No module named 'onnxscript'", "the exporter needs onnxscript", "pip install onnxscript"),
+    (
+        r"no attribute 'onnxscript'|No module named 'onnxscript'",
+        "the exporter needs onnxscript",
+        "pip install onnxscript",
+    ),
 )
 
 

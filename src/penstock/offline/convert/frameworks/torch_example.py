@@ -60,7 +60,13 @@ def declared_inputs(module: nn.Module, options: ConvertOptions) -> list[Declared
     found = []
     for name in names:
         sample, spec = options.sample.get(name), specs.get(name)
-        datatype = spec.datatype if spec and spec.datatype else DataType.from_numpy(sample.dtype) if sample is not None else DataType.FP32
+        datatype = (
+            spec.datatype
+            if spec and spec.datatype
+            else DataType.from_numpy(sample.dtype)
+            if sample is not None
+            else DataType.FP32
+        )
         shape = list(spec.shape if spec and spec.shape is not None else sample.shape if sample is not None else [])
         if sample is None and (spec is None or spec.shape is None):
             raise InvalidArgument(f"the shape of input '{name}' is unknown", f"declare it like {guess(module)}")

@@ -195,12 +195,12 @@ def _outputs(job: Job, found: Sequence[torch.Tensor]) -> tuple[TensorSpec, ...]:
     specs = []
     for name, tensor, other in zip(job.outputs, found, others, strict=True):
         if tensor.dtype not in BY_TORCH_TYPE:
-            hint = "return torch.view_as_real(output)" if tensor.is_complex() else "convert it to another type in forward"
+            hint = (
+                "return torch.view_as_real(output)" if tensor.is_complex() else "convert it to another type in forward"
+            )
             raise Unsupported(f"the module returns '{name}' as {tensor.dtype}, which ONNX models cannot return", hint)
         same = tensor.dim() == other.dim()
-        shape = tuple(
-            size if same and size == other.shape[axis] else -1 for axis, size in enumerate(tensor.shape)
-        )
+        shape = tuple(size if same and size == other.shape[axis] else -1 for axis, size in enumerate(tensor.shape))
         specs.append(TensorSpec(name, BY_TORCH_TYPE[tensor.dtype], shape))
     return tuple(specs)
 
