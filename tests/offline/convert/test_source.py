@@ -85,7 +85,7 @@ def test_functions(name: str, format: str, cls: str, capsys: pytest.CaptureFixtu
         ("no_such_module:f", InvalidArgument, "No module named 'no_such_module'"),
         ("user_nets:fails", InvalidArgument, r"raised KeyError: 'weights' \(user_nets.py, line 27\)"),
         ("user_nets:leaves", InvalidArgument, "raised SystemExit: 3"),
-        ("user_nets:nothing", Unsupported, "is a NoneType, which is not a model"),
+        ("user_nets:nothing", Unsupported, "is of type NoneType, which is not a model"),
         ("absent.keras", NotFound, "no model 'absent.keras'"),
         ("https://example.com/a.onnx", Unsupported, "is a URL"),
         ("user_nets.py", Unsupported, "is a text"),
@@ -102,7 +102,7 @@ def test_objects() -> None:
     assert resolve(LogisticRegression(), "xgboost").format == "xgboost"
     assert resolve(OnnxSource(models.linear(3, 2))).format == CUSTOM
     assert resolve(lambda x: x).format == "jax"
-    with pytest.raises(Unsupported, match="int is a int"):
+    with pytest.raises(Unsupported, match="is of type int"):
         resolve(3)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from penstock.artifact import Artifact, local_path, sha256_of_file
+from penstock.artifact import Artifact, Format, format_of, local_path, sha256_of_file
 from penstock.config import did_you_mean
 from penstock.errors import InvalidArgument, InvalidData, InvalidModel, NotFound, PenstockError, Unsupported, quoted
 from penstock.offline.convert.base import SourceModel
@@ -79,8 +79,6 @@ def resolve(given: Any, format: str = "", weights: Path | None = None) -> Resolv
         raise InvalidArgument(f"there is no format '{format}'", did_you_mean(format, FORMATS))
     if weights is not None and not weights.is_file():
         raise NotFound(f"no file '{weights}' with weights", "check --weights")
-    if isinstance(given, SourceModel):
-        return ResolvedSource(CUSTOM, given, type(given).__name__)
     if isinstance(given, Artifact) and given.path is not None:
         given = given.path
     if not isinstance(given, str | os.PathLike):
@@ -134,6 +132,8 @@ def _file(path: Path, format: str, weights: Path | None) -> ResolvedSource:
             f"'{path.name}' contains weights, but no model",
             f"name the function that makes the module: penstock convert package.module:make_model --weights {path.name}",
         )
+    if detected == "onnx" and format_of(path) is not Format.ONNX:
+        raise InvalidArgument(f"'{path.name}' is an ONNX model, but not named like one", f"rename it to {path.stem}.onnx")
     try:
         files = (*_files(path, detected), *([weights] if weights else []))
     except OSError as error:
@@ -163,7 +163,7 @@ def _object(given: Any, format: str, name: str, weights: Path | None) -> Resolve
     found = format or _format_of_object(given)
     if not found:
         raise Unsupported(
-            f"{name} is a {type(given).__name__}, which is not a model that Penstock recognises",
+            f"'{name}' is of type {type(given).__name__}, which is not a model that Penstock recognises",
             f"{_GIVE} of a module, an estimator or a JAX function; or name its format with --from",
         )
     if found == "torch" and weights is not None:
@@ -173,6 +173,8 @@ def _object(given: Any, format: str, name: str, weights: Path | None) -> Resolve
 
 def _format_of_object(given: Any) -> str:
     """The format of an object, by its base classes; empty if unknown. A function that takes arguments is one of JAX."""
+    if isinstance(given, SourceModel):
+        return CUSTOM
     for cls in type(given).__mro__:
         for module, format in _CLASSES:
             if f"{cls.__module__}.".startswith(f"{module}."):
