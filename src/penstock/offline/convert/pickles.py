@@ -314,7 +314,8 @@ def _encode(text: str, encoding: str) -> bytes:
 def _check_dtype(dtype: np.dtype[Any]) -> None:
     """Raise UnpicklingError if a pickle changed the flags of a type, for example to use numbers as the pointers of objects."""
     if dtype.names is not None:
-        fields = [(dtype.fields or {})[name] for name in dtype.names]
+        assert dtype.fields is not None
+        fields = [dtype.fields[name] for name in dtype.names]
         for field in fields:
             _check_dtype(field[0])
         layout: Any = {
