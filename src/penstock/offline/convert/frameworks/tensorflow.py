@@ -95,15 +95,14 @@ class TensorFlowModel:
 
     def values(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
         self._freeze()
-        wanted = {name: exporter.relaid(name) for name in names}
+        wanted = {source: exporter.unlinked(source)[0] for source in names}
         found: dict[str, Array] = {}
         with tf.Graph().as_default() as graph:
             tf.import_graph_def(self._graph, name="")
             feeds = {old: inputs[new] for old, new in self._renamed.items() if new in inputs}
-            with tf.compat.v1.Session(graph=graph) as session:
-                with contextlib.suppress(tf.errors.OpError, KeyError):
-                    found = session.run({source: name for source, (name, _) in wanted.items()}, feeds)
-        return {source: np.transpose(value, wanted[source][1] or None) for source, value in found.items()}
+            with tf.compat.v1.Session(graph=graph) as session, contextlib.suppress(tf.errors.OpError, KeyError):
+                found = session.run(wanted, feeds)
+        return {source: exporter.relaid(value, source) for source, value in found.items()}
 
     def export(self, target: Path, opset: int) -> Exported:
         self._freeze()
@@ -129,7 +128,7 @@ class TensorFlowModel:
                 "initialized_tables": self._tables,
             }
             request = exporter.Request(self._renamed, self.signature, self.axes, arguments)
-            model = exporter.converted(request, exporter.opset_for(opset))
+            model = exporter.converted(request, opset)
         exporter.write(model, target)
         links: tuple[Link, ...] = tuple(exporter.links(model, shapes, self._renamed))
         return Exported(f"tf2onnx {exporter.VERSION}", links, random)

@@ -6,10 +6,13 @@ tf2onnx logs its failures and goes on. ``Trouble`` collects these messages, so t
 from __future__ import annotations
 
 import logging
+import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import onnx
 import tf2onnx
 from tf2onnx import optimizer, tfonnx
@@ -17,10 +20,13 @@ from tf2onnx.constants import OPSET_TO_IR_VERSION
 
 from penstock.errors import Unsupported, shortened
 from penstock.offline.convert.base import Axis, Link, UnsupportedOperator, UnsupportedOperators
-from penstock.tensor import Signature
+from penstock.tensor import Array, Signature
 
 VERSION: str = tf2onnx.__version__
-_MAX_OPSET: int = max(OPSET_TO_IR_VERSION)
+_WRITTEN_OPSET: int = max(OPSET_TO_IR_VERSION)
+_MAX_OPSET = 21
+_CHANGED = {"DFT", "GridSample", "GroupNormalization"}
+"""Operators that change their meaning or attributes between the opset that tf2onnx writes and ``_MAX_OPSET``."""
 _MIN_OPSET = 13
 _KNOWN_DOMAINS = {"", "ai.onnx.ml", "com.microsoft"}
 _WAY_OUT = "replace it in the model, or define it in a file for --ops with tf2onnx's decorator tf_op"
@@ -70,19 +76,18 @@ class Trouble(logging.Handler):
         logger.propagate, logger.level = self._before
 
 
-def opset_for(wanted: int) -> int:
-    """The opset to write: the ``wanted`` one if tf2onnx can write it, otherwise its newest one. Raises Unsupported."""
-    if wanted < _MIN_OPSET:
-        raise Unsupported(f"tf2onnx cannot write opset {wanted} reliably", f"use --opset {_MIN_OPSET} or newer")
-    return min(wanted, _MAX_OPSET)
-
-
 def converted(request: Request, opset: int) -> onnx.ModelProto:
-    """The ONNX model. Raises UnsupportedOperators, Unsupported."""
-    with Trouble() as trouble:
+    """The ONNX model, with opset ``opset`` or the newest one that is possible. Raises UnsupportedOperators, Unsupported."""
+    if opset < _MIN_OPSET:
+        raise Unsupported(f"tf2onnx cannot write opset {opset} reliably", f"use --opset {_MIN_OPSET} or newer")
+    with Trouble() as trouble, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of TensorFlow's interpreter, which tf2onnx asks for shapes
         try:
             graph = tfonnx.process_tf_graph(
-                opset=opset, continue_on_error=True, tensors_to_rename=dict(request.renamed), **request.arguments
+                opset=min(opset, _WRITTEN_OPSET),
+                continue_on_error=True,
+                tensors_to_rename=dict(request.renamed),
+                **request.arguments,
             )
             if not trouble.operators:
                 graph = optimizer.optimize_graph(graph, catch_errors=True)
@@ -97,6 +102,8 @@ def converted(request: Request, opset: int) -> onnx.ModelProto:
     if left:
         raise UnsupportedOperators.of(list(dict.fromkeys(left)))
     _describe(model, request)
+    _fold_wide_integers(model.graph)
+    _raise_opset(model, min(opset, _MAX_OPSET))
     return model
 
 
@@ -122,10 +129,11 @@ def links(
     original = {new: old for old, new in renamed.items()}
     inferred = onnx.shape_inference.infer_shapes(model, strict_mode=False).graph
     found = {info.name: _dims(info) for info in (*inferred.value_info, *inferred.output)}
+    fused = dict(_fused(model.graph))
     for node in model.graph.node:
         for tensor in node.output:
-            name = original.get(tensor, tensor)
-            if name not in shapes or tensor not in found:
+            name = original.get(fused.get(tensor, tensor), fused.get(tensor, tensor))
+            if tensor in fused.values() or name not in shapes or tensor not in found:
                 continue
             layout = _layout(shapes[name], found[tensor])
             if layout is not None:
@@ -133,10 +141,16 @@ def links(
                 yield Link(tensor, source, layer_of(name.rpartition(":")[0] or name))
 
 
-def relaid(source: str) -> tuple[str, tuple[int, ...]]:
+def unlinked(source: str) -> tuple[str, tuple[int, ...]]:
     """The name and the permutation (empty: none) of a link's source."""
     name, _, layout = source.partition("@")
     return name, tuple(map(int, layout.split(","))) if layout else ()
+
+
+def relaid(value: Array, source: str) -> Array:
+    """``value`` with the axes in the order that a link's source states."""
+    layout = unlinked(source)[1]
+    return np.transpose(value, layout) if len(layout) == value.ndim else value
 
 
 def _layout(source: Sequence[int | None], tensor: Sequence[int | None]) -> tuple[int, ...] | None:
@@ -152,6 +166,13 @@ def _layout(source: Sequence[int | None], tensor: Sequence[int | None]) -> tuple
     return () if clear[0] == candidates[0] else clear[0]
 
 
+def _fused(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
+    """The activations that tf2onnx has split from an operator of TensorFlow Lite: their tensors, and the operator's before it."""
+    for node in graph.node:
+        if node.op_type in ("Relu", "Clip", "Tanh") and re.fullmatch(r"(Relu6?|Tanh)__\d+:0", node.output[0]):
+            yield node.output[0], node.input[0]
+
+
 def _agree(left: int | None, right: int | None) -> bool:
     return left is None or right is None or left == right
 
@@ -162,12 +183,9 @@ def _dims(info: onnx.ValueInfoProto) -> list[int | None]:
 
 def _unknown(graph: onnx.GraphProto) -> Iterator[UnsupportedOperator]:
     """The nodes of ``graph`` and its subgraphs that are no ONNX operators."""
-    for node in graph.node:
+    for node in _nodes(graph):
         if node.domain not in _KNOWN_DOMAINS or (not node.domain and not onnx.defs.has(node.op_type)):
             yield UnsupportedOperator(node.op_type, layer_of(node.name), _WAY_OUT)
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _unknown(inner)
 
 
 def _describe(model: onnx.ModelProto, request: Request) -> None:
@@ -185,6 +203,38 @@ def _describe(model: onnx.ModelProto, request: Request) -> None:
             for axis, size in enumerate(spec.shape):
                 free = names.get(axis, f"{spec.name}_{axis}")
                 tensor.shape.dim.add(**({"dim_param": free} if size < 0 else {"dim_value": size}))
+
+
+def _fold_wide_integers(graph: onnx.GraphProto) -> None:
+    """Replace dequantised constants of 64 bits, the biases of 16-bit models, by floats: DequantizeLinear takes 32 bits at most."""
+    constants = {one.name: one for one in graph.initializer}
+    for node in [node for node in graph.node if node.op_type == "DequantizeLinear"]:
+        if node.input[0] not in constants or constants[node.input[0]].data_type != onnx.TensorProto.INT64:
+            continue
+        values, scale = (onnx.numpy_helper.to_array(constants[name]) for name in node.input[:2])
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
+        shape = [-1 if one == axis % values.ndim else 1 for one in range(values.ndim)] if scale.ndim else []
+        floats = (values.astype(np.float64) * scale.reshape(shape)).astype(np.float32)
+        graph.initializer.append(onnx.numpy_helper.from_array(floats, node.output[0]))
+        graph.node.remove(node)
+
+
+def _raise_opset(model: onnx.ModelProto, opset: int) -> None:
+    """Declare ``opset`` if all operators keep their meaning in it. Models with 16-bit quantisation are valid only then."""
+    if not _CHANGED & {node.op_type for node in _nodes(model.graph)}:
+        for one in model.opset_import:
+            if one.domain == "":
+                one.version = max(one.version, opset)
+        model.ir_version = onnx.helper.find_min_ir_version_for(model.opset_import)
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of ``graph`` and its subgraphs."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner)
 
 
 def _absent(name: str) -> onnx.ValueInfoProto:
