@@ -35,6 +35,7 @@ NAMES = [
     "convert",
     "model",
     "open",
+    "register_op",
 ]
 
 

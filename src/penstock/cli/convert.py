@@ -20,6 +20,7 @@ from penstock.offline.convert.certificate import Certificate
 from penstock.offline.convert.convert import Conversion, ConvertKeywords, ParityFailed
 from penstock.offline.convert.convert import convert as convert_source
 from penstock.offline.convert.registry import FORMATS
+from penstock.samples.user_code import apart_from_output
 from penstock.tensor import TensorSpec
 
 
@@ -131,7 +132,8 @@ def convert(
         if path is not None:
             keywords[name] = path  # type: ignore[literal-required]
     try:
-        with StageProgress() as progress:
+        # What frameworks print on stdout goes to stderr, so that stdout has only the result.
+        with StageProgress() as progress, apart_from_output():
             done = convert_source(source, output, progress, **keywords)
     except ParityFailed as error:
         error.facts = report(error.conversion) if error.conversion else {}

@@ -20,6 +20,7 @@ from penstock.offline.convert.certificate import certificate_of
 from penstock.offline.convert.convert import OnProgress, convert, provenance
 from penstock.offline.convert.registry import FORMATS
 from penstock.offline.convert.source import ResolvedSource, resolve
+from penstock.samples.user_code import apart_from_output
 from penstock.version import __version__
 
 _PACKAGES = ("onnx", "onnxruntime", "torch", "onnxscript", "tensorflow", "tf2onnx", "skl2onnx", "jax2onnx")
@@ -54,7 +55,8 @@ def onnx_file(model: str | Path, on_progress: OnProgress = lambda *_: None) -> P
             f"cannot write to the cache folder '{folder}': {error.strerror}",
             "set XDG_CACHE_HOME to a folder on a larger disk",
         ) from None
-    convert(model, target, on_progress)
+    with apart_from_output():  # what frameworks print is no result of the command
+        convert(model, target, on_progress)
     return target
 
 

@@ -36,6 +36,7 @@ from penstock.offline.convert.parity.parity import certify
 from penstock.offline.convert.registry import FORMATS, get_converter
 from penstock.offline.convert.repairs import repair
 from penstock.offline.convert.source import CUSTOM, ResolvedSource, read_sample, resolve
+from penstock.offline.convert.worker.environments import environment
 from penstock.offline.convert.worker.remote import open_remote
 from penstock.offline.convert.writing import check_output, check_room, kept, write
 from penstock.offline.optimize.model import read_proto
@@ -126,7 +127,8 @@ def convert(
     found = resolve(source, keywords.get("format", ""), options.weights)
     _check(found, options, target)
     with tempfile.TemporaryDirectory(prefix="penstock-convert-", ignore_cleanup_errors=True) as folder:
-        with _opened(found, options, isolated=keywords.get("isolated", False)) as opened:
+        python = _environment(found, on_progress) if keywords.get("isolated", False) else None
+        with _opened(found, options, python) as opened:
             model = opened.model
             _check_axes(options, model.signature)
             on_progress("export", 0, 1)
@@ -200,15 +202,25 @@ def _check(source: ResolvedSource, options: ConvertOptions, output: Path | None)
     check_room(source.size_bytes, output)
 
 
+def _environment(source: ResolvedSource, on_progress: OnProgress) -> Path:
+    """The interpreter of the isolated environment for the source's format."""
+    if not source.files:
+        raise InvalidArgument(
+            f"'{source.name}' is an object of this process, which cannot be isolated",
+            "save the model to a file, and give that",
+        )
+    return environment(FORMATS[source.format], lambda _: on_progress("install", 0, 1))
+
+
 @contextmanager
-def _opened(source: ResolvedSource, options: ConvertOptions, *, isolated: bool) -> Iterator[_Opened]:
-    """The loaded source. Files are loaded in another process."""
+def _opened(source: ResolvedSource, options: ConvertOptions, python: Path | None) -> Iterator[_Opened]:
+    """The loaded source. Files are loaded in another process, with the interpreter ``python`` of another environment if given."""
     if source.format == CUSTOM:  # the caller closes its own model
         yield _Opened(source.given, source.name)
         return
     with _explained(source, "be loaded"):
         if source.files:
-            remote = open_remote(source.format, source.given, options)
+            remote = open_remote(source.format, source.given, options, python)
             opened = _Opened(remote, f"{remote.framework} {remote.version}", remote.notes)
         else:
             converter = get_converter(source.format)

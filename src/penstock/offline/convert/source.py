@@ -133,7 +133,9 @@ def _file(path: Path, format: str, weights: Path | None) -> ResolvedSource:
             f"name the function that makes the module: penstock convert package.module:make_model --weights {path.name}",
         )
     if detected == "onnx" and format_of(path) is not Format.ONNX:
-        raise InvalidArgument(f"'{path.name}' is an ONNX model, but not named like one", f"rename it to {path.stem}.onnx")
+        raise InvalidArgument(
+            f"'{path.name}' is an ONNX model, but not named like one", f"rename it to {path.stem}.onnx"
+        )
     try:
         files = (*_files(path, detected), *([weights] if weights else []))
     except OSError as error:
