@@ -52,5 +52,5 @@ class CodeConverter:
         return CodeModel(source.read_text(), options)
 
 
-def main() -> None:
-    serve.main(lambda _: CodeConverter())
+def main(notes: tuple[str, ...]) -> None:
+    serve.main(notes, lambda _: CodeConverter())

@@ -204,6 +204,14 @@ def test_there_is_no_network(opened):
             model.forward(X)
 
 
+def test_the_network_is_removed_without_privileges(opened):
+    """A user namespace is possible only before a package starts threads."""
+    model = opened("if call == 'forward': result = {'y': np.array([open('/proc/self/uid_map').read()], object)}")
+    if model.notes:
+        pytest.skip(model.notes[0])
+    assert model.forward(X)["y"][0].split()[2] == b"1"
+
+
 def test_the_environment_has_no_secrets_and_its_own_folders(opened, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     code = "if call == 'forward': result = {'y': np.array([repr(dict(os.environ, cwd=os.getcwd())).encode()], object)}"

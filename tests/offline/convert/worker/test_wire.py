@@ -78,6 +78,11 @@ def test_arrays_that_are_not_contiguous_arrive():
     np.testing.assert_array_equal(decoded(*frame(wire.Arrays({"x": array}))).arrays["x"], array)
 
 
+def test_a_number_of_numpy_arrives_as_an_array():
+    found = decoded(*frame(wire.Arrays({"x": np.float32(2.5)}))).arrays["x"]
+    assert (found.dtype, found.shape, found.tolist()) == (np.float32, (), 2.5)
+
+
 def test_text_arrives_as_bytes():
     assert decoded(*frame(wire.Arrays({"x": np.array(["é"])}))).arrays["x"].tolist() == ["é".encode()]
 

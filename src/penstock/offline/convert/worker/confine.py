@@ -23,7 +23,7 @@ _NO_NAMESPACE = (
 
 
 def confine(memory_bytes: int, file_bytes: int) -> tuple[str, ...]:
-    """Limit this process, which must have one thread. Returns one sentence for each limit that the system does not permit."""
+    """Limit this process, which must have only one thread. Returns one sentence for each limit that the system does not permit."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     notes = () if _without_network(libc) else (_NO_NAMESPACE,)

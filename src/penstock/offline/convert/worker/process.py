@@ -30,7 +30,8 @@ _LOG_BYTES = 16 << 10
 _PIPE_BYTES = 1 << 20
 _ENDING_S = 2.0
 """Time between the end of the answers and the end of the process."""
-# An isolated environment has no Penstock. The finder gives it this one, and nothing else of the parent's environment.
+# An isolated environment has no Penstock. The finder gives it this one, and nothing else of the parent's environment. Some
+# packages start threads when they are imported, and a process with threads cannot be confined, so that comes first.
 _START = """
 import importlib.util, sys
 class Penstock:
@@ -40,8 +41,11 @@ class Penstock:
             return importlib.util.spec_from_file_location(
                 name, {init!r}, submodule_search_locations=[{package!r}])
 sys.meta_path.insert(0, Penstock)
+from penstock.offline.convert.worker.confine import confine, end_with
+end_with(int(sys.argv[1]))
+notes = confine(int(sys.argv[2]), int(sys.argv[3]))
 from {program} import main
-main()
+main(notes)
 """
 _KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", CPU_WITHOUT)
 _FORCED_VARIABLES = {

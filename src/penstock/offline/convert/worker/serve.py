@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from typing import IO
 
@@ -12,7 +11,6 @@ from penstock.errors import PenstockError, Unsupported, shortened
 from penstock.offline.convert.base import Converter, SourceModel, UnsupportedOperators
 from penstock.offline.convert.registry import get_converter
 from penstock.offline.convert.worker import wire
-from penstock.offline.convert.worker.confine import confine, end_with
 from penstock.tensor import Array, DataType
 
 
@@ -80,14 +78,12 @@ def _valid(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def main(find: Callable[[str], Converter] = get_converter) -> None:
-    """Serve on standard input and output. The arguments are the lifeline and the limits of memory and files, in bytes."""
-    lifeline, memory_bytes, file_bytes = map(int, sys.argv[1:4])
+def main(notes: tuple[str, ...], find: Callable[[str], Converter] = get_converter) -> None:
+    """Serve on standard input and output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt goes to the parent, which decides
-    end_with(lifeline)
     with open(os.dup(0), "rb") as questions, open(os.dup(1), "wb") as answers:
         # The framework reads nothing from standard input, and what it prints is no answer.
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), 0)
         os.dup2(2, 1)
-        serve(questions, answers, confine(memory_bytes, file_bytes), find)
+        serve(questions, answers, notes, find)

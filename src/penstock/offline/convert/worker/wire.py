@@ -85,12 +85,13 @@ def encode(message: Question | Answer) -> list[bytes | memoryview]:
     def plain(value: Any) -> Any:
         if isinstance(value, Path):
             return str(value)
-        if not isinstance(value, np.ndarray):
+        if not isinstance(value, np.ndarray | np.generic):
             raise TypeError(f"{type(value).__name__} in a message")
-        data = to_wire(value)
+        array = np.asarray(value)  # frameworks return some scalars as numbers of numpy
+        data = to_wire(array)
         body.append(data)
         body.append(bytes(-len(data) % _ALIGNMENT))
-        return DataType.from_numpy(value.dtype), value.shape, len(data)
+        return DataType.from_numpy(array.dtype), array.shape, len(data)
 
     header = msgspec.msgpack.Encoder(enc_hook=plain).encode(message)
     if len(header) > MAX_HEADER_BYTES:
