@@ -58,7 +58,7 @@ class CaffeModel:
         shapes = _input_shapes(net, options)
         try:
             self._set_shapes(shapes)
-        except Unsupported as error:
+        except (InvalidModel, Unsupported) as error:
             free = {dim for shape in shapes.values() for dim in shape if isinstance(dim, str)}
             if free != {_BATCH} or options.inputs or options.dynamic:
                 raise
@@ -81,7 +81,7 @@ class CaffeModel:
         if sizes:
             try:
                 others = self._shapes_at(shapes, {dim: 2 if size == 1 else size + 32 for dim, size in sizes.items()})
-            except InvalidInput as error:
+            except (InvalidInput, InvalidModel) as error:
                 raise Unsupported(f"{error.message} at another size than {sizes}", _FIX) from None
             self._check_same(others)
         least = {dim: self._least(shapes, sizes, dim) for dim in sizes}
