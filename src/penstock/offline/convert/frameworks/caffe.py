@@ -63,7 +63,7 @@ class CaffeModel:
             if free != {_BATCH} or options.inputs or options.dynamic:
                 raise
             self._warnings.append(f"the batch size is fixed, because {error.message}")
-            self._set_shapes({name: net.inputs[name] or (1, *shape[1:]) for name, shape in shapes.items()})
+            self._set_shapes({name: ((net.inputs[name] or (1,))[0], *shape[1:]) for name, shape in shapes.items()})
 
     def _set_shapes(self, shapes: Mapping[str, tuple[int | str, ...]]) -> None:
         """Raises Unsupported if a layer only works for one size of a free dimension."""
