@@ -13,6 +13,7 @@ from penstock.errors import InvalidArgument, InvalidModel, NotFound, PenstockErr
 from penstock.offline.convert.base import Axis, ConvertOptions, InputSpec, UnsupportedOperators
 from penstock.offline.convert.frameworks.onnx import CONVERTER
 from penstock.offline.convert.repairs.graphs import opset_of
+from penstock.offline.optimize import mapped
 
 WORKING = [name for name, one in MODELS.items() if not one.diagnosis]
 PLAIN = ConvertOptions()
@@ -178,4 +179,28 @@ def test_weights_that_are_inputs_too(tmp_path: Path) -> None:
     source = CONVERTER.open(proto, PLAIN)
     exported = export(source, tmp_path / "model.onnx")
     assert source.signature.input_names == ["x"]
+    assert not differences(source, exported, tmp_path / "model.onnx", inputs_of(source, 2))
+
+
+def test_a_model_above_the_limit_keeps_its_weights_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of 2 GiB is lowered, so that the model is small."""
+    monkeypatch.setattr(mapped, "LIMIT_BYTES", 16 << 10)
+    monkeypatch.setattr(mapped, "LEAST_BYTES", 512)
+    nodes = [
+        helper.make_node("Upsample", ["x", "s"], ["a"], "up", mode="linear"),
+        helper.make_node("Softmax", ["a"], ["b"], axis=1),
+        helper.make_node("Conv", ["b", "w"], ["y"], "conv"),
+    ]
+    weights = {
+        "s": np.array([1, 1, 2, 2], np.float32),
+        "w": np.random.default_rng(0).normal(size=(64, 3, 5, 5)).astype(np.float32),
+    }
+    path = tmp_path / "large.onnx"
+    onnx.save_model(
+        model(nodes, 9, weights=weights), path, save_as_external_data=True, location="w.bin", size_threshold=512
+    )
+    source = CONVERTER.open(path, PLAIN)
+    exported = export(source, tmp_path / "model.onnx")
+    assert "w" not in [value.name for value in onnx.load(tmp_path / "model.onnx", load_external_data=False).graph.input]
+    assert (tmp_path / "model.onnx.data").stat().st_size >= 64 * 3 * 5 * 5 * 4
     assert not differences(source, exported, tmp_path / "model.onnx", inputs_of(source, 2))

@@ -158,7 +158,8 @@ class CaffeModel:
             [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, self._dims[name]) for name in names]
             for names in (self._net.inputs, self._net.outputs)
         )
-        graph = helper.make_graph(writer.nodes, "caffe", inputs, outputs, list(writer.tensors()))
+        graph = helper.make_graph(writer.nodes, "caffe", inputs, outputs)
+        graph.initializer.extend(writer.tensors())
         imports = [helper.make_opsetid("", opset)]
         model = helper.make_model(graph, opset_imports=imports, producer_name="penstock", ir_version=_IR_VERSION)
         save(artifact_of(model), target)
