@@ -23,7 +23,7 @@ class PriorBox(Layer):
         for ratio in self.given.all("aspect_ratio", float):
             if all(abs(ratio - one) >= 1e-6 for one in (1.0, *ratios)):
                 ratios += [ratio, 1 / ratio] if self.given.get("flip", True) else [ratio]
-        if not least or len(most) not in (0, len(least)) or min(ratios, default=1) <= 0:
+        if not least or len(most) not in (0, len(least)) or min([*least, *most, *ratios]) <= 0:
             raise InvalidModel(f"{len(least)} 'min_size', {len(most)} 'max_size' and the ratios {ratios} do not fit")
         found = []
         for number, size in enumerate(least):
@@ -113,11 +113,13 @@ class DetectionOutput(Layer):
         return np.concatenate([center - half, center + half], -1)
 
     def _without_overlaps(self, boxes: Array, scores: Array) -> list[int]:
-        order = [int(at) for at in np.argsort(-scores, kind="stable") if scores[at] > self._least]
+        order = np.argsort(-scores, kind="stable")
+        order = order[scores[order] > self._least]
+        order = order if self._top < 0 else order[: self._top]
         kept: list[int] = []
-        for at in order if self._top < 0 else order[: self._top]:
-            if all(_overlap(boxes[at], boxes[other]) <= self._overlap for other in kept):
-                kept.append(at)
+        while order.size:
+            kept.append(int(order[0]))
+            order = order[1:][_overlaps(boxes[order[0]], boxes[order[1:]]) <= self._overlap]
         return kept
 
     def write(self, to: Writer, bottoms: list[str], shapes: list[Shape]) -> str:
@@ -188,12 +190,14 @@ class DetectionOutput(Layer):
         return str(to.node("Cast", to.node("ScatterElements", is_best, order, is_best), to=9))
 
 
-def _overlap(one: Array, other: Array) -> float:
-    """Intersection over union."""
-    low, high = np.maximum(one[:2], other[:2]), np.minimum(one[2:], other[2:])
-    shared = float(np.prod(np.maximum(high - low, 0)))
-    total = sum(float(np.prod(np.maximum(box[2:] - box[:2], 0))) for box in (one, other)) - shared
-    return shared / total if total > 0 else 0.0
+def _overlaps(one: Array, others: Array) -> Array:
+    """Intersection over union of a box with each other one."""
+    low, high = np.maximum(one[:2], others[:, :2]), np.minimum(one[2:], others[:, 2:])
+    shared, own, area = (
+        np.maximum(size, 0).prod(-1) for size in (high - low, one[2:] - one[:2], others[:, 2:] - others[:, :2])
+    )
+    total = own + area - shared
+    return np.asarray(np.divide(shared, total, out=np.zeros_like(total), where=total > 0))
 
 
 LAYERS: dict[str, type[Layer]] = {"PriorBox": PriorBox, "DetectionOutput": DetectionOutput}

@@ -110,6 +110,6 @@ def scalar(number: float) -> Array:
 
 
 def check_size(shape: Sequence[int]) -> None:
-    """Raise InvalidModel if a blob of ``shape`` is empty in a way that Caffe rejects, or too large to compute."""
-    if any(dim < 0 for dim in shape) or math.prod(shape) > _MAX_ELEMENTS:
+    """Raise InvalidModel if a blob of ``shape`` would be empty, or too large to compute."""
+    if any(dim < 1 for dim in shape) or math.prod(shape) > _MAX_ELEMENTS:
         raise InvalidModel(f"a blob would have shape {list(shape)}, which is impossible or too large")

@@ -98,7 +98,7 @@ class Net:
         """Write the nodes of one layer after the other. ``shapes`` are those of all tensors in one call."""
         for step in self.steps:
             to.layer = step.layer.name
-            with _blamed(step.layer):
+            with _blamed(step.layer), np.errstate(all="ignore"):
                 first = len(to.nodes)
                 found = step.layer.write(to, list(step.bottoms), [shapes[bottom] for bottom in step.bottoms])
                 names = found if isinstance(found, list) else [found]

@@ -141,9 +141,11 @@ def _text(token: str) -> str:
 def _value(word: str) -> bool | int | float | str:
     if word in ("true", "false"):
         return word == "true"
-    for convert in (int, float):
-        try:
-            return convert(word if convert is int else word.rstrip("fF") if word[0] not in "iIfF" else word)
-        except ValueError:
-            continue
-    return word
+    try:
+        return int(word, 0)
+    except ValueError:
+        pass
+    try:
+        return float(word if word.lower().endswith("inf") else word.rstrip("fF"))
+    except ValueError:
+        return word

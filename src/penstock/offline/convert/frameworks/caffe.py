@@ -58,12 +58,12 @@ class CaffeModel:
         shapes = _input_shapes(net, options)
         try:
             self._set_shapes(shapes)
-        except Unsupported as error:
+        except (InvalidModel, Unsupported) as error:
             free = {dim for shape in shapes.values() for dim in shape if isinstance(dim, str)}
             if free != {_BATCH} or options.inputs or options.dynamic:
                 raise
             self._warnings.append(f"the batch size is fixed, because {error.message}")
-            self._set_shapes({name: net.inputs[name] or (1, *shape[1:]) for name, shape in shapes.items()})
+            self._set_shapes({name: ((net.inputs[name] or (1,))[0], *shape[1:]) for name, shape in shapes.items()})
 
     def _set_shapes(self, shapes: Mapping[str, tuple[int | str, ...]]) -> None:
         """Raises Unsupported if a layer only works for one size of a free dimension."""
@@ -81,7 +81,7 @@ class CaffeModel:
         if sizes:
             try:
                 others = self._shapes_at(shapes, {dim: 2 if size == 1 else size + 32 for dim, size in sizes.items()})
-            except InvalidInput as error:
+            except (InvalidInput, InvalidModel) as error:
                 raise Unsupported(f"{error.message} at another size than {sizes}", _FIX) from None
             self._check_same(others)
         least = {dim: self._least(shapes, sizes, dim) for dim in sizes}
@@ -158,7 +158,8 @@ class CaffeModel:
             [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, self._dims[name]) for name in names]
             for names in (self._net.inputs, self._net.outputs)
         )
-        graph = helper.make_graph(writer.nodes, "caffe", inputs, outputs, list(writer.tensors()))
+        graph = helper.make_graph(writer.nodes, "caffe", inputs, outputs)
+        graph.initializer.extend(writer.tensors())
         imports = [helper.make_opsetid("", opset)]
         model = helper.make_model(graph, opset_imports=imports, producer_name="penstock", ir_version=_IR_VERSION)
         save(artifact_of(model), target)

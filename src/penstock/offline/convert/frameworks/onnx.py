@@ -117,35 +117,42 @@ class OnnxModel:
 
 
 def _choose(proto: onnx.ModelProto, options: ConvertOptions) -> None:
-    """Keep the outputs, and set the dimensions, that the user chose."""
+    """Keep the outputs, and set the dimensions, that the user chose. Raises InvalidArgument."""
     graph = proto.graph
     known = {value.name: value for value in (*graph.value_info, *graph.output)}
     made = {name for node in graph.node for name in node.output}
     for name in options.outputs:
         if name not in made | set(known):
-            raise InvalidArgument(
-                f"the model has no output '{name}'", f"its outputs are {[one.name for one in graph.output]}"
-            )
+            shown = [value.name for value in graph.output]
+            raise InvalidArgument(f"the model has no output '{name}'", f"its outputs are {shown}")
     if options.outputs:
         chosen = [known.get(name) or onnx.ValueInfoProto(name=name) for name in options.outputs]
-        copies = [onnx.ValueInfoProto.FromString(one.SerializeToString()) for one in chosen]
+        copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in chosen]
         del graph.output[:]
         graph.output.extend(copies)
-    wanted: dict[str, dict[int, int | str]] = {one.name: dict(enumerate(one.shape or ())) for one in options.inputs}
+    values = {value.name: value.type.tensor_type for value in graph.input}
+    for name in (*(spec.name for spec in options.inputs), *options.dynamic):
+        if name not in values:
+            raise InvalidArgument(f"the model has no input '{name}'", f"its inputs are {list(values)}")
+    for spec in options.inputs:
+        _set_dimensions(spec.name, values[spec.name], dict(enumerate(spec.shape or ())), spec.shape)
     for name, axes in options.dynamic.items():
-        wanted[name] = {**wanted.get(name, {}), **axes}
-    values = {value.name: value for value in graph.input}
-    for name, dims in wanted.items():
-        shape = values[name].type.tensor_type.shape.dim if name in values else []
-        if any(axis >= len(shape) for axis in dims):
-            raise InvalidArgument(
-                f"the model has no input '{name}' with axis {max(dims)}", f"its inputs are {list(values)}"
-            )
-        for axis, dim in dims.items():
-            shape[axis].Clear()
-            setattr(shape[axis], "dim_param" if isinstance(dim, str) else "dim_value", dim)
-    if any(wanted.values()):
-        _forget_shapes(graph)
+        _set_dimensions(name, values[name], axes)
+    if options.inputs or options.dynamic:  # the shapes of the other tensors follow from those of the inputs
+        del graph.value_info[:]
+        for value in graph.output:
+            value.type.tensor_type.ClearField("shape")
+
+
+def _set_dimensions(
+    name: str, tensor: onnx.TypeProto.Tensor, dims: Mapping[int, int | str], shape: Sequence[int | str] | None = None
+) -> None:
+    rank = len(tensor.shape.dim)
+    if (shape and len(shape) != rank) or any(not 0 <= axis < rank for axis in dims):
+        raise InvalidArgument(f"input '{name}' has {rank} dimensions", "give it the shape or the axes of the model")
+    for axis, dim in dims.items():
+        tensor.shape.dim[axis].Clear()
+        setattr(tensor.shape.dim[axis], "dim_param" if isinstance(dim, str) else "dim_value", dim)
 
 
 def _artifact(source: Any) -> Artifact:
@@ -158,11 +165,14 @@ def _artifact(source: Any) -> Artifact:
     if format_of(path) is Format.ONNX:
         return Artifact.from_file(path)
     try:
-        return Artifact.from_bytes(path.read_bytes())
+        data = path.read_bytes()
     except FileNotFoundError:
         raise NotFound(f"no model file '{path}'", "check the path") from None
     except OSError as error:
         raise InvalidModel(f"cannot read model file '{path}': {error.strerror}") from error
+    if not data:
+        raise InvalidModel(f"model file '{path}' is empty", "export the model again")
+    return Artifact.from_bytes(data)
 
 
 def _check_operators(proto: onnx.ModelProto) -> None:
@@ -190,10 +200,3 @@ def _load(proto: onnx.ModelProto, shown: Sequence[str] = ()) -> LoadedModel:
         made = {name for node in proto.graph.node for name in node.output} - outputs
         whole.graph.output.extend(onnx.ValueInfoProto(name=name) for name in shown if name in made)
     return get_engine("onnxruntime").load(artifact_of(whole), _AS_WRITTEN)
-
-
-def _forget_shapes(graph: onnx.GraphProto) -> None:
-    """Drop the shapes of all tensors but the inputs, because they follow from the inputs."""
-    del graph.value_info[:]
-    for value in graph.output:
-        value.type.tensor_type.ClearField("shape")

@@ -15,13 +15,15 @@ def repair(proto: onnx.ModelProto) -> str:
     for one in proto.opset_import:
         domain = "" if one.domain == "ai.onnx" else one.domain
         imported[domain] = max(imported.get(domain, 0), one.version)
+    aliased = 0
     for node in nodes_of(proto):
         if node.domain == "ai.onnx":
             node.domain = ""
+            aliased += 1
         imported.setdefault(node.domain, _DEFAULTS.get(node.domain, 1))
-    if imported == {one.domain: one.version for one in proto.opset_import} and len(imported) == len(proto.opset_import):
+    before = [(one.domain, one.version) for one in proto.opset_import]
+    if sorted(before) == sorted(imported.items()) and not aliased:
         return ""
-    before = len(proto.opset_import)
     del proto.opset_import[:]
     proto.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in imported.items())
-    return f"the list of operator sets was corrected: {before} entries became {len(imported)}"
+    return f"the operator sets were {before}; they are now {list(imported.items())}"
