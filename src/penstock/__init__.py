@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.offline.compress.functions import compress
     from penstock.offline.compress.outcome import Outcome
     from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
+    from penstock.offline.convert.custom_ops import register_op
     from penstock.offline.judge.contract import Contract
     from penstock.online.instances.python.typed import Tensor, model
     from penstock.online.instances.python.typed_model import Context
@@ -49,6 +50,7 @@ __all__ = [
     "compress",
     "model",
     "open",
+    "register_op",
 ]
 
 # Names are resolved on first use, so that a program that only opens bundles does not import the offline half.
@@ -69,6 +71,7 @@ _HOMES = {
     "compress": "penstock.offline.compress.functions",
     "model": "penstock.online.instances.python.typed",
     "open": "penstock.runtime",
+    "register_op": "penstock.offline.convert.custom_ops",
 }
 
 

@@ -73,7 +73,7 @@ class Arguments:
         return positional, named
 
 
-class Flat(nn.Module):
+class Flat(nn.Module):  # type: ignore[misc]
     """Calls ``module`` with flat tensors, and returns the tensors of its result in a tuple."""
 
     def __init__(self, module: nn.Module, arguments: Arguments, kept: tuple[int, ...] = ()) -> None:
@@ -105,9 +105,7 @@ def parameters_of(module: nn.Module) -> list[Parameter]:
     except Exception:  # noqa: BLE001 - annotations can name anything
         hints = {}
     return [
-        Parameter(
-            one.name, one.kind, one.default is one.empty and one.kind not in _VARIABLE, hints.get(one.name)
-        )
+        Parameter(one.name, one.kind, one.default is one.empty and one.kind not in _VARIABLE, hints.get(one.name))
         for one in inspect.signature(module.forward).parameters.values()
     ]
 
