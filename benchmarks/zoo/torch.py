@@ -37,8 +37,7 @@ def _object(name: str, *arguments: Any) -> Callable[[Path], object]:
 
 def _script(name: str) -> Callable[[Path], object]:
     def make(folder: Path) -> object:
-        import torch
-
+        torch = importlib.import_module("torch")
         torch.jit.script(_module(name)).save(str(folder / f"{name}.pt"))
         return folder / f"{name}.pt"
 
@@ -49,8 +48,7 @@ def _program(name: str, *shapes: tuple[int, ...]) -> Callable[[Path], object]:
     """An exported program whose first axis is free."""
 
     def make(folder: Path) -> object:
-        import torch
-
+        torch = importlib.import_module("torch")
         free = tuple({0: torch.export.Dim.DYNAMIC} for _ in shapes)
         program = torch.export.export(_module(name), tuple(map(torch.ones, shapes)), dynamic_shapes=free)
         torch.export.save(program, folder / f"{name}.pt2")
@@ -61,8 +59,7 @@ def _program(name: str, *shapes: tuple[int, ...]) -> Callable[[Path], object]:
 
 def _pickle(name: str) -> Callable[[Path], object]:
     def make(folder: Path) -> object:
-        import torch
-
+        torch = importlib.import_module("torch")
         torch.save(_module(name), folder / f"{name}.pt")
         return folder / f"{name}.pt"
 

@@ -88,7 +88,10 @@ class UNet(nn.Module):
 
 def iou(boxes: Tensor) -> Tensor:
     area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-    low, high = torch.maximum(boxes[:, None, :2], boxes[None, :, :2]), torch.minimum(boxes[:, None, 2:], boxes[None, :, 2:])
+    low, high = (
+        torch.maximum(boxes[:, None, :2], boxes[None, :, :2]),
+        torch.minimum(boxes[:, None, 2:], boxes[None, :, 2:]),
+    )
     shared = (high - low).clamp(min=0).prod(2)
     return shared / (area[:, None] + area[None] - shared)
 
@@ -144,15 +147,12 @@ class DecoderStep(nn.Module):
         self.embed, self.qkv, self.out = nn.Embedding(20, 8), nn.ModuleList(), nn.Linear(8, 20)
         self.qkv.extend(nn.Linear(8, 24) for _ in range(2))
 
-    def forward(
-        self, token: Tensor, cache: list[tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    def forward(self, token: Tensor, cache: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         x, after = self.embed(token), []
         for layer, (keys, values) in zip(self.qkv, cache, strict=True):
             q, k, v = (part.unflatten(2, (2, 4)).transpose(1, 2) for part in layer(x).chunk(3, 2))
-            keys, values = torch.cat([keys, k], 2), torch.cat([values, v], 2)
-            x = x + F.scaled_dot_product_attention(q, keys, values).transpose(1, 2).flatten(2)
-            after.append((keys, values))
+            after.append((torch.cat([keys, k], 2), torch.cat([values, v], 2)))
+            x = x + F.scaled_dot_product_attention(q, *after[-1]).transpose(1, 2).flatten(2)
         return self.out(x), after
 
 
@@ -175,11 +175,7 @@ class Decision(nn.Module):
         self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        if bool(x.sum() > 0):
-            y = self.left(x)
-        else:
-            y = self.right(x).tanh()
-        return y
+        return self.left(x) if bool(x.sum() > 0) else self.right(x).tanh()
 
 
 class Repeat(nn.Module):
@@ -351,7 +347,9 @@ class Noisy(nn.Module):
 class SuperResolution(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 12, 3, padding=1, padding_mode="reflect"), nn.PixelShuffle(2), nn.PReLU())
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 12, 3, padding=1, padding_mode="reflect"), nn.PixelShuffle(2), nn.PReLU()
+        )
 
     def forward(self, image: Tensor) -> Tensor:
         return self.body(image).clamp(0, 1)
@@ -360,7 +358,11 @@ class SuperResolution(nn.Module):
 class Norms(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.group, self.instance, self.local = nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True), nn.LocalResponseNorm(3)
+        self.group, self.instance, self.local = (
+            nn.GroupNorm(2, 4),
+            nn.InstanceNorm2d(4, affine=True),
+            nn.LocalResponseNorm(3),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.local(self.instance(self.group(x)))

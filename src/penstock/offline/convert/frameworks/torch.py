@@ -12,8 +12,8 @@ from torch import nn
 
 from penstock.errors import InvalidArgument, Unsupported
 from penstock.offline.convert.base import ConvertOptions, SourceModel
-from penstock.offline.convert.frameworks.torch_files import load_weights, read_file
-from penstock.offline.convert.frameworks.torch_source import open_exported, open_module
+from penstock.offline.convert.torch.files import load_weights, read_file
+from penstock.offline.convert.torch.source import open_exported, open_module
 
 
 class TorchConverter:
@@ -23,7 +23,7 @@ class TorchConverter:
     version: str = torch.__version__.partition("+")[0]
 
     def open(self, source: Any, options: ConvertOptions) -> SourceModel:
-        """``source`` is a path, a module, an exported program, a function of tensors, or a function or class that makes one of them."""
+        """``source`` is a path, a module, an exported program, a function of tensors, or a function that makes one of them."""
         made = read_file(Path(source), options) if isinstance(source, (str, os.PathLike)) else _made(source)
         if options.weights is not None:
             if not isinstance(made, nn.Module):
@@ -56,7 +56,7 @@ def _takes_arguments(function: Any) -> bool:
     return any(one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL) for one in parameters)
 
 
-class _Function(nn.Module):
+class _Function(nn.Module):  # type: ignore[misc]
     """A module that calls a function of tensors."""
 
     def __init__(self, function: Any) -> None:

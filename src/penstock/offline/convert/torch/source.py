@@ -14,11 +14,11 @@ from penstock.engines.torch import BY_TORCH_TYPE, leaves, open_program, reason_o
 from penstock.errors import InvalidArgument, InvalidInput, PenstockError, ResourceExhausted, Unsupported
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported
 from penstock.offline.convert.custom_ops import custom_ops
-from penstock.offline.convert.frameworks.torch_arguments import Arguments, Flat
-from penstock.offline.convert.frameworks.torch_example import Declared, declared_inputs, sizes_to_try
-from penstock.offline.convert.frameworks.torch_export import Job, export
-from penstock.offline.convert.frameworks.torch_links import Values
-from penstock.offline.convert.frameworks.torch_state import Buffers
+from penstock.offline.convert.torch.arguments import Arguments, Flat
+from penstock.offline.convert.torch.example import Declared, declared_inputs, sizes_to_try
+from penstock.offline.convert.torch.export import Job, export
+from penstock.offline.convert.torch.links import Values
+from penstock.offline.convert.torch.state import Buffers
 from penstock.tensor import Array, Signature, TensorSpec
 
 Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
@@ -70,7 +70,7 @@ def open_module(module: nn.Module, options: ConvertOptions) -> TorchSource:
     """Open ``module`` in inference mode; ``close`` puts it back into its own mode. Raises InvalidArgument, Unsupported."""
     modes = {one: one.training for one in module.modules()}
     warnings = []
-    if any(mode and isinstance(one, _TRAINED) for one, mode in modes.items()):
+    if module.training:
         warnings.append("the module was in training mode; it is converted in inference mode, as after module.eval()")
 
     def release() -> None:
@@ -85,10 +85,6 @@ def open_module(module: nn.Module, options: ConvertOptions) -> TorchSource:
         raise
 
 
-_TRAINED = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention)
-"""Layers that compute something else in training mode."""
-
-
 def _opened(
     module: nn.Module, options: ConvertOptions, warnings: list[str], release: Callable[[], None]
 ) -> TorchSource:
@@ -99,10 +95,7 @@ def _opened(
     sizes, example, found = _accepted(buffers.guarded(flat.named), declared)
     names = _unique([name for name, _ in found])
     flat.kept = tuple(names.index(name) for name in _kept(names, options.outputs))
-    if buffers.changed:
-        warnings.append(
-            f"the module changes its buffers {buffers.changed}; each call of the ONNX model starts from their present values"
-        )
+    warnings += buffers.warning()
     call = buffers.guarded(lambda tensors: flat(*tensors))
     job = Job(
         inputs=[one.name for one in declared],
@@ -123,43 +116,52 @@ def _opened(
 
 def open_exported(program: Any, options: ConvertOptions) -> TorchSource:
     """Open an exported program, which contains its inputs. Raises Unsupported, InvalidArgument."""
-    operators = custom_ops(options.ops)
     run, signature, own, _ = open_program(program)
-    axes = _axes(program)
-    given = [spec.name for spec in options.inputs] or list(options.sample) or signature.input_names
-    if len(given) != len(signature.inputs):
-        raise InvalidArgument(f"{len(given)} inputs are declared, but the program takes {signature.input_names}")
-    if set(given) != set(signature.input_names):  # the user's names, in the program's order
-        axes = {name: axes.get(own_name, ()) for name, own_name in zip(given, signature.input_names, strict=True)}
-        specs = zip(signature.inputs, given, strict=True)
-        inputs = tuple(msgspec.structs.replace(spec, name=name) for spec, name in specs)
-    else:
-        inputs = signature.inputs
+    names = _own_names(signature, options)
+    inputs = tuple(msgspec.structs.replace(spec, name=names[spec.name]) for spec in signature.inputs)
+    axes = {names[name]: found for name, found in _axes(program).items() if found}
+    declared = [Declared(spec.name, spec.datatype, _shape(spec, axes.get(spec.name, ()))) for spec in inputs]
     kept = _kept(own, options.outputs)
     places = [own.index(name) for name in kept]
 
-    def call(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def kept_outputs(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         found = [value for _, value in leaves(run(list(tensors)))]
         return [found[place] for place in places]
 
     def example(least: int) -> list[torch.Tensor]:
-        sizes = {axis.name: max(axis.low, least) for one in axes.values() for axis in one}
-        sizes |= {axis.name: min(sizes[axis.name], axis.high) for one in axes.values() for axis in one if axis.high}
-        return [Declared(spec.name, spec.datatype, _named(spec, axes)).example(sizes, least) for spec in inputs]
+        sizes = {axis.name: max(axis.low, min(least, axis.high or least)) for one in axes.values() for axis in one}
+        found = [one.example(sizes, least) for one in declared]
+        try:
+            _run(call, found)
+        except PenstockError:  # a program can demand more of its sizes than their range
+            return []
+        return found
 
+    buffers = Buffers(program.module())  # all modules of one program share its buffers
+    call = buffers.guarded(kept_outputs)
     job = Job(
         inputs=[spec.name for spec in inputs],
         outputs=kept,
         example=example(2),
-        free=[{axis.index: axis.name for axis in axes.get(spec.name, ())} for spec in inputs],
         larger=example(4),
+        free=[{axis.index: axis.name for axis in one.axes} for one in declared],
         call=call,
         program=program,
         all_outputs=own,
-        operators=operators,
+        guard=buffers.kept,
+        operators=custom_ops(options.ops),
+        warnings=buffers.warning(),
     )
-    outputs = tuple(signature.outputs[place] for place in places)
-    return TorchSource(call, job, Signature(inputs, outputs), {name: one for name, one in axes.items() if one})
+    return TorchSource(call, job, Signature(inputs, tuple(signature.outputs[place] for place in places)), axes)
+
+
+def _own_names(signature: Signature, options: ConvertOptions) -> dict[str, str]:
+    """The user's name of each input. Other names than the program's are taken in order. Raises InvalidArgument."""
+    own = signature.input_names
+    given = [spec.name for spec in options.inputs] or list(options.sample) or own
+    if len(given) != len(own):
+        raise InvalidArgument(f"{len(given)} inputs are declared, but the program takes {own}")
+    return dict(zip(own, own if set(given) == set(own) else given, strict=True))
 
 
 def _accepted(
@@ -213,7 +215,7 @@ def _run(call: Callable[..., Any], *arguments: Any) -> Any:
         raise
     except MemoryError as error:
         raise ResourceExhausted("there is not enough memory to run the module") from error
-    except Exception as error:  # noqa: BLE001 - a module can raise anything
+    except Exception as error:
         if "can't allocate memory" in str(error):
             raise ResourceExhausted("there is not enough memory to run the module") from error
         raise InvalidInput(f"{type(error).__name__}: {reason_of(error)}") from error
@@ -233,8 +235,8 @@ def _kept(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
     return list(wanted) or list(names)
 
 
-def _named(spec: TensorSpec, axes: Mapping[str, Sequence[Axis]]) -> tuple[int | str, ...]:
-    names = {axis.index: axis.name for axis in axes.get(spec.name, ())}
+def _shape(spec: TensorSpec, axes: Sequence[Axis]) -> tuple[int | str, ...]:
+    names = {axis.index: axis.name for axis in axes}
     return tuple(names.get(index, size) for index, size in enumerate(spec.shape))
 
 

@@ -36,7 +36,7 @@ def read_file(path: Path, options: ConvertOptions) -> Any:
         found = _unpickled(path, data, options.trust_pickle)
     except PenstockError:
         raise
-    except Exception as error:  # noqa: BLE001 - torch raises anything for a broken file
+    except Exception as error:
         raise InvalidModel(f"PyTorch cannot read '{path.name}': {reason_of(error)}", "save the model again") from error
     if isinstance(found, (nn.Module, torch.export.ExportedProgram)):
         return found
@@ -44,7 +44,7 @@ def read_file(path: Path, options: ConvertOptions) -> Any:
 
 
 def load_weights(module: nn.Module, path: Path) -> None:
-    """Load the weights in ``path``, a safetensors file or a state_dict of torch.save, into ``module``. Raises InvalidArgument, InvalidModel."""
+    """Load the weights in ``path`` into ``module``. Raises NotFound, InvalidArgument, InvalidModel."""
     weights = read_weights(path)
     wanted = module.state_dict()
     for prefix in ("module.", "model.", "_orig_mod."):  # from DataParallel, trainers, torch.compile
@@ -74,7 +74,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
         if path.suffix == ".safetensors":
             return load_safetensors(data)
         found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001 - torch raises anything for a broken file
+    except Exception as error:
         raise InvalidModel(
             f"cannot read the weights in '{path.name}': {reason_of(error)}",
             "save only the weights: torch.save(model.state_dict(), path)",

@@ -2,8 +2,8 @@
 
 1. An exporter's model counts only if ONNX Runtime loads it, and returns the shapes of the torch model for two sizes of each free
    dimension. Tracing can turn a size into a constant.
-2. Tracing also turns a decision that depends on values into a constant. So a traced model is rejected if dynamo has found such a decision.
-3. If all exporters fail, one error lists all operators that cannot be converted, or the reason of the first exporter that can be acted on.
+2. Tracing also turns a decision that depends on values into a constant. A traced model is rejected if dynamo has found such a decision.
+3. If all exporters fail, one error lists all operators that cannot be converted, or else the reason of every exporter.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import contextlib
 import dataclasses
 import io
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import onnx
 import onnx_ir
 import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
@@ -29,9 +29,9 @@ from penstock.errors import EngineUnavailable, Unsupported
 from penstock.offline.apart import apart
 from penstock.offline.convert.base import Exported, UnsupportedOperators
 from penstock.offline.convert.custom_ops import CustomOp
-from penstock.offline.convert.frameworks import torch_links as links
-from penstock.offline.convert.frameworks.torch_arguments import Flat
-from penstock.offline.convert.frameworks.torch_diagnosis import Failure, diagnosis, missing_operators
+from penstock.offline.convert.torch import links
+from penstock.offline.convert.torch.arguments import Flat
+from penstock.offline.convert.torch.diagnosis import Failure, diagnosis, missing_operators
 from penstock.tensor import Array
 
 _LEAST_DYNAMO_OPSET = 18
@@ -124,8 +124,7 @@ def _dynamo(job: Job, target: Path, opset: int) -> _Made:
     _name_dimensions(model, job.free)
     made.save(target)
     found = links.program_links(model, made.exported_program, names)
-    random = tuple(links.program_random(made.exported_program))
-    return Exported("", found, random), links.program_values(made.exported_program)
+    return Exported("", found, links.random_operators(model)), links.program_values(made.exported_program)
 
 
 def _captured(job: Job) -> Any:
@@ -134,9 +133,12 @@ def _captured(job: Job) -> Any:
     first: Exception | None = None
     for strict in (False, True):
         try:
-            return torch.export.export(job.module, tuple(job.example), dynamic_shapes=shapes, strict=strict)
+            with contextlib.redirect_stderr(io.StringIO()):  # torch prints the graph that it could not finish
+                return torch.export.export(job.module, tuple(job.example), dynamic_shapes=shapes, strict=strict)
         except Exception as error:  # noqa: BLE001 - torch raises anything; the first attempt explains most
             first = first or error
+            if Failure("", error).is_final:
+                break
     assert first is not None
     raise first
 
@@ -181,13 +183,13 @@ def _by_script(job: Job, module: Any, target: Path, opset: int) -> _Made:
         dynamic_axes={name: free for name, free in zip(job.inputs, job.free, strict=True) if free},
         training=torch.onnx.TrainingMode.PRESERVE,  # otherwise the exporter folds layers, and names no longer match
     )
-    model = onnx.load(target, load_external_data=False)
+    model = onnx_ir.load(target)
     notes = (
         (f"this exporter writes at most opset {_MOST_SCRIPT_OPSET}, so the model has that opset",)
         if opset > _MOST_SCRIPT_OPSET
         else ()
     )
-    random = tuple(links.model_random(model))
+    random = links.random_operators(model)
     if isinstance(module, torch.jit.ScriptModule):
         return Exported("", (), random, notes), None
     return Exported("", links.module_links(model, module), random, notes), links.module_values(module)
@@ -251,19 +253,31 @@ def _told(notes: Sequence[str], failures: Sequence[Failure]) -> list[str]:
 
 @contextlib.contextmanager
 def _quiet(notes: list[str]) -> Iterator[None]:
-    """Keep the exporters' messages from the terminal, and add the tracer's warnings to ``notes``."""
-    logger = logging.getLogger("torch")
-    level = logger.level
-    with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(io.StringIO()):
+    """Keep the exporters' messages from the terminal, and add the tracer's warnings about the user's code to ``notes``."""
+    with warnings.catch_warnings(record=True) as caught, _discarded_output():
         warnings.simplefilter("always", torch.jit.TracerWarning)
-        logging.disable(logging.WARNING)
+        disabled = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)
         try:
             yield
         finally:
-            logging.disable(logging.NOTSET)
-            logger.setLevel(level)
-            notes += [
-                f"{Path(one.filename).name}:{one.lineno}: {str(one.message).partition('.')[0]}"
+            logging.disable(disabled)
+            notes += dict.fromkeys(
+                f"{Path(one.filename).name}:{one.lineno}: {str(one.message).partition('. ')[0]}"
                 for one in caught
-                if issubclass(one.category, torch.jit.TracerWarning)
-            ]
+                if issubclass(one.category, torch.jit.TracerWarning) and not one.filename.startswith(links.FOREIGN)
+            )
+
+
+@contextlib.contextmanager
+def _discarded_output() -> Iterator[None]:
+    """Discard standard output, including what the exporter's code in C++ prints."""
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,8 +13,10 @@ import torch
 from penstock.engines.torch import reason_of
 from penstock.errors import EngineUnavailable, PenstockError, Unsupported
 from penstock.offline.convert.base import UnsupportedOperator, UnsupportedOperators
-from penstock.offline.convert.frameworks.torch_links import line_of, where
+from penstock.offline.convert.torch.links import line_of, where
 
+_INTERNAL = "torch.onnx._internal.exporter"
+_MODULES = ("_core", "_dispatching", "_registration")
 _REGISTER = "define it with @penstock.register_op('{}') in a file given as --ops"
 _RULES = (
     (
@@ -49,6 +52,11 @@ class Failure(msgspec.Struct):
         return re.search(_RULES[0][0], self.text) is not None
 
     @property
+    def is_final(self) -> bool:
+        """True if another way to capture the module would fail too."""
+        return any(re.search(pattern, self.text) for pattern, _, _ in _RULES)
+
+    @property
     def reason(self) -> str:
         """One line: the cause, and the user's line of code if torch reports it."""
         if isinstance(self.error, PenstockError):
@@ -80,22 +88,21 @@ def diagnosis(failures: Sequence[Failure], module: Any, example: Sequence[torch.
 def missing_operators(program: Any, opset: int, translations: Mapping[Any, Any]) -> list[UnsupportedOperator]:
     """All operators of ``program`` that the dynamo exporter cannot translate. Uses internals of torch; empty if they have changed."""
     try:
-        from torch.onnx._internal.exporter import _core, _dispatching, _registration
-
-        registry = _registration.ONNXRegistry.from_torchlib(opset_version=opset)
+        core, dispatching, registration = (importlib.import_module(f"{_INTERNAL}.{name}") for name in _MODULES)
+        registry = registration.ONNXRegistry.from_torchlib(opset_version=opset)
         for operator, function in translations.items():
             registry.register_op(operator, function)
-        graph = _core._prepare_exported_program_for_export(program, registry=registry).graph
+        graph = core._prepare_exported_program_for_export(program, registry=registry).graph
         nodes = [
             node
             for node in graph.nodes
             if node.op == "call_function"
-            and isinstance(node.target, torch._ops.OpOverload)
-            and _dispatching.dispatch(node, registry)[0] is None
+            and hasattr(node.target, "_schema")
+            and dispatching.dispatch(node, registry)[0] is None
         ]
-    except Exception:
+    except Exception:  # noqa: BLE001 - internals of torch can change
         return []
-    return _listed([(str(node.target.name()), where(node), _is_complex(node)) for node in nodes])
+    return _listed([(_origin(node), where(node), _is_complex(node)) for node in nodes])
 
 
 def _listed(found: Sequence[tuple[str, str, bool]]) -> list[UnsupportedOperator]:
@@ -104,7 +111,7 @@ def _listed(found: Sequence[tuple[str, str, bool]]) -> list[UnsupportedOperator]
     for name, place, is_complex in found:
         if is_complex:
             way_out = "compute with real tensors, as torch.view_as_real gives them"
-        elif name.startswith("aten::_linalg") or name.startswith("aten::linalg"):
+        elif name.startswith(("aten::_linalg", "aten::linalg")):
             way_out = f"ONNX has no such operator: compute it outside the model, or {_REGISTER.format(name)}"
         else:
             way_out = _REGISTER.format(name)
@@ -117,7 +124,7 @@ def _script_operators(module: Any, example: Sequence[torch.Tensor]) -> list[Unsu
     try:
         graph, kinds = torch.onnx.utils.unconvertible_ops(module, tuple(example), opset_version=20)
         nodes = [node for kind in kinds for node in graph.findAllNodes(kind)]
-    except Exception:
+    except Exception:  # noqa: BLE001 - some modules cannot be traced
         return []
     return _listed([(node.kind(), _source_line(node.sourceRange()), False) for node in nodes])
 
@@ -125,6 +132,11 @@ def _script_operators(module: Any, example: Sequence[torch.Tensor]) -> list[Unsu
 def _source_line(text: str) -> str:
     found = re.search(r'"?([^"\s(]+\.py)"?[(:](?:, line )?(\d+)', text)
     return f"{found[1].rpartition('/')[2]}:{found[2]}" if found else ""
+
+
+def _origin(node: Any) -> str:
+    """The operator of the user's module that was decomposed into ``node``."""
+    return str((node.meta.get("original_aten") or node.target).name())
 
 
 def _is_complex(node: Any) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 from penstock.engines.torch import to_tensor
 from penstock.errors import InvalidArgument
 from penstock.offline.convert.base import Axis, ConvertOptions
-from penstock.offline.convert.frameworks.torch_arguments import parameters_of
+from penstock.offline.convert.torch.arguments import parameters_of
 from penstock.tensor import Array, DataType, TensorSpec
 
 SIZES = (16, 32, 64, 128, 224, 8, 4, 3, 2)
@@ -84,7 +84,7 @@ def declared_inputs(module: nn.Module, options: ConvertOptions) -> list[Declared
 
 
 def sizes_to_try(declared: Sequence[Declared]) -> list[dict[str, int]]:
-    """Sizes of the free dimensions, most plausible first. The exporter takes a dimension of 0 or 1 for a constant, so all are larger."""
+    """Sizes of the free dimensions, most plausible first. None is 1, because the exporter takes such a dimension for a constant."""
     fixed: dict[str, int] = {}
     free: list[str] = []
     for one in declared:

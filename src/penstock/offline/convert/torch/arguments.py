@@ -73,7 +73,7 @@ class Arguments:
         return positional, named
 
 
-class Flat(nn.Module):
+class Flat(nn.Module):  # type: ignore[misc]
     """Calls ``module`` with flat tensors, and returns the tensors of its result in a tuple."""
 
     def __init__(self, module: nn.Module, arguments: Arguments, kept: tuple[int, ...] = ()) -> None:

@@ -16,7 +16,9 @@ from penstock.offline.convert.base import Link
 Values = Callable[[Sequence[torch.Tensor], frozenset[str]], dict[str, torch.Tensor]]
 """Runs the model on flat tensors, and returns the values of the given names."""
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in \S+(?:\n\s+(?!File)(.*))?')
-_FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+"""Folders whose code is not the user's."""
+_TRACE = "pkg.torch.onnx.stack_trace"
 _RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 
 
@@ -29,7 +31,7 @@ def where(node: fx.Node) -> str:
 
 def line_of(trace: str) -> str:
     """The last line of the user's own code in a stack trace; empty if there is none."""
-    frames = [frame for frame in _FRAME.findall(trace) if not frame[0].startswith((*_FOREIGN, "<"))]
+    frames = [frame for frame in _FRAME.findall(trace) if not frame[0].startswith((*FOREIGN, "<"))]
     return f"{Path(frames[-1][0]).name}:{frames[-1][1]}: {frames[-1][2].strip()}".rstrip(": ") if frames else ""
 
 
@@ -54,32 +56,20 @@ def program_values(program: Any) -> Values:
     return values
 
 
-def program_random(program: Any) -> list[str]:
-    """The operators that give random results, with their places."""
-    return [
-        f"{node.target} at {where(node)}".removesuffix(" at ")
-        for node in program.graph.nodes
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-    ]
-
-
 def module_links(model: Any, module: nn.Module) -> tuple[Link, ...]:
-    """The links of an ONNX model that the TorchScript exporter made, which names nodes after layers: ``/module/conv/Conv``.
+    """The links of an ONNX IR model that the TorchScript exporter made. It names nodes after layers: ``/module/conv/Conv``.
 
     A layer without inner layers is linked if exactly one tensor of its nodes is used by other nodes.
     """
-    nodes = list(model.graph.node)
-    readers: dict[str, set[str]] = {}
-    for node in nodes:
-        for name in node.input:
-            readers.setdefault(name, set()).add(_scope(node.name))
-    for value in model.graph.output:
-        readers.setdefault(value.name, set()).add("output")
     by_scope: dict[str, list[str]] = {}
-    for node in nodes:
+    for node in model.graph:
         scope = _scope(node.name)
-        seen = [name for name in node.output if readers.get(name, set()) - {scope}]
-        by_scope.setdefault(scope, []).extend(name for name in seen if node.op_type != "Constant")
+        seen = [
+            value.name
+            for value in node.outputs
+            if value.is_graph_output() or any(_scope(use.node.name) != scope for use in value.uses())
+        ]
+        by_scope.setdefault(scope, []).extend(seen if node.op_type != "Constant" else [])
     layers = {f"/{path.replace('.', '/')}": path for path, one in module.named_modules() if not list(one.children())}
     return tuple(
         Link(tensors[0], layers[scope], f"layer '{layers[scope].removeprefix('module.')}'")
@@ -112,12 +102,23 @@ def module_values(module: nn.Module) -> Values:
     return values
 
 
-def model_random(model: Any) -> list[str]:
-    """The operators of an ONNX model that give random results, with their nodes."""
-    return [f"{node.op_type} at node '{node.name}'" for node in model.graph.node if node.op_type in _RANDOM]
+def random_operators(model: Any) -> tuple[str, ...]:
+    """The operators of an ONNX IR model that give random results, with the line of code or the node."""
+    nodes = [*model.graph.all_nodes(), *(node for one in model.functions.values() for node in one.all_nodes())]
+    return tuple(
+        f"{node.op_type} at {line_of(node.metadata_props.get(_TRACE, '')) or node.name}"
+        for node in nodes
+        if node.op_type in _RANDOM or (node.op_type == "Dropout" and _trains(node))
+    )
 
 
-class _Watcher(fx.Interpreter):
+def _trains(node: Any) -> bool:
+    """True if the third input of a Dropout node, which activates it, is not the constant False."""
+    mode = node.inputs[2] if len(node.inputs) > 2 else None
+    return mode is not None and (mode.const_value is None or bool(mode.const_value.numpy()))
+
+
+class _Watcher(fx.Interpreter):  # type: ignore[misc]
     """Keeps the tensors of the nodes ``names``."""
 
     def __init__(self, module: fx.GraphModule, names: frozenset[str]) -> None:

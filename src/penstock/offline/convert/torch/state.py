@@ -16,7 +16,7 @@ class Buffers:
 
     def __init__(self, module: nn.Module, prefix: str = "") -> None:
         self._saved = [
-            (f"{path}.{key}".removeprefix(prefix), owner, key, buffer, buffer.detach().clone())
+            (f"{path}.{key}".removeprefix(prefix).lstrip("."), owner, key, buffer, buffer.detach().clone())
             for path, owner in module.named_modules()
             for key, buffer in owner.named_buffers(recurse=False)
         ]
@@ -36,6 +36,13 @@ class Buffers:
                     with torch.no_grad():
                         buffer.copy_(saved)
                     setattr(owner, key, buffer)
+
+    def warning(self) -> list[str]:
+        """The warning that calls have changed buffers, if they have."""
+        if not self.changed:
+            return []
+        told = f"the model changes its buffers {self.changed}; each call of the ONNX model starts from their present values"
+        return [told]
 
     def guarded(self, call: Callable[[Sequence[torch.Tensor]], Any]) -> Callable[[Sequence[torch.Tensor]], Any]:
         """``call``, which leaves the buffers unchanged. Its results are copies, because a result can be a buffer."""
