@@ -88,7 +88,7 @@ def converted(request: Request, opset: int) -> onnx.ModelProto:
                 opset=min(opset, _WRITTEN_OPSET),
                 continue_on_error=True,
                 tensors_to_rename=dict(request.renamed),
-                custom_op_handlers={name: (_call_function, []) for name in functions.NAMES},
+                custom_op_handlers={name: (_call_function, []) for name in functions.OPERATORS},
                 extra_opset=[onnx.helper.make_opsetid(functions.DOMAIN, 1)],
                 **request.arguments,
             )
@@ -212,7 +212,9 @@ def _describe(model: onnx.ModelProto, request: Request) -> None:
 
 def _call_function(graph: Any, node: Any, name: str, arguments: Any) -> Any:
     """Handler of tf2onnx that turns an operator of TensorFlow into a call of a function."""
-    node.domain = functions.DOMAIN
+    node.domain, node.type = functions.DOMAIN, functions.function_of(node.type, node.attr)
+    for one in list(node.attr):
+        del node.attr[one]
     return node
 
 

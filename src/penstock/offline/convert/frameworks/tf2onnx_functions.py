@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import onnx
 import onnx.inliner
@@ -14,6 +16,24 @@ import onnx.parser
 DOMAIN = "penstock.tensorflow"
 _BODIES = {
     "Erfc": "(x) => (z) { e = Erf(x)  z = Sub(one, e) }",
+    "GeluErf": """(x) => (z) {
+        s = Mul(x, inverse_root_two)
+        e = Erf(s)
+        w = Add(one, e)
+        h = Mul(half, x)
+        z = Mul(h, w)
+    }""",
+    "GeluTanh": """(x) => (z) {
+        q = Mul(x, x)
+        c = Mul(q, x)
+        t = Mul(c, cubic)
+        p = Add(x, t)
+        s = Mul(p, root_two_over_pi)
+        n = Tanh(s)
+        w = Add(one, n)
+        h = Mul(half, x)
+        z = Mul(h, w)
+    }""",
     "Expm1": """(x) => (z) {
         u = Exp(x)
         direct = Sub(u, one)
@@ -43,8 +63,23 @@ _BODIES = {
     "Xdivy": "(x, y) => (z) { q = Div(x, y)  is_zero = Equal(x, zero)  z = Where(is_zero, zero, q) }",
     "Xlogy": "(x, y) => (z) { l = Log(y)  p = Mul(x, l)  is_zero = Equal(x, zero)  z = Where(is_zero, zero, p) }",
 }
-_CONSTANTS = {"zero": 0.0, "half": 0.5, "one": 1.0}
-NAMES = frozenset(_BODIES)
+_CONSTANTS = {
+    "cubic": 0.044715,
+    "half": 0.5,
+    "inverse_root_two": math.sqrt(0.5),
+    "one": 1.0,
+    "root_two_over_pi": math.sqrt(2.0 / math.pi),
+    "zero": 0.0,
+}
+OPERATORS = frozenset(_BODIES) | {"TFL_GELU"}
+"""The operators that ``function_of`` gives a function."""
+
+
+def function_of(operator: str, attributes: Mapping[str, Any]) -> str:
+    """The name of the function that computes ``operator``."""
+    if operator == "TFL_GELU":
+        return "GeluTanh" if attributes["approximate"].i else "GeluErf"
+    return operator
 
 
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
