@@ -54,9 +54,9 @@ def load(path: Path, trusted: bool) -> Any:
 
 def function_of(model: Any, options: ConvertOptions) -> Function:
     """``model`` in inference mode."""
-    if not _has_inputs(model):
+    structure = _structure(model)
+    if structure is None:
         return _unbuilt(model, options)
-    structure = model.input
     flat = keras.tree.flatten(structure)
     names = _distinct([_tail(one.name) for one in flat])
     specs = tuple(tf.TensorSpec(one.shape, one.dtype, name) for one, name in zip(flat, names, strict=True))
@@ -71,12 +71,13 @@ def function_of(model: Any, options: ConvertOptions) -> Function:
     return Function(call, specs, model)
 
 
-def _has_inputs(model: Any) -> bool:
-    """False for a subclassed model, which has no symbolic inputs."""
+def _structure(model: Any) -> Any:
+    """The symbolic inputs of ``model`` as its call takes them; None for a subclassed model, which has none."""
     try:
-        return bool(keras.tree.flatten(model.input))
-    except (AttributeError, ValueError):
-        return False
+        return model.input
+    except (AttributeError, ValueError):  # a Sequential model from a file has inputs, but no input
+        inputs = getattr(model, "inputs", None) or [None]
+        return inputs[0] if len(inputs) == 1 else inputs
 
 
 def _unbuilt(model: Any, options: ConvertOptions) -> Function:

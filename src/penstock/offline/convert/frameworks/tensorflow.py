@@ -31,6 +31,10 @@ _RANDOM = (
     "StatelessMultinomial",
 )
 """Prefixes of the names of operators with random results."""
+_SPLIT = {"Rsqrt", "SquaredDifference"}
+"""Operators that become several nodes, the first of which gets the name of the result."""
+_PLAIN = tf.compat.v1.ConfigProto()
+_PLAIN.graph_options.rewrite_options.disable_meta_optimizer = True  # it removes tensors although they are fetched
 _REFUSED = (
     tf.errors.InvalidArgumentError,
     tf.errors.OutOfRangeError,
@@ -72,7 +76,7 @@ class TensorFlowModel:
         self._concrete, outputs = self._trace()
         self.signature = Signature(
             tuple(_spec(spec.name, spec) for spec in self._specs),
-            tuple(_spec(name, tensor) for name, tensor in zip(outputs, self._concrete.outputs, strict=True)),
+            tuple(map(_spec, outputs, self._ranked(self._concrete.outputs))),
         )
         self.axes: Mapping[str, tuple[Axis, ...]] = {
             spec.name: tuple(
@@ -100,7 +104,10 @@ class TensorFlowModel:
         with tf.Graph().as_default() as graph:
             tf.import_graph_def(self._graph, name="")
             feeds = {old: inputs[new] for old, new in self._renamed.items() if new in inputs}
-            with tf.compat.v1.Session(graph=graph) as session, contextlib.suppress(tf.errors.OpError, KeyError):
+            with (
+                tf.compat.v1.Session(graph=graph, config=_PLAIN) as session,
+                contextlib.suppress(tf.errors.OpError, KeyError),
+            ):
                 found = session.run(wanted, feeds)
         return {source: exporter.relaid(value, source) for source, value in found.items()}
 
@@ -114,7 +121,7 @@ class TensorFlowModel:
                 tensor.name: tensor.shape.as_list()
                 for op in graph.get_operations()
                 for tensor in op.outputs
-                if tensor.shape.rank is not None and graph.is_fetchable(tensor)
+                if tensor.shape.rank is not None and op.type not in _SPLIT and graph.is_fetchable(tensor)
             }
             random = tuple(
                 f"{op.type} at {exporter.layer_of(op.name)}"
@@ -147,7 +154,26 @@ class TensorFlowModel:
             names[:] = outputs
             return [tf.identity(tensor) for tensor in outputs.values()]
 
+        if self._function.is_graph:
+            return tf.compat.v1.wrap_function(traced, specs), names
         return tf.function(traced, autograph=False).get_concrete_function(*specs), names
+
+    def _ranked(self, outputs: Sequence[Any]) -> list[Any]:
+        """``outputs`` with their ranks. The control flow of TensorFlow 1 does not know them, so one call finds them."""
+        if all(one.shape.rank is not None for one in outputs):
+            return list(outputs)
+        zeros = [tf.zeros([2 if size is None else size for size in spec.shape], spec.dtype) for spec in self._specs]
+        try:
+            found = self._concrete(*zeros)
+        except Exception as error:
+            raise Unsupported(
+                f"the rank of the output is unknown, and a call to find it fails: {sources.reason(error)}",
+                "give the sizes of the inputs with --inputs",
+            ) from error
+        return [
+            one if one.shape.rank is not None else tf.TensorSpec([None] * value.shape.rank, value.dtype)
+            for one, value in zip(outputs, found, strict=True)
+        ]
 
     def _freeze(self) -> None:
         if self._graph is not None:
@@ -157,7 +183,8 @@ class TensorFlowModel:
             [tensor.name for tensor in concrete.inputs[: len(self._specs)]],
             [tensor.name for tensor in concrete.outputs],
         )
-        self._graph, self._tables = tf_loader.from_trackable(self._function.owner, concrete, *ours, False)
+        with exporter.Trouble():
+            self._graph, self._tables = tf_loader.from_trackable(self._function.owner, concrete, *ours, False)
         self._renamed = dict(zip(ours[0] + ours[1], [spec.name for spec in self._specs] + outputs, strict=True))
 
 

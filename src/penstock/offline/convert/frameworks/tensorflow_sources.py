@@ -28,6 +28,8 @@ class Function(NamedTuple):
     """A ``tf.TensorSpec`` for each input, with its name."""
     owner: Any
     """Keeps variables and tables alive."""
+    is_graph: bool = False
+    """True for a graph of TensorFlow 1, whose loops do not bear the control dependencies that ``tf.function`` adds."""
 
 
 def reason(error: BaseException) -> str:
@@ -147,7 +149,7 @@ def graph_def(path: Path, options: ConvertOptions) -> Function:
         )
         return dict(zip(outputs, found, strict=True))
 
-    return Function(call, tuple(tf.TensorSpec(one.shape, one.dtype, one.op.name) for one in inputs), None)
+    return Function(call, tuple(tf.TensorSpec(one.shape, one.dtype, one.op.name) for one in inputs), None, True)
 
 
 def _fetches(graph: Any, wanted: Sequence[str]) -> dict[str, Any]:
@@ -159,7 +161,9 @@ def _fetches(graph: Any, wanted: Sequence[str]) -> dict[str, Any]:
                 f"the graph has no tensor of this name: {reason(error)}", "check --outputs"
             ) from error
     read = {tensor.name for op in graph.get_operations() for tensor in op.inputs}
-    ends = [op for op in graph.get_operations() if op.type not in _HELPERS and graph.is_fetchable(op)]
+    ends = [
+        op for op in graph.get_operations() if op.type not in _HELPERS and graph.is_fetchable(op) and not _is_switch(op)
+    ]
     found = {
         op.name if not index else f"{op.name}_{index}": tensor
         for op in ends
@@ -170,6 +174,11 @@ def _fetches(graph: Any, wanted: Sequence[str]) -> dict[str, Any]:
     if not found:
         raise InvalidModel("the graph has no output: an operator reads every tensor", "name the outputs with --outputs")
     return found
+
+
+def _is_switch(op: Any) -> bool:
+    """True for a part of the control flow of TensorFlow 1, whose results are no outputs of the graph."""
+    return op.type in ("Switch", "Exit") or (op.type == "Identity" and op.inputs[0].op.type == "Switch")
 
 
 def outputs_by_name(structure: Any) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from tf2onnx.constants import OPSET_TO_IR_VERSION
 
 from penstock.errors import Unsupported, shortened
 from penstock.offline.convert.base import Axis, Link, UnsupportedOperator, UnsupportedOperators
+from penstock.offline.convert.frameworks import tf2onnx_functions as functions
+from penstock.offline.convert.frameworks.tf2onnx_functions import nodes
 from penstock.tensor import Array, Signature
 
 VERSION: str = tf2onnx.__version__
@@ -65,8 +67,7 @@ class Trouble(logging.Handler):
     def __enter__(self) -> Self:
         logger = logging.getLogger("tf2onnx")
         self._before = logger.propagate, logger.level
-        logger.propagate = False
-        logger.setLevel(logging.ERROR)
+        logger.propagate, logger.level = False, logging.ERROR
         logger.addHandler(self)
         return self
 
@@ -87,6 +88,8 @@ def converted(request: Request, opset: int) -> onnx.ModelProto:
                 opset=min(opset, _WRITTEN_OPSET),
                 continue_on_error=True,
                 tensors_to_rename=dict(request.renamed),
+                custom_op_handlers={name: (_call_function, []) for name in functions.OPERATORS},
+                extra_opset=[onnx.helper.make_opsetid(functions.DOMAIN, 1)],
                 **request.arguments,
             )
             if not trouble.operators:
@@ -98,11 +101,13 @@ def converted(request: Request, opset: int) -> onnx.ModelProto:
                     f"tf2onnx {VERSION} fails on this model: {shortened(str(error) or type(error).__name__, 300)}",
                     "report the model to the maintainers of tf2onnx, or export it with another opset",
                 ) from error
-    left = trouble.operators or list(_unknown(model.graph))
-    if left:
-        raise UnsupportedOperators.of(list(dict.fromkeys(left)))
+    if trouble.operators:
+        raise UnsupportedOperators.of(list(dict.fromkeys(trouble.operators)))
+    model = functions.inlined(model)
+    if left := list(dict.fromkeys(_unknown(model.graph))):
+        raise UnsupportedOperators.of(left)
     _describe(model, request)
-    _fold_wide_integers(model.graph)
+    _repair(model.graph)
     _raise_opset(model, min(opset, _MAX_OPSET))
     return model
 
@@ -205,6 +210,30 @@ def _describe(model: onnx.ModelProto, request: Request) -> None:
                 tensor.shape.dim.add(**({"dim_param": free} if size < 0 else {"dim_value": size}))
 
 
+def _call_function(graph: Any, node: Any, name: str, arguments: Any) -> Any:
+    """Handler of tf2onnx that turns an operator of TensorFlow into a call of a function."""
+    node.domain, node.type = functions.DOMAIN, functions.function_of(node.type, node.attr)
+    for one in list(node.attr):
+        del node.attr[one]
+    return node
+
+
+def _repair(graph: onnx.GraphProto) -> None:
+    """Correct what tf2onnx writes and ONNX Runtime rejects."""
+    _fold_wide_integers(graph)
+    for node in nodes(graph):
+        for attribute in node.attribute:
+            if node.op_type == "Loop" and attribute.name == "body":
+                for info in attribute.g.input[
+                    :2
+                ]:  # the number of the iteration and the condition, whose shapes must be known
+                    info.type.tensor_type.shape.SetInParent()
+    read = {name for node in nodes(graph) for name in node.input} | {one.name for one in graph.output}
+    kept = [one for one in graph.initializer if one.name in read]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+
+
 def _fold_wide_integers(graph: onnx.GraphProto) -> None:
     """Replace dequantised constants of 64 bits, the biases of 16-bit models, by floats: DequantizeLinear takes 32 bits at most."""
     constants = {one.name: one for one in graph.initializer}
@@ -225,7 +254,7 @@ def _raise_opset(model: onnx.ModelProto, opset: int) -> None:
         for one in model.opset_import:
             if one.domain == "":
                 one.version = max(one.version, opset)
-        model.ir_version = onnx.helper.find_min_ir_version_for(model.opset_import)
+        model.ir_version = onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=True)
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
