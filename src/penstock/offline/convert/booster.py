@@ -96,7 +96,9 @@ class Booster(NamedTuple):
             flat = single and self.link != "argmax"
             return {"raw": raw, "prediction": writer("Squeeze", result, np.array([1])) if flat else result}
         if single:
-            best = writer("Cast", writer("Squeeze", writer("Greater", raw, np.float32(0)), np.array([1])), to=TensorProto.INT64)
+            best = writer(
+                "Cast", writer("Squeeze", writer("Greater", raw, np.float32(0)), np.array([1])), to=TensorProto.INT64
+            )
             result = writer("Concat", writer("Sub", np.float32(1), result), result, axis=1)
         else:
             best = writer("ArgMax", raw, axis=1, keepdims=0)
@@ -191,7 +193,9 @@ def matrix_spec(options: ConvertOptions, features: int) -> TensorSpec:
         raise InvalidArgument(f"the model has one input, but {len(declared)} are declared: {names}", hint)
     name, datatype, shape = declared[0]
     if shape is not None and (len(shape) != 2 or shape[1] not in (features, -1) and isinstance(shape[1], int)):
-        raise InvalidArgument(f"input '{name}' has shape {list(shape)}, but the model takes rows of {features} features", hint)
+        raise InvalidArgument(
+            f"input '{name}' has shape {list(shape)}, but the model takes rows of {features} features", hint
+        )
     if datatype in (DataType.BYTES, DataType.BOOL):
         raise InvalidArgument(f"input '{name}' has type {datatype.value}, but the model takes numbers", hint)
     return TensorSpec(name, datatype or DataType.FP32, (-1, features))

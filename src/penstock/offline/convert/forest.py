@@ -16,7 +16,16 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from penstock.tensor import Array, DataType
 
 _MODES = {"<=": "BRANCH_LEQ", "<": "BRANCH_LT", ">": "BRANCH_GT"}
-_NODES = ("treeids", "nodeids", "featureids", "modes", "values", "truenodeids", "falsenodeids", "missing_value_tracks_true")
+_NODES = (
+    "treeids",
+    "nodeids",
+    "featureids",
+    "modes",
+    "values",
+    "truenodeids",
+    "falsenodeids",
+    "missing_value_tracks_true",
+)
 
 
 class Tree(NamedTuple):

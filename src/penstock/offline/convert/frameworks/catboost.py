@@ -22,9 +22,15 @@ from penstock.tensor import Array
 
 _EXPONENT = ("Poisson", "Tweedie", "LogLinQuantile")
 _MANY_LABELS = ("MultiLogloss", "MultiCrossEntropy")
-_UNCERTAINTY = "the outputs are the mean and the logarithm of the standard deviation, as with prediction_type='RawFormulaVal'"
+_UNCERTAINTY = (
+    "the outputs are the mean and the logarithm of the standard deviation, as with prediction_type='RawFormulaVal'"
+)
 _WAY_OUT = "encode the column as numbers before training, such as with scikit-learn's OneHotEncoder or OrdinalEncoder"
-_KINDS = {"categorical_features": "categorical feature", "text_features": "text feature", "embedding_features": "embedding feature"}
+_KINDS = {
+    "categorical_features": "categorical feature",
+    "text_features": "text feature",
+    "embedding_features": "embedding feature",
+}
 
 
 class CatBoostConverter:
@@ -61,7 +67,9 @@ def read(source: Any) -> Booster:
     failures = (catboost.CatBoostError, ValueError)
     label = None if classes is None else predicted("Class")
     exporter = f"catboost {catboost.__version__}"
-    made = Booster(exporter, scorer, link, predicted("RawFormulaVal"), predicted(kind), classes, label, failures=failures)
+    made = Booster(
+        exporter, scorer, link, predicted("RawFormulaVal"), predicted(kind), classes, label, failures=failures
+    )
     return made._replace(warnings=(_UNCERTAINTY,)) if loss == "RMSEWithUncertainty" else made
 
 
@@ -76,7 +84,9 @@ def _loaded(source: Any) -> catboost.CatBoost:
         return catboost.CatBoost().load_model(str(source), format="json" if _is_json(Path(source)) else "cbm")
     except (catboost.CatBoostError, ValueError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
-        raise InvalidModel(f"'{Path(source).name}' is not a model of CatBoost: {reason}", "save it again with save_model") from error
+        raise InvalidModel(
+            f"'{Path(source).name}' is not a model of CatBoost: {reason}", "save it again with save_model"
+        ) from error
 
 
 def _is_json(path: Path) -> bool:
@@ -87,7 +97,9 @@ def _is_json(path: Path) -> bool:
 def _forest(content: Mapping[str, Any]) -> Forest:
     info = content["features_info"]
     foreign = [
-        UnsupportedOperator(kind, f"'{one['feature_id']}'" if one["feature_id"] else f"column {one['flat_feature_index']}", _WAY_OUT)
+        UnsupportedOperator(
+            kind, f"'{one['feature_id']}'" if one["feature_id"] else f"column {one['flat_feature_index']}", _WAY_OUT
+        )
         for key, kind in _KINDS.items()
         for one in info.get(key, ())
     ]
@@ -140,4 +152,9 @@ def _unfolded(tree: Mapping[str, Any]) -> _Nodes:
         nodes += [node["left"], node["right"]] if split else []
     leaves = [node["value"] for node in nodes if not node.get("split")]
     width = np.size(leaves[0])
-    return splits, yes, no, [np.zeros(width) if node.get("split") else np.reshape(node["value"], width) for node in nodes]
+    return (
+        splits,
+        yes,
+        no,
+        [np.zeros(width) if node.get("split") else np.reshape(node["value"], width) for node in nodes],
+    )

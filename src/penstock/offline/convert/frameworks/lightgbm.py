@@ -56,7 +56,9 @@ def read(source: Any) -> Booster:
     forest = _forest(header, trees, targets, averaged)
     objective, *parameters = header.get("objective", "").split(" ")
     if objective not in _LINKS:
-        raise Unsupported(f"LightGBM's objective '{objective}' is not supported", "use a built-in objective of LightGBM")
+        raise Unsupported(
+            f"LightGBM's objective '{objective}' is not supported", "use a built-in objective of LightGBM"
+        )
 
     def raw(x: Array) -> Array:
         return np.asarray(booster.predict(x, raw_score=True)) / averaged
@@ -90,7 +92,9 @@ def _loaded(source: Any) -> lightgbm.Booster:
         return lightgbm.Booster(model_file=str(source))
     except (lightgbm.basic.LightGBMError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise InvalidModel(f"'{Path(source).name}' is not a model of LightGBM: {reason}", "save it again with save_model") from error
+        raise InvalidModel(
+            f"'{Path(source).name}' is not a model of LightGBM: {reason}", "save it again with save_model"
+        ) from error
 
 
 def _parts(booster: lightgbm.Booster) -> list[str]:
@@ -140,7 +144,9 @@ def _tree(tree: dict[str, str], target: int, averaged: int, categorical: set[int
         index = int(threshold[node])
         words = bits[bounds[index] : bounds[index + 1]].astype("<u4")
         sets[node] = np.nonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))[0].tolist()
-    left, right = (np.where(child < 0, inner + ~child, child) for child in (numbers("left_child"), numbers("right_child")))
+    left, right = (
+        np.where(child < 0, inner + ~child, child) for child in (numbers("left_child"), numbers("right_child"))
+    )
     feature, threshold, left, right, missing_yes = (
         np.concatenate([array, np.full(leaves, fill)])
         for array, fill in ((feature, -1), (threshold, 0.0), (left, -1), (right, -1), (missing_yes, False))

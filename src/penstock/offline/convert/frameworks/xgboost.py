@@ -69,7 +69,9 @@ def read(source: Any) -> Booster:
         return np.argmax(probabilities(x), axis=1)
 
     failures = (xgboost.core.XGBoostError, ValueError)
-    made = Booster(f"xgboost {xgboost.__version__}", scorer, link, lambda x: predict(x, margin=True), predict, failures=failures)
+    made = Booster(
+        f"xgboost {xgboost.__version__}", scorer, link, lambda x: predict(x, margin=True), predict, failures=failures
+    )
     count = len(scorer.base)
     if not classifier or (objective, count > 1) not in (("binary:logistic", False), ("multi:softprob", True)):
         return made
@@ -85,7 +87,9 @@ def _loaded(source: Any) -> xgboost.Booster:
         return xgboost.Booster(model_file=str(source))
     except (xgboost.core.XGBoostError, ValueError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
-        raise InvalidModel(f"'{Path(source).name}' is not a model of XGBoost: {reason}", "save it again with save_model") from error
+        raise InvalidModel(
+            f"'{Path(source).name}' is not a model of XGBoost: {reason}", "save it again with save_model"
+        ) from error
 
 
 def _scorer(learner: dict[str, Any]) -> Forest | LinearScorer:
@@ -105,7 +109,10 @@ def _scorer(learner: dict[str, Any]) -> Forest | LinearScorer:
     drop = booster.get("weight_drop")
     model = booster["gbtree"]["model"] if drop else booster["model"]
     categorical = {
-        index for tree in model["trees"] for index, kind in zip(tree["split_indices"], tree["split_type"], strict=True) if kind
+        index
+        for tree in model["trees"]
+        for index, kind in zip(tree["split_indices"], tree["split_type"], strict=True)
+        if kind
     }
     trees = [
         _tree(tree, target, drop[number] if drop else 1.0)
