@@ -20,7 +20,7 @@ from penstock.offline.convert.parity.nodes import NodeError, Nodes
 from penstock.offline.convert.parity.tolerance import Rounding
 from penstock.tensor import Array
 
-_NAMED = 4
+_NAMED = 24
 """Maximum number of nodes that are listed for one value of the source."""
 
 
@@ -56,9 +56,8 @@ class Blame:
         }
         self.has_links = bool(self._values)
         self._outputs = {name: array for name, array in outputs.items() if name in order}
-        self._values |= self._outputs
+        self._values = self._outputs | self._values
         self._order = sorted(self._values, key=lambda name: order[name])
-        self._failed: set[str] = set()
 
     def find(self) -> Divergence | None:
         """The first part that differs; None if no part differs beyond rounding."""
@@ -66,8 +65,8 @@ class Blame:
         for tensor in list(self._order):
             try:
                 got, difference = self._check(tensor, {})
-            except NodeError:
-                self._failed.add(tensor)
+            except NodeError as error:
+                weak = weak or self._failure(tensor, error)
                 continue
             except PenstockError:
                 continue
@@ -116,15 +115,30 @@ class Blame:
         given = {*self._inputs, *self._values} - {name}
         return any(tensor in self._nodes.reads[index] for index in self._nodes.needed([name], given))
 
-    def _divergence(self, tensor: str, got: Array, difference: Difference) -> Divergence:
-        given = {*self._inputs, *self._values} - {tensor}
-        indices = self._nodes.needed([tensor], given)
+    def _part(self, tensor: str, last: str = "") -> str:
+        """The nodes that compute ``tensor`` from the linked tensors before it, at most up to the node ``last``."""
+        indices = self._nodes.needed([tensor], {*self._inputs, *self._values} - {tensor})
         labels = [self._nodes.label(index) for index in indices]
+        if last in labels:
+            labels = labels[: labels.index(last) + 1]
         if len(labels) > _NAMED:
-            labels = [*labels[: _NAMED - 1], f"{len(labels) - _NAMED} more", labels[-1]]
+            labels = [*labels[: _NAMED - 2], f"{len(labels) - _NAMED + 1} more", labels[-1]]
+        return ", ".join(labels)
+
+    def _failure(self, tensor: str, error: NodeError) -> Divergence:
         link = self._links.get(tensor)
         return Divergence(
-            node=", ".join(labels),
+            self._part(tensor, error.node),
+            link.source if link else tensor,
+            where=link.where if link else "",
+            expected=statistics(self._values[tensor]),
+            found=error.message,
+        )
+
+    def _divergence(self, tensor: str, got: Array, difference: Difference) -> Divergence:
+        link = self._links.get(tensor)
+        return Divergence(
+            node=self._part(tensor),
             source=link.source if link else tensor,
             error=difference.error,
             where=link.where if link else "",

@@ -144,7 +144,7 @@ def _spread(runs: list[Array], exact: Array, compared: Array) -> Array:
     spread = np.zeros(exact.shape)
     for one in runs:
         with np.errstate(all="ignore"):
-            change = np.abs(one - exact)
+            change = np.asarray(np.abs(one - exact))
         change[np.isnan(change) & ~(np.isnan(one) & np.isnan(exact))] = inf
         spread = np.maximum(spread, np.where(np.isnan(change), 0.0, change))
     return np.where(compared, spread, 0.0)

@@ -6,6 +6,7 @@ A run in double precision shows how much of a difference rounding explains. A ru
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 
 from penstock.artifact import Artifact
 from penstock.engines.registry import get_engine
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, Unsupported
 from penstock.offline.convert.parity.widened import widen_array, widened
 from penstock.offline.optimize.graph import NON_DETERMINISTIC
 from penstock.offline.optimize.mapped import array_of
@@ -57,6 +58,8 @@ class Nodes:
         known = {*self.constants, *self.inputs, *self.makers}
         self.reads = [reads(node) & known for node in graph.node]
         self._kernels: dict[tuple[object, ...], _Kernel] = {}
+        self.rounded: set[str] = set()
+        """Tensors that are FP32 even in double precision, because no kernel computes them otherwise. Known after a run."""
         self.float_types = _float_types(self.proto)
         """The tensors with a float type other than FP32."""
 
@@ -98,7 +101,9 @@ class Nodes:
         values: Values = {}
         for name, value in given.items():
             value = widen_array(value) if precise and isinstance(value, np.ndarray) else value
-            values[name] = noise(name, value, False) if noise and isinstance(value, np.ndarray) else value
+            # Inputs are the same in the source; inner tensors contain the rounding of the source.
+            is_inner = name not in self.inputs
+            values[name] = noise(name, value, is_inner) if noise and isinstance(value, np.ndarray) else value
         for index in order:
             node = self.proto.graph.node[index]
             if missing := [name for name in self.reads[index] if name not in values and name not in self.constants]:
@@ -159,28 +164,18 @@ class Nodes:
             raise failure from error
 
     def _choose(self, index: int, inputs: Values, precise: bool) -> _Kernel:
-        if not precise:
-            return self._first(index, inputs, (self._engine, self._reference))
-        node = widened(self.proto.graph.node[index])
-        if all(array.dtype != np.float64 for array in inputs.values() if isinstance(array, np.ndarray)):
-            return self._first(index, inputs, (self._engine, self._reference), node)
-        try:
-            return self._checked(self._engine(index, inputs, node), inputs)
-        except Exception:  # noqa: BLE001 - ONNX Runtime lacks many kernels for double
-            return self._second(index, inputs, node)
-
-    def _first(
-        self, index: int, inputs: Values, ways: Collection[Callable[..., _Kernel]], node: onnx.NodeProto | None = None
-    ) -> _Kernel:
-        node = node or self.proto.graph.node[index]
-        failure: Exception | None = None
-        for way in ways:
+        node = self.proto.graph.node[index]
+        if precise:
+            node = widened(node)
+        if precise and any(isinstance(one, np.ndarray) and one.dtype == np.float64 for one in inputs.values()):
             try:
-                return self._checked(way(index, inputs, node), inputs)
-            except Exception as error:  # noqa: BLE001
-                failure = failure or error
-        assert failure is not None
-        raise failure
+                return self._checked(self._engine(index, inputs, node), inputs)
+            except Exception:  # noqa: BLE001 - ONNX Runtime lacks many kernels for double
+                return self._second(index, inputs, node)
+        try:
+            return self._engine(index, inputs, node)
+        except Unsupported:  # sequences
+            return self._reference(index, inputs, node)
 
     @staticmethod
     def _checked(kernel: _Kernel, inputs: Values) -> _Kernel:
@@ -201,6 +196,8 @@ class Nodes:
         return reference
 
     def _narrow(self, index: int, inputs: Values) -> _Kernel:
+        self.rounded.update(self.proto.graph.node[index].output)
+
         def run(values: Values) -> list[Any]:
             return [widen_array(one) if isinstance(one, np.ndarray) else one for one in kernel(_narrowed(values))]
 
@@ -223,7 +220,7 @@ class Nodes:
         proto = helper.make_model(graph, opset_imports=self.proto.opset_import, ir_version=self.proto.ir_version)
         model = get_engine("onnxruntime").load(Artifact.from_bytes(proto.SerializeToString()), _KERNEL)
         if model.left_out:
-            raise PenstockError("the node makes a value that is not a tensor")
+            raise Unsupported("the node makes a value that is not a tensor")
 
         def run(values: Values) -> list[Any]:
             found = model.forward({name: values[name] for name in fed})
@@ -240,12 +237,19 @@ class Nodes:
         )
         proto = helper.make_model(graph, opset_imports=self.proto.opset_import, ir_version=self.proto.ir_version)
         evaluator = ReferenceEvaluator(proto)
-        return lambda values: list(evaluator.run(None, values))
+
+        def run(values: Values) -> list[Any]:
+            with warnings.catch_warnings(action="ignore"):  # numpy warns of NaN, which may be the right result
+                results = evaluator.run(None, values)
+            # Results of rank 0 are numpy scalars.
+            return [np.asarray(one) if isinstance(one, np.generic) else one for one in results]
+
+        return run
 
 
 def _declared(name: str, value: Any) -> onnx.ValueInfoProto:
     if not isinstance(value, np.ndarray):
-        raise PenstockError(f"'{name}' is not a tensor")
+        raise Unsupported(f"'{name}' is not a tensor")
     # Shape inference of some operators needs the length of a list of sizes.
     shape = list(value.shape) if _is_list(value) else [None] * value.ndim
     declared: onnx.ValueInfoProto = helper.make_tensor_value_info(name, DataType.from_numpy(value.dtype).onnx, shape)

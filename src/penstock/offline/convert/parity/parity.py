@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from penstock.artifact import Artifact
-from penstock.engines.base import LoadedModel
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.inputs.meanings import meanings_of
 from penstock.inputs.sizes import Shapes
@@ -28,6 +28,7 @@ from penstock.offline.convert.parity.cases import Case, Maker
 from penstock.offline.convert.parity.compare import Difference, compare
 from penstock.offline.convert.parity.nodes import Nodes
 from penstock.offline.convert.parity.tolerance import Rounding
+from penstock.offline.model_store import keep_models
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import loaded
 from penstock.rows.graph import read_graph
@@ -37,8 +38,10 @@ _PATIENCE_S = 120.0
 """After this time, calls with extreme values are left out. Calls with given and plausible values are always compared."""
 _BLAMED = 3
 """Number of different calls on which the first divergent node is looked for."""
-_ROWS = 8
-"""Maximum number of given samples in one call."""
+_KEPT_BYTES = 1 << 32
+"""The sessions of the ONNX model stay loaded up to this size."""
+
+_MISSING = Difference(np.inf, 0.0, "is missing")
 
 Outputs = Mapping[str, Array]
 Progress = Callable[[str], None]
@@ -54,29 +57,31 @@ def certify(
 ) -> Certificate:
     """Compare ``artifact`` with ``source``. ``options.sample`` is one of the calls.
 
-    Raises InvalidArgument if the source accepts none of the calls, and InvalidModel if ONNX Runtime cannot load ``artifact``.
+    Raises InvalidArgument if the source accepts none of the calls, and InvalidModel if ``artifact`` is not a valid model.
     """
-    with loaded(artifact) as model, np.errstate(all="ignore"):
-        return Parity(artifact, model, source, exported, seed, progress).certify(options)
+    with np.errstate(all="ignore"):
+        return Parity(artifact, source, exported, seed, progress).certify(options)
 
 
-class _Failure(PenstockError):
-    """The ONNX model rejects a call that the source accepts."""
+class _Failure(NamedTuple):
+    """A call on which the source and the ONNX model differ. Without a ``name``, the model rejects the call."""
+
+    case: Case
+    want: Outputs
+    reason: str
+    name: str = ""
+    got: Array | None = None
+    difference: Difference = Difference(np.inf)
+    is_optimised: bool = False
 
 
 class Parity:
     """One comparison of a source with its ONNX model."""
 
     def __init__(
-        self,
-        artifact: Artifact,
-        model: LoadedModel,
-        source: SourceModel,
-        exported: Exported,
-        seed: int,
-        progress: Progress,
+        self, artifact: Artifact, source: SourceModel, exported: Exported, seed: int, progress: Progress
     ) -> None:
-        self._artifact, self._model, self._source, self._exported = artifact, model, source, exported
+        self._artifact, self._source, self._exported = artifact, source, exported
         self._nodes, self._seed, self._progress = Nodes(read_proto(artifact)), seed, progress
         meanings = meanings_of(source.signature, read_graph(artifact.data))
         self._maker = Maker(source.signature, source.axes, meanings, seed)
@@ -84,11 +89,15 @@ class Parity:
         self._count = 0
         self._worst: Difference = Difference()
         self._decided: set[str] = set()
-        self._failures: list[tuple[Case, str, Outputs, Difference, Divergence | None]] = []
+        self._failures: list[_Failure] = []
         self._notes: dict[str, None] = {}
         self._rejection = ""
 
     def certify(self, options: ConvertOptions) -> Certificate:
+        with keep_models(_KEPT_BYTES):
+            return self._certify(options)
+
+    def _certify(self, options: ConvertOptions) -> Certificate:
         deadline = time.monotonic() + _PATIENCE_S
         for case, want in self._calls(options):
             if self._count and case.is_extreme and time.monotonic() > deadline:
@@ -155,36 +164,44 @@ class Parity:
             self._notes[f"{one} gives random values"] = None
 
     def _compare(self, case: Case, want: Outputs) -> None:
+        """Compare the outputs of the graph as written, which show what the file means, and those after ONNX Runtime's optimisations."""
         self._count += 1
-        try:
-            got = (
-                apart.forward(self._artifact, case.inputs, as_written=False)
-                if case.is_empty
-                else self._model.forward(case.inputs)
-            )
-        except PenstockError as error:
-            reason = f"on {case.label}, which the source accepts, {error.message}"
-            divergence = of_failure(self._nodes, self._exported.links, case.inputs, reason)
-            self._failures.append((case, "", want, Difference(np.inf, 0.0, reason), divergence))
-            return
         names = [name for name in want if name not in self._random]
         rounding = (
-            _Apart(self._nodes, {}, []) if case.is_empty else Rounding(self._nodes, case.inputs, names, self._seed)
+            _Unknown(self._nodes, {}, []) if case.is_empty else Rounding(self._nodes, case.inputs, names, self._seed)
         )
-        for name in names:
-            if name not in got:
-                difference = Difference(np.inf, 0.0, "is missing")
-            else:
-                difference = compare(name, want[name], got[name], rounding, is_extreme=case.is_extreme)
-            if difference.reason:
-                self._failures.append((case, name, {**want, "": got.get(name)}, difference, None))
+        for as_written in (True, False):
+            try:
+                got = self._run(case, as_written=as_written)
+            except PenstockError as error:
+                reason = f"on {case.label}, which the source accepts, {error.message}"
+                self._failures.append(_Failure(case, want, reason, is_optimised=not as_written))
                 return
-            if difference.decides and not case.is_empty:
-                self._decided.add(name)
-            if difference.note:
-                self._notes[f"output '{name}': {difference.note}"] = None
-            if difference.ratio > self._worst.ratio:
-                self._worst = difference
+            for name in names:
+                difference = (
+                    compare(name, want[name], got[name], rounding, is_extreme=case.is_extreme)
+                    if name in got
+                    else _MISSING
+                )
+                if difference.reason:
+                    reason = f"output '{name}' {difference.reason}, on {case.label}"
+                    self._failures.append(_Failure(case, want, reason, name, got.get(name), difference, not as_written))
+                    return
+                self._note(name, difference, case)
+
+    def _run(self, case: Case, *, as_written: bool) -> Outputs:
+        if case.is_empty:
+            return apart.forward(self._artifact, case.inputs, as_written=as_written)
+        with loaded(self._artifact, as_written=as_written) as model:
+            return model.forward(case.inputs)
+
+    def _note(self, name: str, difference: Difference, case: Case) -> None:
+        if difference.decides and not case.is_empty:
+            self._decided.add(name)
+        if difference.note:
+            self._notes[f"output '{name}': {difference.note}"] = None
+        if difference.ratio > self._worst.ratio:
+            self._worst = difference
 
     def _certificate(self) -> Certificate:
         random = self._random
@@ -209,26 +226,33 @@ class Parity:
         )
 
     def _blame(self) -> tuple[Difference, Divergence]:
-        case, name, want, difference, divergence = self._failures[0]
-        self._notes[f"output '{name}' {difference.reason}, on {case.label}" if name else difference.reason] = None
-        for one, output, values, _, known in self._failures:
-            if known is not None:
-                return difference, known
-            outputs = {each: array for each, array in values.items() if each and each not in self._random}
-            blame = Blame(self._nodes, self._source, self._exported.links, one.inputs, outputs)
+        first = self._failures[0]
+        self._notes[first.reason] = None
+        if first.is_optimised:
+            self._notes["the graph as written agrees with the source; ONNX Runtime's graph optimisations change it"] = (
+                None
+            )
+            return first.difference, Divergence(
+                "ONNX Runtime's graph optimisations", first.name, first.difference.error
+            )
+        for failure in self._failures:
+            outputs = {name: array for name, array in failure.want.items() if name not in self._random}
+            blame = Blame(self._nodes, self._source, self._exported.links, failure.case.inputs, outputs)
             if not blame.has_links:
                 self._notes["the source gives no intermediate values, so that the first divergent node is unknown"] = (
                     None
                 )
                 break
             if (found := blame.find()) is not None:
-                return difference, found
+                return first.difference, found
         else:
             self._notes["no single node differs beyond rounding"] = None
-        return difference, divergence or of_output(self._nodes, name, want.get(name), want.get(""), difference)
+        if not first.name:
+            return first.difference, of_failure(self._nodes, self._exported.links, first.case.inputs, first.reason)
+        return first.difference, of_output(self._nodes, first.name, first.want[first.name], first.got, first.difference)
 
 
-class _Apart(Rounding):
+class _Unknown(Rounding):
     """Of calls with empty tensors, on which a kernel may end the process: only differences without rounding are compared."""
 
     def exact(self, name: str) -> None:

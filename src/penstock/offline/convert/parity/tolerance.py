@@ -91,7 +91,7 @@ class _Noise:
 
     def __init__(self, nodes: Nodes, rng: np.random.Generator, *, stepped: bool) -> None:
         self._rng = rng
-        self._types = nodes.float_types
+        self._nodes = nodes
         self._steps = nodes.steps if stepped else {}
 
     def __call__(self, name: str, value: Array, even_exact: bool) -> Array:
@@ -99,9 +99,13 @@ class _Noise:
             return value
         if (step := self._steps.get(name)) is not None:
             value = value + step * self._rng.uniform(-0.5, 0.5, value.shape)
-        kind = self._types.get(name, np.dtype(np.float32))
-        change = 1.0 + _AMPLITUDE * UNITS[kind] * self._rng.standard_normal(value.shape)
-        if even_exact:
-            return np.asarray(value * change)
-        is_exact = value == value.astype(kind if kind.itemsize < 4 else np.float32)
-        return np.where(is_exact, value, value * change)
+        kind = self._nodes.float_types.get(name, np.dtype(np.float32))
+        amount = _AMPLITUDE * UNITS[kind]
+        change = np.asarray(amount * self._rng.standard_normal(value.shape) * value)
+        if name in self._nodes.rounded:
+            change += amount * self._rng.standard_normal(value.shape) * np.sqrt(np.mean(value[np.isfinite(value)] ** 2))
+        elif even_exact:
+            change[value == np.rint(value)] = 0.0
+        else:
+            change[value == value.astype(kind if kind.itemsize < 4 else np.float32)] = 0.0
+        return np.asarray(np.where(np.isfinite(change), value + change, value))
