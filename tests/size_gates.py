@@ -21,6 +21,7 @@ ROOM_LINES = {
     "inputs": 985,
     "offline": 1_172,
     "offline/compress": 18_041,
+    "offline/convert": 3_700,
     "offline/judge": 2_606,
     "offline/look": 1_136,
     "offline/optimize": 2_424,

@@ -20,12 +20,11 @@ from typing import IO
 
 import msgspec
 
-import penstock
 from penstock.errors import DeadlineExceeded, InvalidData, PenstockError, ResourceExhausted, bounded
 from penstock.offline.convert.worker.wire import MAX_HEADER_BYTES, PREFIX
 from penstock.resources import CPU_WITHOUT, usable_memory
 
-_PACKAGE = Path(penstock.__file__).parent
+_PACKAGE = Path(__file__).parents[3]
 _LOG_BYTES = 16 << 10
 _PIPE_BYTES = 1 << 20
 _ENDING_S = 2.0
