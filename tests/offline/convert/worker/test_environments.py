@@ -48,6 +48,8 @@ def settings(folder: Path):
         patch.setenv("XDG_CACHE_HOME", str(folder))
         patch.setenv("PIP_NO_INDEX", "1")
         patch.setenv("PIP_FIND_LINKS", str(folder))
+        patch.setenv("PIP_TARGET", str(folder / "target"))
+        patch.setenv("PIP_USER", "1")
         yield
 
 

@@ -274,6 +274,25 @@ def test_the_children_of_the_process_end_with_it(opened):
     assert ends(pid)
 
 
+def test_no_descriptor_or_folder_remains(opened, tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    model = opened("if call == 'forward': raise SystemExit")
+    for _ in range(2):
+        with pytest.raises(PenstockError, match="ended with status 0"):
+            model.forward(X)
+    model.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_source_that_was_removed_is_an_error_of_the_next_process(opened, tmp_path):
+    model = opened("if call == 'forward': raise SystemExit")
+    (tmp_path / "source").unlink()
+    for message in ("ended with status 0", "FileNotFoundError", "FileNotFoundError"):
+        with pytest.raises(PenstockError, match=message):
+            model.forward(X)
+
+
 def test_closing_twice_is_fine_and_a_closed_model_says_so(opened):
     model = opened()
     model.close()

@@ -27,6 +27,8 @@ Progress = Callable[[str], None]
 BASE = ("ml_dtypes>=0.5", "msgspec>=0.19", "numpy", "onnx>=1.17")
 """What ``worker/serve.py`` and every converter import, in addition to Penstock's own modules."""
 _MARK = "penstock.complete"
+_ELSEWHERE = ("PIP_PREFIX", "PIP_PYTHON", "PIP_ROOT", "PIP_TARGET", "PIP_USER")
+"""Settings of pip that would install the packages in another place."""
 _SHOWN = ("Collecting ", "Downloading ", "Building ", "Installing ")
 
 
@@ -110,7 +112,7 @@ def _run(command: Sequence[str], entry: FormatEntry, progress: Progress) -> None
             text=True,
             errors="replace",
             start_new_session=True,
-            env={**os.environ, "TMPDIR": folder},
+            env={name: value for name, value in os.environ.items() if name not in _ELSEWHERE} | {"TMPDIR": folder},
         )
         lines: list[str] = []
         try:
