@@ -124,3 +124,11 @@ def test_what_cannot_be_converted_is_said() -> None:
     proto.graph.initializer.append(tensor)
     with pytest.raises(Unsupported, match="cannot be converted from opset 7 to 21"):
         upgrade(proto, 21)
+
+
+@pytest.mark.parametrize("op_type", ["Softmax", "LogSoftmax", "Hardmax"])
+def test_empty_tensors_keep_their_shapes(op_type: str) -> None:
+    proto = model([helper.make_node(op_type, ["x"], ["y"], axis=1)], 11)
+    for made in (proto, upgrade(proto, 21)):
+        with loaded(Artifact.from_bytes(made.SerializeToString()), as_written=True) as loaded_model:
+            assert loaded_model.forward({"x": X[:0]})["y"].shape == (0, 3, 6, 8)

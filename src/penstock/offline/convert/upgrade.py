@@ -28,12 +28,15 @@ from penstock.tensor import Array
 _COORDINATES = 11
 """The first opset whose Resize has a choice of coordinates."""
 _AXES = 13
+_SHAPE = "/shape of hardmax"
+_ZERO_LENGTHS = 14
+"""The first opset whose Reshape can give an axis the length zero."""
 
 
 def upgrade(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """``proto`` with the standard operators of ``opset``, or ``proto`` itself if it has them or newer ones. Raises Unsupported."""
+    """``proto`` with the standard operators of ``opset``, or ``proto`` itself if it has them, newer ones or none. Raises Unsupported."""
     version = opset_of(proto)
-    if version >= opset:
+    if version >= opset or not version:
         return proto
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)  # 3
@@ -56,6 +59,8 @@ def upgrade(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     del converted.graph.output[outputs:]
     if version < _COORDINATES <= opset:
         _complete_resizes(converted)  # 1
+    if opset >= _ZERO_LENGTHS:
+        _allow_empty(light, converted)
     _keep_names(light, converted)
     _restore_weights(proto, converted)
     return converted
@@ -68,6 +73,22 @@ def _replace_hardmax(proto: onnx.ModelProto) -> None:
         )
 
 
+def _allow_empty(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
+    """Let the Reshapes around a Softmax or Hardmax, which opset 13 needs, restore the shapes of empty tensors."""
+    known = {
+        name
+        for graph in graphs_of(before.graph)
+        for node in graph.node
+        for name in node.output
+        if not name.endswith(_SHAPE)
+    }
+    for graph in graphs_of(after.graph):
+        shapes = {node.output[0] for node in graph.node if node.op_type == "Shape"} - known
+        for node in graph.node:
+            if node.op_type == "Reshape" and node.input[1] in shapes and attribute_of(node, "allowzero", 0) == 0:
+                node.attribute.append(helper.make_attribute("allowzero", 1))
+
+
 def _is_standard(node: onnx.NodeProto, op_type: str) -> bool:
     return bool(node.op_type == op_type and node.domain in ("", "ai.onnx"))
 
@@ -75,10 +96,10 @@ def _is_standard(node: onnx.NodeProto, op_type: str) -> bool:
 def _hardmax(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     x, y = node.input[0], node.output[0]
     return [
-        helper.make_node("Shape", [x], [f"{y}/shape"]),
+        helper.make_node("Shape", [x], [y + _SHAPE]),
         helper.make_node("Flatten", [x], [f"{y}/matrix"], axis=attribute_of(node, "axis", 1)),
         helper.make_node("Hardmax", [f"{y}/matrix"], [f"{y}/rows"], node.name, axis=1),
-        helper.make_node("Reshape", [f"{y}/rows", f"{y}/shape"], [y]),
+        helper.make_node("Reshape", [f"{y}/rows", y + _SHAPE], [y]),
     ]
 
 

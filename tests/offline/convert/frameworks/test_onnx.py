@@ -204,3 +204,12 @@ def test_a_model_above_the_limit_keeps_its_weights_in_files(tmp_path: Path, monk
     assert "w" not in [value.name for value in onnx.load(tmp_path / "model.onnx", load_external_data=False).graph.input]
     assert (tmp_path / "model.onnx.data").stat().st_size >= 64 * 3 * 5 * 5 * 4
     assert not differences(source, exported, tmp_path / "model.onnx", inputs_of(source, 2))
+
+
+def test_a_model_without_standard_operators(tmp_path: Path) -> None:
+    proto = model([helper.make_node("Normalizer", ["x"], ["y"], domain="ai.onnx.ml", norm="L1")], 9, shape=("N", 3))
+    del proto.opset_import[:]
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    source = CONVERTER.open(proto, PLAIN)
+    exported = export(source, tmp_path / "model.onnx")
+    assert not differences(source, exported, tmp_path / "model.onnx", inputs_of(source, 2))

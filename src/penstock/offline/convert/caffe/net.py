@@ -113,17 +113,22 @@ def _connected(layers: Sequence[Layer], inputs: Iterable[str]) -> list[Step]:
     """The steps. The last layer that writes a blob gives its tensor the blob's name; earlier ones add their own."""
     left = Counter(top for layer in layers for top in layer.tops)
     current = {name: name for name in inputs}
-    steps = []
+    taken = {*inputs, *left}
+    steps: list[Step] = []
     for layer in layers:
         with _blamed(layer):
             if missing := [bottom for bottom in layer.bottoms if bottom not in current]:
                 raise InvalidModel(f"no earlier layer writes its input '{missing[0]}'")
-            if len(set(layer.tops)) < len(layer.tops) or not layer.tops:
+            if len(set(layer.tops)) < len(layer.tops) or not layer.tops or "" in layer.tops:
                 raise InvalidModel(f"it must have different outputs, got {layer.tops}")
         bottoms = tuple(current[bottom] for bottom in layer.bottoms)
         for top in layer.tops:
             left[top] -= 1
-            current[top] = f"{top}/{layer.name}" if left[top] or top in inputs else top
+            current[top] = top
+            if left[top] or top in inputs:
+                name = f"{top}/{layer.name}"
+                current[top] = f"{name}_{len(steps)}" if name in taken else name  # several layers may have one name
+                taken.add(current[top])
         steps.append(Step(layer, bottoms, tuple(current[top] for top in layer.tops)))
     return steps
 

@@ -113,14 +113,16 @@ class CaffeModel:
     def _check_same(self, others: Mapping[str, Shape]) -> None:
         """Raise Unsupported unless the network is written with the same nodes for these other shapes."""
         one, other = Writer(_OPSETS[0]), Writer(_OPSETS[0])
-        done = 0
+        guilty, done = "", 0
         for step, _ in zip(self._net.write(one, self._shapes), self._net.write(other, others), strict=True):
-            constants = [name for name in one.constants if name.startswith(f"{one.layer}/")]
-            if one.nodes[done:] != other.nodes[done:] or any(
-                not np.array_equal(one.constants[name], other.constants[name]) for name in constants
-            ):
-                raise Unsupported(f"{step.layer.where} depends on the size of its inputs", _FIX)
+            if one.nodes[done:] != other.nodes[done:]:
+                guilty = guilty or step.layer.where
             done = len(one.nodes)
+        for name, array in one.constants.items():
+            if not guilty and not np.array_equal(array, other.constants[name], equal_nan=True):
+                guilty = f"layer '{name.rpartition('/')[0]}'"
+        if guilty:
+            raise Unsupported(f"{guilty} depends on the size of its inputs", _FIX)
 
     def _least(self, shapes: Mapping[str, tuple[int | str, ...]], sizes: dict[str, int], dim: str) -> int:
         """The smallest size of ``dim`` that every layer accepts."""

@@ -56,7 +56,7 @@ class OnnxModel:
         artifact, self._warnings = repair(given)
         self._proto = read_proto(artifact)
         version = opset_of(self._proto)
-        if version < _OLDEST:
+        if 0 < version < _OLDEST:
             hint = "export it again, or convert it with onnx.version_converter and compare the results"
             raise Unsupported(f"the model has opset {version}, but the oldest that runs is {_OLDEST}", hint)
         _check_operators(self._proto)

@@ -50,7 +50,7 @@ def attribute_of(node: onnx.NodeProto, name: str, default: Any) -> Any:
 
 
 def opset_of(proto: onnx.ModelProto) -> int:
-    """The version of the standard operators; 0 if the model does not say it."""
+    """The version of the standard operators; 0 if the model uses none."""
     return max((one.version for one in proto.opset_import if one.domain in ("", "ai.onnx")), default=0)
 
 
