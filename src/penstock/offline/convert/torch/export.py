@@ -2,7 +2,7 @@
 
 1. An exporter's model counts only if ONNX Runtime loads it, and returns the shapes of the torch model for two sizes of each free
    dimension. Tracing can turn a size into a constant.
-2. Tracing also turns a decision that depends on values into a constant. A traced model is rejected if dynamo has found such a decision.
+2. Tracing also turns a decision that depends on values into a constant. A traced model is rejected if dynamo has found one.
 3. If all exporters fail, one error lists all operators that cannot be converted, or else the reason of every exporter.
 """
 
@@ -65,6 +65,7 @@ _Made = tuple[Exported, links.Values | None]
 def export(job: Job, target: Path, opset: int) -> _Made:
     """Write the model to ``target``. Raises UnsupportedOperators, Unsupported."""
     failures: list[Failure] = []
+    _by_operator(job, "torch")  # an operator that does not exist is the user's mistake, not a failure of an exporter
     for name, way in _ways(job, opset):
         notes: list[str] = []
         try:
@@ -81,7 +82,9 @@ def export(job: Job, target: Path, opset: int) -> _Made:
             failures.append(Failure(name, error))
             for leftover in (target, target.with_name(target.name + ".data")):
                 leftover.unlink(missing_ok=True)
-    raise diagnosis(failures, job.module, job.example)
+    with _quiet([]):
+        error = diagnosis(failures, job.module, job.example)
+    raise error
 
 
 def _ways(job: Job, opset: int) -> Iterator[tuple[str, Callable[[Job, Path, int], _Made]]]:
@@ -97,9 +100,8 @@ def _ways(job: Job, opset: int) -> Iterator[tuple[str, Callable[[Job, Path, int]
 
 def _dynamo(job: Job, target: Path, opset: int) -> _Made:
     program = job.program if job.program is not None else _captured(job)
-    decompositions = {_overload(one.name): one.function for one in job.operators if one.form == "torch"}
-    translations = {_overload(one.name): one.function for one in job.operators if one.form == "onnx"}
-    if decompositions:
+    translations = _by_operator(job, "onnx")
+    if decompositions := _by_operator(job, "torch"):
         program = program.run_decompositions(decompositions)
     opset = max(opset, _LEAST_DYNAMO_OPSET)
     names = list(job.all_outputs or job.outputs)
@@ -141,6 +143,12 @@ def _captured(job: Job) -> Any:
                 break
     assert first is not None
     raise first
+
+
+def _by_operator(job: Job, form: str) -> dict[Any, Any]:
+    """The user's definitions of this form. Raises Unsupported if torch does not have one of all operators."""
+    found = {_overload(one.name): one for one in job.operators}
+    return {operator: one.function for operator, one in found.items() if one.form == form}
 
 
 def _overload(name: str) -> Any:
@@ -239,7 +247,7 @@ def _check(job: Job, target: Path) -> None:
 
 
 def _refuse_fixed_decisions(notes: Sequence[str], failures: Sequence[Failure]) -> None:
-    decisions = [note for note in notes if "Converting a tensor to a Python boolean" in note]
+    decisions = [note for note in notes if "Converting a tensor to a Python" in note]
     if decisions and any(failure.depends_on_values for failure in failures):
         raise Unsupported("tracing would turn a decision that depends on values into a constant")
 
@@ -255,6 +263,7 @@ def _told(notes: Sequence[str], failures: Sequence[Failure]) -> list[str]:
 def _quiet(notes: list[str]) -> Iterator[None]:
     """Keep the exporters' messages from the terminal, and add the tracer's warnings about the user's code to ``notes``."""
     with warnings.catch_warnings(record=True) as caught, _discarded_output():
+        warnings.simplefilter("ignore")
         warnings.simplefilter("always", torch.jit.TracerWarning)
         disabled = logging.root.manager.disable
         logging.disable(logging.CRITICAL)

@@ -111,7 +111,7 @@ def _unpickled(path: Path, data: bytes, is_trusted: bool) -> Any:
 def _module_class(name: str) -> Any:
     """The class or function ``name``, if unpickling it is safe: a module, or an activation function of torch."""
     home, _, attribute = name.rpartition(".")
-    if home.partition(".")[0] in sys.stdlib_module_names and home != "__main__":
+    if home != "__main__" and (home.partition(".")[0] in sys.stdlib_module_names or "__" in home):
         return None
     try:
         found = getattr(importlib.import_module(home), attribute, None)
