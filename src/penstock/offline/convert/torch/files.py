@@ -72,7 +72,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
     data = _read(path)
     try:
         if path.suffix == ".safetensors":
-            return load_safetensors(data)
+            return dict(load_safetensors(data))
         found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:
         raise InvalidModel(
