@@ -52,7 +52,10 @@ def _made(source: Any) -> Any:
 
 
 def _takes_arguments(function: Any) -> bool:
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # a function in C++
+        return True
     return any(one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL) for one in parameters)
 
 

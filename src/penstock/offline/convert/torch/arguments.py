@@ -101,12 +101,16 @@ def parameters_of(module: nn.Module) -> list[Parameter]:
             for one in module.forward.schema.arguments[1:]
         ]
     try:
+        declared = list(inspect.signature(module.forward).parameters.values())
+    except ValueError:  # a function in C++
+        return [Parameter("inputs", inspect.Parameter.VAR_POSITIONAL, False, None)]
+    try:
         hints = typing.get_type_hints(module.forward)
     except Exception:  # noqa: BLE001 - annotations can name anything
         hints = {}
     return [
         Parameter(one.name, one.kind, one.default is one.empty and one.kind not in _VARIABLE, hints.get(one.name))
-        for one in inspect.signature(module.forward).parameters.values()
+        for one in declared
     ]
 
 

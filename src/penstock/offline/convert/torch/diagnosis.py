@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ class Failure(msgspec.Struct):
         if isinstance(self.error, PenstockError):
             return self.error.message
         rule = next((cause for pattern, cause, _ in _RULES if re.search(pattern, self.text)), "")
-        line = line_of(str(self.error))
+        line = line_of(str(self.error)) or line_of("".join(traceback.format_tb(self.error.__traceback__)))
         return (rule or f"{type(self.error).__name__}: {reason_of(self.error)}") + (f" ({line})" if line else "")
 
     @property
@@ -92,7 +93,8 @@ def missing_operators(program: Any, opset: int, translations: Mapping[Any, Any])
         registry = registration.ONNXRegistry.from_torchlib(opset_version=opset)
         for operator, function in translations.items():
             registry.register_op(operator, function)
-        graph = core._prepare_exported_program_for_export(program, registry=registry).graph
+        prepare = core._prepare_exported_program_for_export  # noqa: SLF001 - torch offers no public way
+        graph = prepare(program, registry=registry).graph
         nodes = [
             node
             for node in graph.nodes

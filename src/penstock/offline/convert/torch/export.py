@@ -2,7 +2,7 @@
 
 1. An exporter's model counts only if ONNX Runtime loads it, and returns the shapes of the torch model for two sizes of each free
    dimension. Tracing can turn a size into a constant.
-2. Tracing also turns a decision that depends on values into a constant. A traced model is rejected if dynamo has found such a decision.
+2. Tracing also turns a decision that depends on values into a constant. A traced model is rejected if dynamo has found one.
 3. If all exporters fail, one error lists all operators that cannot be converted, or else the reason of every exporter.
 """
 
@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import onnx_ir
 import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from penstock.artifact import Artifact
 from penstock.engines.torch import to_array
-from penstock.errors import EngineUnavailable, Unsupported
+from penstock.errors import EngineUnavailable, Unsupported, WrongResult
 from penstock.offline.apart import apart
 from penstock.offline.convert.base import Exported, UnsupportedOperators
 from penstock.offline.convert.custom_ops import CustomOp
@@ -36,6 +37,7 @@ from penstock.tensor import Array
 
 _LEAST_DYNAMO_OPSET = 18
 _MOST_SCRIPT_OPSET = 20
+_Made = tuple[Exported, links.Values | None]
 
 
 @dataclasses.dataclass
@@ -45,8 +47,8 @@ class Job:
     inputs: list[str]
     outputs: list[str]
     example: list[torch.Tensor]
-    larger: list[torch.Tensor]
-    """Inputs whose free dimensions are larger than those of ``example``; empty if the model accepts no other sizes."""
+    others: list[list[torch.Tensor]]
+    """Inputs with other sizes of the free dimensions, as far as the model accepts them."""
     free: list[dict[int, str]]
     """The names of the free dimensions of each input."""
     call: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
@@ -59,32 +61,45 @@ class Job:
     warnings: Sequence[str] = ()
 
 
-_Made = tuple[Exported, links.Values | None]
+_Way = Callable[[Job, Path, int], _Made]
 
 
 def export(job: Job, target: Path, opset: int) -> _Made:
     """Write the model to ``target``. Raises UnsupportedOperators, Unsupported."""
     failures: list[Failure] = []
+    _by_operator(job, "torch")  # an operator that does not exist is the user's mistake, not a failure of an exporter
     for name, way in _ways(job, opset):
-        notes: list[str] = []
         try:
-            with _quiet(notes), job.guard(), torch.no_grad():
-                exported, values = way(job, target, opset)
-            _refuse_fixed_decisions(notes, failures)
-            _check(job, target)
-            told = (*job.warnings, *exported.warnings, *_told(notes, failures))
-            version = torch.__version__.partition("+")[0]
-            return msgspec.structs.replace(exported, exporter=f"torch.onnx {name} {version}", warnings=told), values
+            return _tried(job, target, opset, name, way, failures)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - exporters raise anything; the diagnosis reports it
             failures.append(Failure(name, error))
             for leftover in (target, target.with_name(target.name + ".data")):
                 leftover.unlink(missing_ok=True)
-    raise diagnosis(failures, job.module, job.example)
+    for name, way in _ways(job, opset):
+        if any(one.exporter == name and isinstance(one.error, WrongResult) for one in failures):
+            return _tried(job, target, opset, name, way, failures, is_last=True)
+    with _quiet([]):
+        diagnosed = diagnosis(failures, job.module, job.example)
+    raise diagnosed
 
 
-def _ways(job: Job, opset: int) -> Iterator[tuple[str, Callable[[Job, Path, int], _Made]]]:
+def _tried(
+    job: Job, target: Path, opset: int, name: str, way: _Way, failures: Sequence[Failure], *, is_last: bool = False
+) -> _Made:
+    """The model that one exporter writes. If ``is_last``, the values are left to the proof that follows."""
+    notes: list[str] = []
+    with _quiet(notes), job.guard(), torch.no_grad():
+        exported, values = way(job, target, opset)
+    _refuse_fixed_decisions(notes, failures)
+    _check(job, target, with_values=not exported.random and not is_last)
+    told = (*job.warnings, *exported.warnings, *_told(notes, failures))
+    version = torch.__version__.partition("+")[0]
+    return msgspec.structs.replace(exported, exporter=f"torch.onnx {name} {version}", warnings=told), values
+
+
+def _ways(job: Job, opset: int) -> Iterator[tuple[str, _Way]]:
     if job.module is not None and isinstance(job.module.module, torch.jit.ScriptModule):
         yield "scripted", _scripted
         return
@@ -97,9 +112,8 @@ def _ways(job: Job, opset: int) -> Iterator[tuple[str, Callable[[Job, Path, int]
 
 def _dynamo(job: Job, target: Path, opset: int) -> _Made:
     program = job.program if job.program is not None else _captured(job)
-    decompositions = {_overload(one.name): one.function for one in job.operators if one.form == "torch"}
-    translations = {_overload(one.name): one.function for one in job.operators if one.form == "onnx"}
-    if decompositions:
+    translations = _by_operator(job, "onnx")
+    if decompositions := _by_operator(job, "torch"):
         program = program.run_decompositions(decompositions)
     opset = max(opset, _LEAST_DYNAMO_OPSET)
     names = list(job.all_outputs or job.outputs)
@@ -141,6 +155,12 @@ def _captured(job: Job) -> Any:
                 break
     assert first is not None
     raise first
+
+
+def _by_operator(job: Job, form: str) -> dict[Any, Any]:
+    """The user's definitions of this form. Raises Unsupported if torch does not have one of all operators."""
+    found = {_overload(one.name): one for one in job.operators}
+    return {operator: one.function for operator, one in found.items() if one.form == form}
 
 
 def _overload(name: str) -> Any:
@@ -221,26 +241,36 @@ def _name_dimensions(model: Any, free: Sequence[Mapping[int, str]]) -> None:
                 value.shape[axis] = onnx_ir.SymbolicDim(names[dim.value])
 
 
-def _check(job: Job, target: Path) -> None:
-    """Raise Unsupported unless ONNX Runtime runs the model, and it returns the shapes of the torch model for both sizes."""
+def _check(job: Job, target: Path, *, with_values: bool) -> None:
+    """Run the model in ONNX Runtime with inputs of several sizes.
+
+    Raises Unsupported if a shape differs from the torch model's, and WrongResult if a value differs by more than rounding explains.
+    """
     artifact = Artifact.from_file(target)
-    for tensors in filter(None, (job.example, job.larger)):
+    for tensors in (job.example, *job.others):
         feeds = {name: to_array(tensor) for name, tensor in zip(job.inputs, tensors, strict=True)}
         made: dict[str, Array] = apart.forward(artifact, feeds)
-        wanted = job.call(tensors)
-        for name, tensor in zip(job.outputs, wanted, strict=True):
-            if made[name].shape != tuple(tensor.shape):
-                sizes = {one: list(array.shape) for one, array in feeds.items()}
+        for name, tensor in zip(job.outputs, job.call(tensors), strict=True):
+            wanted, sizes = to_array(tensor), {one: list(array.shape) for one, array in feeds.items()}
+            if made[name].shape != wanted.shape:
                 raise Unsupported(
                     f"for the inputs {sizes}, the exported model returns '{name}' with the shape {list(made[name].shape)} "
-                    f"instead of {list(tensor.shape)}",
+                    f"instead of {list(wanted.shape)}",
                     "declare fixed sizes for these inputs",
                 )
+            if with_values and tensor.is_floating_point() and not _is_close(made[name], wanted):
+                raise WrongResult(f"for the inputs {sizes}, the exported model returns other values as '{name}'")
+
+
+def _is_close(found: Array, wanted: Array) -> bool:
+    scale = float(np.max(np.abs(wanted), initial=0, where=np.isfinite(wanted)))
+    return np.allclose(found.astype(float), wanted.astype(float), rtol=0.1, atol=0.1 * scale, equal_nan=True)
 
 
 def _refuse_fixed_decisions(notes: Sequence[str], failures: Sequence[Failure]) -> None:
-    decisions = [note for note in notes if "Converting a tensor to a Python boolean" in note]
-    if decisions and any(failure.depends_on_values for failure in failures):
+    """Raise Unsupported if the tracer has fixed a decision, unless dynamo has found that decisions depend on sizes only."""
+    is_fixed = any("Converting a tensor to a Python" in note for note in notes)
+    if is_fixed and (not failures or failures[0].depends_on_values):
         raise Unsupported("tracing would turn a decision that depends on values into a constant")
 
 
@@ -255,6 +285,7 @@ def _told(notes: Sequence[str], failures: Sequence[Failure]) -> list[str]:
 def _quiet(notes: list[str]) -> Iterator[None]:
     """Keep the exporters' messages from the terminal, and add the tracer's warnings about the user's code to ``notes``."""
     with warnings.catch_warnings(record=True) as caught, _discarded_output():
+        warnings.simplefilter("ignore")
         warnings.simplefilter("always", torch.jit.TracerWarning)
         disabled = logging.root.manager.disable
         logging.disable(logging.CRITICAL)

@@ -72,7 +72,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
     data = _read(path)
     try:
         if path.suffix == ".safetensors":
-            return load_safetensors(data)
+            return dict(load_safetensors(data))
         found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:
         raise InvalidModel(
@@ -111,7 +111,7 @@ def _unpickled(path: Path, data: bytes, is_trusted: bool) -> Any:
 def _module_class(name: str) -> Any:
     """The class or function ``name``, if unpickling it is safe: a module, or an activation function of torch."""
     home, _, attribute = name.rpartition(".")
-    if home.partition(".")[0] in sys.stdlib_module_names and home != "__main__":
+    if home != "__main__" and (home.partition(".")[0] in sys.stdlib_module_names or "__" in home):
         return None
     try:
         found = getattr(importlib.import_module(home), attribute, None)

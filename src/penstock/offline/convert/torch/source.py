@@ -93,7 +93,7 @@ def _opened(
     flat = Flat(module, Arguments(module, [one.name for one in declared]))
     buffers = Buffers(flat, "module.")
     sizes, example, found = _accepted(buffers.guarded(flat.named), declared)
-    names = _unique([name for name, _ in found])
+    names = [name for name, _ in found]
     flat.kept = tuple(names.index(name) for name in _kept(names, options.outputs))
     warnings += buffers.warning()
     call = buffers.guarded(lambda tensors: flat(*tensors))
@@ -102,7 +102,7 @@ def _opened(
         outputs=[names[place] for place in flat.kept],
         example=example,
         free=[{axis.index: axis.name for axis in one.axes} for one in declared],
-        larger=[one.example({name: 2 * size for name, size in sizes.items()}, 1) for one in declared],
+        others=[_sized(declared, sizes, factor, seed) for factor, seed in ((2, 1), (0, 2))],
         call=call,
         module=flat,
         guard=buffers.kept,
@@ -110,7 +110,7 @@ def _opened(
         warnings=warnings,
     )
     outputs = _outputs(job, [found[place][1] for place in flat.kept])
-    axes = {one.name: one.axes for one in declared if one.axes}
+    axes = {one.name: one.axes for one in declared}
     return TorchSource(call, job, Signature(tuple(one.spec for one in declared), outputs), axes, release)
 
 
@@ -119,7 +119,7 @@ def open_exported(program: Any, options: ConvertOptions) -> TorchSource:
     run, signature, own, _ = open_program(program)
     names = _own_names(signature, options)
     inputs = tuple(msgspec.structs.replace(spec, name=names[spec.name]) for spec in signature.inputs)
-    axes = {names[name]: found for name, found in _axes(program).items() if found}
+    axes = {names[name]: found for name, found in _axes(program).items()}
     declared = [Declared(spec.name, spec.datatype, _shape(spec, axes.get(spec.name, ()))) for spec in inputs]
     kept = _kept(own, options.outputs)
     places = [own.index(name) for name in kept]
@@ -130,12 +130,7 @@ def open_exported(program: Any, options: ConvertOptions) -> TorchSource:
 
     def example(least: int) -> list[torch.Tensor]:
         sizes = {axis.name: max(axis.low, min(least, axis.high or least)) for one in axes.values() for axis in one}
-        found = [one.example(sizes, least) for one in declared]
-        try:
-            _run(call, found)
-        except PenstockError:  # a program can demand more of its sizes than their range
-            return []
-        return found
+        return [one.example(sizes, least) for one in declared]
 
     buffers = Buffers(program.module())  # all modules of one program share its buffers
     call = buffers.guarded(kept_outputs)
@@ -143,15 +138,16 @@ def open_exported(program: Any, options: ConvertOptions) -> TorchSource:
         inputs=[spec.name for spec in inputs],
         outputs=kept,
         example=example(2),
-        larger=example(4),
+        others=[example(4), example(1)],
         free=[{axis.index: axis.name for axis in one.axes} for one in declared],
         call=call,
         program=program,
         all_outputs=own,
         guard=buffers.kept,
         operators=custom_ops(options.ops),
-        warnings=buffers.warning(),
     )
+    job.others = [tensors for tensors in job.others if _fits(job, tensors)]
+    job.warnings = buffers.warning()
     return TorchSource(call, job, Signature(inputs, tuple(signature.outputs[place] for place in places)), axes)
 
 
@@ -189,22 +185,32 @@ def _outputs(job: Job, found: Sequence[torch.Tensor]) -> tuple[TensorSpec, ...]:
     """The outputs ``found`` for the example. A dimension is free if it differs for larger inputs."""
     if not found:
         raise Unsupported("the module returns no tensors", "return the results from forward")
-    others: Sequence[torch.Tensor] = found
-    try:
-        others = _run(job.call, job.larger)
-    except PenstockError:
-        job.larger = []
+    job.others = [tensors for tensors in job.others if _fits(job, tensors)]
+    other = _run(job.call, job.others[0]) if job.others else found
     specs = []
-    for name, tensor, other in zip(job.outputs, found, others, strict=True):
+    for name, tensor, second in zip(job.outputs, found, other, strict=True):
         if tensor.dtype not in BY_TORCH_TYPE:
             hint = (
                 "return torch.view_as_real(output)" if tensor.is_complex() else "convert it to another type in forward"
             )
             raise Unsupported(f"the module returns '{name}' as {tensor.dtype}, which ONNX models cannot return", hint)
-        same = tensor.dim() == other.dim()
-        shape = tuple(size if same and size == other.shape[axis] else -1 for axis, size in enumerate(tensor.shape))
+        same = tensor.dim() == second.dim()
+        shape = tuple(size if same and size == second.shape[axis] else -1 for axis, size in enumerate(tensor.shape))
         specs.append(TensorSpec(name, BY_TORCH_TYPE[tensor.dtype], shape))
     return tuple(specs)
+
+
+def _sized(declared: Sequence[Declared], sizes: Mapping[str, int], factor: int, seed: int) -> list[torch.Tensor]:
+    """Inputs whose free dimensions are multiples of ``sizes``; with factor 0, they are 1."""
+    return [one.example({name: max(1, factor * size) for name, size in sizes.items()}, seed) for one in declared]
+
+
+def _fits(job: Job, tensors: Sequence[torch.Tensor]) -> bool:
+    try:
+        _run(job.call, tensors)
+    except PenstockError:
+        return False
+    return True
 
 
 def _run(call: Callable[..., Any], *arguments: Any) -> Any:
@@ -219,14 +225,6 @@ def _run(call: Callable[..., Any], *arguments: Any) -> Any:
         if "can't allocate memory" in str(error):
             raise ResourceExhausted("there is not enough memory to run the module") from error
         raise InvalidInput(f"{type(error).__name__}: {reason_of(error)}") from error
-
-
-def _unique(names: Sequence[str]) -> list[str]:
-    """``names``, with a number behind names that occur before."""
-    found: list[str] = []
-    for name in names:
-        found.append(name if name not in found else f"{name}__{found.count(name)}_{len(found)}")
-    return found
 
 
 def _kept(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
