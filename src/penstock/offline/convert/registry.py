@@ -33,6 +33,11 @@ class FormatEntry(msgspec.Struct, frozen=True):
 
 
 _TORCH = ("torch", "torch")
+_TF2ONNX = (
+    "tf2onnx>=1.17",
+    "tensorflow-cpu>=2.18; platform_machine == 'x86_64'",
+    "tensorflow>=2.18; platform_machine != 'x86_64'",
+)
 FORMATS = {
     entry.name: entry
     for entry in (
@@ -43,10 +48,18 @@ FORMATS = {
         FormatEntry("torch_pickle", "pickled PyTorch module (.pt, .pth)", "torch", *_TORCH, True),
         FormatEntry("state_dict", "weights for a PyTorch module (.safetensors, .pt)", "torch", *_TORCH, False),
         FormatEntry("huggingface", "Hugging Face folder", "huggingface", "transformers", "transformers", False),
-        FormatEntry("saved_model", "TensorFlow SavedModel", "tensorflow", "tf2onnx", "tf2onnx", False),
-        FormatEntry("keras", "Keras (.keras, .h5)", "tensorflow", "tf2onnx", "tf2onnx", False),
-        FormatEntry("graph_def", "TensorFlow frozen graph (.pb)", "tensorflow", "tf2onnx", "tf2onnx", False),
-        FormatEntry("tflite", "TensorFlow Lite (.tflite)", "tflite", "tf2onnx", "tf2onnx", False),
+        FormatEntry("saved_model", "TensorFlow SavedModel", "tensorflow", "tf2onnx", "tf2onnx", False, _TF2ONNX),
+        FormatEntry("keras", "Keras (.keras, .h5)", "tensorflow", "tf2onnx", "tf2onnx", False, _TF2ONNX),
+        FormatEntry("graph_def", "TensorFlow frozen graph (.pb)", "tensorflow", "tf2onnx", "tf2onnx", False, _TF2ONNX),
+        FormatEntry(
+            "tflite",
+            "TensorFlow Lite (.tflite)",
+            "tflite",
+            "tf2onnx",
+            "tf2onnx",
+            False,
+            (*_TF2ONNX, "ai-edge-litert>=2.0"),
+        ),
         FormatEntry("jax", "JAX or Flax (module:callable)", "jax", "jax2onnx", "jax", False),
         FormatEntry("sklearn", "scikit-learn (.skops, .joblib, .pkl)", "sklearn", "skl2onnx", "sklearn", False),
         FormatEntry("xgboost", "XGBoost (.json, .ubj)", "xgboost", "xgboost", "xgboost", False),

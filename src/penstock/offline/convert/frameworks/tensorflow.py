@@ -31,8 +31,6 @@ _RANDOM = (
     "StatelessMultinomial",
 )
 """Prefixes of the names of operators with random results."""
-_SPLIT = {"Rsqrt", "SquaredDifference"}
-"""Operators that become several nodes, the first of which gets the name of the result."""
 _PLAIN = tf.compat.v1.ConfigProto()
 _PLAIN.graph_options.rewrite_options.disable_meta_optimizer = True  # it removes tensors although they are fetched
 _REFUSED = (
@@ -121,7 +119,7 @@ class TensorFlowModel:
                 tensor.name: tensor.shape.as_list()
                 for op in graph.get_operations()
                 for tensor in op.outputs
-                if tensor.shape.rank is not None and op.type not in _SPLIT and graph.is_fetchable(tensor)
+                if tensor.shape.rank is not None and graph.is_fetchable(tensor)
             }
             random = tuple(
                 f"{op.type} at {exporter.layer_of(op.name)}"

@@ -80,7 +80,8 @@ def of_callable(function: Any, options: ConvertOptions) -> Function:
     """A function or module of the user: with its input signature if it has one, otherwise with the declared inputs."""
     if hasattr(function, "structured_input_signature"):
         return of_concrete(function, function)
-    called = function if hasattr(function, "get_concrete_function") else type(function).__call__.__get__(function)
+    is_plain = inspect.isroutine(function) or hasattr(function, "get_concrete_function")
+    called = function if is_plain else type(function).__call__.__get__(function)
     if getattr(called, "input_signature", None):
         return of_concrete(called.get_concrete_function(), function)
     python = getattr(called, "python_function", called)

@@ -135,10 +135,11 @@ def links(
     inferred = onnx.shape_inference.infer_shapes(model, strict_mode=False).graph
     found = {info.name: _dims(info) for info in (*inferred.value_info, *inferred.output)}
     fused = dict(_fused(model.graph))
+    partial = {*fused.values(), *_partial(model.graph)}
     for node in model.graph.node:
         for tensor in node.output:
             name = original.get(fused.get(tensor, tensor), fused.get(tensor, tensor))
-            if tensor in fused.values() or name not in shapes or tensor not in found:
+            if tensor in partial or name not in shapes or tensor not in found:
                 continue
             layout = _layout(shapes[name], found[tensor])
             if layout is not None:
@@ -176,6 +177,20 @@ def _fused(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
     for node in graph.node:
         if node.op_type in ("Relu", "Clip", "Tanh") and re.fullmatch(r"(Relu6?|Tanh)__\d+:0", node.output[0]):
             yield node.output[0], node.input[0]
+
+
+def _partial(graph: onnx.GraphProto) -> Iterator[str]:
+    """Tensors that have the name of a result, but are only part of its computation: of ``Rsqrt`` and ``SquaredDifference``."""
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in dict.fromkeys(node.input):
+            readers.setdefault(name, []).append(node)
+    for node in graph.node:
+        reads = readers.get(node.output[0], [])
+        if len(reads) == 1 and node.op_type in ("Sqrt", "Sub"):
+            is_square = reads[0].op_type == "Mul" and reads[0].input[0] == reads[0].input[1]
+            if is_square if node.op_type == "Sub" else reads[0].op_type == "Reciprocal":
+                yield node.output[0]
 
 
 def _agree(left: int | None, right: int | None) -> bool:
