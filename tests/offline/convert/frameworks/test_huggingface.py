@@ -123,19 +123,19 @@ def test_limits_of_positions(bert: Path, tmp_path: Path) -> None:
         roberta.forward(inputs_of(roberta, {"sequence": longest + 1}))
 
 
-def test_step_continues_the_sequence(tmp_path: Path) -> None:
+def test_steps_give_the_answers_of_the_whole(tmp_path: Path) -> None:
     folder = write(tmp_path, "GPT2LMHeadModel", {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2})
-    names = ("input_ids", "attention_mask", "past_key_values")
+    names = ("input_ids", "attention_mask", "position_ids", "past_key_values")
     step = CONVERTER.open(folder, ConvertOptions(inputs=tuple(InputSpec(name, None, None) for name in names)))
-    whole = CONVERTER.open(folder, ConvertOptions())
     ids = np.array([[3, 1, 4, 1, 5]])
-    expected = whole.forward({"input_ids": ids, "attention_mask": np.ones_like(ids)})["logits"]
-    # A key of zeros takes part in the attention, so the mask hides the empty past.
-    empty = {name: np.zeros((1, 2, 1, 8), np.float32) for name in step.signature.input_names if "past" in name}
-    mask = np.ones((1, 4), np.int64)
-    mask[:, 0] = 0
-    first = step.forward({"input_ids": ids[:, :3], "attention_mask": mask, **empty})
-    assert [one.shape for name, one in first.items() if "present" in name] == [(1, 2, 4, 8)] * 2
+    whole = CONVERTER.open(folder, ConvertOptions()).forward({"input_ids": ids, "attention_mask": np.ones_like(ids)})
+    past = {name: np.zeros((1, 2, 0, 8), np.float32) for name in step.signature.input_names if "past" in name}
+    for begin, end in ((0, 3), (3, 5)):
+        mask, positions = np.ones((1, end), np.int64), np.arange(begin, end)[None]
+        given = {"input_ids": ids[:, begin:end], "attention_mask": mask, "position_ids": positions, **past}
+        found = step.forward(given)
+        np.testing.assert_allclose(found["logits"], whole["logits"][:, begin:end], rtol=1e-4, atol=1e-6)
+        past = {name.replace("present", "past_key_values"): one for name, one in found.items() if name != "logits"}
 
 
 def test_declared_sizes_are_fixed(bert: Path) -> None:

@@ -374,6 +374,6 @@ def _positions(model: Any) -> int:
     limits = (getattr(config, name, None) for name in ("max_position_embeddings", "max_target_positions"))
     limit = next((limit for limit in limits if isinstance(limit, int)), 0)
     # RoBERTa counts positions from the id of padding.
-    tables = [one for name, one in model.named_modules() if name.endswith("position_embeddings")]
-    padding = max((getattr(one, "padding_idx", None) or 0 for one in tables), default=0)
-    return max(0, limit - padding - 1) if padding else limit
+    tables = (one for name, one in model.named_modules() if name.endswith("position_embeddings"))
+    padding = next((one.padding_idx for one in tables if getattr(one, "padding_idx", None) is not None), -1)
+    return max(0, limit - padding - 1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import onnx
-from jax.extend.core import jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core import Literal, jaxpr_as_fun, jaxprs_in_params
 from jax2onnx.converter.conversion_api import _activate_plugin_worlds
 from jax2onnx.plugins.plugin_system import PLUGIN_REGISTRY
 
@@ -18,6 +18,8 @@ from penstock.offline.convert.base import Link, UnsupportedOperator
 from penstock.tensor import Array
 
 _LIBRARIES = ("/jax/", "/jaxlib/", "/flax/", "/jax2onnx/", "/penstock/offline/convert/", "<")
+
+_PATCHED = {"jax.numpy": jax.numpy, "jax.nn": jax.nn}
 
 
 class Trace:
@@ -36,14 +38,13 @@ class Trace:
 
     def values(self, inputs: Sequence[Array], names: Sequence[str]) -> dict[str, Array]:
         closed = _patched(self._function, inputs)
-        equations = _named(closed.jaxpr)
-        counts = Counter(eqn.primitive for _, eqn in equations)
-        # A trace for fixed sizes can lack equations that compute sizes, so numbers of such primitives differ.
-        kept = [one for one in equations if counts[one[1].primitive] == self._counts[one[1].primitive]]
-        wanted = [(name, eqn.outvars[0]) for name, eqn in kept if name in names]
-        inner = closed.jaxpr.replace(outvars=[variable for _, variable in wanted], debug_info=closed.jaxpr.debug_info)
-        results = jaxpr_as_fun(closed.replace(jaxpr=inner))(*inputs)
-        return {name: jax.device_get(one) for (name, _), one in zip(wanted, results, strict=True)}
+        counts = Counter(eqn.primitive for eqn in closed.jaxpr.eqns)
+        # A trace for fixed sizes can lack equations that compute sizes, so the numbers of such primitives differ.
+        return {
+            name: jax.device_get(value)
+            for name, eqn, value in _run(closed, inputs)
+            if name in names and counts[eqn.primitive] == self._counts[eqn.primitive]
+        }
 
 
 def missing_operators(closed: Any) -> list[UnsupportedOperator]:
@@ -100,12 +101,43 @@ def _links(equations: Sequence[tuple[str, Any]], calls: Sequence[Any], model: on
             return
         tensor = call["outputs_onnx_names"][0] if len(equation.outvars) == 1 else ""
         dims = [dim.dim_param or str(dim.dim_value) for dim in known[tensor].shape.dim] if tensor in known else []
-        if tensor in made and tensor in known and dims == outputs[0][0]:
+        # jax2onnx leaves broadcasting to the operators that follow.
+        if primitive != "broadcast_in_dim" and tensor in made and tensor in known and dims == outputs[0][0]:
             yield Link(tensor, name, _where(equation))
 
 
 def _outputs(call: Any) -> list[list[Any]]:
     return [[list(map(str, shape)), str(dtype)] for shape, dtype, *_ in call["outputs_aval"]]
+
+
+def _run(closed: Any, inputs: Sequence[Array]) -> Iterator[tuple[str, Any, Any]]:
+    """The value of each outer equation with one output. Equations that cannot run, and those that need them, are left out."""
+    jaxpr = closed.jaxpr
+    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *inputs), strict=True))
+    for name, equation in _named(jaxpr):
+        variables = list(dict.fromkeys(one for one in equation.invars if not isinstance(one, Literal)))
+        if not all(one in values for one in variables):
+            continue
+        try:
+            results = _evaluated(closed, equation, variables, [values[one] for one in variables])
+        except Exception:  # noqa: BLE001, S112 - some primitives of jax2onnx are not meant to run
+            continue
+        values |= dict(zip(equation.outvars, results, strict=True))
+        if len(results) == 1:
+            yield name, equation, results[0]
+
+
+def _evaluated(closed: Any, equation: Any, variables: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
+    package, _, function = equation.primitive.name.rpartition(".")
+    if package in _PATCHED and not equation.primitive.multiple_results:
+        feeds = dict(zip(variables, given, strict=True))
+        operands = [one.val if isinstance(one, Literal) else feeds[one] for one in equation.invars]
+        if function == "einsum":
+            return [jax.numpy.einsum(equation.params["equation"], *operands)]
+        if not equation.params:  # what jax2onnx put in place of the function
+            return [getattr(_PATCHED[package], function)(*operands)]
+    single = closed.jaxpr.replace(eqns=[equation], constvars=[], invars=variables, outvars=equation.outvars)
+    return jaxpr_as_fun(closed.replace(jaxpr=single, consts=[]))(*given)  # type: ignore[no-any-return]
 
 
 def _all(jaxpr: Any, where: str = "") -> Iterator[tuple[Any, str]]:
