@@ -103,7 +103,11 @@ class _Noise:
         amount = _AMPLITUDE * UNITS[kind]
         change = np.asarray(amount * self._rng.standard_normal(value.shape) * value)
         if name in self._nodes.rounded:
-            change += amount * self._rng.standard_normal(value.shape) * np.sqrt(np.mean(value[np.isfinite(value)] ** 2))
+            change += (
+                amount
+                * self._rng.standard_normal(value.shape)
+                * np.sqrt(np.mean(np.where(np.isfinite(value), value, 0.0) ** 2))
+            )
         elif even_exact:
             change[value == np.rint(value)] = 0.0
         else:
