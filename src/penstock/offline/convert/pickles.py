@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidModel, PermissionDenied, ResourceExhausted, printable, shortened
+from penstock.offline.convert import pickled_arrays as arrays
 
 _TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 _TORCH_PICKLES = 5
@@ -239,16 +240,23 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc] # it has no types
         return module, name
 
     def load_build(self) -> None:
+        built, state = self.stack[-2:]
+        if isinstance(built, np.dtype):
+            self.stack[-2:] = [arrays.dtype_of(built, state)]
+            for key in reversed(self.memo):  # most types are among the last entries
+                if self.memo[key] is built:
+                    self.memo[key] = self.stack[-1]
+                    break
+            return
+        if isinstance(built, np.ndarray):
+            arrays.check_array(built, state)
         super().load_build()
-        built = self.stack[-1]
-        if isinstance(built, _JoblibArray):
+        if isinstance(built, arrays.JoblibArray):
             self.stack[-1] = self._array(built)
-        elif isinstance(built, np.dtype):
-            _check_dtype(built)
 
     dispatch[pickle.BUILD[0]] = load_build
 
-    def _array(self, told: _JoblibArray) -> Any:
+    def _array(self, told: arrays.JoblibArray) -> Any:
         if told.dtype.hasobject:
             return self._nested()
         if told.numpy_array_alignment_bytes is not None:
@@ -284,56 +292,6 @@ class _Scanner(_Unpickler):
         return _Scanner(self._stream, found=self._found).load()
 
 
-class _JoblibArray:
-    """What joblib writes before an array, under the name of its own class."""
-
-    shape: tuple[int, ...] = ()
-    order = "C"
-    dtype: np.dtype[Any] = np.dtype("V")
-    numpy_array_alignment_bytes: int | None = None
-
-
-class _NdArray:
-    """Stands for ``numpy.ndarray`` in a pickle. The real class takes raw memory as the pointers of an array of objects."""
-
-
-def _reconstruct(kind: type, *_: object) -> Any:
-    """An empty array, whose content follows."""
-    if kind is not _NdArray:
-        raise pickle.UnpicklingError(f"an array of class '{kind.__name__}'")
-    return np.empty(0, np.int8)
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    """Bytes, as protocols before 3 write them."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"bytes in the encoding {encoding!r}")
-    return text.encode("latin1")
-
-
-def _check_dtype(dtype: np.dtype[Any]) -> None:
-    """Raise UnpicklingError if a pickle changed the flags of a type, for example to use numbers as the pointers of objects."""
-    if dtype.names is not None:
-        assert dtype.fields is not None
-        fields = [dtype.fields[name] for name in dtype.names]
-        for field in fields:
-            _check_dtype(field[0])
-        layout: Any = {
-            "names": dtype.names,
-            "formats": [field[0] for field in fields],
-            "offsets": [field[1] for field in fields],
-            "itemsize": dtype.itemsize,
-        }
-    elif dtype.subdtype is not None:
-        _check_dtype(dtype.subdtype[0])
-        layout = dtype.subdtype
-    else:
-        layout = dtype.str
-    same: np.dtype[Any] = np.dtype(layout, align=dtype.isalignedstruct)
-    if (same.flags, same.itemsize) != (dtype.flags, dtype.itemsize):
-        raise pickle.UnpicklingError(f"the array type '{dtype.str}' has wrong flags")
-
-
 class _Inert:
     """An object that accepts all that a pickle can do to an object, and does nothing."""
 
@@ -350,16 +308,14 @@ class _Inert:
     append = extend = add = __setstate__
 
 
-_STAND_INS: dict[str, Any] = {
-    "_codecs.encode": _encode,
-    "joblib.numpy_pickle.NumpyArrayWrapper": _JoblibArray,
-    "numpy.ndarray": _NdArray,
-    "numpy.core.multiarray._reconstruct": _reconstruct,
-    "numpy._core.multiarray._reconstruct": _reconstruct,
-}
-_SCANNED = {
-    "_codecs.encode": _encode,
-    "joblib.numpy_pickle.NumpyArrayWrapper": _JoblibArray,
-    "numpy.dtype": np.dtype,
+_SCANNED: dict[str, Any] = {
+    "_codecs.encode": arrays.encode,
+    "joblib.numpy_pickle.NumpyArrayWrapper": arrays.JoblibArray,
+    "numpy.dtype": arrays.new_dtype,
 }
 """The names that are not inert during a scan, because the length of joblib's arrays depends on them."""
+_STAND_INS = _SCANNED | {"numpy.ndarray": arrays.NdArray}
+for _core in ("numpy.core", "numpy._core"):
+    _STAND_INS[f"{_core}.multiarray._reconstruct"] = arrays.new_array
+    _STAND_INS[f"{_core}.multiarray.scalar"] = arrays.scalar
+    _STAND_INS[f"{_core}.numeric._frombuffer"] = arrays.from_buffer
