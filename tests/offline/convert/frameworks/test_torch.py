@@ -91,6 +91,8 @@ def test_zoo(name, tmp_path):
     exported = source.export(target, 21)
     for size in (1, 2, 5) if "image" not in source.signature.input_names else (8, 16):
         feeds = feeds_of(source, size, seed=size)
+        if (size, name) == (1, "norms"):
+            continue  # torch normalises no instance of one value
         wanted, tensors = source.forward(feeds), tuple(link.tensor for link in exported.links)
         found = run(target, feeds, tensors)
         values = source.values(feeds, [link.source for link in exported.links])
@@ -288,6 +290,36 @@ def test_a_decision_on_values_that_cannot_be_scripted_is_diagnosed(tmp_path):
     assert "test_torch.py" in caught.value.message
     assert "torch.cond" in caught.value.hint
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("datatype", [DataType.BOOL, DataType.FP32])
+def test_queries_without_keys_give_0(datatype, tmp_path):
+    def attend(q, mask):
+        return nn.functional.scaled_dot_product_attention(q, q, q, mask)
+
+    source = opened(attend, x("N", 2, "L", 4, name="q"), x("N", 1, 1, "L", name="mask", datatype=datatype))
+    source.export(tmp_path / "model.onnx", 21)
+    kept = np.array([[0, 0, 0], [1, 0, 1]], bool).reshape(2, 1, 1, 3)
+    mask = kept if datatype is DataType.BOOL else np.where(kept, 0, -np.inf).astype(np.float32)
+    feeds = {"q": np.ones((2, 2, 3, 4), np.float32), "mask": mask}
+    found, wanted = run(tmp_path / "model.onnx", feeds)["OUTPUT__0"], source.forward(feeds)["OUTPUT__0"]
+    assert not found[0].any()
+    np.testing.assert_allclose(found, wanted)
+
+
+def test_a_decision_on_a_size_holds_for_small_sizes(tmp_path):
+    class Short(nn.Module):
+        def forward(self, x):
+            if x.shape[1] > 4:
+                return x * 2
+            return x + 10
+
+    source = opened(Short(), x("N", "L"))
+    exported = source.export(tmp_path / "model.onnx", 21)
+    assert exported.exporter.startswith("torch.onnx scripted")
+    for size in (1, 3, 4, 5, 40):
+        feeds = {"x": np.ones((2, size), np.float32)}
+        np.testing.assert_allclose(run(tmp_path / "model.onnx", feeds)["OUTPUT__0"], source.forward(feeds)["OUTPUT__0"])
 
 
 def test_nothing_is_printed(tmp_path, capfd):

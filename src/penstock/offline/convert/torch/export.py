@@ -30,7 +30,7 @@ from penstock.errors import EngineUnavailable, Unsupported, WrongResult
 from penstock.offline.apart import apart
 from penstock.offline.convert.base import Exported, UnsupportedOperators
 from penstock.offline.convert.custom_ops import CustomOp
-from penstock.offline.convert.torch import links
+from penstock.offline.convert.torch import attention, links
 from penstock.offline.convert.torch.arguments import Flat
 from penstock.offline.convert.torch.diagnosis import Failure, diagnosis, missing_operators
 from penstock.tensor import Array
@@ -113,7 +113,10 @@ def _ways(job: Job, opset: int) -> Iterator[tuple[str, _Way]]:
 def _dynamo(job: Job, target: Path, opset: int) -> _Made:
     program = job.program if job.program is not None else _captured(job)
     translations = _by_operator(job, "onnx")
-    if decompositions := _by_operator(job, "torch"):
+    decompositions = _by_operator(job, "torch")
+    if any(map(attention.is_masked_attention, program.graph.nodes)):
+        decompositions = {**attention.decomposition(), **decompositions}
+    if decompositions:
         program = program.run_decompositions(decompositions)
     opset = max(opset, _LEAST_DYNAMO_OPSET)
     names = list(job.all_outputs or job.outputs)

@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind
 
 from penstock.offline.convert.base import Link
+from penstock.offline.convert.torch.attention import is_masked_attention
 
 Values = Callable[[Sequence[torch.Tensor], frozenset[str]], dict[str, torch.Tensor]]
 """Runs the model on flat tensors, and returns the values of the given names."""
@@ -147,8 +148,10 @@ def _placeholders(program: Any, tensors: Sequence[torch.Tensor]) -> Iterator[Any
 
 
 def _is_tensor(node: fx.Node) -> bool:
+    """True if the ONNX model has the value of ``node``. It corrects masked attention afterwards."""
     value = node.meta.get("val")
-    return node.op == "call_function" and isinstance(value, torch.Tensor) and not value.is_complex()
+    is_real = isinstance(value, torch.Tensor) and not value.is_complex()
+    return node.op == "call_function" and is_real and not is_masked_attention(node)
 
 
 def _scope(name: str) -> str:

@@ -214,7 +214,10 @@ def _fits(job: Job, tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _run(call: Callable[..., Any], *arguments: Any) -> Any:
+    is_fast = torch.backends.mha.get_fastpath_enabled()
     try:
+        # The fast path, which no exporter takes, gives NaN where the other path gives 0.
+        torch.backends.mha.set_fastpath_enabled(False)
         with torch.no_grad():
             return call(*arguments)
     except PenstockError:
@@ -225,6 +228,8 @@ def _run(call: Callable[..., Any], *arguments: Any) -> Any:
         if "can't allocate memory" in str(error):
             raise ResourceExhausted("there is not enough memory to run the module") from error
         raise InvalidInput(f"{type(error).__name__}: {reason_of(error)}") from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(is_fast)
 
 
 def _kept(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
