@@ -63,6 +63,14 @@ def _cnn(keras: Any) -> object:
     return keras.Model(image, layers.Softmax()(layers.Dense(6)(layers.GlobalAveragePooling2D()(x))))
 
 
+def _wide(keras: Any) -> object:
+    layers = keras.layers
+    image = keras.Input((6, 6, 16), name="image")
+    x = layers.Conv2D(32, 3, padding="same", activation="relu")(image)
+    x = layers.DepthwiseConv2D(3, depth_multiplier=4)(x)
+    return keras.Model(image, layers.Dense(20)(layers.GlobalAveragePooling2D()(x)))
+
+
 def _mobile(keras: Any) -> object:
     layers = keras.layers
     x = image = keras.Input((8, 8, 4), name="image")
@@ -121,6 +129,7 @@ MODELS = {
     "lite_embedding": ZooModel("tflite", _lite(_embedding)),
     "lite_float16": ZooModel("tflite", _lite(_cnn, "float16")),
     "lite_dynamic": ZooModel("tflite", _lite(_mlp, "dynamic")),
+    "lite_dynamic_cnn": ZooModel("tflite", _lite(_wide, "dynamic")),
     "lite_int8": ZooModel("tflite", _lite(_cnn, "int8")),
     "lite_uint8": ZooModel("tflite", _lite(_mobile, "uint8")),
     "lite_int8_inside": ZooModel("tflite", _lite(_mobile, "int8_inside")),

@@ -37,6 +37,7 @@ _TF2ONNX = (
     "tf2onnx>=1.17",
     "tensorflow-cpu>=2.18; platform_machine == 'x86_64'",
     "tensorflow>=2.18; platform_machine != 'x86_64'",
+    "ai-edge-litert>=2.0",
 )
 FORMATS = {
     entry.name: entry

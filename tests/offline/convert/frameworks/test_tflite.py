@@ -59,8 +59,11 @@ def inputs_for(signature: Signature, rows: int = 2) -> dict[str, np.ndarray]:
     return made
 
 
-def run(model: Path | bytes, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    session = onnxruntime.InferenceSession(model)
+def run(model: Path | bytes, inputs: dict[str, np.ndarray], *, as_written: bool = False) -> dict[str, np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    if as_written:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model, options)
     names = [one.name for one in session.get_outputs()]
     return dict(zip(names, session.run(None, inputs), strict=True))
 
@@ -100,6 +103,27 @@ def test_quantised_models_keep_their_integers(name: str, files: dict[str, Path],
         assert steps.mean() < 0.6
     kinds = [node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node]
     assert kinds.count("QuantizeLinear") > 2
+
+
+@pytest.mark.parametrize("name", ["lite_dynamic", "lite_dynamic_cnn"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_activations_of_integer_weights_are_quantised_as_litert_does(
+    name: str, rows: int, files: dict[str, Path], tmp_path: Path
+) -> None:
+    model = opened(files[name])
+    model.export(tmp_path / "model.onnx", 21)
+    onnx.checker.check_model(onnx.load(tmp_path / "model.onnx"), full_check=True)
+    inputs = inputs_for(model.signature, rows)
+    inputs |= {
+        input: array * np.arange(1, rows + 1).reshape(-1, *[1] * (array.ndim - 1)).astype("f")
+        for input, array in inputs.items()
+    }
+    got = run(tmp_path / "model.onnx", inputs, as_written=True)
+    for output, array in model.forward(inputs).items():
+        np.testing.assert_allclose(got[output], array, rtol=1e-4, atol=1e-5)
+    zeros = {input: np.zeros_like(array) for input, array in inputs.items()}
+    for output, array in run(tmp_path / "model.onnx", zeros, as_written=True).items():
+        np.testing.assert_allclose(array, model.forward(zeros)[output], rtol=1e-4, atol=1e-5)
 
 
 def test_biases_of_64_bits_become_floats(files: dict[str, Path], tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def function_of(model: Any, options: ConvertOptions) -> Function:
     flat = keras.tree.flatten(structure)
     names = _distinct([_tail(one.name) for one in flat])
     specs = tuple(tf.TensorSpec(one.shape, one.dtype, name) for one, name in zip(flat, names, strict=True))
-    output_names = _distinct([_tail(name) for name in getattr(model, "output_names", [])])
+    output_names = _distinct(getattr(model, "output_names", None) or [layer.name for layer in model.layers[-1:]])
 
     def call(given: Mapping[str, Any]) -> Mapping[str, Any]:
         found = model(keras.tree.pack_sequence_as(structure, [given[name] for name in names]), training=False)

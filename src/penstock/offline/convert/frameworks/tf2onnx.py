@@ -103,6 +103,7 @@ def converted(request: Request, opset: int) -> onnx.ModelProto:
                 ) from error
     if trouble.operators:
         raise UnsupportedOperators.of(list(dict.fromkeys(trouble.operators)))
+    _quantise_rows(model.graph)
     model = functions.inlined(model)
     if left := list(dict.fromkeys(_unknown(model.graph))):
         raise UnsupportedOperators.of(left)
@@ -231,6 +232,45 @@ def _call_function(graph: Any, node: Any, name: str, arguments: Any) -> Any:
     for one in list(node.attr):
         del node.attr[one]
     return node
+
+
+def _quantise_rows(graph: onnx.GraphProto) -> None:
+    """Quantise the activations of layers with integer weights row by row, as LiteRT does.
+
+    tf2onnx quantises all rows together, quantises even the bias, and leaves out convolutions.
+    """
+    constants = {one.name for one in graph.initializer}
+    makers = {name: node for node in graph.node for name in node.output}
+    for node in graph.node:
+        quantise = makers.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+        if quantise is not None and quantise.op_type == "DynamicQuantizeLinear":
+            name = quantise.input[0]
+            del node.input[:]
+            node.input.append(name)
+            is_bias = name in constants
+            node.op_type, node.domain = ("Identity", "") if is_bias else ("QuantisedRows", functions.DOMAIN)
+    kept: list[onnx.NodeProto] = []
+    for node in graph.node:
+        is_hybrid = (
+            node.op_type == "Conv"
+            and _is_dequantised(node.input[1], makers)
+            and not _is_dequantised(node.input[0], makers)
+        )
+        if is_hybrid:
+            made = f"{node.output[0]}_quantised"
+            kept.append(onnx.helper.make_node("QuantisedImages", [node.input[0]], [made], domain=functions.DOMAIN))
+            node.input[0] = made
+        if node.op_type != "DynamicQuantizeLinear":
+            kept.append(node)
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _is_dequantised(name: str, makers: Mapping[str, onnx.NodeProto]) -> bool:
+    """True if the tensor comes from integers, except for changes of its layout."""
+    while name in makers and makers[name].op_type in ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Pad"):
+        name = makers[name].input[0]
+    return name in makers and makers[name].op_type == "DequantizeLinear"
 
 
 def _repair(graph: onnx.GraphProto) -> None:

@@ -59,19 +59,43 @@ _BODIES = {
         z = Where(is_one, x, far)
     }""",
     "MulNoNan": "(x, y) => (z) { p = Mul(x, y)  is_zero = Equal(y, zero)  z = Where(is_zero, zero, p) }",
+    "QuantisedRows": """(x) => (z) {
+        last = Constant<value_ints = [-1]>()
+        least = ReduceMin(x, last)
+        low = Min(least, zero)
+        most = ReduceMax(x, last)
+        high = Max(most, zero)
+        range = Sub(high, low)
+        scale = Div(range, steps)
+        offset = Div(low, scale)
+        from_start = Sub(start, offset)
+        point = Round(from_start)
+        scaled = Div(x, scale)
+        moved = Add(scaled, point)
+        rounded = Round(moved)
+        clipped = Clip(rounded, start, end)
+        centred = Sub(clipped, point)
+        restored = Mul(centred, scale)
+        is_zero = Equal(range, zero)
+        z = Where(is_zero, x, restored)
+    }""",
     "TruncateMod": "(x, y) => (z) { z = Mod<fmod = 1>(x, y) }",
     "Xdivy": "(x, y) => (z) { q = Div(x, y)  is_zero = Equal(x, zero)  z = Where(is_zero, zero, q) }",
     "Xlogy": "(x, y) => (z) { l = Log(y)  p = Mul(x, l)  is_zero = Equal(x, zero)  z = Where(is_zero, zero, p) }",
 }
+_BODIES["QuantisedImages"] = _BODIES["QuantisedRows"].replace("[-1]", "[1, 2, 3]")
 _CONSTANTS = {
     "cubic": 0.044715,
     "half": 0.5,
     "inverse_root_two": math.sqrt(0.5),
     "one": 1.0,
     "root_two_over_pi": math.sqrt(2.0 / math.pi),
+    "start": -128.0,
+    "end": 127.0,
+    "steps": 255.0,
     "zero": 0.0,
 }
-OPERATORS = frozenset(_BODIES) | {"TFL_GELU"}
+OPERATORS = frozenset(_BODIES) - {"GeluErf", "GeluTanh", "QuantisedRows", "QuantisedImages"} | {"TFL_GELU"}
 """The operators that ``function_of`` gives a function."""
 
 
