@@ -36,6 +36,8 @@ from penstock.tensor import Array, DataType
 
 METADATA = "penstock.huggingface"
 """Key of the ONNX metadata with the architecture, the labels, and the names of the files beside the model."""
+_Known = dict[str, tuple[DataType, tuple[int | str, ...]]]
+"""Type and shape of inputs. A name in a shape is a free dimension."""
 _PAST, _ENCODED = "past_key_values", "encoder_hidden_states"
 _SIZES = {"batch": 2, "sequence": 5, "past_sequence": 3, "decoder_sequence": 4, "samples": 2_000}
 """Sizes of free dimensions in the traced call. They differ, so that the exporter does not take one for another."""
@@ -125,7 +127,7 @@ class HuggingFaceModel:
         self._inner.close()
 
 
-class NamedInputs(torch.nn.Module):
+class NamedInputs(torch.nn.Module):  # type: ignore[misc]
     """``model`` with tensors as inputs and a dictionary of tensors as its result."""
 
     def __init__(self, model: Any) -> None:
@@ -283,15 +285,15 @@ def _defaults(model: Any) -> list[str]:
     return [*names, "decoder_input_ids"] if config.is_encoder_decoder else names
 
 
-def _choices(model: Any, steps: bool) -> dict[str, tuple[DataType, tuple[int | str, ...]]]:
+def _choices(model: Any, steps: bool) -> _Known:
     """Type and shape of the inputs that are known from the configuration."""
     config = model.config
     ids, floats = DataType.INT64, DataType.FP32
-    text = dict.fromkeys(
-        ("input_ids", "attention_mask", "token_type_ids", "position_ids"), (ids, ("batch", "sequence"))
-    )
-    decoder = dict.fromkeys(("decoder_input_ids", "decoder_attention_mask"), (ids, ("batch", "decoder_sequence")))
-    found: dict[str, tuple[DataType, tuple[int | str, ...]]] = text | decoder
+    found: _Known = {}
+    for name in ("input_ids", "attention_mask", "token_type_ids", "position_ids"):
+        found[name] = (ids, ("batch", "sequence"))
+    for name in ("decoder_input_ids", "decoder_attention_mask"):
+        found[name] = (ids, ("batch", "decoder_sequence"))
     if steps:
         found["attention_mask"] = (ids, ("batch", "total_sequence"))
     vision = getattr(config, "vision_config", config)
@@ -308,13 +310,11 @@ def _choices(model: Any, steps: bool) -> dict[str, tuple[DataType, tuple[int | s
     return found
 
 
-def _specs(
-    model: Any, names: Sequence[str], declared: Mapping[str, InputSpec]
-) -> dict[str, tuple[DataType, tuple[int | str, ...]]]:
+def _specs(model: Any, names: Sequence[str], declared: Mapping[str, InputSpec]) -> _Known:
     """Type and shape of each input, as declared or else as known."""
     steps = _PAST in names
     choices = _choices(model, steps)
-    found: dict[str, tuple[DataType, tuple[int | str, ...]]] = {}
+    found: _Known = {}
     for name in names:
         if name == _PAST:
             found |= _past(model)
@@ -330,7 +330,7 @@ def _specs(
     return found
 
 
-def _past(model: Any) -> dict[str, tuple[DataType, tuple[int | str, ...]]]:
+def _past(model: Any) -> _Known:
     """The keys and values of the layers, with the shapes that the model itself gives them."""
     with torch.no_grad():
         outputs = model(torch.zeros(1, 2, dtype=torch.int64), use_cache=True, return_dict=True)
@@ -347,9 +347,7 @@ def _past(model: Any) -> dict[str, tuple[DataType, tuple[int | str, ...]]]:
     }
 
 
-def _sample(
-    specs: Mapping[str, tuple[DataType, tuple[int | str, ...]]], given: Mapping[str, Array], config: Any
-) -> dict[str, Array]:
+def _sample(specs: _Known, given: Mapping[str, Array], config: Any) -> dict[str, Array]:
     """The traced call: arrays of the user, and plausible ones."""
     rng, found = np.random.default_rng(0), {}
     ids = {"token_type_ids": 2, "position_ids": 2}

@@ -124,7 +124,7 @@ class JaxModel:
         self._compiled.clear_cache()
 
     def _flat(self, *arrays: Any) -> list[Any]:
-        return jax.tree.leaves(self._function(*arrays))
+        return list(jax.tree.leaves(self._function(*arrays)))
 
     def _written(self, way: str, symbolic: Sequence[Any], opset: int, calls: Path) -> _Written:
         is_patched = way == "patched"
@@ -139,7 +139,7 @@ class JaxModel:
             input_names=[spec.name for spec in self._specs],
         )
         self._name_outputs(proto)
-        sample = dict(zip(self.signature.input_names, self._arrays(2), strict=True)) | self._sample
+        sample = dict(zip(self.signature.input_names, self._arrays(2), strict=True)) | dict(self._sample)
         random = tuple(f"{one.op_type} ({one.name})" for one in proto.graph.node if one.op_type in _RANDOM)
         return _Written(way, proto, random, _is_close(proto, sample, self.forward(sample)))
 

@@ -52,7 +52,8 @@ def missing_operators(closed: Any) -> list[UnsupportedOperator]:
     equations = list(_all(closed.jaxpr))
     unknown = [one for one in equations if one[0].primitive.name not in PLUGIN_REGISTRY]
     complex_ones = [one for one in equations if any(out.aval.dtype.kind == "c" for out in one[0].outvars)]
-    return [_unsupported(eqn, where) for eqn, where in unknown or complex_ones]
+    way_out = "write the computation with other functions of jax.numpy, or update jax2onnx"
+    return [UnsupportedOperator(eqn.primitive.name, where, way_out) for eqn, where in unknown or complex_ones]
 
 
 def failed_operator(error: BaseException) -> UnsupportedOperator | None:
@@ -63,12 +64,9 @@ def failed_operator(error: BaseException) -> UnsupportedOperator | None:
             found = step.tb_frame.f_locals.get("eqn", found)
             where = (found is not None and _where(found)) or where
         step = step.tb_next
-    return None if found is None else _unsupported(found, where)
-
-
-def _unsupported(equation: Any, where: str) -> UnsupportedOperator:
-    way_out = "write the computation with other functions of jax.numpy, or update jax2onnx"
-    return UnsupportedOperator(equation.primitive.name, where, way_out)
+    reason = next(iter(str(error).splitlines()), "")[:200]
+    way_out = f"write it with other functions of jax.numpy, or give free dimensions a size; jax2onnx reports: {reason}"
+    return None if found is None else UnsupportedOperator(found.primitive.name, where, way_out)
 
 
 def _patched(function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
