@@ -16,7 +16,7 @@ from penstock.artifact import Format, format_of, listed
 from penstock.bundle.evidence import Evidence
 from penstock.bundle.titles import variant_title
 from penstock.cli import options
-from penstock.cli.sources import runnable
+from penstock.cli.flags.sources import runnable
 from penstock.cli.views.tables import make_console
 from penstock.dataset import Dataset
 from penstock.engines.registry import engine_title, engines_for

@@ -17,7 +17,7 @@ from penstock.bundle.manifest import Manifest
 from penstock.bundle.open import Bundle, is_bundle, open_bundle
 from penstock.bundle.titles import outcome, steps_title, title, variant_title, verdict
 from penstock.cli import options
-from penstock.cli.sources import is_source, runnable
+from penstock.cli.flags.sources import is_source, runnable
 from penstock.cli.views.sizes import show_sizes
 from penstock.cli.views.tables import make_console, print_table
 from penstock.engines.registry import is_available

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock.artifact import local_path
-from penstock.cli.quantities import parse_milliseconds, parse_share
+from penstock.cli.flags.quantities import parse_milliseconds, parse_share
 from penstock.errors import NotFound
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.metric_table import METRICS

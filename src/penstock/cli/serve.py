@@ -10,7 +10,7 @@ import typer
 
 from penstock.artifact import listed
 from penstock.cli.flags.server_options import ServerSettings, with_server_options
-from penstock.cli.sources import runnable
+from penstock.cli.flags.sources import runnable
 from penstock.online.repository.layout import check_filled
 from penstock.online.server import app
 from penstock.online.server.application import Ready

@@ -192,7 +192,7 @@ def matrix_spec(options: ConvertOptions, features: int) -> TensorSpec:
         names = ", ".join(name for name, _, _ in declared)
         raise InvalidArgument(f"the model has one input, but {len(declared)} are declared: {names}", hint)
     name, datatype, shape = declared[0]
-    if shape is not None and (len(shape) != 2 or shape[1] not in (features, -1) and isinstance(shape[1], int)):
+    if shape is not None and (len(shape) != 2 or (shape[1] not in (features, -1) and isinstance(shape[1], int))):
         raise InvalidArgument(
             f"input '{name}' has shape {list(shape)}, but the model takes rows of {features} features", hint
         )

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import onnx
 import skl2onnx
-import skops.io
 import sklearn
+import skops.io
 from onnx import helper
 from skl2onnx._supported_operators import sklearn_operator_name_map
 from skl2onnx.common import data_types

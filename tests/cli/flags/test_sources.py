@@ -9,7 +9,7 @@ import pytest
 import models
 from benchmarks.zoo.caffe import MODELS
 from bundles import packed
-from penstock.cli.sources import is_source, runnable
+from penstock.cli.flags.sources import is_source, runnable
 
 
 @pytest.fixture(autouse=True)
