@@ -78,6 +78,11 @@ def test_files_of_joblib_are_loaded(tmp_path, compress):
     assert same(load_trusted(tmp_path / "m.joblib", BASIC), joblib.load(tmp_path / "m.joblib"))
 
 
+def test_an_array_alone_is_loaded(tmp_path):
+    joblib.dump(np.arange(3), tmp_path / "m.joblib")
+    assert load_trusted(tmp_path / "m.joblib", BASIC).tolist() == [0, 1, 2]
+
+
 def test_random_numbers_continue():
     state = np.random.RandomState(3)
     found = load_trusted(pickle.dumps([state, np.random.default_rng(4)]), BASIC)

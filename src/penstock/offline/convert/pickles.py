@@ -198,7 +198,8 @@ def _pickle(source: Path | bytes) -> bytes:
 def _scan(data: bytes) -> set[tuple[str, str]]:
     stream, found = io.BytesIO(data), set[tuple[str, str]]()
     make = functools.partial(_Scanner, found=found)
-    if _run(make, stream) == _TORCH_MAGIC:
+    first = _run(make, stream)
+    if isinstance(first, int) and first == _TORCH_MAGIC:
         for _ in range(_TORCH_PICKLES - 1):
             _run(make, stream)
     return found

@@ -20,7 +20,7 @@ _SENT: Sequence[wire.Answer] = (
     wire.Opened("Fake", "1", Signature((_SPEC,), (_SPEC,)), {"x": (Axis(0, "batch"),)}, ("note",)),
     wire.Arrays({"x": np.arange(6, dtype=np.float32).reshape(2, 3), "t": np.array([b"a", b"bc"], np.object_)}),
     wire.Written(Exported("fake", (Link("a", "b", "c"),), ("d",), ("e",))),
-    wire.Failed("NotFound", "no", "", (UnsupportedOperator("op", "there", "avoid it"),)),
+    wire.Refused("NotFound", "no", "", (UnsupportedOperator("op", "there", "avoid it"),)),
 )
 
 

@@ -41,7 +41,7 @@ MESSAGES = [
     wire.Opened("TensorFlow", "2", Signature((SPEC,), (SPEC,)), {"x": (Axis(0, "batch"),)}, ("a note",)),
     wire.Arrays({"x": np.arange(6, dtype=np.float64).reshape(2, 3), "y": np.zeros((0, 5), ml_dtypes.bfloat16)}),
     wire.Written(Exported("tf2onnx 1", (Link("a", "b", "c"),), ("d",), ("e",))),
-    wire.Failed("NotFound", "message", "hint", (UnsupportedOperator("op", "where", "way out"),)),
+    wire.Refused("NotFound", "message", "hint", (UnsupportedOperator("op", "where", "way out"),)),
 ]
 
 
@@ -139,7 +139,7 @@ def test_arrays_cannot_share_bytes():
 
 @pytest.mark.parametrize("shape", [(-1,), (1 << 62, 1 << 62), (1,) * 65, (math.comb(60, 30),)])
 def test_shapes_that_no_array_has_are_errors(shape):
-    header, body = frame(wire.Failed("", ""))
+    header, body = frame(wire.Refused("", ""))
     header = msgspec.msgpack.encode({"type": "Arrays", "arrays": {"x": ("FP32", shape, 0)}})
     with pytest.raises(InvalidData, match="malformed"):
         decoded(header, body)

@@ -67,7 +67,7 @@ class RemoteSource:
         self.close()
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        return self._call(wire.Forward(dict(inputs)), wire.Arrays).arrays
+        return self._call(wire.Compute(dict(inputs)), wire.Arrays).arrays
 
     def values(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
         return self._call(wire.Values(dict(inputs), tuple(names)), wire.Arrays).arrays
@@ -110,11 +110,11 @@ class RemoteSource:
         parts = wire.encode(question)
         try:
             header, body = process.ask(parts)
-            answer: T | wire.Failed = wire.decode(header, body, kind | wire.Failed)
+            answer: T | wire.Refused = wire.decode(header, body, kind | wire.Refused)
         except BaseException:  # Otherwise the next call could read the answer to this one.
             self._end()
             raise
-        if isinstance(answer, wire.Failed):
+        if isinstance(answer, wire.Refused):
             raise _revived(answer)
         return answer
 
@@ -124,13 +124,13 @@ class RemoteSource:
             self._process = None
 
 
-def _revived(failed: wire.Failed) -> PenstockError:
-    message, hint = bounded(failed.message, _SHOWN_BYTES), bounded(failed.hint)
-    if failed.kind == UnsupportedOperators.__name__:
+def _revived(refused: wire.Refused) -> PenstockError:
+    message, hint = bounded(refused.message, _SHOWN_BYTES), bounded(refused.hint)
+    if refused.kind == UnsupportedOperators.__name__:
         error = UnsupportedOperators(message, hint)
-        error.operators = failed.operators
+        error.operators = refused.operators
         return error
-    return revive(failed.kind, message, hint)
+    return revive(refused.kind, message, hint)
 
 
 def _check(signature: Signature, axes: Mapping[str, Sequence[Axis]]) -> None:

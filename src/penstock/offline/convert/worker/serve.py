@@ -41,8 +41,8 @@ def serve(
         answers.flush()
 
 
-def _answered(model: SourceModel, question: wire.Forward | wire.Values | wire.Export) -> wire.Answer:
-    if isinstance(question, wire.Forward):
+def _answered(model: SourceModel, question: wire.Compute | wire.Values | wire.Export) -> wire.Answer:
+    if isinstance(question, wire.Compute):
         return wire.Arrays(dict(model.forward(question.inputs)))
     if isinstance(question, wire.Values):
         values = model.values(question.inputs, question.names)
@@ -57,16 +57,16 @@ def _has_datatype(array: Array) -> bool:
         return False
 
 
-def _failed(error: Exception) -> wire.Failed:
+def _failed(error: Exception) -> wire.Refused:
     if isinstance(error, PenstockError):
         operators = error.operators if isinstance(error, UnsupportedOperators) else ()
-        return wire.Failed(type(error).__name__, _valid(error.message), _valid(error.hint), operators)
+        return wire.Refused(type(error).__name__, _valid(error.message), _valid(error.hint), operators)
     if isinstance(error, MemoryError):
-        return wire.Failed(
+        return wire.Refused(
             "ResourceExhausted", "the source needs more memory than the limit", "use a machine with more memory"
         )
     told = shortened(str(error).strip().partition("\n")[0], 400)
-    return wire.Failed(
+    return wire.Refused(
         "PenstockError",
         f"{type(error).__name__}: {told}" if told else type(error).__name__,
         "check that the framework itself runs the model",

@@ -34,7 +34,7 @@ class Open(msgspec.Struct, tag=True):
     options: ConvertOptions
 
 
-class Forward(msgspec.Struct, tag=True):
+class Compute(msgspec.Struct, tag=True):
     inputs: dict[str, Array]
 
 
@@ -65,7 +65,7 @@ class Written(msgspec.Struct, tag=True):
     exported: Exported
 
 
-class Failed(msgspec.Struct, tag=True):
+class Refused(msgspec.Struct, tag=True):
     """A call raised an error. ``kind`` is the name of its class."""
 
     kind: str
@@ -74,8 +74,8 @@ class Failed(msgspec.Struct, tag=True):
     operators: tuple[UnsupportedOperator, ...] = ()
 
 
-Question = Open | Forward | Values | Export
-Answer = Opened | Arrays | Written | Failed
+Question = Open | Compute | Values | Export
+Answer = Opened | Arrays | Written | Refused
 
 
 def encode(message: Question | Answer) -> list[bytes | memoryview]:
