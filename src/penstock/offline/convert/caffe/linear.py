@@ -68,7 +68,7 @@ class BatchNorm(Layer):
         return found
 
 
-class Scale(Layer):
+class ScaleLayer(Layer):
     """Multiplies by weights, or by its second input, along some axes, and adds a bias if it has one."""
 
     parameter = "scale_param"
@@ -103,7 +103,7 @@ class Scale(Layer):
         return found if bias is None else str(to.node("Add", found, bias))
 
 
-class Bias(Scale):
+class Bias(ScaleLayer):
     parameter = "bias_param"
 
     def run(self, *bottoms: Array) -> Array:
@@ -210,7 +210,7 @@ class Softmax(Layer):
 LAYERS: dict[str, type[Layer]] = {
     "InnerProduct": InnerProduct,
     "BatchNorm": BatchNorm,
-    "Scale": Scale,
+    "Scale": ScaleLayer,
     "Bias": Bias,
     "Embed": Embed,
     "MVN": MeanVariance,
