@@ -155,7 +155,8 @@ class MeanVariance(Layer):
     def run(self, *bottoms: Array) -> Array:
         (x,) = bottoms
         axes = self._axes(x.ndim)
-        found = x - x.mean(axes, keepdims=True)
+        # A constant image has no variance, so any rounding of its mean would decide the result.
+        found = x - x.mean(axes, np.float64, keepdims=True).astype(np.float32)
         if self.given.get("normalize_variance", True):
             found = found / (
                 np.sqrt((found * found).mean(axes, keepdims=True)) + np.float32(self.given.get("eps", 1e-9))
