@@ -34,7 +34,7 @@ _ZERO_LENGTHS = 14
 
 
 def upgrade(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """``proto`` with the standard operators of ``opset``, or ``proto`` itself if it has them, newer ones or none. Raises Unsupported."""
+    """``proto`` with the standard operators of ``opset``, or ``proto`` itself if it needs no change. Raises Unsupported."""
     version = opset_of(proto)
     if version >= opset or not version:
         return proto

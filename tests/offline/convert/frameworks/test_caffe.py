@@ -7,27 +7,17 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from benchmarks.zoo.caffe import MODELS, Network, caffemodel
+from benchmarks.zoo.caffe import MODELS
+from caffe_networks import image, opened
 from converted import differences, export, inputs_of
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, NotFound, PenstockError, Unsupported
-from penstock.offline.convert.base import ConvertOptions, InputSpec, SourceModel, UnsupportedOperators
+from penstock.offline.convert.base import ConvertOptions, InputSpec
 from penstock.offline.convert.frameworks.caffe import CONVERTER
 from penstock.tensor import DataType
 
 WORKING = [name for name, model in MODELS.items() if not model.diagnosis]
 INPUT = 'input: "data" input_dim: 1 input_dim: 2 input_dim: {} input_dim: {}\n'
-
-
-def opened(net: Network, folder: Path, options: ConvertOptions = ConvertOptions()) -> SourceModel:  # noqa: B008 - frozen
-    return CONVERTER.open(net.write(folder, "net"), options)
-
-
-def image(*shape: int) -> Network:
-    dims = " ".join(f"dim: {dim}" for dim in shape)
-    return Network(f'input: "data" input_shape {{ {dims} }}\n')
 
 
 @pytest.mark.parametrize("name", WORKING)
@@ -67,15 +57,6 @@ def test_a_link_names_the_layer_and_its_line(tmp_path: Path) -> None:
     assert "layer 'res2' (Eltwise)" in links["res2/res2"]
 
 
-def test_a_network_for_training_gives_the_one_for_inference(tmp_path: Path) -> None:
-    model = MODELS["trained"]
-    source = CONVERTER.open(model.make(tmp_path), model.options)
-    assert source.signature.input_names == ["data"]
-    assert source.signature.output_names == ["ip"]
-    warnings = export(source, tmp_path / "model.onnx").warnings
-    assert [warning.split("'")[1] for warning in warnings] == ["accuracy", "loss"]
-
-
 def test_a_missing_shape_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="the shape of input 'data' is not in the network") as caught:
         CONVERTER.open(MODELS["trained"].make(tmp_path), ConvertOptions())
@@ -83,22 +64,6 @@ def test_a_missing_shape_is_asked_for(tmp_path: Path) -> None:
     sample = {"data": np.zeros((2, 1, 28, 28), np.float32)}
     source = CONVERTER.open(MODELS["trained"].make(tmp_path), ConvertOptions(sample=sample))
     assert source.signature.inputs[0].shape == (-1, 1, 28, 28)
-
-
-def test_unsupported_layers_are_listed_together(tmp_path: Path) -> None:
-    net = image(1, 2, 8, 8)
-    net.add("lstm", "LSTM", "data")
-    net.add("pool", "Pooling", "lstm", "pooling_param { pool: STOCHASTIC }")
-    net.add("norm", "BatchNorm", "pool", "batch_norm_param { use_global_stats: false }")
-    net.weights["x"] = [net.random(1)]
-    with pytest.raises(UnsupportedOperators) as caught:
-        opened(net, tmp_path)
-    found = [(one.op, one.where) for one in caught.value.operators]
-    assert found == [
-        ("LSTM", "layer 'lstm', line 2"),
-        ("Pooling with 'pool: STOCHASTIC'", "layer 'pool' (Pooling, line 3)"),
-        ("BatchNorm with 'use_global_stats: false'", "layer 'norm' (BatchNorm, line 4)"),
-    ]
 
 
 def test_outputs_can_be_chosen(tmp_path: Path) -> None:
@@ -174,70 +139,11 @@ def test_weights_elsewhere_and_the_weights_alone(tmp_path: Path) -> None:
     assert CONVERTER.open(path, ConvertOptions(weights=moved)).signature.output_names == ["prob"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "is empty"),
-        ("# nothing\n", "the network has no layer"),
-        ("net: 'train_val.prototxt'\nbase_lr: 0.01\n", "the network has no layer"),
-        ("hello world", "line 1: 'world' is not expected here"),
-        ('layer { name: "a"\n type: "ReLU"\n', "the network ends within the message of line 1"),
-        ('layer { name: "a" type: "ReLU" bottom: "data" top: "a" }', "no earlier layer writes its input 'data'"),
-        ('layer { name: 3 type: "ReLU" }', "line 1: 'name' must be a text, got '3'"),
-        ("layers { layer { name: 'conv1' type: 'conv' } }", "format V0"),
-        ('input: "data" layer { type: "ReLU" bottom: "data" }', "it must have different outputs"),
-        ('input: "data" input: "b" input_dim: 1 input_dim: 1 input_dim: 1 input_dim: 1', "2 input"),
-        ("layer {" * 100, "nested deeper than 64"),
-        ('layer { type: "Convolution" type: [ "a", "b" ] }', "cannot be converted: b"),
-    ],
-)
-def test_broken_networks_are_explained(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "net.prototxt").write_text(text)
-    (tmp_path / "net.caffemodel").write_bytes(caffemodel({"a": [np.ones(1, np.float32)]}))
-    with pytest.raises(PenstockError, match=message):
-        CONVERTER.open(tmp_path / "net.prototxt", ConvertOptions())
-
-
 def test_a_binary_file_as_the_network(tmp_path: Path) -> None:
     MODELS["lenet"].make(tmp_path)
     (tmp_path / "lenet.prototxt").write_bytes((tmp_path / "lenet.caffemodel").read_bytes())
     with pytest.raises(InvalidModel, match="not text, but binary data"):
         CONVERTER.open(tmp_path / "lenet.prototxt", ConvertOptions())
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "message"),
-    [
-        ("Convolution", "convolution_param { num_output: 4 kernel_size: 3 }", "needs 2 blob"),
-        ("Convolution", "convolution_param { num_output: 4 }", "'kernel_size' is"),
-        (
-            "Convolution",
-            "convolution_param { num_output: 3 kernel_size: 3 group: 2 }",
-            "cannot be divided into 2 group",
-        ),
-        ("Convolution", "convolution_param { num_output: 4 kernel_size: 3 pad: 1000000000 }", "needs 2 blob"),
-        ("Pooling", "pooling_param { kernel_size: 2 stride: 0 }", "'stride' is"),
-        ("Pooling", "pooling_param { kernel_size: 2 pad: 2 }", "lies outside"),
-        ("Pooling", "pooling_param { kernel_size: 1 stride: 7 }", "lies outside"),
-        ("LRN", "lrn_param { local_size: 4 }", "must be an odd number"),
-        ("Concat", "concat_param { axis: 9 }", "'axis' is 9, but its input has 4 dimensions"),
-        ("Slice", "slice_param { slice_point: 9 }", "does not divide 2 into 1 part|does not divide 2"),
-        ("Reshape", "reshape_param { shape { dim: 7 } }", "cannot reshape"),
-        ("Tile", "tile_param { tiles: 1000000000 }", "too large"),
-        ("Permute", "permute_param { order: 0 order: 0 }", "'order' is"),
-        ("Eltwise", "eltwise_param { coeff: 1 coeff: 2 }", "2 coefficient"),
-        ("Log", "log_param { base: -3 }", "'base' must be positive"),
-        ("PriorBox", "prior_box_param { min_size: -1 }", "do not fit|unpack"),
-        ("InnerProduct", "inner_product_param { num_output: 4 }", "needs 1 blob"),
-    ],
-)
-def test_wrong_parameters_name_the_layer(kind: str, text: str, message: str, tmp_path: Path) -> None:
-    net = image(1, 2, 6, 6)
-    net.add("guilty", kind, "data", text)
-    net.weights["other"] = [net.random(1)]
-    with pytest.raises(InvalidModel, match=message) as caught:
-        opened(net, tmp_path)
-    assert f"layer 'guilty' ({kind}, line 2)" in caught.value.message
 
 
 def test_no_damaged_byte_of_the_text_causes_a_traceback(tmp_path: Path) -> None:
@@ -248,63 +154,6 @@ def test_no_damaged_byte_of_the_text_causes_a_traceback(tmp_path: Path) -> None:
         path.write_bytes(text[:place] + bytes([byte]) + text[place + 1 :])
         with contextlib.suppress(PenstockError):
             CONVERTER.open(path, ConvertOptions())
-
-
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    kind=st.sampled_from(["MAX", "AVE", "Convolution", "Deconvolution"]),
-    size=st.tuples(st.integers(4, 12), st.integers(4, 12)),
-    kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    stride=st.integers(1, 4),
-    pad=st.integers(0, 3),
-    dilation=st.integers(1, 2),
-)
-def test_windows_of_any_geometry(
-    kind: str,
-    size: tuple[int, int],
-    kernel: tuple[int, int],
-    stride: int,
-    pad: int,
-    dilation: int,
-    tmp_path: Path,
-) -> None:
-    net = image(1, 2, *size)
-    text = f"kernel_h: {kernel[0]} kernel_w: {kernel[1]} stride: {stride} pad: {pad}"
-    if kind in ("MAX", "AVE"):
-        net.add("y", "Pooling", "data", f"pooling_param {{ pool: {kind} {text} }}")
-        net.weights["x"] = [net.random(1)]
-    else:
-        text = f"convolution_param {{ num_output: 4 group: 2 dilation: {dilation} {text} }}"
-        net.add(
-            "y",
-            kind,
-            "data",
-            text,
-            blobs=[net.random(*((4, 1) if kind == "Convolution" else (2, 2)), *kernel), net.random(4)],
-        )
-    try:
-        source = opened(net, tmp_path, ConvertOptions(dynamic={"data": {0: "n", 2: "h", 3: "w"}}))
-    except InvalidArgument:
-        return  # a window larger than the image
-    exported = source.export(tmp_path / "model.onnx", 21)
-    for more in (0, 1, 3):
-        array = np.random.default_rng(more).normal(size=(2, 2, size[0] + more, size[1] + 2 * more)).astype(np.float32)
-        try:
-            source.forward({"data": array})
-        except InvalidInput:
-            continue
-        assert not differences(source, exported, tmp_path / "model.onnx", {"data": array})
-
-
-def test_no_box_gives_rows_of_minus_one(tmp_path: Path) -> None:
-    path = MODELS["ssd"].make(tmp_path)
-    assert isinstance(path, Path)
-    path.write_text(path.read_text().replace("confidence_threshold: 0.4", "confidence_threshold: 2"))
-    source = CONVERTER.open(path, ConvertOptions())
-    exported = export(source, tmp_path / "model.onnx")
-    inputs = inputs_of(source, 2)
-    np.testing.assert_array_equal(source.forward(inputs)["detection_out"], np.full((1, 1, 2, 7), -1))
-    assert not differences(source, exported, tmp_path / "model.onnx", inputs)
 
 
 @pytest.mark.parametrize("opset", [19, 23])
@@ -319,15 +168,3 @@ def test_an_opset_that_is_too_old(tmp_path: Path) -> None:
     source = CONVERTER.open(MODELS["lenet"].make(tmp_path), ConvertOptions())
     with pytest.raises(Unsupported, match="cannot be written with opset 11"):
         source.export(tmp_path / "model.onnx", 11)
-
-
-def test_several_layers_with_one_name(tmp_path: Path) -> None:
-    net = image(1, 3)
-    net.add("a", "Power", "data", "power_param { shift: 1 }", "x")
-    for _ in range(3):
-        net.add("relu", "ReLU", "x", "", "x")
-    net.add("x/relu", "Sigmoid", "x")
-    net.weights["y"] = [net.random(1)]
-    source = opened(net, tmp_path)
-    exported = export(source, tmp_path / "model.onnx")
-    assert not differences(source, exported, tmp_path / "model.onnx", inputs_of(source, 2))

@@ -11,15 +11,15 @@ import numpy as np
 
 from penstock.errors import InvalidModel
 from penstock.offline.convert.caffe.layer import Layer, Shape, Writer, scalar
-from penstock.offline.convert.caffe.prototxt import Message
+from penstock.offline.convert.caffe.prototxt import TextMessage
 from penstock.tensor import Array
 
 
 class Function(Layer):
     """A function of one value. ``values`` and ``nodes`` compute it; both get the parameters."""
 
-    values: ClassVar[Callable[[Array, Message], Array]]
-    nodes: ClassVar[Callable[[Writer, str, Message], str]]
+    values: ClassVar[Callable[[Array, TextMessage], Array]]
+    nodes: ClassVar[Callable[[Writer, str, TextMessage], str]]
 
     def run(self, *bottoms: Array) -> Array:
         (x,) = bottoms
@@ -31,25 +31,25 @@ class Function(Layer):
 
 
 def function(
-    parameter: str, values: Callable[[Array, Message], Array], nodes: Callable[[Writer, str, Message], Any]
+    parameter: str, values: Callable[[Array, TextMessage], Array], nodes: Callable[[Writer, str, TextMessage], Any]
 ) -> type[Layer]:
     """The class of the layers that compute ``values``, and that ONNX computes by ``nodes``."""
     body = {"parameter": parameter, "values": staticmethod(values), "nodes": staticmethod(nodes)}
     return type("Function", (Function,), body)
 
 
-def _affine(to: Writer, x: str, given: Message) -> str:
+def _affine(to: Writer, x: str, given: TextMessage) -> str:
     """``scale * x + shift``."""
     scale, shift = given.get("scale", 1.0), given.get("shift", 0.0)
     x = to.node("Mul", x, scalar(scale)) if scale != 1 else x
     return to.node("Add", x, scalar(shift)) if shift else x
 
 
-def _shifted(x: Array, given: Message) -> Array:
+def _shifted(x: Array, given: TextMessage) -> Array:
     return np.asarray(given.get("scale", 1.0) * x + given.get("shift", 0.0), np.float32)
 
 
-def _log_of_base(given: Message) -> float:
+def _log_of_base(given: TextMessage) -> float:
     """The natural logarithm of ``base``; -1 stands for e."""
     base = given.get("base", -1.0)
     if base != -1 and base <= 0:
@@ -57,12 +57,12 @@ def _log_of_base(given: Message) -> float:
     return 1.0 if base == -1 else math.log(base)
 
 
-def _write_relu(to: Writer, x: str, given: Message) -> Any:
+def _write_relu(to: Writer, x: str, given: TextMessage) -> Any:
     slope = given.get("negative_slope", 0.0)
     return to.node("LeakyRelu", x, alpha=slope) if slope else to.node("Relu", x)
 
 
-def _write_power(to: Writer, x: str, given: Message) -> Any:
+def _write_power(to: Writer, x: str, given: TextMessage) -> Any:
     power = given.get("power", 1.0)
     base = _affine(to, x, given)
     if power == 2:

@@ -15,7 +15,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from penstock.errors import InvalidModel
-from penstock.offline.convert.caffe.prototxt import Message
+from penstock.offline.convert.caffe.prototxt import TextMessage
 from penstock.tensor import Array
 
 Shape: TypeAlias = tuple[int, ...]
@@ -29,7 +29,7 @@ class Layer:
     parameter: ClassVar[str] = ""
     """The field with the parameters of this type of layer."""
 
-    def __init__(self, fields: Message, kind: str, blobs: Sequence[Array] = ()) -> None:
+    def __init__(self, fields: TextMessage, kind: str, blobs: Sequence[Array] = ()) -> None:
         self.fields, self.kind, self.blobs = fields, kind, list(blobs)
         self.name = fields.get("name", "") or f"{kind} in line {fields.line}"
         self.bottoms, self.tops = fields.all("bottom", str), fields.all("top", str)

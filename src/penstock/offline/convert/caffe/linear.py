@@ -68,7 +68,7 @@ class BatchNorm(Layer):
         return found
 
 
-class Scale(Layer):
+class ScaleLayer(Layer):
     """Multiplies by weights, or by its second input, along some axes, and adds a bias if it has one."""
 
     parameter = "scale_param"
@@ -103,7 +103,7 @@ class Scale(Layer):
         return found if bias is None else str(to.node("Add", found, bias))
 
 
-class Bias(Scale):
+class Bias(ScaleLayer):
     parameter = "bias_param"
 
     def run(self, *bottoms: Array) -> Array:
@@ -155,7 +155,8 @@ class MeanVariance(Layer):
     def run(self, *bottoms: Array) -> Array:
         (x,) = bottoms
         axes = self._axes(x.ndim)
-        found = x - x.mean(axes, keepdims=True)
+        # A constant image has no variance, so any rounding of its mean would decide the result.
+        found = x - x.mean(axes, np.float64, keepdims=True).astype(np.float32)
         if self.given.get("normalize_variance", True):
             found = found / (
                 np.sqrt((found * found).mean(axes, keepdims=True)) + np.float32(self.given.get("eps", 1e-9))
@@ -210,7 +211,7 @@ class Softmax(Layer):
 LAYERS: dict[str, type[Layer]] = {
     "InnerProduct": InnerProduct,
     "BatchNorm": BatchNorm,
-    "Scale": Scale,
+    "Scale": ScaleLayer,
     "Bias": Bias,
     "Embed": Embed,
     "MVN": MeanVariance,

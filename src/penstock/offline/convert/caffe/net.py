@@ -15,7 +15,7 @@ from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, Resourc
 from penstock.offline.convert.base import UnsupportedOperator, UnsupportedOperators
 from penstock.offline.convert.caffe import detection, elementwise, linear, shape, windows
 from penstock.offline.convert.caffe.layer import Layer, Shape, Writer, check_size
-from penstock.offline.convert.caffe.prototxt import Message
+from penstock.offline.convert.caffe.prototxt import TextMessage
 from penstock.tensor import Array
 
 _LAYERS = {
@@ -42,7 +42,9 @@ class Step(NamedTuple):
 class Net:
     """The layers that inference needs. ``inputs`` are the names of the inputs, with their shapes as far as the file says them."""
 
-    def __init__(self, fields: Message, weights: Mapping[str, Sequence[Array]], outputs: Sequence[str] = ()) -> None:
+    def __init__(
+        self, fields: TextMessage, weights: Mapping[str, Sequence[Array]], outputs: Sequence[str] = ()
+    ) -> None:
         """``outputs`` are the tensors to compute; by default, all that no layer reads. Raises InvalidModel, UnsupportedOperators."""
         self.inputs = _declared(fields)
         self.left_out: list[str] = []
@@ -159,7 +161,7 @@ def _blamed(layer: Layer) -> Iterator[None]:
         ) from None
 
 
-def _in_test(fields: Message) -> Iterator[Message]:
+def _in_test(fields: TextMessage) -> Iterator[TextMessage]:
     """The layers that exist in the test phase, of both forms of the format."""
     for layer in (*fields.messages("layer"), *fields.messages("layers")):
         if "layer" in layer:
@@ -172,13 +174,13 @@ def _in_test(fields: Message) -> Iterator[Message]:
             yield layer
 
 
-def _holds(rule: Message) -> bool:
+def _holds(rule: TextMessage) -> bool:
     """True if ``rule`` admits the test phase at level 0 without stages."""
     is_level = rule.get("min_level", 0) <= 0 <= rule.get("max_level", 0)
     return rule.get("phase", "TEST") == "TEST" and is_level and "stage" not in rule
 
 
-def _declared(fields: Message) -> dict[str, Shape | None]:
+def _declared(fields: TextMessage) -> dict[str, Shape | None]:
     """The inputs that the network names itself, with their shapes."""
     names, dims = fields.all("input", str), fields.all("input_dim", int)
     shapes: list[Shape] = [tuple(one.all("dim", int)) for one in fields.messages("input_shape")]
@@ -188,7 +190,7 @@ def _declared(fields: Message) -> dict[str, Shape | None]:
     return dict(zip(names, shapes, strict=True)) if shapes else dict.fromkeys(names)
 
 
-def _given(layer: Message) -> dict[str, Shape | None]:
+def _given(layer: TextMessage) -> dict[str, Shape | None]:
     """The shapes that an input layer says."""
     tops = layer.all("top", str)
     for name in ("input_param", "dummy_data_param"):

@@ -26,7 +26,7 @@ _LIMIT = 2**31
 """Whole numbers of a network are 32-bit numbers in Caffe."""
 
 
-class Message:
+class TextMessage:
     """The fields of a message, with all values of each field in their order. A message that is absent has no fields."""
 
     def __init__(self, line: int = 0) -> None:
@@ -47,7 +47,7 @@ class Message:
         for value in values:
             is_right = isinstance(value, types) and (kind is bool or not isinstance(value, bool))
             if not is_right or (isinstance(value, int) and abs(value) >= _LIMIT):
-                shown = "a message" if isinstance(value, Message) else quoted(str(value))
+                shown = "a message" if isinstance(value, TextMessage) else quoted(str(value))
                 raise InvalidModel(f"line {self.line}: '{name}' must be {title}, got {shown}")
         return [kind(value) for value in values]
 
@@ -56,19 +56,19 @@ class Message:
         values = self.all(name, type(default))
         return values[-1] if values else default
 
-    def messages(self, name: str) -> list[Message]:
+    def messages(self, name: str) -> list[TextMessage]:
         """Every message in the field ``name``. Raises InvalidModel if one is not a message."""
         for value in self._fields.get(name, []):
-            if not isinstance(value, Message):
+            if not isinstance(value, TextMessage):
                 raise InvalidModel(f"line {self.line}: '{name}' must be a message in braces, got {quoted(str(value))}")
         return self._fields.get(name, [])
 
-    def message(self, name: str) -> Message:
+    def message(self, name: str) -> TextMessage:
         """The message in the field ``name``; one without fields if it is absent. Raises InvalidModel."""
-        return (self.messages(name) or [Message()])[-1]
+        return (self.messages(name) or [TextMessage()])[-1]
 
 
-def read_prototxt(data: bytes) -> Message:
+def read_prototxt(data: bytes) -> TextMessage:
     """Parse a file in text format. Raises InvalidModel with the line."""
     try:
         text = data.decode()
@@ -81,13 +81,13 @@ class _Reader:
     """Reads one file, token by token. The open messages are kept in a list, so that deep nesting needs no deep calls."""
 
     def __init__(self) -> None:
-        self._open = [Message(1)]
+        self._open = [TextMessage(1)]
         self._closers: list[str] = []
         self._name = ""
         """The field whose value comes next; empty if a name comes next."""
         self._in_list = self._has_colon = False
 
-    def read(self, text: str) -> Message:
+    def read(self, text: str) -> TextMessage:
         line = 1
         for token in _TOKEN.finditer(text):
             try:
@@ -113,7 +113,7 @@ class _Reader:
 
     def _take_sign(self, sign: str, line: int) -> None:
         if sign in "{<" and self._name:
-            message = Message(line)
+            message = TextMessage(line)
             self._open[-1].add(self._name, message)
             self._open.append(message)
             self._closers.append("}" if sign == "{" else ">")

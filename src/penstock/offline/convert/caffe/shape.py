@@ -9,7 +9,7 @@ from penstock.offline.convert.caffe.layer import Layer, Shape, Writer, check_siz
 from penstock.tensor import Array
 
 
-class Split(Layer):
+class SplitLayer(Layer):
     """Copies its input."""
 
     def run(self, *bottoms: Array) -> list[Array]:
@@ -84,7 +84,7 @@ class Crop(Layer):
         return str(to.node("Slice", x, whole(*offsets), ends, whole(*range(axis, len(shapes[0])))))
 
 
-class Reshape(Layer):
+class ReshapeLayer(Layer):
     parameter = "reshape_param"
 
     def dims(self, shape: Shape) -> list[int]:
@@ -107,7 +107,7 @@ class Reshape(Layer):
         return str(to.node("Reshape", *bottoms, whole(*self.dims(shapes[0]))))
 
 
-class Flatten(Reshape):
+class Flatten(ReshapeLayer):
     parameter = "flatten_param"
 
     def dims(self, shape: Shape) -> list[int]:
@@ -205,11 +205,11 @@ class ArgMax(Layer):
 
 
 LAYERS: dict[str, type[Layer]] = {
-    "Split": Split,
+    "Split": SplitLayer,
     "Concat": Concat,
     "Slice": Slice,
     "Crop": Crop,
-    "Reshape": Reshape,
+    "Reshape": ReshapeLayer,
     "Flatten": Flatten,
     "Permute": Permute,
     "Tile": Tile,

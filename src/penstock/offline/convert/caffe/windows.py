@@ -9,11 +9,11 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from penstock.errors import InvalidModel
 from penstock.offline.convert.caffe.layer import Layer, Shape, Writer, check_size, scalar
-from penstock.offline.convert.caffe.prototxt import Message
+from penstock.offline.convert.caffe.prototxt import TextMessage
 from penstock.tensor import Array
 
 
-def sizes(given: Message, name: str, axes: int, default: int = 0, short: str = "") -> list[int]:
+def sizes(given: TextMessage, name: str, axes: int, default: int = 0, short: str = "") -> list[int]:
     """The parameter ``name`` for each spatial axis: given once, for every axis, or as ``kernel_h`` and ``kernel_w``."""
     short = short or name
     if f"{short}_h" in given or f"{short}_w" in given:

@@ -42,13 +42,13 @@ class CaffeConverter:
             given, path = given or path, path.with_suffix(".prototxt")
         fields = read_prototxt(_read(path, "network", _MAX_BYTES))
         blobs = read_caffemodel(_read(given or path.with_suffix(".caffemodel"), "file with the weights"))
-        return CaffeModel(Net(fields, blobs, options.outputs), path.name, options)
+        return CaffeSource(Net(fields, blobs, options.outputs), path.name, options)
 
 
 CONVERTER = CaffeConverter()
 
 
-class CaffeModel:
+class CaffeSource:
     """A network that runs in numpy. Its tensors have the names of Caffe's blobs."""
 
     def __init__(self, net: Net, file: str, options: ConvertOptions) -> None:

@@ -42,13 +42,13 @@ class OnnxConverter:
     version: str = onnx.__version__
 
     def open(self, source: Any, options: ConvertOptions) -> SourceModel:
-        return OnnxModel(_artifact(source), options)
+        return OnnxSource(_artifact(source), options)
 
 
 CONVERTER = OnnxConverter()
 
 
-class OnnxModel:
+class OnnxSource:
     """An ONNX model as the source: its own tensors are the expected values."""
 
     def __init__(self, given: Artifact, options: ConvertOptions) -> None:
