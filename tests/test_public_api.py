@@ -18,9 +18,11 @@ NAMES = [
     "Artifact",
     "BuildResult",
     "CandidateRecord",
+    "Certificate",
     "Compression",
     "Context",
     "Contract",
+    "Conversion",
     "Model",
     "Outcome",
     "PenstockError",
@@ -30,8 +32,10 @@ NAMES = [
     "__version__",
     "build",
     "compress",
+    "convert",
     "model",
     "open",
+    "register_op",
 ]
 
 
@@ -44,7 +48,8 @@ import numpy.typing as npt
 
 import penstock
 from penstock import (
-    Artifact, BuildResult, CandidateRecord, Compression, Context, Contract, Model, Outcome, PenstockError, RangeMethod, Recipe, Tensor
+    Artifact, BuildResult, CandidateRecord, Certificate, Compression, Context, Contract, Conversion, Model, Outcome,
+    PenstockError, RangeMethod, Recipe, Tensor
 )
 from penstock.bundle.titles import outcome, title, verdict
 from penstock.clock import ManualClock
@@ -87,6 +92,13 @@ def compress(model: Artifact) -> list[str]:
     return [*found.notes, *again.notes]
 
 
+def convert(net: object) -> bool:
+    done = penstock.convert(net, "net.onnx", sample={"x": X}, dynamic={"x": {0: "batch"}}, opset=21)
+    assert_type(done, Conversion)
+    certificate: Certificate | None = done.certificate
+    return certificate is not None and certificate.holds
+
+
 Rows = Annotated[npt.NDArray[np.float32], Tensor("FP32", -1, 4)]
 
 
@@ -103,6 +115,7 @@ def test() -> None:
 
 
 penstock.opne("m.onnx")  # type: ignore[attr-defined]
+penstock.convert("m.pt", samples="x.npz")  # type: ignore[call-arg]
 penstock.compress.quantise("m.onnx")  # type: ignore[attr-defined]
 Recipe(contracts=Contract())  # type: ignore[call-arg]
 Contract(p99_ms="5ms")  # type: ignore[arg-type]

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from penstock.offline.compress.functions import compress
     from penstock.offline.compress.outcome import Outcome
     from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
+    from penstock.offline.convert.certificate import Certificate
+    from penstock.offline.convert.convert import Conversion, convert
+    from penstock.offline.convert.custom_ops import register_op
     from penstock.offline.judge.contract import Contract
     from penstock.online.instances.python.typed import Tensor, model
     from penstock.online.instances.python.typed_model import Context
@@ -35,9 +38,11 @@ __all__ = [
     "Artifact",
     "BuildResult",
     "CandidateRecord",
+    "Certificate",
     "Compression",
     "Context",
     "Contract",
+    "Conversion",
     "Model",
     "Outcome",
     "PenstockError",
@@ -47,8 +52,10 @@ __all__ = [
     "__version__",
     "build",
     "compress",
+    "convert",
     "model",
     "open",
+    "register_op",
 ]
 
 # Names are resolved on first use, so that a program that only opens bundles does not import the offline half.
@@ -56,9 +63,11 @@ _HOMES = {
     "Artifact": "penstock.artifact",
     "BuildResult": "penstock.offline.build",
     "CandidateRecord": "penstock.bundle.evidence",
+    "Certificate": "penstock.offline.convert.certificate",
     "Compression": "penstock.offline.build",
     "Context": "penstock.online.instances.python.typed_model",
     "Contract": "penstock.offline.judge.contract",
+    "Conversion": "penstock.offline.convert.convert",
     "Model": "penstock.runtime",
     "Outcome": "penstock.offline.compress.outcome",
     "PenstockError": "penstock.errors",
@@ -67,8 +76,10 @@ _HOMES = {
     "Tensor": "penstock.online.instances.python.typed",
     "build": "penstock.offline.build",
     "compress": "penstock.offline.compress.functions",
+    "convert": "penstock.offline.convert.convert",
     "model": "penstock.online.instances.python.typed",
     "open": "penstock.runtime",
+    "register_op": "penstock.offline.convert.custom_ops",
 }
 
 

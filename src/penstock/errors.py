@@ -29,6 +29,7 @@ secrets or tracebacks. ``quoted`` puts a client's text into a message, and ``bou
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 _QUOTED = 80
@@ -60,6 +61,8 @@ class PenstockError(Exception):
     """
 
     code: ClassVar[Code] = Code.INTERNAL
+    facts: Mapping[str, Any] = {}
+    """More about the error, as plain data. With ``--json``, commands print it beside the error."""
 
     def __init__(self, message: str, hint: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(message)

@@ -49,7 +49,7 @@ EXIT_CODES: dict[type[PenstockError], int] = {
     AlreadyExists: 8,
     Cancelled: 130,
     DeadlineExceeded: 1,
-    PermissionDenied: 1,
+    PermissionDenied: 2,
     Unauthenticated: 1,
 }
 

@@ -116,9 +116,14 @@ def open_model(path: str | Path) -> Bundle | Artifact:
     path = local_path(path)
     if not path.exists():
         raise NotFound(f"no bundle or model '{path}'", "check the path, or make a bundle with `penstock build`")
-    if is_bundle(path) or (format_of(path) is None and _may_be_damaged(path)):
+    if may_be_bundle(path):
         return open_bundle(path)
     return Artifact.from_file(path)
+
+
+def may_be_bundle(path: Path) -> bool:
+    """True if ``path`` is a bundle, or a damaged file that may be a part of one."""
+    return is_bundle(path) or (format_of(path) is None and _may_be_damaged(path))
 
 
 def is_bundle(path: Path) -> bool:

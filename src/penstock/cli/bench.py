@@ -18,7 +18,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from penstock.cli import options
-from penstock.cli.quantities import parse_counts
+from penstock.cli.flags.quantities import parse_counts
 from penstock.cli.views.tables import make_console
 from penstock.errors import InvalidArgument, InvalidData
 from penstock.perf.grpc_client import GrpcConnector, framed

@@ -11,10 +11,10 @@ import typer
 from penstock.bundle.evidence import CandidateRecord
 from penstock.bundle.titles import described, title
 from penstock.cli import options
+from penstock.cli.flags.quantities import parse_counts, parse_seconds
 from penstock.cli.inspect import show
 from penstock.cli.interrupts import finishing_early
 from penstock.cli.progress import StageProgress
-from penstock.cli.quantities import parse_counts, parse_seconds
 from penstock.cli.views.tables import make_console
 from penstock.errors import InvalidArgument
 from penstock.offline.build import BuildResult, Recipe

@@ -17,7 +17,7 @@ from penstock.cli.views.tables import make_console, print_table
 from penstock.config import did_you_mean
 from penstock.errors import NotFound
 
-FOLDERS = ("tutorial", "howto", "concepts", "compression", "reference")
+FOLDERS = ("tutorial", "howto", "concepts", "compression", "convert", "reference")
 """The folders of the documentation that the package contains."""
 _OTHER_NAMES = {
     "accuracy": "accuracy-and-latency",
@@ -57,7 +57,8 @@ class Topic(msgspec.Struct, frozen=True):
 def topics() -> dict[str, Topic]:
     """All topics by name. Raises NotFound if the documentation is not installed."""
     pages = [path for folder in FOLDERS for path in sorted((_documentation() / folder).glob("*.md"))]
-    found = {path.stem: Topic(path.stem, path) for path in pages}
+    named = {path.parent.name if path.stem == "README" else path.stem: path for path in pages}
+    found = {name: Topic(name, path) for name, path in named.items()}
     for name, target in _OTHER_NAMES.items():
         page, _, section = target.partition("#")
         found.setdefault(name, Topic(name, found[page].path, section))

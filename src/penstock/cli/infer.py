@@ -12,10 +12,11 @@ import numpy as np
 import typer
 from rich.markup import escape
 
-from penstock.artifact import format_of, listed
+from penstock.artifact import Format, format_of, listed
 from penstock.bundle.evidence import Evidence
 from penstock.bundle.titles import variant_title
 from penstock.cli import options
+from penstock.cli.flags.sources import runnable
 from penstock.cli.views.tables import make_console
 from penstock.dataset import Dataset
 from penstock.engines.registry import engine_title, engines_for
@@ -47,7 +48,12 @@ class _Judged(msgspec.Struct, frozen=True):
 
 
 def infer(
-    bundle: Annotated[Path, typer.Argument(help=f"A bundle, or a model: {listed(MODELS)}.", show_default=False)],
+    bundle: Annotated[
+        Path,
+        typer.Argument(
+            help=f"A bundle, or a model: {listed(MODELS)}, or any source of `penstock convert`.", show_default=False
+        ),
+    ],
     inputs: Annotated[
         Path,
         typer.Option(
@@ -84,7 +90,7 @@ def infer(
     options.check_folders([outputs], parents)
     if outputs is not None:
         _check_target(outputs, bundle, inputs)
-    with open_model(bundle) as model:
+    with open_model(runnable(bundle)) as model:
         independent = model.signature.batchable and not model.coupling
         # The states of a sequence are those that this model returns.
         states = hints_for(meanings_of(model.signature), model.infer).states
@@ -196,8 +202,8 @@ def _engine(model: Model, path: Path) -> str:
     """The title of the running variant or, for the model file ``path``, of its engine."""
     if model.variant is not None:
         return variant_title(model.variant.name, model.manifest.evidence if model.manifest else None)
-    format = format_of(path)
-    return engine_title(engines_for(format)[0]) if format else ""
+    format = format_of(path) or Format.ONNX  # other sources were converted
+    return engine_title(engines_for(format)[0])
 
 
 def _judged(

@@ -17,6 +17,7 @@ from penstock.bundle.manifest import Manifest
 from penstock.bundle.open import Bundle, is_bundle, open_bundle
 from penstock.bundle.titles import outcome, steps_title, title, variant_title, verdict
 from penstock.cli import options
+from penstock.cli.flags.sources import is_source, runnable
 from penstock.cli.views.sizes import show_sizes
 from penstock.cli.views.tables import make_console, print_table
 from penstock.engines.registry import is_available
@@ -34,7 +35,8 @@ def inspect(
     bundle: Annotated[
         Path,
         typer.Argument(
-            help="A bundle, or a model: ONNX, OpenVINO, TensorFlow Lite, TorchScript, exported program or SavedModel.",
+            help="A bundle, or a model: ONNX, OpenVINO, TensorFlow Lite, TorchScript, exported program, SavedModel, or any source of"
+            " `penstock convert`.",
             show_default=False,
         ),
     ],
@@ -69,7 +71,7 @@ def inspect(
     path = local_path(bundle)
     if template is not None:
         _check_template(template)
-    if format_of(path) is not None and not is_bundle(path):
+    if not is_bundle(path) and (format_of(path) is not None or is_source(path)):
         _inspect_model(path, report, template, json)
         return
     opened = open_bundle(bundle)
@@ -105,7 +107,7 @@ def _inspect_model(path: Path, report: Path | None, template: Path | None, json:
 
     if report is not None:
         raise InvalidArgument(f"'{path}' is a model, which has no report", "remove --report, or name a bundle")
-    model.inspect_model(make_console(), path, template, json=json)
+    model.inspect_model(make_console(), runnable(path), template, str(path), json=json)
 
 
 def _write_template(opened: Bundle, target: Path) -> None:
@@ -139,6 +141,10 @@ def show(console: Console, manifest: Manifest, size_bytes: int, everything: bool
     source = manifest.source
     made = f", made from {escape(source.file) or 'a model in memory'} (sha256:{source.digest[:16]}…)" if source else ""
     console.print(f"version {manifest.version}{made}")
+    for step in manifest.provenance:
+        if step.name == "convert":
+            made = f"{step.options.get('format')} by {step.options.get('exporter')}; parity {step.facts.get('parity')}"
+            console.print(f"converted from {escape(made)}", soft_wrap=True)
     for line in _special(manifest):
         console.print(line)
     evidence = manifest.evidence

@@ -39,6 +39,7 @@ from penstock.version import __version__
 
 _PANELS = {
     "Build a bundle": {
+        "convert": "Convert a model of any framework to ONNX, and prove that its outputs did not change.",
         "build": "Optimise and quantise a model, measure the candidates, and pack the fastest that meets the contract.",
         "compress": "Search for the best sequence of compression methods that meets a contract.",
         "inspect": "Show the contents and measurements of a bundle, or what a model contains, needs and seems to take.",
@@ -72,6 +73,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 _EXIT_CODES = {
     Code.INVALID_ARGUMENT: 2,
+    Code.PERMISSION_DENIED: 2,
     Code.UNIMPLEMENTED: 2,
     Code.NOT_FOUND: 3,
     Code.FAILED_PRECONDITION: 4,
@@ -154,7 +156,10 @@ def _interrupted(error: BaseException | None) -> bool:
 
 
 def _print_json(error: PenstockError) -> None:
-    report: dict[str, Any] = {"error": {"code": error.code.value, "message": error.message, "hint": error.hint}}
+    report: dict[str, Any] = {
+        "error": {"code": error.code.value, "message": error.message, "hint": error.hint},
+        **error.facts,
+    }
     if isinstance(error, ContractUnmet):
         report["candidates"] = error.candidates
     print(msgspec.json.encode(report).decode())

@@ -9,12 +9,15 @@ from typing import Annotated
 import typer
 
 from penstock.artifact import local_path
-from penstock.cli.quantities import parse_milliseconds, parse_share
+from penstock.cli.flags.quantities import parse_milliseconds, parse_share
 from penstock.errors import NotFound
 from penstock.offline.judge.contract import Contract
 from penstock.offline.judge.metric_table import METRICS
 
-Model = Annotated[Path, typer.Argument(help="The trained model, an ONNX file.", show_default=False)]
+Model = Annotated[
+    Path,
+    typer.Argument(help="The trained model: an ONNX file, or any source of `penstock convert`.", show_default=False),
+]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Path of the bundle.", show_default=False)]
 Evaluate = Annotated[
     Path | None,

@@ -10,6 +10,7 @@ import typer
 
 from penstock.artifact import listed
 from penstock.cli.flags.server_options import ServerSettings, with_server_options
+from penstock.cli.flags.sources import runnable
 from penstock.online.repository.layout import check_filled
 from penstock.online.server import app
 from penstock.online.server.application import Ready
@@ -20,7 +21,11 @@ def serve(
     given: ServerSettings,
     targets: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[TARGET]...", help=f"Bundles, or models: {listed()}.", show_default=False),
+        typer.Argument(
+            metavar="[TARGET]...",
+            help=f"Bundles, or models: {listed()}, or any source of `penstock convert`.",
+            show_default=False,
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the ready line as JSON.")] = False,
 ) -> None:
@@ -49,4 +54,4 @@ def serve(
     config = given.server.config
     if config.model_control_mode == "none" and config.exit_on_error and not targets:
         check_filled(map(Path, config.model_repository))  # no model could appear later
-    app.serve(config, targets or [], announce, given.models, given.folder)
+    app.serve(config, list(map(runnable, targets or [])), announce, given.models, given.folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 import threading
@@ -33,7 +34,8 @@ from penstock.errors import InvalidConfig, InvalidModel, PenstockError, Unavaila
 from penstock.resources import usable_cores
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
-_BY_TORCH_TYPE = {getattr(torch, each.dtype.name): each for each in DataType if each is not DataType.BYTES}
+BY_TORCH_TYPE = {getattr(torch, each.dtype.name): each for each in DataType if each is not DataType.BYTES}
+"""The datatypes of torch's dtypes."""
 
 
 # torch fails if two threads read programs at the same time.
@@ -84,7 +86,7 @@ class TorchEngine(OptionsEngine):
         except (InvalidModel, Unsupported):
             raise
         except Exception as error:
-            raise InvalidModel(f"PyTorch refuses the model: {_reason(error)}", "export the model again") from error
+            raise InvalidModel(f"PyTorch refuses the model: {reason_of(error)}", "export the model again") from error
         model = TorchModel(program, signature, output_names, device, typed.threads or usable_cores())
         model.keeps_state = keeps_state
         return model
@@ -110,15 +112,15 @@ class TorchModel(LoadedModel):
             raise Unavailable("the model has been unloaded")
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        feeds = [_to_tensor(inputs[spec.name]).to(self._device) for spec in self.signature.inputs]
+        feeds = [to_tensor(inputs[spec.name]).to(self._device) for spec in self.signature.inputs]
         try:
             with torch.inference_mode():
-                found = dict(_leaves(self._program(feeds)))
+                found = dict(leaves(self._program(feeds)))
         except Exception as error:
-            raise PenstockError(f"the model failed: {_reason(error)}") from error
+            raise PenstockError(f"the model failed: {reason_of(error)}") from error
         tensors, places = list(found.values()), _match(self._output_names, list(found))
         return {
-            spec.name: _to_array(tensors[place], spec)
+            spec.name: _checked(tensors[place], spec)
             for spec, place in zip(self.signature.outputs, places, strict=True)
         }
 
@@ -165,14 +167,24 @@ def _keeps_state(script: Any) -> bool:
 
 
 def _load_program(data: bytes, device: torch.device, declared: Signature | None) -> _Loaded:
+    program = read_program(data)
+    if device.type != "cpu":
+        program = move_to_device_pass(program, str(device))
+    return open_program(program, declared)
+
+
+def read_program(data: bytes) -> Any:
+    """The exported program in the file ``data``. Raises InvalidModel if it may run code other than tensor operations."""
     check_kind(record_names(data))
     # torch's own reader is used, because another reader may see different records in the same archive.
     archive = PT2ArchiveReader(io.BytesIO(data))
     check_program(archive.get_file_names(), archive.read_bytes, _check_pickle)
     with _program_lock:
-        program = load_pt2(io.BytesIO(data)).exported_programs["model"]
-    if device.type != "cpu":
-        program = move_to_device_pass(program, str(device))
+        return load_pt2(io.BytesIO(data)).exported_programs["model"]
+
+
+def open_program(program: Any, declared: Signature | None = None) -> _Loaded:
+    """Make ``program`` callable with flat tensors. Raises Unsupported if its inputs or outputs are not tensors."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     arguments = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
     if strange := [arg.name for arg in arguments if not isinstance(arg, (TensorArgument, ConstantArgument))]:
@@ -180,7 +192,7 @@ def _load_program(data: bytes, device: torch.device, declared: Signature | None)
     inputs = [_spec(arg.name, values[arg.name]) for arg in arguments if isinstance(arg, TensorArgument)]
     results = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     nested = pytree.tree_unflatten([_node_of(result) for result in results], program.call_spec.out_spec)
-    outputs = [_spec(name, values[node]) for name, node in _leaves(nested)]
+    outputs = [_spec(name, values[node]) for name, node in leaves(nested)]
     own = [spec.name for spec in outputs]
     if declared:
         inputs = _renamed(inputs, _match(declared.input_names, [spec.name for spec in inputs]), declared.inputs)
@@ -249,14 +261,21 @@ def _match(names: Sequence[str], own: Sequence[str]) -> list[int]:
     return places
 
 
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """All values except None in nested tuples, lists and dictionaries, named by their keys or ``OUTPUT__`` and a position."""
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """All values except None in nested tuples, lists, dictionaries, dataclasses and other containers that torch knows.
+
+    They are named by their keys, or by ``OUTPUT__`` and a position.
+    """
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _leaves(inner, f"{name}__{key}" if name else str(key))
+            yield from leaves(inner, f"{name}__{key}" if name else str(key))
     elif isinstance(value, (tuple, list)):
         for place, inner in enumerate(value):
-            yield from _leaves(inner, f"{name or 'OUTPUT'}__{place}")
+            yield from leaves(inner, f"{name or 'OUTPUT'}__{place}")
+    elif dataclasses.is_dataclass(value):
+        yield from leaves({field.name: getattr(value, field.name) for field in dataclasses.fields(value)}, name)
+    elif (container := pytree.SUPPORTED_NODES.get(type(value))) is not None:
+        yield from leaves(container.flatten_fn(value)[0], name)
     elif value is not None:
         yield name or "OUTPUT__0", value
 
@@ -272,13 +291,13 @@ def _device(name: str) -> torch.device:
 
 
 def _spec(name: str, value: torch.Tensor) -> TensorSpec:
-    datatype = _BY_TORCH_TYPE.get(value.dtype)
+    datatype = BY_TORCH_TYPE.get(value.dtype)
     if datatype is None:
         raise Unsupported(f"'{name}' is a {value.dtype} tensor, which has no tensor datatype in the protocol")
     return TensorSpec(name, datatype, tuple(dim if isinstance(dim, int) else -1 for dim in value.shape))
 
 
-def _to_tensor(array: Array) -> torch.Tensor:
+def to_tensor(array: Array) -> torch.Tensor:
     """A copy as a tensor. Not a view, because the caller owns the array and the program may write to its inputs."""
     if array.dtype == DataType.BF16.dtype:
         return torch.from_numpy(np.array(array.view(np.uint16), order="C")).view(torch.bfloat16)
@@ -287,27 +306,33 @@ def _to_tensor(array: Array) -> torch.Tensor:
     return torch.from_numpy(np.array(array, order="C"))
 
 
-def _to_array(tensor: Any, spec: TensorSpec) -> Array:
-    """A copy as an array. Not a view, because the tensor may be an input or part of the program."""
+def _checked(tensor: Any, spec: TensorSpec) -> Array:
+    """``to_array``. Raises PenstockError if ``tensor`` is not what ``spec`` declares."""
     if not isinstance(tensor, torch.Tensor):
         raise PenstockError(
             f"the model returned a {type(tensor).__name__} as output '{spec.name}'", "return tensors only"
         )
-    if (datatype := _BY_TORCH_TYPE.get(tensor.dtype)) is not spec.datatype:
+    if (datatype := BY_TORCH_TYPE.get(tensor.dtype)) is not spec.datatype:
         raise PenstockError(
             f"the model returned output '{spec.name}' as {tensor.dtype}, but it is declared as {spec.datatype.value}",
             f"declare it as {datatype.value}" if datatype else "",
         )
-    if spec.datatype is DataType.BF16:
-        return np.array(tensor.cpu().view(torch.uint16).numpy()).view(DataType.BF16.dtype)
-    return np.array(tensor.cpu().numpy())
+    return to_array(tensor)
+
+
+def to_array(tensor: torch.Tensor) -> Array:
+    """A copy as an array. Not a view, because the tensor may be an input or part of the program."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype is torch.bfloat16:
+        return np.array(tensor.view(torch.uint16).numpy()).view(DataType.BF16.dtype)
+    return np.array(tensor.numpy())
 
 
 def _check_pickle(data: bytes) -> None:
     torch.load(io.BytesIO(data), weights_only=True)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """The line of the error that gives the reason: the last line if the error has a TorchScript stack, otherwise the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return (lines[-1] if "TorchScript" in lines[0] else lines[0])[:400]

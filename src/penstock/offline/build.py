@@ -2,7 +2,7 @@
 
 ::
 
-    model.onnx ─ optimise ─ calibrate ─ quantise ─ (plan) ─ tune ─ pack ─ digits.bundle
+    model ─ (convert) ─ optimise ─ calibrate ─ quantise ─ (plan) ─ tune ─ pack ─ digits.bundle
 
 The plan is optional: see ``Recipe.compression``. The last step writes the bundle atomically, so a build that is killed leaves an
 earlier bundle intact.
@@ -45,6 +45,7 @@ from penstock.offline.compress.ptq.drift import about
 from penstock.offline.compress.ptq.ranges.ranges import RangeMethod
 from penstock.offline.compress.versions.versions import Version, derived_versions
 from penstock.offline.compress.versions.ways import IntegerChoice
+from penstock.offline.convert.cached import read_model
 from penstock.offline.deadline import BuildDeadline
 from penstock.offline.judge.contract import Contract, is_faster
 from penstock.offline.judge.judge import Judge, coupling_notes, judging
@@ -164,7 +165,7 @@ def build(
     on_progress: OnProgress = lambda *_: None,
     deadline: BuildDeadline | None = None,
 ) -> BuildResult:
-    """Build ``model`` into a bundle at ``output``.
+    """Build ``model`` into a bundle at ``output``. Any source of ``convert`` may be given; it is converted first.
 
     ``calibrate`` and ``evaluate`` are samples of any kind: files, folders, mappings of arrays, or iterables (``samples/open.py``); an
     array named ``labels`` contains the labels. Without ``calibrate``, INT8 is not tried. Without ``evaluate``, a fifth of
@@ -191,7 +192,7 @@ def _build(
     machine = machine_facts()
     engines, threads = _engines(recipe), _threads(recipe, machine)
     known = _plan_options(recipe, threads)
-    given = model if isinstance(model, Artifact) else Artifact.from_file(model)
+    given = read_model(model, on_progress)
     original, source = self_contained(given), SourceModel(given.digest, given.format, given.name)
     signature = _signature(original)
     on_progress("read", 0, 1)

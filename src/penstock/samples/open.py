@@ -13,7 +13,6 @@ Folders and large npz files are read when samples are needed. Other data are rea
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from penstock.samples.sequences import calls_in_sequences, check_states, has_seq
 from penstock.samples.stacked import check_dataset, check_names
 from penstock.samples.tables.csv_table import csv_samples
 from penstock.samples.tables.parquet import parquet_samples
-from penstock.samples.user_code import iterated, load_function
+from penstock.samples.user_code import is_function, iterated, load_function
 from penstock.samples.values import typed
 from penstock.tensor import Array, Signature
 
@@ -41,7 +40,6 @@ Data = (
 sequences of them. Values named ``labels`` are the labels."""
 
 _TABLES = {".csv": csv_samples, ".parquet": parquet_samples}
-_FUNCTION = re.compile(r"[\w.]+:\w+")
 
 
 def open_data(
@@ -94,11 +92,6 @@ def data_path(data: Data | Dataset | None) -> Path | None:
     if not isinstance(data, str | os.PathLike) or is_function(os.fspath(data)):
         return None
     return Path(data)
-
-
-def is_function(name: str) -> bool:
-    """True if ``name`` has the form ``module:function``, and no file has this name."""
-    return bool(_FUNCTION.fullmatch(name)) and not Path(name).exists()
 
 
 def _check_fits(data: Dataset, signature: Signature) -> None:

@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import chdir, contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 from penstock.errors import InvalidArgument, PenstockError
 
+_FUNCTION = re.compile(r"[\w.]+:\w+")
+
+
+def is_function(name: str) -> bool:
+    """True if ``name`` has the form ``module:function``, and no file has this name."""
+    return bool(_FUNCTION.fullmatch(name)) and not Path(name).exists()
+
 
 def load_function(name: str, what: str) -> Callable[..., Any]:
-    """Import the function ``module:function``, also from the working directory. Errors call it ``what``, e.g. "metric".
+    """The function ``module:function``, imported as by ``load_object``. Raises InvalidArgument."""
+    found = load_object(name, what)
+    if not callable(found):
+        raise InvalidArgument(f"the {what} '{name}' is not a function", "name a function of the module")
+
+    def called(*arguments: object) -> Any:
+        with chdir("."), apart_from_output():
+            return found(*arguments)
+
+    return called
+
+
+def load_object(name: str, what: str) -> Any:
+    """Import the object ``module:name``, also from the working directory. Errors call it ``what``, e.g. "metric".
 
     Raises InvalidArgument.
     """
@@ -35,14 +57,7 @@ def load_function(name: str, what: str) -> Callable[..., Any]:
     finally:
         if here in sys.path:
             sys.path.remove(here)
-    if not callable(found):
-        raise InvalidArgument(f"the {what} '{name}' is not a function", "name a function of the module")
-
-    def called(*arguments: object) -> Any:
-        with chdir("."), apart_from_output():
-            return found(*arguments)
-
-    return called
+    return found
 
 
 def iterated(samples: Iterable[Any]) -> Iterator[Any]:

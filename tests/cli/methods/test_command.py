@@ -46,7 +46,7 @@ def bad_files(folder: Path) -> None:
     ("arguments", "code", "cause"),
     [
         (("none.onnx",), 3, "no model file 'none.onnx'"),
-        (("data.npz",), 2, "is not a model file"),
+        (("data.npz",), 2, "contains arrays, not a model"),
         (("text.onnx",), 2, "model 'text.onnx': the file is not an ONNX model"),
         (("folder.onnx",), 3, "no model file 'folder.onnx/model.onnx'"),
         (("some.coded",), 2, "penstock share some.coded --decode"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import evidences
 from evidences import accuracy
 from penstock.bundle.evidence import CandidateRecord
-from penstock.cli.quantities import parse_milliseconds, parse_share
+from penstock.cli.flags.quantities import parse_milliseconds, parse_share
 from penstock.errors import ContractUnmet, InvalidConfig
 from penstock.measurement import Interval
 from penstock.offline.judge.contract import Contract, is_faster, unmet, unproven_speed

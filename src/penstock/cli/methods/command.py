@@ -12,11 +12,11 @@ import msgspec
 import typer
 from rich.markup import escape
 
+from penstock.cli.flags.quantities import parse_seconds, parse_share
 from penstock.cli.methods.decode import decode
 from penstock.cli.methods.show import show
 from penstock.cli.options import check_folders
 from penstock.cli.progress import StageProgress
-from penstock.cli.quantities import parse_seconds, parse_share
 from penstock.config import field_docs, plain_type
 from penstock.errors import InvalidArgument
 from penstock.offline.compress.job import Job

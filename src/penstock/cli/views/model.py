@@ -26,10 +26,13 @@ _TITLES = {
 }
 
 
-def inspect_model(console: Console, path: Path, template: Path | None, *, json: bool) -> None:
-    """Print the facts about the model at ``path``, and write samples to ``template``. Raises the errors of ``look``."""
-    found = look(path)
-    facts = found.facts if template is None else _with_template(found, path, template)
+def inspect_model(console: Console, path: Path, template: Path | None, shown: str, *, json: bool) -> None:
+    """Print the facts about the model at ``path``, and write samples to ``template``. Raises the errors of ``look``.
+
+    ``shown`` is the path that the user gave, which differs from ``path`` if the model was converted.
+    """
+    found = look(path, shown)
+    facts = found.facts if template is None else _with_template(found, shown, template)
     if json:
         print(msgspec.json.encode(facts).decode())
         return
@@ -43,7 +46,7 @@ def write_template(source: Source, target: Path) -> None:
     write_npz(target, make_template(look(source)))
 
 
-def _with_template(found: Look, path: Path, target: Path) -> ModelFacts:
+def _with_template(found: Look, shown: str, target: Path) -> ModelFacts:
     """The facts after writing samples to ``target``, which the command to type next then uses."""
     facts = found.facts
     write_npz(target, make_template(found))
@@ -53,7 +56,7 @@ def _with_template(found: Look, path: Path, target: Path) -> ModelFacts:
         )
         facts = msgspec.structs.replace(facts, notes=(*facts.notes, note))
     if facts.next_command:
-        command = next_command(Format(facts.format), str(path), str(target))
+        command = next_command(Format(facts.format), shown, str(target))
         facts = msgspec.structs.replace(facts, next_command=command)
     return facts
 
@@ -92,6 +95,12 @@ def lines(facts: ModelFacts) -> Iterator[tuple[str, str]]:
         yield "sample", f"rejected: {facts.sample_failure}"
     elif facts.sample_shapes and any(engine.runs for engine in facts.engines):
         yield "sample", f"accepted: {shapes_text(facts.sample_shapes)}"
+    yield from _remarks(facts)
+
+
+def _remarks(facts: ModelFacts) -> Iterator[tuple[str, str]]:
+    if facts.certificate is not None:
+        yield "parity", facts.certificate.text
     for note in facts.notes:
         yield "note", note
     if facts.next_command:

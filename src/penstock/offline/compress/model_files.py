@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from penstock.artifact import Artifact
 from penstock.bundle import coded
 from penstock.errors import AlreadyExists, InvalidArgument, InvalidModel, Unsupported
+from penstock.offline.convert.cached import read_model
 from penstock.offline.optimize.model import read_proto
 from penstock.perf.report import check_report_target
 from penstock.storage.atomic import check_writable, real_path
@@ -20,11 +21,14 @@ _MAGICS = {"picture": b"<svg", "coded model": coded.MAGIC}
 
 
 def read_model_file(path: Path, role: str = "model") -> Artifact:
-    """The ONNX file ``path``, checked. Raises NotFound, InvalidModel, Unsupported, with the file and its ``role`` in the message."""
+    """The ONNX file ``path``, or the ONNX model made from another source, checked.
+
+    Raises NotFound, InvalidModel, Unsupported, with the file and its ``role`` in the message, and the errors of a conversion.
+    """
     if begins_with(path, coded.MAGIC):
         fix = f"decode it first: penstock share {path} --decode -o {path.stem}.onnx"
         raise InvalidModel(f"{role} '{path}' is a coded model, not an ONNX file", fix)
-    made = Artifact.from_file(path)
+    made = read_model(path)
     with naming(path, role):
         read_proto(made)
     return made

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -104,6 +104,7 @@ class UnsupportedOperators(Unsupported):
         return error
 
 
+@runtime_checkable
 class SourceModel(Protocol):
     """A model that its framework has loaded. One thread may use it at a time."""
 

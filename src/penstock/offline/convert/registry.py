@@ -1,17 +1,16 @@
 """The formats that ``penstock convert`` reads: how each is recognised, and which file under ``frameworks/`` converts it.
 
-A framework is added by one file under ``frameworks/``, one entry here, one extra, one zoo under ``tests/zoo/`` and one page of the docs.
+A framework is added by one file under ``frameworks/``, one entry here, one extra, one zoo under ``benchmarks/zoo/`` and one docs page.
 """
 
 from __future__ import annotations
 
 import importlib
 from importlib.util import find_spec
-from pathlib import Path
 
 import msgspec
 
-from penstock.errors import EngineUnavailable
+from penstock.errors import Unavailable
 from penstock.offline.convert.base import Converter
 
 
@@ -34,6 +33,12 @@ class FormatEntry(msgspec.Struct, frozen=True):
 
 
 _TORCH = ("torch", "torch")
+_TF2ONNX = (
+    "tf2onnx>=1.17",
+    "tensorflow-cpu>=2.18; platform_machine == 'x86_64'",
+    "tensorflow>=2.18; platform_machine != 'x86_64'",
+    "ai-edge-litert>=2.0",
+)
 FORMATS = {
     entry.name: entry
     for entry in (
@@ -44,10 +49,18 @@ FORMATS = {
         FormatEntry("torch_pickle", "pickled PyTorch module (.pt, .pth)", "torch", *_TORCH, True),
         FormatEntry("state_dict", "weights for a PyTorch module (.safetensors, .pt)", "torch", *_TORCH, False),
         FormatEntry("huggingface", "Hugging Face folder", "huggingface", "transformers", "transformers", False),
-        FormatEntry("saved_model", "TensorFlow SavedModel", "tensorflow", "tf2onnx", "tf2onnx", False),
-        FormatEntry("keras", "Keras (.keras, .h5)", "tensorflow", "tf2onnx", "tf2onnx", False),
-        FormatEntry("graph_def", "TensorFlow frozen graph (.pb)", "tensorflow", "tf2onnx", "tf2onnx", False),
-        FormatEntry("tflite", "TensorFlow Lite (.tflite)", "tflite", "tf2onnx", "tf2onnx", False),
+        FormatEntry("saved_model", "TensorFlow SavedModel", "tensorflow", "tf2onnx", "tf2onnx", False, _TF2ONNX),
+        FormatEntry("keras", "Keras (.keras, .h5)", "tensorflow", "tf2onnx", "tf2onnx", False, _TF2ONNX),
+        FormatEntry("graph_def", "TensorFlow frozen graph (.pb)", "tensorflow", "tf2onnx", "tf2onnx", False, _TF2ONNX),
+        FormatEntry(
+            "tflite",
+            "TensorFlow Lite (.tflite)",
+            "tflite",
+            "tf2onnx",
+            "tf2onnx",
+            False,
+            (*_TF2ONNX, "ai-edge-litert>=2.0"),
+        ),
         FormatEntry("jax", "JAX or Flax (module:callable)", "jax", "jax2onnx", "jax", False),
         FormatEntry("sklearn", "scikit-learn (.skops, .joblib, .pkl)", "sklearn", "skl2onnx", "sklearn", False),
         FormatEntry("xgboost", "XGBoost (.json, .ubj)", "xgboost", "xgboost", "xgboost", False),
@@ -60,15 +73,21 @@ FORMATS = {
 
 
 def get_converter(format: str) -> Converter:
-    """Import the converter of ``format``. Raises EngineUnavailable if its package is not installed."""
+    """Import the converter of ``format``. Raises Unavailable if its package is not installed."""
     entry = FORMATS[format]
     if entry.package and find_spec(entry.package) is None:
-        raise EngineUnavailable(entry.title, f"penstock[{entry.extra}]", f"package '{entry.package}' is not installed")
-    module = importlib.import_module(f"penstock.offline.convert.frameworks.{entry.framework}")
+        raise _unavailable(entry, "which is not installed")
+    try:
+        module = importlib.import_module(f"penstock.offline.convert.frameworks.{entry.framework}")
+    except ImportError as error:
+        raise _unavailable(entry, f"which cannot be imported: {error}") from error
     converter: Converter = module.CONVERTER
     return converter
 
 
-def detect(path: Path) -> str:
-    """The format of the model at ``path``, by its content. Raises NotFound, Unsupported."""
-    raise NotImplementedError
+def _unavailable(entry: FormatEntry, reason: str) -> Unavailable:
+    apart = ", or add --isolated to install it apart" if entry.isolated else ""
+    return Unavailable(
+        f"{entry.title} needs the package '{entry.package or entry.framework}', {reason}",
+        f"pip install 'penstock[{entry.extra}]'{apart}",
+    )

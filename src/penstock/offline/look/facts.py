@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from penstock.offline.convert.certificate import Certificate
 from penstock.tensor import DataType, Signature, TensorSpec
 
 _KNOWN_TYPES = {each.value: each for each in DataType}
@@ -47,6 +48,8 @@ class FileFacts(msgspec.Struct, frozen=True):
     weight_bytes: int | None = None
     quantised: str = ""
     """How the model is already quantised; empty if it is not."""
+    certificate: Certificate | None = None
+    """The evidence that the model gives the outputs of the source from which it was converted."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -103,6 +106,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int | None
     weight_bytes: int | None
     quantised: str
+    certificate: Certificate | None
     dependent_rows: str
     """Why requests cannot be merged; empty if the rows are proven to be independent."""
     engines: tuple[EngineFacts, ...]

@@ -115,6 +115,7 @@ def look(source: Source, shown: str = "") -> Look:
         parameters=file.parameters,
         weight_bytes=file.weight_bytes,
         quantised=file.quantised,
+        certificate=file.certificate,
         dependent_rows=dependent,
         engines=tuple(engines),
         cost=costs,
@@ -198,7 +199,8 @@ class _Child:
         """Failures of steps other than the trials of engines."""
         self.reasons: dict[str, str] = {}
         """By engine, why its trial ended the child process."""
-        self._source = source
+        # The child keeps the model of the last path, which must therefore not depend on the current folder.
+        self._source = source if isinstance(source, Artifact) else source.absolute()
         self._size_bytes = size_bytes
         self._patience_s = _PATIENCE_S + size_bytes / _BYTES_PER_S
 

@@ -11,10 +11,12 @@ from google.protobuf.message import DecodeError
 
 from penstock.artifact import Artifact
 from penstock.errors import InvalidModel, Unsupported
+from penstock.offline.convert.certificate import certificate_of, is_outdated
 from penstock.offline.look.facts import FileFacts, TensorFacts, sorted_counts
 from penstock.offline.optimize.model import optional_inputs
 from penstock.tensor import DataType
 
+_CHANGED = "the model was changed after its conversion, so its certificate does not apply"
 _DEFAULT_DOMAINS = ("", "ai.onnx")
 _QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulNBits", "QGemm"})
 _QUANTISED_PARTS = ("QLinear", "Integer", "QAttention", "BlockQuantized")
@@ -44,7 +46,8 @@ def read(artifact: Artifact) -> FileFacts:
         sum(math.prod(tensor.dims) for tensor in tensors if tensor.data_type not in _NO_WEIGHTS),
         sum(map(_bytes, tensors)),
         _quantised(nodes),
-        tuple(_notes(proto, nodes)),
+        certificate_of(artifact),
+        tuple(_notes(proto, nodes)) + ((_CHANGED,) if is_outdated(artifact) else ()),
     )
 
 

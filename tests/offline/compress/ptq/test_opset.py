@@ -8,9 +8,9 @@ from onnx import numpy_helper
 
 import networks
 from penstock.engines.onnxruntime import OnnxRuntimeEngine
-from penstock.errors import Unsupported
 from penstock.offline.compress.ptq.opset import at_opset
 from penstock.offline.compress.ptq.qdq_placement import FloatModel
+from penstock.offline.optimize.mapped import artifact_of
 from penstock.offline.optimize.model import read_proto
 
 
@@ -49,12 +49,15 @@ def test_old_resizes_keep_their_coordinates(
     np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)
 
 
-def test_what_the_converter_would_change_is_refused() -> None:
+@pytest.mark.parametrize(("opset", "operator"), [(10, "Resize"), (12, "Hardmax")])
+def test_what_the_converter_would_change_stays_the_same(opset: int, operator: str) -> None:
     n = networks.Network()
-    n.op("Resize", n.conv("x", 3, 4), n.weight(np.array([1, 1, 2, 0.5], np.float32)), name="y")
-    with pytest.raises(Unsupported, match="opset 10, .* a Resize that enlarges and shrinks .*opset 13"):
-        at_opset(read_proto(n.artifact({"x": ["N", 3, 6, 6]}, {"y": ["N", 4, "H", "W"]}, opset=10)))
-    n = networks.Network()
-    n.op("Hardmax", n.conv("x", 3, 4), name="y")
-    with pytest.raises(Unsupported, match="opset 12, .* Hardmax .*opset 13"):
-        at_opset(read_proto(n.artifact({"x": ["N", 3, 6, 6]}, {"y": ["N", 4, 6, 6]}, opset=12)))
+    scales = [n.weight(np.array([1, 1, 2, 0.5], np.float32))] if operator == "Resize" else []
+    n.op(operator, n.conv("x", 3, 4), *scales, name="y")
+    artifact = n.artifact({"x": ["N", 3, 6, 6]}, {"y": ["N", 4, "H", "W"]}, opset=opset)
+    x = np.random.default_rng(0).standard_normal((2, 3, 6, 6)).astype(np.float32)
+    before, after = (
+        OnnxRuntimeEngine().load(model, {}).forward({"x": x})["y"]
+        for model in (artifact, artifact_of(at_opset(read_proto(artifact))))
+    )
+    np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)

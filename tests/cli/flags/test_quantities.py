@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.quantities import parse_counts, parse_milliseconds, parse_seconds, parse_share
+from penstock.cli.flags.quantities import parse_counts, parse_milliseconds, parse_seconds, parse_share
 from penstock.errors import InvalidArgument
 
 

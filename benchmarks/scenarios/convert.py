@@ -1,0 +1,293 @@
+"""Conversion of the zoo (`benchmarks/zoo`): models of all frameworks whose packages are installed, with random weights. A certificate
+says that the ONNX model gave the source's outputs in all calls, within the rounding error that double precision shows. Models of which
+the zoo says that they cannot be converted must fail with a diagnosis. A false alarm is a failed comparison of a model that was
+converted correctly, with any of five seeds. Faults are those of `benchmarks/faults.py`, injected one at a time. Times are ratios to
+the framework's loader and exporter alone, in one process, in turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from benchmarks.fault_graphs import GRAPHS, make
+from benchmarks.faults import FAULTS, inject
+from benchmarks.onnx_source import OnnxSource
+from benchmarks.pairs import geometric_mean
+from benchmarks.results import Row, claim, fact, skipped
+from benchmarks.rounds import ratio
+from benchmarks.servers import penstock, split_cores
+from benchmarks.zoo.catalog import frameworks, missing, models
+from benchmarks.zoo.model import ZooModel
+from penstock.artifact import Artifact
+from penstock.errors import PenstockError
+from penstock.inputs.meanings import meanings_of
+from penstock.offline.build import Recipe, build
+from penstock.offline.convert.base import ConvertOptions, SourceModel
+from penstock.offline.convert.convert import Conversion, ConvertKeywords, ParityFailed, convert
+from penstock.offline.convert.parity.cases import Maker
+from penstock.offline.convert.parity.parity import certify
+from penstock.offline.convert.registry import FORMATS, get_converter
+from penstock.offline.convert.source import resolve
+from penstock.tensor import Array
+
+_SEEDS = {True: 1, False: 5}
+_ROUNDS = {True: 3, False: 7}
+_CERTIFIED, _SLOWDOWN, _OUTPUT_ERROR = 95.0, 1.5, 0.1
+_LISTED = 6
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The result of converting one model of the zoo."""
+
+    name: str
+    kind: str
+    """``certified``, ``diagnosed`` as expected, ``failed`` or ``traceback``."""
+    text: str
+    seconds: float
+
+
+def run(quick: bool) -> list[Row]:
+    """Return the rows of all parts."""
+    return [row for part in PARTS.values() for row in part(quick)]
+
+
+def zoo(quick: bool) -> list[Row]:
+    """Convert every model as a user would, and count certificates, diagnoses and tracebacks."""
+    rows, all_outcomes = [], []
+    for framework, found in frameworks():
+        absent = {name: package for name, model in found.items() if (package := missing(model))}
+        outcomes = [_outcome(f"{framework}/{name}", model) for name, model in found.items() if name not in absent]
+        all_outcomes += outcomes
+        if absent:
+            packages = ", ".join(sorted(set(absent.values())))
+            rows.append(skipped(f"{framework}: {len(absent)} models", f"{packages} is not installed"))
+        if outcomes:
+            certified = sum(outcome.kind == "certified" for outcome in outcomes)
+            note = f"of {len(outcomes)} models; {_listed([one for one in outcomes if one.kind != 'certified'])}"
+            rows.append(fact(f"{framework}: certificates", certified, "", note=note))
+    counted = {kind: [one for one in all_outcomes if one.kind == kind] for kind in ("diagnosed", "failed", "traceback")}
+    share = 100 * (1 - sum(map(len, counted.values())) / max(1, len(all_outcomes)))
+    return [
+        *rows,
+        claim("models of the zoo", len(all_outcomes), "", ">=", 80, note="whose packages are installed"),
+        claim("models with a certificate", share, "%", ">=", _CERTIFIED, note=_listed(counted["failed"])),
+        claim("tracebacks", len(counted["traceback"]), "", "<=", 0, note=_listed(counted["traceback"])),
+    ]
+
+
+def false_alarms(quick: bool) -> list[Row]:
+    """Compare every model that can be converted with several seeds."""
+    alarms, compared = [], 0
+    for name, model in models().items():
+        if model.diagnosis:
+            continue
+        with contextlib.suppress(PenstockError), _exported(model) as (source, exported, artifact):
+            for seed in range(_SEEDS[quick]):
+                compared += 1
+                if not certify(artifact, source, exported, model.options, seed=seed).holds:
+                    alarms.append(f"{name} (seed {seed})")
+    note = f"of {compared} comparisons, {_SEEDS[quick]} seed(s) per model; {', '.join(alarms[:_LISTED])}"
+    return [claim("false alarms", len(alarms), "", "<=", 0, note=note)]
+
+
+def faults(quick: bool) -> list[Row]:
+    """Inject each fault into a graph to which it applies, and compare the result with the unchanged graph."""
+    rng = np.random.default_rng(0)
+    missed, unnamed, inapplicable = [], [], []
+    for fault in FAULTS:
+        for graph in GRAPHS:
+            original = make(graph)
+            if (injected := inject(original, fault, rng)) is not None:
+                break
+        else:
+            inapplicable.append(fault)
+            continue
+        source = OnnxSource(Artifact.from_bytes(original.SerializeToString()), original)
+        changed = Artifact.from_bytes(injected.model.SerializeToString())
+        certificate = certify(changed, source, source.exported, ConvertOptions())
+        first = certificate.first_divergent
+        if certificate.holds:
+            missed.append(f"{fault} in {graph}")
+        elif first is None or not any(label in first.node for label in injected.guilty):
+            unnamed.append(f"{fault} in {graph}")
+    found = len(FAULTS) - len(missed)
+    return [
+        claim("injected faults that are found", found, "", ">=", len(FAULTS), note=", ".join(missed[:_LISTED])),
+        claim(
+            "guilty nodes that are named",
+            found - len(unnamed),
+            "",
+            ">=",
+            len(FAULTS),
+            note=", ".join(unnamed[:_LISTED]),
+        ),
+    ]
+
+
+def times(quick: bool) -> list[Row]:
+    """The time of a conversion, against the framework's loader and exporter alone."""
+    chosen: dict[str, tuple[str, ZooModel]] = {}
+    for name, model in models().items():
+        if not model.diagnosis:
+            chosen.setdefault(FORMATS[model.format].framework, (name, model))
+    plain, proved = [], []
+    for name, model in chosen.values():
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+            given = model.make(Path(folder))
+            try:
+                seconds = [_timed(given, model, Path(folder)) for _ in range(_ROUNDS[quick] + 1)][1:]
+            except PenstockError as error:
+                plain.append(skipped(f"{name}: time", error))
+                continue
+        bare, without, whole = (list(each) for each in zip(*seconds, strict=True))
+        plain.append(fact(f"{name}: without parity", (r := ratio(without, bare)).value, "x", interval=r))
+        proved.append((ratio(without, bare), ratio(whole, bare)))
+    if not proved:
+        return plain
+    return [
+        *plain,
+        claim("time without parity", geometric_mean([one for one, _ in proved]), "x", "<=", _SLOWDOWN),
+        fact("time with parity", (mean := geometric_mean([one for _, one in proved])).value, "x", interval=mean),
+    ]
+
+
+def straight(quick: bool) -> list[Row]:
+    """Convert, build and serve one model of every framework, and compare the answers of tritonclient with the framework's."""
+    rows, done = [], set()
+    for name, model in models().items():
+        framework = FORMATS[model.format].framework
+        if framework in done or model.diagnosis:
+            continue
+        try:
+            error = _served_error(model)
+        except (PenstockError, RuntimeError, OSError) as failure:
+            rows.append(skipped(f"{name}: built and served", failure))
+            continue
+        done.add(framework)
+        rows.append(claim(f"{name}: built and served, largest error", error, "", "<=", _OUTPUT_ERROR))
+    return rows
+
+
+def keywords(options: ConvertOptions) -> ConvertKeywords:
+    """``options`` as the keywords of ``convert``."""
+    found = ConvertKeywords(
+        inputs=options.inputs,
+        dynamic=options.dynamic,
+        opset=options.opset,
+        outputs=options.outputs,
+        trust_pickle=options.trust_pickle,
+    )
+    if options.sample:
+        found["sample"] = options.sample
+    if options.weights is not None:
+        found["weights"] = options.weights
+    if options.ops is not None:
+        found["ops"] = options.ops
+    return found
+
+
+def _converted(model: ZooModel, given: Any, **more: Any) -> Conversion:
+    return convert(given, None, **keywords(model.options), **more)
+
+
+def _outcome(name: str, model: ZooModel) -> Outcome:
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            _converted(model, model.make(Path(folder)))
+            kind, text = ("failed", "converted, but a diagnosis was expected") if model.diagnosis else ("certified", "")
+        except ParityFailed as error:
+            kind, text = "failed", str(error)
+        except PenstockError as error:
+            kind, text = "diagnosed" if model.diagnosis and model.diagnosis in str(error) else "failed", str(error)
+        except Exception as error:  # noqa: BLE001 - this is what is counted
+            kind, text = "traceback", f"{type(error).__name__}: {error}"
+    return Outcome(name, kind, text, time.perf_counter() - start)
+
+
+@contextlib.contextmanager
+def _exported(model: ZooModel) -> Iterator[tuple[SourceModel, Any, Artifact]]:
+    """The opened source, its export, and the valid ONNX model."""
+    with tempfile.TemporaryDirectory() as folder:
+        given = model.make(Path(folder))
+        artifact = _converted(model, given, parity=False).artifact
+        found = resolve(given, model.format, model.options.weights)
+        source = get_converter(found.format).open(found.given, model.options)
+        try:
+            yield source, source.export(Path(folder, "exported.onnx"), model.options.opset), artifact
+        finally:
+            source.close()
+
+
+def _timed(given: Any, model: ZooModel, folder: Path) -> tuple[float, float, float]:
+    """Seconds of the exporter alone, of the conversion without parity, and of the conversion."""
+    found = resolve(given, model.format, model.options.weights)
+    marks = [time.perf_counter()]
+    source = get_converter(found.format).open(found.given, model.options)
+    source.export(folder / "bare.onnx", model.options.opset)
+    source.close()
+    marks.append(time.perf_counter())
+    _converted(model, given, parity=False)
+    marks.append(time.perf_counter())
+    _converted(model, given)
+    marks.append(time.perf_counter())
+    bare, without, whole = np.diff(marks)
+    return float(bare), float(without), float(whole)
+
+
+def _served_error(model: ZooModel) -> float:
+    """The largest error of an output, relative to the output's scale, after conversion, build and serving."""
+    import tritonclient.http as client  # noqa: PLC0415 - only this part needs it
+
+    with tempfile.TemporaryDirectory() as name, _exported(model) as (source, _, artifact):
+        recipe = Recipe(budget_s=10.0, synthetic=0, name="model")
+        bundle = build(artifact, Path(name, "model.bundle"), recipe=recipe).bundle
+        inputs = _inputs(source, model)
+        wanted = source.forward(inputs)
+        with penstock(bundle, split_cores()[0]) as server:
+            connection = client.InferenceServerClient(f"{server.http.host}:{server.http.port}")
+            asked = []
+            for spec in source.signature.inputs:
+                asked.append(client.InferInput(spec.name, list(inputs[spec.name].shape), spec.datatype.value))
+                asked[-1].set_data_from_numpy(inputs[spec.name])
+            answer = connection.infer("model", asked)
+            errors = [_error(answer.as_numpy(output), array) for output, array in wanted.items()]
+            connection.close()
+    return max(errors)
+
+
+def _inputs(source: SourceModel, model: ZooModel) -> dict[str, Array]:
+    """Inputs that the source accepts."""
+    if model.options.sample:
+        return dict(model.options.sample)
+    maker = Maker(source.signature, source.axes, meanings_of(source.signature), 0)
+    for shapes in maker.shapes():
+        with contextlib.suppress(PenstockError):
+            inputs = maker.plausible(shapes).inputs
+            source.forward(inputs)
+            return inputs
+    raise RuntimeError("the source accepts none of the plausible inputs")
+
+
+def _error(got: Array, want: Array) -> float:
+    if want.dtype.kind not in "fiu":
+        return float(not np.array_equal(got, want))
+    scale = float(np.abs(want).max(initial=0)) or 1.0
+    return float(np.abs(got.astype(np.float64) - want.astype(np.float64)).max(initial=0)) / scale
+
+
+def _listed(outcomes: list[Outcome]) -> str:
+    shown = [f"{one.name}: {one.kind}: {one.text[:120]}" for one in outcomes[:_LISTED]]
+    return "; ".join([*shown, *([f"and {len(outcomes) - _LISTED} more"] if len(outcomes) > _LISTED else [])])
+
+
+PARTS = {"zoo": zoo, "false-alarms": false_alarms, "faults": faults, "time": times, "straight": straight}

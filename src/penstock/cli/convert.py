@@ -1,0 +1,201 @@
+"""``penstock convert``: convert a model of any framework to ONNX, and prove that its outputs are the same."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.markup import escape
+
+from penstock.cli import options
+from penstock.cli.progress import StageProgress
+from penstock.cli.views.tables import make_console
+from penstock.errors import PenstockError
+from penstock.offline.compress.model_files import check_target
+from penstock.offline.convert.base import UnsupportedOperators
+from penstock.offline.convert.certificate import Certificate
+from penstock.offline.convert.convert import Conversion, ConvertKeywords, ParityFailed
+from penstock.offline.convert.convert import convert as convert_source
+from penstock.offline.convert.registry import FORMATS
+from penstock.samples.user_code import apart_from_output
+from penstock.tensor import TensorSpec
+
+
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="The model: a file, a folder (SavedModel, Hugging Face, Paddle), or package.module:function for a function that"
+            " returns a PyTorch module, an estimator or a JAX function. Caffe: the .prototxt file.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Path of the ONNX file.", show_default=False)],
+    format: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="FORMAT", help=f"Format of the source, if it is not detected: {', '.join(FORMATS)}."
+        ),
+    ] = "",
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DECLARATION",
+            help="Name, type and shape of an input, e.g. 'image:float32[N,3,224,224]'; a name in place of a size makes the dimension"
+            " free. May be repeated, once for each input.",
+        ),
+    ] = None,
+    sample: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.npz",
+            help="Inputs of one call, in place of --inputs; they are also compared. An npz file with one array for each input.",
+        ),
+    ] = None,
+    dynamic: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="INPUT:AXIS=NAME,...",
+            help="Free dimensions of an input, e.g. image:0=batch,2=height,3=width. May be repeated, once for each input.",
+        ),
+    ] = None,
+    opset: Annotated[int, typer.Option(help="Version of ONNX's operators.")] = 21,
+    outputs: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Keep only this output; may be repeated.")
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the weights: a .caffemodel, or a .safetensors or state_dict file for the module that the function makes."
+        ),
+    ] = None,
+    trust_pickle: Annotated[
+        bool,
+        typer.Option(
+            "--trust-pickle",
+            help="Load pickles and other formats that can run code. They are scanned first, and only known names are loaded.",
+        ),
+    ] = False,
+    isolated: Annotated[
+        bool,
+        typer.Option(
+            "--isolated",
+            help="Convert in an environment that has only the framework's packages. It is made on first use (downloads packages)"
+            " and kept.",
+        ),
+    ] = False,
+    ops: Annotated[
+        Path | None, typer.Option(help="Python file that defines operators with @penstock.register_op.")
+    ] = None,
+    keep_failed: Annotated[
+        bool, typer.Option("--keep-failed", help="Write the ONNX file even if its outputs differ from the source's.")
+    ] = False,
+    parents: options.Parents = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a target that is not an ONNX file.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Convert a model of any framework to ONNX, and prove that its outputs did not change.
+
+    The command runs the source and the ONNX model on the same inputs: of several sizes, with extreme values, and on --sample. The
+    tolerance follows from the rounding errors of the model itself. If the outputs differ, the command names the first node that
+    differs, and writes no file. Otherwise, the file contains a certificate, which `penstock inspect` shows.
+
+    Nothing that can run code is loaded without --trust-pickle. Files are loaded in a process with limited memory and no network.
+    All other commands take the same sources, and convert them first. `penstock build net.pt2 ...` does both steps.
+
+    [bold]Examples[/bold]
+
+      penstock convert model.keras -o model.onnx
+
+      penstock convert net.pt --inputs 'image:float32\\[N,3,224,224]' -o net.onnx
+
+      penstock convert package.module:make_model --weights net.safetensors --sample one.npz --dynamic image:0=batch -o net.onnx
+
+      penstock convert pipeline.skops -o pipeline.onnx --json
+    """
+    options.check_folders([output], parents)
+    check_target(output, [path for path in (Path(source), sample, weights, ops) if path is not None], force)
+    keywords = ConvertKeywords(
+        format=format,
+        inputs=inputs or (),
+        dynamic=dynamic or (),
+        opset=opset,
+        outputs=outputs or (),
+        trust_pickle=trust_pickle,
+        isolated=isolated,
+        keep_failed=keep_failed,
+    )
+    for name, path in (("sample", sample), ("weights", weights), ("ops", ops)):
+        if path is not None:
+            keywords[name] = path  # type: ignore[literal-required]
+    try:
+        # What frameworks print on stdout goes to stderr, so that stdout has only the result.
+        with StageProgress() as progress, apart_from_output():
+            done = convert_source(source, output, progress, **keywords)
+    except ParityFailed as error:
+        error.facts = report(error.conversion) if error.conversion else {}
+        raise
+    except UnsupportedOperators as error:
+        error.facts = {"unsupported": msgspec.to_builtins(error.operators)}
+        _show_unsupported(error)
+        raise
+    if json:
+        print(msgspec.json.encode(report(done)).decode())
+    else:
+        show(done)
+    if done.certificate is not None and not done.certificate.holds:
+        raise PenstockError(
+            f"'{output}' was written, but its outputs differ from the source's", "use it only to look for the cause"
+        )
+
+
+def report(done: Conversion) -> dict[str, Any]:
+    """The stable JSON form of a conversion, for scripts."""
+    return {
+        "output": str(done.output) if done.output else None,
+        "format": done.format,
+        "converter": done.exporter,
+        "opset": done.opset,
+        "inputs": msgspec.to_builtins(done.signature.inputs),
+        "outputs": msgspec.to_builtins(done.signature.outputs),
+        "parity": parity(done.certificate) if done.certificate else None,
+        "unsupported": [],
+        "warnings": done.warnings,
+    }
+
+
+def parity(certificate: Certificate) -> dict[str, Any]:
+    """What ``certificate`` says about the comparison, as plain data."""
+    names = ("holds", "cases", "max_error", "tolerance", "first_divergent", "not_compared", "notes")
+    return {name: msgspec.to_builtins(getattr(certificate, name)) for name in names}
+
+
+def show(done: Conversion) -> None:
+    """Print the result as text."""
+    console = make_console()
+    title = FORMATS[done.format].title if done.format in FORMATS else done.format
+    made = f"opset {done.opset}, from {title} by {done.exporter}, {done.artifact.size_bytes / 1024:.1f} KiB"
+    console.print(f"[bold]{escape(str(done.output))}[/bold]  {escape(made)}", soft_wrap=True)
+    for name, specs in (("input", done.signature.inputs), ("output", done.signature.outputs)):
+        for spec in specs:
+            console.print(f"{name:<9} {escape(_spec(spec))}", soft_wrap=True)
+    if done.certificate is not None:
+        console.print(f"{'parity':<9} {escape(done.certificate.text)}", soft_wrap=True)
+        for note in done.certificate.notes:
+            console.print(f"{'note':<9} {escape(note)}", soft_wrap=True)
+    for warning in done.warnings:
+        console.print(f"[yellow]warning[/yellow]   {escape(warning)}", soft_wrap=True)
+    console.print(f"{'next':<9} {escape(f'penstock inspect {done.output}')}", soft_wrap=True)
+
+
+def _spec(spec: TensorSpec) -> str:
+    shape = ", ".join("N" if size < 0 else str(size) for size in spec.shape)
+    return f"{spec.name}  {spec.datatype.value}[{shape}]"
+
+
+def _show_unsupported(error: UnsupportedOperators) -> None:
+    for one in error.operators:
+        print(f"unsupported: {one.op}{one.where and f' at {one.where}'}: {one.way_out}", file=sys.stderr)

@@ -1,0 +1,217 @@
+"""Boosted models of all frameworks as one kind of source: scores from a forest, a link function, and labels for classifiers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from penstock.errors import InvalidArgument, InvalidInput
+from penstock.offline.convert.base import Axis, ConvertOptions, Exported, Link
+from penstock.offline.convert.forest import GraphWriter
+from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
+
+_ML_OPSET = 3
+_LINKS: dict[str, Callable[[GraphWriter, str], str]] = {
+    "identity": lambda writer, raw: raw,
+    "sigmoid": lambda writer, raw: writer("Sigmoid", raw),
+    "softmax": lambda writer, raw: writer("Softmax", raw, axis=1),
+    "exponent": lambda writer, raw: writer("Exp", raw),
+    "softplus": lambda writer, raw: writer("Softplus", raw),
+    "signed_square": lambda writer, raw: writer("Mul", raw, writer("Abs", raw)),
+    "step": lambda writer, raw: writer("Cast", writer("Greater", raw, np.float32(0)), to=TensorProto.FLOAT),
+    "argmax": lambda writer, raw: writer("Cast", writer("ArgMax", raw, axis=1, keepdims=0), to=TensorProto.FLOAT),
+}
+"""Functions from scores to predictions, by the name that the frameworks' files use."""
+
+
+class Scorer(Protocol):
+    """Computes the scores of a booster: a ``Forest``, or ``LinearScorer``."""
+
+    base: Array
+    features: int
+
+    def write(self, writer: GraphWriter, x: str, datatype: DataType) -> str: ...
+
+    def probes(self, rng: np.random.Generator, rows: int = 64) -> Array: ...
+
+
+class LinearScorer(NamedTuple):
+    """A linear model, in which missing values count as zero."""
+
+    weights: Array
+    """[features, targets]"""
+    base: Array
+
+    @property
+    def features(self) -> int:
+        return len(self.weights)
+
+    def write(self, writer: GraphWriter, x: str, datatype: DataType) -> str:
+        present = writer("Where", writer("IsNaN", x), np.array(0, datatype.dtype), x)
+        return writer("Gemm", present, self.weights.astype(np.float32), self.base.astype(np.float32))
+
+    def probes(self, rng: np.random.Generator, rows: int = 64) -> Array:
+        found = rng.normal(size=self.weights.shape[:1] + (rows,)).T.astype(np.float32)
+        return np.where(rng.random(found.shape) < 0.1, np.float32(np.nan), found)
+
+
+class Booster(NamedTuple):
+    """A boosted model, as its framework's file describes it."""
+
+    exporter: str
+    scorer: Any
+    """A ``Scorer``."""
+    link: str
+    raw: Callable[[Array], Array]
+    """The framework's scores [N] or [N, targets], before the link function."""
+    predict: Callable[[Array], Array]
+    """The framework's predictions; the probabilities of a classifier."""
+    classes: Array | None = None
+    """The labels of a classifier."""
+    label: Callable[[Array], Array] | None = None
+    """The framework's labels of a classifier."""
+    scale: float = 1.0
+    """Factor of the scores in front of the link function."""
+    double: bool = False
+    """True if the framework computes in float64, so that inputs of float64 are not rounded."""
+    failures: tuple[type[Exception], ...] = (ValueError,)
+    """Exceptions of the framework for inputs that it rejects."""
+    warnings: tuple[str, ...] = ()
+
+    def write(self, writer: GraphWriter, x: str, datatype: DataType) -> dict[str, str]:
+        """Add the model's nodes for the input ``x``. Returns the names of the scores ``raw`` and of the outputs."""
+        inner = DataType.FP64 if self.double and not _narrow(datatype) else DataType.FP32
+        if datatype is not inner:
+            x = writer("Cast", x, to=inner.onnx)
+        raw = self.scorer.write(writer, x, inner)
+        scaled = raw if self.scale == 1 else writer("Mul", raw, np.float32(self.scale))
+        result = _LINKS[self.link](writer, scaled)
+        single = len(self.scorer.base) == 1
+        if self.classes is None:
+            flat = single and self.link != "argmax"
+            return {"raw": raw, "prediction": writer("Squeeze", result, np.array([1])) if flat else result}
+        if single:
+            best = writer(
+                "Cast", writer("Squeeze", writer("Greater", raw, np.float32(0)), np.array([1])), to=TensorProto.INT64
+            )
+            result = writer("Concat", writer("Sub", np.float32(1), result), result, axis=1)
+        else:
+            best = writer("ArgMax", raw, axis=1, keepdims=0)
+        return {"raw": raw, "label": writer("Gather", self.classes, best), "probabilities": result}
+
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        if self.classes is not None:
+            label = TensorSpec("label", DataType.from_numpy(self.classes.dtype), (-1,))
+            return label, TensorSpec("probabilities", DataType.FP32, (-1, len(self.classes)))
+        targets = len(self.scorer.base)
+        flat = targets == 1 or self.link == "argmax"
+        return (TensorSpec("prediction", DataType.FP32, (-1,) if flat else (-1, targets)),)
+
+
+class BoosterModel:
+    """The ``SourceModel`` of a booster."""
+
+    def __init__(self, booster: Booster, options: ConvertOptions) -> None:
+        self.booster = booster
+        spec = matrix_spec(options, booster.scorer.features)
+        self.signature = Signature((spec,), booster.outputs())
+        self.axes: Mapping[str, tuple[Axis, ...]] = {spec.name: (Axis(0, "N", low=1),)}
+
+    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        x = self._rows(inputs)
+        predicted = {"prediction": self.booster.predict}
+        if self.booster.label is not None:
+            predicted = {"label": self.booster.label, "probabilities": self.booster.predict}
+        found = {}
+        for spec in self.signature.outputs:
+            value = self._called(predicted[spec.name], x)
+            found[spec.name] = as_tensor(value, spec.datatype).reshape(len(x), *spec.shape[1:])
+        return found
+
+    def values(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
+        if "scores" not in names:
+            return {}
+        x = self._rows(inputs)
+        return {"scores": self._called(self.booster.raw, x).astype(np.float32).reshape(len(x), -1)}
+
+    def probes(self, seed: int) -> tuple[dict[str, Array], ...]:
+        spec = self.signature.inputs[0]
+        found = self.booster.scorer.probes(np.random.default_rng(seed))
+        if not spec.datatype.is_float:
+            found = np.nan_to_num(found).clip(0, 100)
+        return ({spec.name: found.astype(spec.datatype.dtype)},)
+
+    def export(self, target: Path, opset: int) -> Exported:
+        writer = GraphWriter()
+        spec = self.signature.inputs[0]
+        names = self.booster.write(writer, spec.name, spec.datatype)
+        renamed = {names[output.name]: output.name for output in self.signature.outputs}
+        for name, output in renamed.items():
+            writer.rename(name, output)
+        save(writer, self.signature, target, opset)
+        scores = Link(renamed.get(names["raw"], names["raw"]), "scores")
+        return Exported(self.booster.exporter, (scores,), warnings=self.booster.warnings)
+
+    def close(self) -> None:
+        pass
+
+    def _rows(self, inputs: Mapping[str, Array]) -> Array:
+        self.signature.check(inputs)
+        return inputs[self.signature.inputs[0].name]
+
+    def _called(self, function: Callable[[Array], Array], x: Array) -> Array:
+        try:
+            return np.asarray(function(x))
+        except self.booster.failures as error:
+            raise InvalidInput(f"{self.booster.exporter} rejects the input: {str(error).splitlines()[0]}") from error
+
+
+def as_tensor(value: Array, datatype: DataType) -> Array:
+    """``value`` as an array of ``datatype``; texts as UTF-8."""
+    if datatype is not DataType.BYTES:
+        return np.ascontiguousarray(value, datatype.dtype)
+    found = np.empty(value.shape, np.object_)
+    found.reshape(-1)[:] = [as_bytes(one if isinstance(one, bytes) else str(one)) for one in value.reshape(-1).tolist()]
+    return found
+
+
+def matrix_spec(options: ConvertOptions, features: int) -> TensorSpec:
+    """The input of a model that takes rows of ``features`` numbers. Raises InvalidArgument if ``options`` declare another."""
+    declared = [(one.name, one.datatype, one.shape) for one in options.inputs] or [
+        (name, DataType.from_numpy(array.dtype), array.shape) for name, array in options.sample.items()
+    ]
+    if not declared:
+        return TensorSpec("features", DataType.FP32, (-1, features))
+    hint = f'use --inputs "{declared[0][0]}:float32[N,{features}]"'
+    if len(declared) > 1:
+        names = ", ".join(name for name, _, _ in declared)
+        raise InvalidArgument(f"the model has one input, but {len(declared)} are declared: {names}", hint)
+    name, datatype, shape = declared[0]
+    if shape is not None and (len(shape) != 2 or (shape[1] not in (features, -1) and isinstance(shape[1], int))):
+        raise InvalidArgument(
+            f"input '{name}' has shape {list(shape)}, but the model takes rows of {features} features", hint
+        )
+    if datatype in (DataType.BYTES, DataType.BOOL):
+        raise InvalidArgument(f"input '{name}' has type {datatype.value}, but the model takes numbers", hint)
+    return TensorSpec(name, datatype or DataType.FP32, (-1, features))
+
+
+def save(writer: GraphWriter, signature: Signature, target: Path, opset: int) -> None:
+    """Write the nodes of ``writer`` to ``target`` as an ONNX model with the inputs and outputs of ``signature``."""
+    inputs, outputs = (
+        [helper.make_tensor_value_info(one.name, one.datatype.onnx, ["N", *one.shape[1:]]) for one in specs]
+        for specs in (signature.inputs, signature.outputs)
+    )
+    graph = helper.make_graph(writer.nodes, "model", inputs, outputs, writer.constants)
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("ai.onnx.ml", _ML_OPSET)]
+    onnx.save(helper.make_model_gen_version(graph, opset_imports=opsets), target)
+
+
+def _narrow(datatype: DataType) -> bool:
+    """True if float32 has all numbers of ``datatype``."""
+    return datatype is DataType.FP32 or datatype.itemsize <= 2

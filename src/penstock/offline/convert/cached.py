@@ -1,0 +1,79 @@
+"""Models of any format for the commands that need ONNX: a source is converted once, and kept under the user's cache folder.
+
+The key is a digest of the source's files and of all versions that influence the result. Functions, ``module:function``, are converted
+each time, because the code that they run is not known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.artifact import Artifact, Format, format_of, local_path, sha256
+from penstock.errors import ResourceExhausted
+from penstock.offline.convert.certificate import certificate_of
+from penstock.offline.convert.convert import OnProgress, convert, provenance
+from penstock.offline.convert.registry import FORMATS
+from penstock.offline.convert.source import ResolvedSource, resolve
+from penstock.samples.user_code import apart_from_output
+from penstock.version import __version__
+
+_PACKAGES = ("onnx", "onnxruntime", "torch", "onnxscript", "tensorflow", "tf2onnx", "skl2onnx", "jax2onnx")
+
+
+def read_model(model: str | Path | Artifact, on_progress: OnProgress = lambda *_: None) -> Artifact:
+    """``model`` as an ONNX artifact. A source of another format is converted, unless the cache has the result.
+
+    A valid certificate becomes the first step of the artifact's provenance. Raises the errors of ``Artifact.from_file`` and
+    ``convert``.
+    """
+    if isinstance(model, Artifact):
+        return model
+    artifact = Artifact.from_file(onnx_file(model, on_progress))
+    certificate = certificate_of(artifact)
+    return artifact if certificate is None else msgspec.structs.replace(artifact, provenance=provenance(certificate))
+
+
+def onnx_file(model: str | Path, on_progress: OnProgress = lambda *_: None) -> Path:
+    """The path of ``model`` if it is an ONNX file; otherwise, the path of the ONNX file made from it, with the same stem."""
+    if format_of(local := local_path(model)) is Format.ONNX:
+        return local
+    source = resolve(model)
+    folder = cache_folder() / "converted" / _key(source)
+    target = folder / f"{_stem(source)}.onnx"
+    if source.files and target.is_file() and certificate_of(Artifact.from_file(target)) is not None:
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResourceExhausted(
+            f"cannot write to the cache folder '{folder}': {error.strerror}",
+            "set XDG_CACHE_HOME to a folder on a larger disk",
+        ) from None
+    with apart_from_output():  # what frameworks print is no result of the command
+        convert(model, target, on_progress)
+    return target
+
+
+def cache_folder() -> Path:
+    """The folder for files that can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+
+
+def _key(source: ResolvedSource) -> str:
+    versions = {"penstock": __version__, "format": source.format}
+    for name in (*_PACKAGES, FORMATS[source.format].package):
+        with contextlib.suppress(PackageNotFoundError, ValueError):
+            versions[name] = version(name)
+    described: Any = [source.digest() or source.name, sorted(versions.items())]
+    return sha256(msgspec.json.encode(described))[:32]
+
+
+def _stem(source: ResolvedSource) -> str:
+    """The name of the model, as the server derives it from a path."""
+    return source.name.rpartition(":")[2] if not source.files else Path(source.name).stem

@@ -1,0 +1,1 @@
+"""Caffe without Caffe: reads networks and weights, computes them by Caffe's formulas in numpy, and writes them as ONNX."""

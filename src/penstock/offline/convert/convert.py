@@ -1,0 +1,334 @@
+"""Convert: the story of one conversion, from a source to an ONNX model with its certificate.
+
+::
+
+    source ─ resolve ─ open ─ export ─ repair ─ check ─ compare ─ certificate ─ write
+
+Files are opened in a process of their own, because loading some formats runs code. Objects, and functions that the user names, are
+opened in this process. Everything is made in a temporary folder, so an interrupted conversion leaves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict, Unpack
+
+import msgspec
+
+from penstock.artifact import Artifact, ProvenanceStep
+from penstock.errors import (
+    InvalidArgument,
+    PenstockError,
+    PermissionDenied,
+    ResourceExhausted,
+    WrongResult,
+    prefixed,
+)
+from penstock.offline.apart import apart
+from penstock.offline.convert.base import ConvertOptions, Exported, InputSpec, SourceModel
+from penstock.offline.convert.certificate import Certificate, attach
+from penstock.offline.convert.declarations import parse_dynamic, parse_inputs
+from penstock.offline.convert.parity.parity import certify
+from penstock.offline.convert.registry import FORMATS, get_converter
+from penstock.offline.convert.repairs import repair
+from penstock.offline.convert.source import CUSTOM, ResolvedSource, read_sample, resolve
+from penstock.offline.convert.worker.environments import environment
+from penstock.offline.convert.worker.remote import open_remote
+from penstock.offline.convert.writing import check_output, check_room, kept, write
+from penstock.offline.optimize.model import read_proto
+from penstock.offline.sessions import signature_of
+from penstock.tensor import Signature
+from penstock.version import __version__
+
+OnProgress = Callable[[str, int, int], None]
+"""Called with the stage, the work done, and the total work."""
+
+_MIN_OPSET, _MAX_OPSET = 7, 24
+
+
+class ConvertKeywords(TypedDict, total=False):
+    """The options of ``convert``, which are those of ``penstock convert``."""
+
+    format: str
+    """Format of the source; a key of ``FORMATS``. Without it, the format is detected."""
+    inputs: Sequence[str | InputSpec]
+    """Declarations of inputs, such as ``image:float32[N,3,224,224]``."""
+    sample: str | os.PathLike[str] | Mapping[str, Any]
+    """The inputs of one call: arrays or tensors by name, or an npz file."""
+    dynamic: Sequence[str] | Mapping[str, Mapping[int, str]]
+    """Free dimensions: ``{"image": {0: "batch"}}``, or texts such as ``image:0=batch``."""
+    opset: int
+    outputs: Sequence[str]
+    """Outputs to keep. Without it, all are kept."""
+    weights: str | os.PathLike[str]
+    """File with the weights, for sources that keep them apart."""
+    trust_pickle: bool
+    """Load formats that can run code. Even then, only names on an allow-list are unpickled."""
+    isolated: bool
+    """Convert in an environment that has only the packages of the source's framework."""
+    ops: str | os.PathLike[str]
+    """Python file with ``@penstock.register_op`` definitions."""
+    keep_failed: bool
+    """Return and write the model even if its outputs differ from the source's."""
+    parity: bool
+    """False: do not compare the outputs, and give no certificate."""
+    seed: int
+    """Seed of the compared inputs."""
+
+
+class Conversion(msgspec.Struct, frozen=True):
+    """The result of a conversion."""
+
+    artifact: Artifact
+    """The ONNX model, with the certificate in it."""
+    format: str
+    exporter: str
+    opset: int
+    signature: Signature
+    certificate: Certificate | None
+    """None if the outputs were not compared."""
+    warnings: tuple[str, ...] = ()
+    output: Path | None = None
+    """The written file; None if there is none."""
+
+
+class _Opened(NamedTuple):
+    """A loaded source, the name and version of its framework, and warnings."""
+
+    model: SourceModel
+    framework: str
+    notes: tuple[str, ...] = ()
+
+
+class ParityFailed(WrongResult):
+    """The ONNX model's outputs differ from the source's. ``conversion`` has the model and the failed certificate."""
+
+    conversion: Conversion | None = None
+
+
+def convert(
+    source: Any,
+    output: str | os.PathLike[str] | None = None,
+    on_progress: OnProgress = lambda *_: None,
+    **keywords: Unpack[ConvertKeywords],
+) -> Conversion:
+    """Convert ``source`` to ONNX, compare the outputs of both, and write the model with its certificate to ``output``.
+
+    ``source`` is a file, a folder, ``module:function`` or an object of a framework. Raises NotFound, InvalidArgument, InvalidModel,
+    Unavailable if a package is missing, PermissionDenied if loading can run code, UnsupportedOperators, ResourceExhausted, and
+    ParityFailed if the outputs differ.
+    """
+    options, target = _options(keywords), Path(output) if output is not None else None
+    on_progress("open", 0, 1)
+    found = resolve(source, keywords.get("format", ""), options.weights)
+    _check(found, options, target)
+    with tempfile.TemporaryDirectory(prefix="penstock-convert-", ignore_cleanup_errors=True) as folder:
+        python = _environment(found, on_progress) if keywords.get("isolated", False) else None
+        with _opened(found, options, python) as opened:
+            model = opened.model
+            _check_axes(options, model.signature)
+            on_progress("export", 0, 1)
+            with _explained(found, "be exported"):
+                exported = model.export(Path(folder, "model.onnx"), options.opset)
+            artifact, repaired = _valid(Path(folder, "model.onnx"), exported)
+            certificate = None
+            if keywords.get("parity", True):
+                on_progress("compare", 0, 1)
+                certificate = certify(artifact, model, exported, options, seed=keywords.get("seed", 0))
+            signature = model.signature
+        made = Conversion(
+            kept(artifact),
+            found.format,
+            exported.exporter,
+            _opset(artifact),
+            signature,
+            certificate and _completed(certificate, found, opened.framework, exported, _opset(artifact)),
+            (*opened.notes, *exported.warnings, *repaired),
+        )
+        return _finished(made, found, target, options, keep_failed=keywords.get("keep_failed", False))
+
+
+def _options(keywords: ConvertKeywords) -> ConvertOptions:
+    """The options for the converter. Raises InvalidArgument, InvalidData, NotFound."""
+    dynamic, opset = keywords.get("dynamic", {}), keywords.get("opset", ConvertOptions().opset)
+    if not _MIN_OPSET <= opset <= _MAX_OPSET:
+        raise InvalidArgument(
+            f"--opset must be from {_MIN_OPSET} to {_MAX_OPSET}, got {opset}", "leave it out, or use 21"
+        )
+    ops = keywords.get("ops")
+    if ops is not None and not Path(ops).is_file():
+        raise InvalidArgument(f"no Python file '{ops}' with operators", "check --ops")
+    inputs = parse_inputs(keywords.get("inputs", ()))
+    sample = read_sample(keywords["sample"]) if keywords.get("sample") is not None else {}
+    weights = keywords.get("weights")
+    return ConvertOptions(
+        inputs=inputs,
+        sample=sample,
+        dynamic=dynamic if isinstance(dynamic, Mapping) else parse_dynamic(dynamic),
+        opset=opset,
+        outputs=tuple(keywords.get("outputs", ())),
+        weights=Path(weights) if weights is not None else None,
+        trust_pickle=keywords.get("trust_pickle", False),
+        ops=Path(ops) if ops is not None else None,
+    )
+
+
+def _check(source: ResolvedSource, options: ConvertOptions, output: Path | None) -> None:
+    """Raise an error before any long work if the conversion cannot end well."""
+    if source.files and FORMATS[source.format].runs_code and not options.trust_pickle:
+        raise PermissionDenied(
+            f"'{source.name}' is a {FORMATS[source.format].title}, and loading it can run code",
+            "if you trust its author, add --trust-pickle (in Python: trust_pickle=True)",
+        )
+    for spec in options.inputs:
+        array = options.sample.get(spec.name)
+        if array is not None and spec.shape is not None and array.ndim != len(spec.shape):
+            raise InvalidArgument(
+                f"--inputs gives input '{spec.name}' {len(spec.shape)} dimensions, but the sample has {array.ndim}",
+                "leave out one of them",
+            )
+        for axis in options.dynamic.get(spec.name, {}):
+            if spec.shape is not None and axis >= len(spec.shape):
+                raise InvalidArgument(
+                    f"--dynamic lists axis {axis} of input '{spec.name}', which has {len(spec.shape)} dimension(s)",
+                    "axes count from 0",
+                )
+    if output is not None:
+        check_output(output, source.files)
+    check_room(source.size_bytes, output)
+
+
+def _environment(source: ResolvedSource, on_progress: OnProgress) -> Path:
+    """The interpreter of the isolated environment for the source's format."""
+    if not source.files:
+        raise InvalidArgument(
+            f"'{source.name}' is an object of this process, which cannot be isolated",
+            "save the model to a file, and give that",
+        )
+    return environment(FORMATS[source.format], lambda _: on_progress("install", 0, 1))
+
+
+@contextmanager
+def _opened(source: ResolvedSource, options: ConvertOptions, python: Path | None) -> Iterator[_Opened]:
+    """The loaded source. Files are loaded in another process, with the interpreter ``python`` of another environment if given."""
+    if source.format == CUSTOM:  # the caller closes its own model
+        yield _Opened(source.given, source.name)
+        return
+    with _explained(source, "be loaded"):
+        if source.files:
+            remote = open_remote(source.format, source.given, options, python)
+            opened = _Opened(remote, f"{remote.framework} {remote.version}", remote.notes)
+        else:
+            converter = get_converter(source.format)
+            opened = _Opened(converter.open(source.given, options), f"{converter.name} {converter.version}")
+    try:
+        yield opened
+    finally:
+        opened.model.close()
+
+
+@contextmanager
+def _explained(source: ResolvedSource, action: str) -> Iterator[None]:
+    """Turn any exception of a framework into an error that names the source."""
+    try:
+        yield
+    except PenstockError as error:
+        if type(error) is PenstockError:  # an exception of a framework in the other process
+            raise prefixed(f"'{source.name}' cannot {action}: ", error) from error
+        raise
+    except MemoryError:
+        raise ResourceExhausted(
+            f"there is not enough memory to convert '{source.name}'", "use a larger machine"
+        ) from None
+    except Exception as error:
+        told = str(error).strip().partition("\n")[0][:400]
+        raise PenstockError(
+            f"'{source.name}' cannot {action}: {type(error).__name__}: {told}",
+            "check that the framework itself runs the model",
+        ) from error
+
+
+def _check_axes(options: ConvertOptions, signature: Signature) -> None:
+    for name in options.dynamic:
+        if name not in signature.input_names:
+            raise InvalidArgument(
+                f"--dynamic names input '{name}', which the model does not have",
+                f"its inputs are {signature.input_names}",
+            )
+
+
+def _valid(path: Path, exported: Exported) -> tuple[Artifact, tuple[str, ...]]:
+    """The exported model after the repairs, and what they did. Raises WrongResult if it is invalid nevertheless."""
+    try:
+        artifact, warnings = repair(Artifact.from_file(path))
+        read_proto(artifact)
+        apart.call(signature_of, artifact)
+    except PenstockError as error:
+        raise WrongResult(
+            f"{exported.exporter} wrote an invalid model: {error.message}", "try another --opset, or a newer exporter"
+        ) from error
+    return artifact, warnings
+
+
+def _opset(artifact: Artifact) -> int:
+    versions = {one.domain: one.version for one in read_proto(artifact).opset_import}
+    return int(versions.get("", versions.get("ai.onnx", 0)))
+
+
+def _completed(
+    certificate: Certificate, source: ResolvedSource, framework: str, exported: Exported, opset: int
+) -> Certificate:
+    return msgspec.structs.replace(
+        certificate,
+        format=source.format,
+        framework=framework,
+        exporter=exported.exporter,
+        opset=opset,
+        source_digest=source.digest(),
+        penstock=__version__,
+    )
+
+
+def _finished(
+    made: Conversion, source: ResolvedSource, output: Path | None, options: ConvertOptions, *, keep_failed: bool
+) -> Conversion:
+    """Attach the certificate, and write the model. Raises ParityFailed."""
+    failed = made.certificate is not None and not made.certificate.holds
+    artifact = made.artifact
+    if output is not None and not (failed and not keep_failed):
+        artifact = write(artifact, made.certificate, output)
+        made = msgspec.structs.replace(made, output=output)
+    elif made.certificate is not None:
+        artifact = attach(artifact, made.certificate)
+    step = provenance(made.certificate) if made.certificate else ()
+    made = msgspec.structs.replace(made, artifact=msgspec.structs.replace(artifact, provenance=step))
+    if failed and not keep_failed:
+        error = ParityFailed(*_difference(made.certificate, source))
+        error.conversion = made
+        raise error
+    return made
+
+
+def provenance(certificate: Certificate) -> tuple[ProvenanceStep, ...]:
+    """The conversion as the first step of an artifact's provenance."""
+    options = {"format": certificate.format, "exporter": certificate.exporter, "opset": certificate.opset}
+    facts = {"parity": certificate.text, "certificate": msgspec.to_builtins(certificate)}
+    return (ProvenanceStep("convert", certificate.source_digest, options, facts),)
+
+
+def _difference(certificate: Certificate | None, source: ResolvedSource) -> tuple[str, str]:
+    """Message and hint of a failed comparison."""
+    assert certificate is not None
+    told = (
+        f"the ONNX model does not give the outputs of '{source.name}': the error is {certificate.max_error:.3g}, and rounding "
+        f"explains {certificate.tolerance:.3g}"
+    )
+    first = certificate.first_divergent
+    if first is not None:
+        place = ", ".join(filter(None, (first.source, first.where)))
+        told += f"; node '{first.node}'{place and f' ({place})'} differs first"
+    return told, "try another --opset or a newer exporter; --keep-failed writes the model nevertheless"

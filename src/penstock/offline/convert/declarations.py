@@ -1,0 +1,126 @@
+"""Declarations: the texts with which a user describes a source's inputs, ``image:float32[N,3,224,224]`` and ``image:0=batch``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from penstock.errors import InvalidArgument, quoted
+from penstock.offline.convert.base import InputSpec
+from penstock.tensor import MAX_RANK, DataType
+
+_WRITE_INPUT = "write it like image:float32[N,3,224,224], with one --inputs for each input"
+_WRITE_AXES = "write it like image:0=batch,2=height, with one --dynamic for each input"
+_DECLARED = re.compile(r"(?P<name>.*?)(?:\[(?P<shape>[^\[\]]*)\])?", re.DOTALL)
+_AXIS = re.compile(r"\s*([0-9]{1,3})\s*(?:=\s*([^\s=,]+)\s*)?")
+_SIZE = re.compile(r"[0-9]{1,15}")
+_FREE = {"", "?", "*", "-1", "none"}
+"""Sizes that stand for a free dimension without a name."""
+_MAX_SIZE = 2**31 - 1
+_TYPES = {datatype.value.lower(): datatype for datatype in DataType} | {
+    str(datatype.dtype): datatype for datatype in DataType if datatype is not DataType.BYTES
+}
+_TYPES |= {
+    "float": DataType.FP32,
+    "double": DataType.FP64,
+    "half": DataType.FP16,
+    "int": DataType.INT32,
+    "long": DataType.INT64,
+    "string": DataType.BYTES,
+    "str": DataType.BYTES,
+}
+
+
+def parse_inputs(texts: Iterable[str | InputSpec]) -> tuple[InputSpec, ...]:
+    """Parse the values of ``--inputs``, one for each input. Type and shape may be left out. Raises InvalidArgument."""
+    found = tuple(text if isinstance(text, InputSpec) else _input(text) for text in texts)
+    names = [spec.name for spec in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidArgument(f"--inputs declares input {quoted(name)} twice", "remove one of them")
+    return found
+
+
+def parse_dynamic(texts: Iterable[str]) -> dict[str, dict[int, str]]:
+    """Parse the values of ``--dynamic``: input name -> axis -> name of the dimension. Raises InvalidArgument.
+
+    An axis without a name gets one that no other axis has.
+    """
+    found: dict[str, dict[int, str]] = {}
+    for text in texts:
+        name, colon, listed = text.rpartition(":")
+        name = name.strip()
+        if not colon or not name:
+            raise InvalidArgument(f"--dynamic {quoted(text)} does not name an input and its axes", _WRITE_AXES)
+        if name in found:
+            raise InvalidArgument(f"--dynamic lists the axes of input {quoted(name)} twice", _WRITE_AXES)
+        axes = found[name] = {}
+        for part in listed.split(","):
+            axis, dimension = _axis(part, name)
+            if axis in axes:
+                raise InvalidArgument(f"--dynamic lists axis {axis} of input {quoted(name)} twice", _WRITE_AXES)
+            axes[axis] = dimension
+    return found
+
+
+def input_text(spec: InputSpec) -> str:
+    """``spec`` as ``parse_inputs`` reads it, for hints."""
+    datatype = "" if spec.datatype is None else ":" + _type_name(spec.datatype)
+    shape = "" if spec.shape is None else f"[{','.join(map(str, spec.shape))}]"
+    return f"{spec.name}{datatype}{shape}"
+
+
+def _type_name(datatype: DataType) -> str:
+    return "string" if datatype is DataType.BYTES else str(datatype.dtype)
+
+
+def _input(text: str) -> InputSpec:
+    match = _DECLARED.fullmatch(text.strip())
+    if match is None:
+        raise InvalidArgument(f"--inputs {quoted(text)} is not the declaration of an input", _WRITE_INPUT)
+    name, colon, given = match["name"].strip().rpartition(":")
+    datatype = _TYPES.get(given.strip().lower()) if colon else None
+    if datatype is None:
+        if colon and not given.strip().isdecimal():  # otherwise a name of TensorFlow, such as ``image:0``
+            known = "float32, float16, float64, int64, int32, uint8, bool or string"
+            raise InvalidArgument(f"--inputs {quoted(text)} has the unknown type {quoted(given)}", f"use {known}")
+        name = match["name"].strip()
+    name = name.strip()
+    if not name:
+        raise InvalidArgument(f"--inputs {quoted(text)} does not name the input", _WRITE_INPUT)
+    return InputSpec(name, datatype, None if match["shape"] is None else _shape(match["shape"], name))
+
+
+def _shape(text: str, name: str) -> tuple[int | str, ...]:
+    sizes = [part.strip() for part in text.split(",")] if text.strip() else []
+    if len(sizes) > MAX_RANK:
+        raise InvalidArgument(
+            f"--inputs gives input {quoted(name)} {len(sizes)} dimensions", f"give at most {MAX_RANK}"
+        )
+    return tuple(_size(size, name, axis) for axis, size in enumerate(sizes))
+
+
+def _size(text: str, name: str, axis: int) -> int | str:
+    if text.lower() in _FREE:
+        return _own_name(name, axis)
+    if _SIZE.fullmatch(text) and 0 < int(text) <= _MAX_SIZE:
+        return int(text)
+    if text[0] in "-0123456789." or not text.isprintable() or " " in text:
+        raise InvalidArgument(
+            f"--inputs gives axis {axis} of input {quoted(name)} the size {quoted(text)}",
+            "give a whole number of at least 1, or a name such as N for a free dimension",
+        )
+    return text
+
+
+def _axis(text: str, name: str) -> tuple[int, str]:
+    match = _AXIS.fullmatch(text)
+    if match is None or int(match[1]) >= MAX_RANK:
+        raise InvalidArgument(f"--dynamic gives input {quoted(name)} the axis {quoted(text)}", _WRITE_AXES)
+    axis = int(match[1])
+    return axis, match[2] or _own_name(name, axis)
+
+
+def _own_name(name: str, axis: int) -> str:
+    """The name of a free dimension for which the user gives none."""
+    return f"{re.sub(r'[^0-9A-Za-z_]', '_', name)}_{axis}"

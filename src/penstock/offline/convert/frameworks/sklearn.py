@@ -1,0 +1,414 @@
+"""scikit-learn: estimators and pipelines from skops files and, if they are trusted, pickles; also with boosters of other libraries.
+
+skl2onnx converts most estimators. ``estimators.py`` replaces its converters for trees and text, and each booster's own file that for boosters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import skl2onnx
+import sklearn
+import skops.io
+from onnx import helper
+from skl2onnx._supported_operators import sklearn_operator_name_map
+from skl2onnx.common import data_types
+from skl2onnx.common._registration import get_converter
+from sklearn.base import is_classifier, is_clusterer, is_outlier_detector, is_regressor
+from sklearn.exceptions import NotFittedError
+from sklearn.pipeline import Pipeline
+from sklearn.utils.validation import check_is_fitted
+
+from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError, PermissionDenied, Unsupported
+from penstock.offline.convert.base import (
+    Axis,
+    ConvertOptions,
+    Exported,
+    Link,
+    UnsupportedOperator,
+    UnsupportedOperators,
+)
+from penstock.offline.convert.booster import Booster, as_tensor
+from penstock.offline.convert.estimators import is_scaler, is_tree, read_trees, write_scaler, write_text, write_tfidf
+from penstock.offline.convert.forest import GraphWriter
+from penstock.offline.convert.pickles import SKLEARN, load_trusted
+from penstock.offline.convert.table import declared, first_step, table_of
+from penstock.tensor import Array, DataType, Signature, TensorSpec
+
+_BOOSTERS = ("xgboost", "lightgbm", "catboost")
+_TYPES = {
+    DataType.FP32: data_types.FloatTensorType,
+    DataType.FP64: data_types.DoubleTensorType,
+    DataType.INT64: data_types.Int64TensorType,
+    DataType.INT32: data_types.Int32TensorType,
+    DataType.BOOL: data_types.BooleanTensorType,
+    DataType.BYTES: data_types.StringTensorType,
+}
+_TRUSTED = {
+    *(f"xgboost.sklearn.XGB{kind}" for kind in ("Classifier", "Regressor", "Ranker", "RFClassifier", "RFRegressor")),
+    *(f"lightgbm.sklearn.LGBM{kind}" for kind in ("Classifier", "Regressor", "Ranker")),
+    *("xgboost.core.Booster", "lightgbm.basic.Booster", "collections.OrderedDict", "collections.defaultdict"),
+}
+"""Types that skops does not trust by itself."""
+_PARTS = (
+    *("steps", "transformers_", "transformer_list", "estimators_", "estimator_", "final_estimator_", "best_estimator_"),
+    *("regressor_", "transformer_", "calibrated_classifiers_", "estimator"),
+)
+"""Attributes with the estimators that an estimator consists of."""
+_FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
+_WAY_OUT = "leave the step out of the pipeline, and compute it before the call"
+_CALLABLE = "if you trust it, load it in a function of your own, and give that function as module:callable"
+
+
+class SklearnConverter:
+    name = "sklearn"
+    version = sklearn.__version__
+
+    def open(self, source: Any, options: ConvertOptions) -> SklearnModel:
+        model = _loaded(Path(source), options) if isinstance(source, (str, Path)) else source
+        if not hasattr(model, "get_params") or isinstance(model, type):
+            raise InvalidArgument(
+                f"{type(model).__name__} is not an estimator of scikit-learn", "give a fitted estimator"
+            )
+        try:
+            check_is_fitted(model)
+        except NotFittedError:
+            raise InvalidModel(f"{type(model).__name__} is not fitted", "call fit before the conversion") from None
+        return SklearnModel(model, options)
+
+
+CONVERTER = SklearnConverter()
+
+
+class SklearnModel:
+    """The ``SourceModel`` of an estimator."""
+
+    def __init__(self, model: Any, options: ConvertOptions) -> None:
+        self._model, self._table = _prepared(model), table_of(model)
+        inputs = declared(self._table, options)
+        self._methods = _methods(model)
+        self.axes: Mapping[str, tuple[Axis, ...]] = {spec.name: (Axis(0, "N", low=1),) for spec in inputs}
+        self.signature = Signature(inputs, ())
+        outputs = []
+        for name, value in self._results(options.sample or self.probes(0)[0]).items():
+            narrow = value.dtype == np.float64 and all(spec.datatype is not DataType.FP64 for spec in inputs)
+            datatype = DataType.FP32 if narrow else DataType.from_numpy(value.dtype)
+            outputs.append(TensorSpec(name, datatype, (-1, *value.shape[1:])))
+        self.signature = Signature(inputs, tuple(outputs))
+
+    def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        found = self._results(inputs)
+        return {spec.name: as_tensor(found[spec.name], spec.datatype) for spec in self.signature.outputs}
+
+    def values(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
+        x = self._table.rows(self._checked(inputs))
+        found = {}
+        with _quiet():
+            for name, step in getattr(self._model, "steps", ())[:-1]:
+                x = x if isinstance(step, str) else _dense(step.transform(x))
+                if name in names:
+                    found[name] = x
+        return {name: value.astype(np.float32) if value.dtype == np.float64 else value for name, value in found.items()}
+
+    def probes(self, seed: int) -> tuple[dict[str, Array], ...]:
+        rng = np.random.default_rng(seed)
+        inputs = zip(self.signature.inputs, self._table.columns, strict=True)
+        found = {spec.name: column.probe(rng, 32).astype(spec.datatype.dtype) for spec, column in inputs}
+        first = first_step(self._model)
+        booster = _booster(first)
+        if booster is None:
+            return (found,)
+        (spec,) = self.signature.inputs
+        rows = booster.scorer.probes(rng)
+        if not getattr(first.__sklearn_tags__().input_tags, "allow_nan", False) or spec.datatype is DataType.INT64:
+            rows = np.nan_to_num(rows)
+        return found, {spec.name: rows.astype(spec.datatype.dtype)}
+
+    def export(self, target: Path, opset: int) -> Exported:
+        _check_supported(self._model)
+        conversions = _conversions(self._model)
+        types = [(spec.name, _TYPES[spec.datatype]([None, spec.shape[1]])) for spec in self.signature.inputs]
+        try:
+            with _quiet():
+                converted, topology = skl2onnx.convert_sklearn(
+                    self._model,
+                    "model",
+                    types,
+                    target_opset={"": opset, "ai.onnx.ml": 3},
+                    options=_options(self._model),
+                    custom_conversion_functions=conversions,
+                    intermediate=True,
+                )
+        except PenstockError:
+            raise
+        except _FAULTS as error:
+            reason = str(error).split(". You may raise")[0].splitlines()[0]
+            raise Unsupported(f"skl2onnx cannot convert the estimator: {reason}", _WAY_OUT) from error
+        _finish(converted.graph, self.signature)
+        try:
+            onnx.checker.check_model(converted, full_check=True)
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+            raise Unsupported(f"skl2onnx writes an invalid model: {error}", "declare inputs of float32") from error
+        onnx.save(converted, target)
+        return Exported(f"skl2onnx {skl2onnx.__version__}", tuple(self._links(converted.graph, topology)))
+
+    def close(self) -> None:
+        pass
+
+    def _links(self, graph: onnx.GraphProto, topology: Any) -> Iterator[Link]:
+        made = {name for node in graph.node for name in node.output}
+        steps = {id(step): name for name, step in getattr(self._model, "steps", ())[:-1]}
+        for operator in topology.unordered_operator_iterator():
+            if id(operator.raw_operator) in steps and operator.outputs[0].onnx_name in made:
+                name = steps[id(operator.raw_operator)]
+                yield Link(operator.outputs[0].onnx_name, name, f"step '{name}' of the pipeline")
+
+    def _checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        self.signature.check(inputs)
+        return {spec.name: inputs[spec.name] for spec in self.signature.inputs}
+
+    def _results(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        x = self._table.rows(self._checked(inputs))
+        try:
+            with _quiet():
+                return {name: _dense(getattr(self._model, method)(x)) for name, method in self._methods.items()}
+        except _FAULTS as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InvalidInput(f"{type(self._model).__name__} rejects the input: {reason}", "give --sample") from error
+
+
+def _methods(model: Any) -> dict[str, str]:
+    """The outputs, and the methods that compute them, in the order of skl2onnx."""
+    if is_regressor(model):
+        return {"prediction": "predict"}
+    if is_outlier_detector(model):
+        return {"label": "predict", "scores": "decision_function"}
+    if hasattr(model, "predict_proba"):
+        return {"label": "predict", "probabilities": "predict_proba"}
+    if is_clusterer(model) and hasattr(model, "transform"):
+        return {"label": "predict", "scores": "transform"}
+    if hasattr(model, "predict"):
+        return {"label": "predict"}
+    if hasattr(model, "transform"):
+        return {"transformed": "transform"}
+    raise Unsupported(f"{type(model).__name__} has neither predict nor transform", "give an estimator that has one")
+
+
+def _prepared(model: Any) -> Any:
+    """``model`` without steps that do nothing, and with dense results, which skl2onnx needs. Raises Unsupported."""
+    if any(getattr(one, "indicator_", None) is not None for one in _walk(model)):
+        raise Unsupported("an imputer with add_indicator=True has no converter", "use add_indicator=False")
+    if type(model) is Pipeline:
+        steps = [(name, step) for name, step in model.steps if step is not None and not isinstance(step, str)]
+        model = Pipeline(steps) if steps else model
+    changes = {"encode": ("onehot", "onehot-dense"), "flatten_transform": (True, False)}
+    for name, (old, new) in changes.items():
+        if any(getattr(one, name, None) == old for one in _walk(model)):
+            model = copy.deepcopy(model)
+            for one in _walk(model):
+                if getattr(one, name, None) == old:
+                    setattr(one, name, new)
+    return model
+
+
+def _walk(model: Any) -> Iterator[Any]:
+    """``model`` and all estimators in it."""
+    if isinstance(model, (list, tuple, np.ndarray)):
+        for one in model:
+            yield from _walk(one)
+    elif hasattr(model, "__dict__") and not isinstance(model, type):
+        if hasattr(model, "get_params"):
+            yield model
+        for part in _PARTS:
+            yield from _walk(vars(model).get(part, ()))
+
+
+def _booster(estimator: Any) -> Booster | None:
+    """The trees of ``estimator``; None if it has none."""
+    library = type(estimator).__module__.partition(".")[0]
+    if library in _BOOSTERS:
+        read = importlib.import_module(f"penstock.offline.convert.frameworks.{library}").read
+        return read(estimator)  # type: ignore[no-any-return]
+    return read_trees(estimator) if is_tree(estimator) else None
+
+
+def _convert_trees(scope: Any, operator: Any, container: Any) -> None:
+    """Writes the nodes of trees into the graph of skl2onnx."""
+    booster = _booster(operator.raw_operator)
+    assert booster is not None
+    (given,) = operator.inputs
+    writer = GraphWriter(scope.get_unique_operator_name("Trees"))
+    names = booster.write(writer, given.full_name, _datatype(given))
+    results = [name for key, name in names.items() if key != "raw"]
+    if booster.classes is None and len(booster.scorer.base) == 1:
+        results = [writer("Reshape", results[0], np.array([-1, 1]))]
+    _embed(writer, results, operator, container)
+
+
+def _convert_text(scope: Any, operator: Any, container: Any) -> None:
+    writer = GraphWriter(scope.get_unique_operator_name("Text"))
+    _embed(writer, [write_text(operator.raw_operator, writer, operator.inputs[0].full_name)], operator, container)
+
+
+def _convert_scaler(scope: Any, operator: Any, container: Any) -> None:
+    writer = GraphWriter(scope.get_unique_operator_name("Scaler"))
+    (given,) = operator.inputs
+    _embed(
+        writer, [write_scaler(operator.raw_operator, writer, given.full_name, _datatype(given))], operator, container
+    )
+
+
+def _datatype(variable: Any) -> DataType:
+    return next((kind for kind, one in _TYPES.items() if isinstance(variable.type, one)), DataType.FP32)
+
+
+def _embed(writer: GraphWriter, results: Sequence[str], operator: Any, container: Any) -> None:
+    for result, output in zip(results, operator.outputs, strict=False):
+        double = isinstance(output.type, data_types.DoubleTensorType)
+        writer.rename(writer("Cast", result, to=11) if double else writer("Identity", result), output.full_name)
+    for domain in {node.domain for node in writer.nodes}:
+        container.node_domain_version_pair_sets.add((domain, container.target_opset_any_domain(domain)))
+    container.nodes += writer.nodes
+    container.initializers += writer.constants
+
+
+def _convert_tfidf(scope: Any, operator: Any, container: Any) -> None:
+    writer = GraphWriter(scope.get_unique_operator_name("Tfidf"))
+    counts = writer("Cast", operator.inputs[0].full_name, to=DataType.FP32.onnx)
+    _embed(writer, [write_tfidf(operator.raw_operator, writer, counts)], operator, container)
+
+
+def _convert_imputer(scope: Any, operator: Any, container: Any) -> None:
+    """An imputer of texts copies them, because a text of ONNX cannot be missing."""
+    if not isinstance(operator.inputs[0].type, data_types.StringTensorType):
+        get_converter("SklearnSimpleImputer")(scope, operator, container)
+        return
+    writer = GraphWriter(scope.get_unique_operator_name("Imputer"))
+    names = [one.full_name for one in operator.inputs]
+    _embed(writer, [writer("Concat", *names, axis=1)], operator, container)
+
+
+def _parse(scope: Any, model: Any, inputs: Any, custom_parsers: Any = None) -> Any:
+    """Declares the outputs of a booster of another library."""
+    operator = scope.declare_local_operator(f"Penstock{type(model).__name__}", model)
+    operator.inputs = inputs
+    classes = getattr(model, "classes_", None) if is_classifier(model) else None
+    if classes is None:
+        operator.outputs.append(scope.declare_local_variable("variable", data_types.FloatTensorType([None, 1])))
+        return operator.outputs
+    kind = _TYPES.get(DataType.from_numpy(np.asarray(classes).dtype), data_types.Int64TensorType)
+    operator.outputs.append(scope.declare_local_variable("label", kind([None])))
+    probabilities = data_types.FloatTensorType([None, len(classes)])
+    operator.outputs.append(scope.declare_local_variable("probabilities", probabilities))
+    return operator.outputs
+
+
+def _keep(operator: Any) -> None:
+    """The outputs have their shapes already."""
+
+
+def _conversions(model: Any) -> dict[type, Any]:
+    """Our converters of the classes in ``model``. Registers boosters with skl2onnx, which does not know them."""
+    found: dict[type, Any] = {}
+    for one in _walk(model):
+        kind = type(one)
+        if hasattr(one, "vocabulary_") and hasattr(one, "token_pattern"):
+            found[kind] = _convert_text
+        elif is_tree(one):
+            found[kind] = _convert_trees
+        elif is_scaler(one):
+            found[kind] = _convert_scaler
+        elif kind.__name__ in ("TfidfTransformer", "SimpleImputer"):
+            found[kind] = _convert_tfidf if kind.__name__ == "TfidfTransformer" else _convert_imputer
+        elif kind.__module__.partition(".")[0] in _BOOSTERS:
+            skl2onnx.update_registered_converter(
+                kind,
+                f"Penstock{kind.__name__}",
+                _keep,
+                _convert_trees,
+                parser=_parse,
+                options={"zipmap": [True, False]},
+            )
+    return found
+
+
+def _options(model: Any) -> dict[int, dict[str, Any]]:
+    """Probabilities as a tensor instead of a list of dictionaries, for each classifier that has this option."""
+    kinds = {id(one): sklearn_operator_name_map.get(type(one)) for one in _walk(model) if not hasattr(one, "steps")}
+    allowed = {key: (get_converter(kind).get_allowed_options() if kind else None) or {} for key, kind in kinds.items()}
+    return {key: {"zipmap": False} for key, names in allowed.items() if "zipmap" in names}
+
+
+def _check_supported(model: Any) -> None:
+    """Raise UnsupportedOperators for the estimators in ``model`` that have no converter."""
+    unknown = {type(one).__name__: one for one in _walk(model) if type(one) not in sklearn_operator_name_map}
+    missing = [name for name, one in unknown.items() if type(one).__module__.partition(".")[0] not in _BOOSTERS]
+    if missing:
+        where = "" if type(model).__name__ in missing else f"a step of {type(model).__name__}"
+        raise UnsupportedOperators.of([UnsupportedOperator(name, where, _WAY_OUT) for name in missing])
+
+
+def _finish(graph: onnx.GraphProto, signature: Signature) -> None:
+    """Give inputs and outputs the names, types and shapes of ``signature``. skl2onnx has its own, and declares some shapes wrongly."""
+    outputs = signature.outputs
+    writer = GraphWriter("Final")
+    for spec, output in zip(outputs, list(graph.output), strict=False):
+        inner = f"{output.name}_inner"
+        for node in graph.node:
+            for names in (node.input, node.output):
+                names[:] = [inner if name == output.name else name for name in names]
+        result = writer("Reshape", inner, np.array([-1, *spec.shape[1:]]))
+        if output.type.tensor_type.elem_type != spec.datatype.onnx:
+            result = writer("Cast", result, to=spec.datatype.onnx)
+        writer.rename(result, spec.name)
+    del graph.output[:]
+    graph.node.extend(writer.nodes)
+    graph.initializer.extend(writer.constants)
+    graph.output.extend(
+        helper.make_tensor_value_info(one.name, one.datatype.onnx, ["N", *one.shape[1:]]) for one in outputs
+    )
+    for given, spec in zip(graph.input, signature.inputs, strict=True):
+        for node in graph.node:
+            node.input[:] = [spec.name if name == given.name else name for name in node.input]
+        given.name = spec.name
+        given.type.tensor_type.shape.dim[0].dim_param = "N"
+
+
+def _loaded(path: Path, options: ConvertOptions) -> Any:
+    with path.open("rb") as stream:
+        archive = stream.read(4) == b"PK\x03\x04"
+    if not archive:
+        if not options.trust_pickle:
+            hint = "save it with skops.io.dump, or add --trust-pickle if you trust the file"
+            raise PermissionDenied(f"'{path.name}' is a pickle, and loading it can run code", hint)
+        return load_trusted(path, SKLEARN)
+    try:
+        foreign = sorted(set(skops.io.get_untrusted_types(file=path)) - _TRUSTED)
+        if foreign:
+            raise PermissionDenied(
+                f"'{path.name}' contains types that are not trusted: {', '.join(foreign)}", _CALLABLE
+            )
+        return skops.io.load(path, trusted=sorted(_TRUSTED))
+    except PenstockError:
+        raise
+    except Exception as error:  # noqa: BLE001: a broken file raises anything
+        raise InvalidModel(f"'{path.name}' is not a skops file: {error}", "save it again with skops.io.dump") from error
+
+
+def _dense(value: Any) -> Array:
+    return np.asarray(value.toarray() if hasattr(value, "toarray") else value)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,179 @@
+"""Finds the first node of an ONNX model that computes something else than its source.
+
+Each linked tensor is computed from the source's values of the linked tensors before it. So an error of an earlier node does not matter,
+and the tolerance is that of a few nodes. A link can be wrong: an exporter may give the name of a layer to a tensor before the layer's
+activation. The nodes that read the tensor show this: they agree with the source on the ONNX model's value, but not on the source's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.errors import PenstockError
+from penstock.offline.convert.base import Link, SourceModel
+from penstock.offline.convert.certificate import Divergence
+from penstock.offline.convert.parity.compare import Difference, compare, statistics
+from penstock.offline.convert.parity.nodes import NodeError, Nodes
+from penstock.offline.convert.parity.tolerance import Rounding
+from penstock.tensor import Array
+
+_NAMED = 24
+"""Maximum number of nodes that are listed for one value of the source."""
+
+
+class Checked(NamedTuple):
+    """The result of comparing every linked tensor."""
+
+    divergence: Divergence | None
+    is_complete: bool
+    """True if all outputs follow from linked tensors, so that agreement of every part means agreement of the whole."""
+
+
+class Blame:
+    """The linked tensors of one call, with their values in the source."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        source: SourceModel,
+        links: Sequence[Link],
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array],
+    ) -> None:
+        self._nodes, self._inputs = nodes, inputs
+        order = nodes.makers
+        self._links = {link.tensor: link for link in links if link.tensor in order and link.tensor not in inputs}
+        values = (
+            source.values(inputs, list(dict.fromkeys(link.source for link in self._links.values())))
+            if self._links
+            else {}
+        )
+        self._values: dict[str, Array] = {
+            tensor: values[link.source] for tensor, link in self._links.items() if link.source in values
+        }
+        self.has_links = bool(self._values)
+        self._outputs = {name: array for name, array in outputs.items() if name in order}
+        self._values = self._outputs | self._values
+        self._order = sorted(self._values, key=lambda name: order[name])
+
+    def find(self) -> Divergence | None:
+        """The first part that differs; None if no part differs beyond rounding."""
+        weak: Divergence | None = None
+        for tensor in list(self._order):
+            try:
+                got, difference = self._check(tensor, {})
+            except NodeError as error:
+                weak = weak or self._failure(tensor, error)
+                continue
+            except PenstockError:
+                continue
+            if not difference.reason:
+                continue
+            verdict = self._confirmed(tensor, got)
+            if verdict == "wrong link":
+                del self._values[tensor]
+                self._order.remove(tensor)
+            elif verdict == "sure":
+                return self._divergence(tensor, got, difference)
+            else:
+                weak = weak or self._divergence(tensor, got, difference)
+        return weak
+
+    def _check(self, tensor: str, instead: Mapping[str, Array]) -> tuple[Array, Difference]:
+        given = {**self._inputs, **self._values, **instead}
+        want = given.pop(tensor)
+        with np.errstate(all="ignore"):
+            got = self._nodes.run(given, [tensor])[tensor]
+        return got, compare(tensor, want, got, Rounding(self._nodes, given, [tensor]), is_extreme=True)
+
+    def _confirmed(self, tensor: str, got: Array) -> str:
+        """Whether the difference of ``tensor`` is that of a node (``sure``), of the link, or without effect (``weak``)."""
+        if tensor in self._outputs:
+            return "sure"
+        readers = self._readers(tensor)
+        on_source = [self._agrees(reader, {}) for reader in readers]
+        on_ours = [self._agrees(reader, {tensor: got}) for reader in readers]
+        if not readers or (any(on_ours) and all(on_ours) and not all(on_source)):
+            return "wrong link"
+        return "sure" if all(on_source) and not all(on_ours) else "weak"
+
+    def _agrees(self, tensor: str, instead: Mapping[str, Array]) -> bool:
+        try:
+            return not self._check(tensor, instead)[1].reason
+        except PenstockError:
+            return False
+
+    def _readers(self, tensor: str) -> list[str]:
+        """The linked tensors that are computed from ``tensor`` without another linked tensor between."""
+        later = self._order[self._order.index(tensor) + 1 :]
+        return [name for name in later if self._reads(name, tensor)]
+
+    def _reads(self, name: str, tensor: str) -> bool:
+        given = {*self._inputs, *self._values} - {name}
+        return any(tensor in self._nodes.reads[index] for index in self._nodes.needed([name], given))
+
+    def _part(self, tensor: str, last: str = "") -> str:
+        """The nodes that compute ``tensor`` from the linked tensors before it, at most up to the node ``last``."""
+        indices = self._nodes.needed([tensor], {*self._inputs, *self._values} - {tensor})
+        labels = [self._nodes.label(index) for index in indices]
+        if last in labels:
+            labels = labels[: labels.index(last) + 1]
+        if len(labels) > _NAMED:
+            labels = [*labels[: _NAMED - 2], f"{len(labels) - _NAMED + 1} more", labels[-1]]
+        return ", ".join(labels)
+
+    def _failure(self, tensor: str, error: NodeError) -> Divergence:
+        link = self._links.get(tensor)
+        return Divergence(
+            self._part(tensor, error.node),
+            link.source if link else tensor,
+            where=link.where if link else "",
+            expected=statistics(self._values[tensor]),
+            found=error.message,
+        )
+
+    def _divergence(self, tensor: str, got: Array, difference: Difference) -> Divergence:
+        link = self._links.get(tensor)
+        return Divergence(
+            node=self._part(tensor),
+            source=link.source if link else tensor,
+            error=difference.error,
+            where=link.where if link else "",
+            expected=statistics(self._values[tensor]),
+            found=statistics(got),
+        )
+
+
+def of_failure(nodes: Nodes, links: Sequence[Link], inputs: Mapping[str, Array], reason: str) -> Divergence:
+    """The node that fails on ``inputs``, although the source accepts them."""
+    label, made = "", set[str]()
+    try:
+        nodes.run(inputs, nodes.outputs)
+    except NodeError as error:
+        label = error.node
+        index = next((n for n in range(len(nodes.reads)) if nodes.label(n) == label), None)
+        made = set(nodes.proto.graph.node[index].output) if index is not None else set()
+    except PenstockError:
+        pass
+    link = next((link for link in links if link.tensor in made), None)
+    return Divergence(
+        node=label or "the whole graph",
+        source=link.source if link else "",
+        where=link.where if link else "",
+        found=reason,
+    )
+
+
+def of_output(nodes: Nodes, name: str, want: Any, got: Any, difference: Difference) -> Divergence:
+    """The node that computes the output ``name``, if no earlier value of the source is known."""
+    index = nodes.makers.get(name)
+    return Divergence(
+        node=nodes.label(index) if index is not None else name,
+        source=name,
+        error=difference.error,
+        expected=statistics(want) if want is not None else "",
+        found=statistics(got) if got is not None else "missing",
+    )

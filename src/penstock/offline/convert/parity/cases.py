@@ -1,0 +1,182 @@
+"""Makes the calls on which a source and its ONNX model are compared: given samples, plausible values, free sizes, extreme values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from penstock.inputs.meaning import Meaning, Role
+from penstock.inputs.sizes import Shapes, shapes_to_try
+from penstock.inputs.values import plausible
+from penstock.offline.convert.base import Axis
+from penstock.tensor import Array, DataType, Signature, TensorSpec
+
+_BATCH = 3
+_SIZES = 3
+"""Number of further sizes of each free axis that the source should accept."""
+_LARGEST = 512
+"""Largest size of a free axis, unless the source needs more."""
+_VALUES = frozenset({Role.IMAGE, Role.AUDIO, Role.SPECTRUM, Role.STATE, Role.FEATURES, Role.SCALAR, Role.TENSOR})
+"""The roles of inputs that take any number."""
+_HUGE = {DataType.FP16: 1e2, DataType.BF16: 1e3}
+_TINY = {DataType.FP16: 1e-2}
+
+
+class Case(msgspec.Struct, frozen=True):
+    """The inputs of one call."""
+
+    label: str
+    inputs: dict[str, Array]
+    is_extreme: bool = False
+    """Values are far from plausible ones, so that FP32 may overflow."""
+    is_empty: bool = False
+    """An axis has the size 0. Some kernels of ONNX Runtime end their process."""
+
+
+class Maker:
+    """Makes cases for the inputs of ``signature``. ``axes`` describe the free dimensions as ``SourceModel.axes`` does."""
+
+    def __init__(
+        self, signature: Signature, axes: Mapping[str, Sequence[Axis]], meanings: Mapping[str, Meaning], seed: int
+    ) -> None:
+        self._signature, self._meanings, self._seed = signature, meanings, seed
+        self._axes = {name: {axis.index: axis for axis in each} for name, each in axes.items()}
+        self._made = 0
+
+    def shapes(self) -> Iterator[Shapes]:
+        """Shapes to try, until the source accepts one."""
+        names = {
+            spec.name: [self._name(spec, axis) for axis in range(len(spec.shape))] for spec in self._signature.inputs
+        }
+        for shapes in shapes_to_try(self._signature, self._meanings, names):
+            yield self._with(shapes, {})
+
+    def plausible(self, shapes: Shapes, label: str = "") -> Case:
+        rng = self._rng()
+        shown = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        inputs = plausible(self._signature, self._meanings, shapes, rng)
+        states = {
+            name: rng.standard_normal(shapes[name]) for name, one in self._meanings.items() if one.role is Role.STATE
+        }
+        for name, state in states.items():
+            if inputs[name].dtype.kind == "f":
+                inputs[name] = state.astype(inputs[name].dtype)
+        return Case(
+            f"{label or 'plausible'} values of {shown}",
+            inputs,
+            is_empty=0 in [size for one in shapes.values() for size in one],
+        )
+
+    def sizes(self, shapes: Shapes) -> Iterator[tuple[str, list[Shapes]]]:
+        """For each free dimension, its name and ``shapes`` with other sizes. The source may reject some."""
+        seen: set[str] = set()
+        for spec in self._signature.inputs:
+            for index, dim in enumerate(spec.shape):
+                name = self._name(spec, index)
+                if dim != -1 or name in seen:
+                    continue
+                seen.add(name)
+                axis = self._axis(spec, index)
+                base = shapes[spec.name][index]
+                tried = (_BATCH, 1) if index == 0 else ()
+                found = dict.fromkeys(
+                    (*tried, base + 1, axis.low, base // 2 + 1, 2 * base, base - 1, 3 * base, base + 8, base + 32)
+                )
+                fitting = [
+                    size for size in found if max(1, axis.low) <= size <= self._high(axis, base) and size != base
+                ]
+                yield name, [self._with(shapes, {name: size}) for size in fitting]
+
+    def wanted_sizes(self) -> int:
+        return _SIZES
+
+    def mixed(self, shapes: Shapes) -> Shapes:
+        """``shapes`` with another size of every free dimension."""
+        rng = self._rng()
+        return self._with(
+            shapes,
+            {name: int(rng.choice([base + 1, base + 2, base + 3])) for name, base in self._bases(shapes).items()},
+        )
+
+    def empty(self, shapes: Shapes) -> Iterator[Case]:
+        """Calls with an axis of the size 0."""
+        for name in self._bases(shapes):
+            low = min(axis.low for axis in self._all_axes() if axis.name == name) if name in self._declared() else 1
+            yield from [self.plausible(self._with(shapes, {name: 0}, least=0), "no")] if low == 0 else []
+
+    def extremes(self, shapes: Shapes) -> Iterator[Case]:
+        """Calls with extreme values in place of plausible numbers."""
+        base = self.plausible(shapes)
+        kinds = {
+            "zeros": lambda spec, value, rng: np.zeros_like(value),
+            "huge": lambda spec, value, rng: rng.standard_normal(value.shape) * _HUGE.get(spec.datatype, 1e4),
+            "large": lambda spec, value, rng: rng.standard_normal(value.shape) * 20.0,
+            "small": lambda spec, value, rng: rng.standard_normal(value.shape) * _TINY.get(spec.datatype, 3e-3),
+            "tiny": lambda spec, value, rng: rng.standard_normal(value.shape) * _TINY.get(spec.datatype, 1e-6),
+            "negative": lambda spec, value, rng: -np.abs(rng.standard_normal(value.shape)),
+            "repeated": lambda spec, value, rng: np.full(value.shape, value.flat[0] if value.size else 0),
+            "stepped": lambda spec, value, rng: rng.integers(-4, 5, value.shape) / 2.0,
+        }
+        for label, make in kinds.items():
+            rng = self._rng()
+            inputs = dict(base.inputs)
+            for spec in self._signature.inputs:
+                value = inputs[spec.name]
+                if spec.datatype.is_float and self._meanings[spec.name].role in _VALUES:
+                    inputs[spec.name] = np.asarray(make(spec, value, rng)).astype(value.dtype)
+                elif label in ("zeros", "huge", "repeated") and spec.datatype.dtype.kind in "iu":
+                    inputs[spec.name] = self._integers(spec, value, label)
+            if any(inputs[name] is not base.inputs[name] for name in inputs):
+                yield Case(f"{label} values", inputs, is_extreme=label in ("huge", "large", "tiny"))
+
+    def _integers(self, spec: TensorSpec, value: Array, label: str) -> Array:
+        """The least or the largest id everywhere, or the first id."""
+        meaning = self._meanings[spec.name]
+        if meaning.role not in (Role.TOKEN_IDS, Role.TOKEN_TYPES, Role.FEATURES, Role.TENSOR) or not value.size:
+            return value
+        if label == "repeated":
+            return np.full_like(value, value.flat[0])
+        bound = meaning.low if label == "zeros" else meaning.high
+        return np.full_like(value, int(bound[0])) if len(bound) == 1 and np.isfinite(bound[0]) else value
+
+    def _with(self, shapes: Shapes, sizes: Mapping[str, int], least: int = 1) -> Shapes:
+        """``shapes`` with the ``sizes`` of named dimensions; all sizes are within the limits of their axes."""
+        found: Shapes = {}
+        for spec in self._signature.inputs:
+            dims = list(shapes[spec.name])
+            for index, dim in enumerate(spec.shape):
+                if dim == -1:
+                    axis = self._axis(spec, index)
+                    size = sizes.get(self._name(spec, index), dims[index])
+                    dims[index] = min(max(size, axis.low, least), axis.high or max(size, axis.low, least))
+            found[spec.name] = tuple(dims)
+        return found
+
+    def _bases(self, shapes: Shapes) -> dict[str, int]:
+        return {
+            self._name(spec, index): shapes[spec.name][index]
+            for spec in self._signature.inputs
+            for index, dim in enumerate(spec.shape)
+            if dim == -1
+        }
+
+    def _high(self, axis: Axis, base: int) -> int:
+        return axis.high or max(_LARGEST, base + 1)
+
+    def _axis(self, spec: TensorSpec, index: int) -> Axis:
+        return self._axes.get(spec.name, {}).get(index) or Axis(index, "")
+
+    def _name(self, spec: TensorSpec, index: int) -> str:
+        return self._axis(spec, index).name or ("batch" if index == 0 else f"{spec.name}.{index}")
+
+    def _all_axes(self) -> list[Axis]:
+        return [axis for each in self._axes.values() for axis in each.values()]
+
+    def _declared(self) -> set[str]:
+        return {axis.name for axis in self._all_axes()}
+
+    def _rng(self) -> np.random.Generator:
+        self._made += 1
+        return np.random.default_rng([self._seed, self._made])

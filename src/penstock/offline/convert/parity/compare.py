@@ -1,0 +1,184 @@
+"""Compares a tensor of the source with the tensor of the ONNX model."""
+
+from __future__ import annotations
+
+from math import inf
+
+import msgspec
+import numpy as np
+
+from penstock.offline.convert.parity.tolerance import UNITS, Rounding
+from penstock.tensor import Array
+
+_EQUAL = 4.0
+"""Differences up to this number of units in the last place need no explanation."""
+_ROUGH = 8.0
+"""Allowed multiple of the rounding error that the ONNX model shows."""
+_NOISY = 1.5
+"""Allowed multiple of the largest change in noisy runs, whose noise is already amplified."""
+_TINY = float(np.finfo(np.float32).tiny)
+"""Smaller numbers may be flushed to zero."""
+_DECIDES = 0.1
+"""Tolerance, relative to the output, below which a comparison says something."""
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """The result of comparing one tensor."""
+
+    error: float = 0.0
+    """Largest difference relative to the tensor's largest value; infinite if shapes, types or special values differ."""
+    tolerance: float = 0.0
+    """The difference that rounding explains at the same place, in the same measure."""
+    reason: str = ""
+    """What differs beyond rounding; empty if nothing does."""
+    decides: bool = True
+    """False if rounding alone could change the tensor so much that the comparison says nothing."""
+    note: str = ""
+
+    @property
+    def ratio(self) -> float:
+        return self.error / self.tolerance if self.tolerance else inf if self.error else 0.0
+
+
+def compare(name: str, want: Array, got: Array, rounding: Rounding, *, is_extreme: bool = False) -> Difference:
+    """Compare ``want``, the tensor ``name`` of the source, with ``got``. With ``is_extreme``, values may exceed the range of FP32."""
+    found = _compare(name, want, got, rounding)
+    if found.reason and is_extreme and (rounding.exact(name) is None or rounding.overflows):
+        return Difference(decides=False)
+    return found
+
+
+def _compare(name: str, want: Array, got: Array, rounding: Rounding) -> Difference:
+    if _kind(want) != _kind(got):
+        return Difference(inf, 0.0, f"is {got.dtype}, but {want.dtype} in the source")
+    if want.shape != got.shape:
+        if any(np.shape(one) != np.shape(got) for one in rounding.noisy(name)):
+            return Difference(decides=False, note="its size depends on rounding")
+        return Difference(inf, 0.0, f"has shape {list(got.shape)}, but {list(want.shape)} in the source")
+    if _kind(want) != "f":
+        return _discrete(name, want, got, rounding)
+    return _floats(name, want.astype(np.float64), got.astype(np.float64), _unit(want, got), rounding)
+
+
+def statistics(array: Array) -> str:
+    """Shape, range and mean of ``array``."""
+    text = f"{array.dtype}{list(array.shape)}"
+    if array.size and _kind(array) in "fi":
+        values = array.astype(np.float64)
+        finite = values[np.isfinite(values)]
+        if finite.size:
+            text += f" from {finite.min():.6g} to {finite.max():.6g}, mean {finite.mean():.6g}"
+        if finite.size < values.size:
+            text += f", {values.size - finite.size} not finite"
+    return text
+
+
+def _kind(array: Array) -> str:
+    """f: floats; i: integers and booleans; O: text."""
+    if array.dtype.name == "bfloat16" or array.dtype.kind == "f":
+        return "f"
+    return "i" if array.dtype.kind in "iub" else "O" if array.dtype.kind in "OSU" else array.dtype.kind
+
+
+def _unit(want: Array, got: Array) -> float:
+    return max(UNITS.get(want.dtype, 0.0), UNITS.get(got.dtype, 0.0))
+
+
+def _discrete(name: str, want: Array, got: Array, rounding: Rounding) -> Difference:
+    differs = np.asarray(want != got)
+    if not differs.any():
+        return Difference()
+    share = float(differs.mean())
+    for stepped in (False, True) if rounding.has_steps else (False,):
+        runs = rounding.noisy(name, stepped=stepped)
+        if any(np.shape(one) != got.shape for one in runs):
+            return Difference(decides=False, note="its size depends on rounding")
+        exact = rounding.exact(name)
+        tied = np.zeros(got.shape, bool)
+        for one in runs:
+            tied |= np.asarray(one != exact)
+        if not (differs & ~tied).any():
+            return Difference(
+                share, float(tied.mean()), decides=not tied.all(), note="some values are ties, which rounding decides"
+            )
+    return Difference(share, 0.0, f"{int(differs.sum())} of {differs.size} values differ")
+
+
+def _floats(name: str, want: Array, got: Array, unit: float, rounding: Rounding) -> Difference:
+    compared, reason = _finite(name, want, got, rounding)
+    if reason:
+        return Difference(inf, 0.0, reason)
+    if not compared.any():
+        return Difference(decides=not want.size)
+    want, got = np.where(compared, want, 0.0), np.where(compared, got, 0.0)
+    scale = float(np.abs(want).max())
+    error = np.abs(want - got)
+    allowed = _EQUAL * unit * np.abs(want) + _TINY
+    if (error <= allowed).all():
+        return _summary(error, allowed, scale)
+    exact = rounding.exact(name)
+    if exact is None or exact.shape != got.shape:
+        allowed = np.maximum(allowed, _ROUGH * _ROUGH * unit * scale)
+    else:
+        rough = np.where(compared, np.abs(got - exact), 0.0)
+        rough = np.where(np.isfinite(rough), rough, 0.0)
+        allowed += _ROUGH * np.maximum(rough, np.sqrt(np.mean(rough**2)))
+    if (error <= allowed).all():
+        return _summary(error, allowed, scale)
+    for stepped in (False, True) if rounding.has_steps else (False,):
+        runs = rounding.noisy(name, stepped=stepped)
+        if any(np.shape(one) != got.shape for one in runs):
+            return Difference(decides=False, note="its size depends on rounding")
+        spread = _spread(runs, exact, compared) if exact is not None else np.zeros(got.shape)
+        allowed = np.maximum(allowed, _NOISY * spread)
+        if (error <= allowed).all() or _is_sparse_noise(error, spread):
+            return _summary(error, np.maximum(allowed, _NOISY * spread.max()), scale)
+    worst = _summary(error, allowed, scale)
+    return msgspec.structs.replace(
+        worst, reason=f"differs by {worst.error:.2g}, and rounding explains {worst.tolerance:.2g}"
+    )
+
+
+def _spread(runs: list[Array], exact: Array, compared: Array) -> Array:
+    """The largest change of each element in ``runs``. A change to or from NaN or infinity counts as infinite."""
+    spread = np.zeros(exact.shape)
+    for one in runs:
+        with np.errstate(all="ignore"):
+            change = np.asarray(np.abs(one - exact))
+        change[np.isnan(change) & ~(np.isnan(one) & np.isnan(exact))] = inf
+        spread = np.maximum(spread, np.where(np.isnan(change), 0.0, change))
+    return np.where(compared, spread, 0.0)
+
+
+def _is_sparse_noise(error: Array, spread: Array) -> bool:
+    """True if rounding changes few elements by much, so that a few runs do not show which."""
+    return bool(
+        np.sqrt(np.mean(error**2)) <= _NOISY * np.sqrt(np.mean(spread**2)) and error.max() <= _NOISY * spread.max()
+    )
+
+
+def _summary(error: Array, allowed: Array, scale: float) -> Difference:
+    """The element with the largest ratio of error and tolerance, in units of ``scale``."""
+    with np.errstate(all="ignore"):
+        ratio = np.nan_to_num(error / allowed, nan=0.0)
+    at = np.unravel_index(int(ratio.argmax()), ratio.shape)
+    unit = scale or 1.0
+    decides = bool(np.median(allowed) <= _DECIDES * unit)
+    return Difference(float(error[at] / unit), float(allowed[at] / unit), decides=decides)
+
+
+def _finite(name: str, want: Array, got: Array, rounding: Rounding) -> tuple[Array, str]:
+    """The elements to compare, and why NaN and infinities in other elements differ; empty if they do not."""
+    special = ~np.isfinite(want) | ~np.isfinite(got)
+    if not special.any():
+        return ~special, ""
+    same = np.isnan(want) & np.isnan(got) | (want == got)
+    # A value beyond the range of FP32 is infinite in FP32.
+    same |= (np.abs(want) > np.finfo(np.float32).max) & (np.sign(want) == np.sign(got)) & ~np.isfinite(got)
+    wrong = special & ~same
+    if wrong.any():
+        exact = rounding.exact(name)
+        for one in rounding.noisy(name):
+            if np.shape(one) == wrong.shape:
+                wrong &= ~(np.isfinite(one) != np.isfinite(exact)) if exact is not None else wrong
+    return ~special, f"has NaN or infinite values at {int(wrong.sum())} other places" if wrong.any() else ""

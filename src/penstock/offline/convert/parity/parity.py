@@ -1,0 +1,270 @@
+"""Parity: proves on many calls that an ONNX model computes what its source computes, or names the first node that differs.
+
+::
+
+    cases ── source.forward ──┐
+      └───── ONNX Runtime ────┴─ compare, within what rounding explains ─ all agree: the certificate holds
+                                                                        └ else: blame, on the smallest call that differs
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.artifact import Artifact
+from penstock.errors import InvalidArgument, PenstockError
+from penstock.inputs.meanings import meanings_of
+from penstock.inputs.sizes import Shapes
+from penstock.offline.apart import apart
+from penstock.offline.convert.base import ConvertOptions, Exported, SourceModel
+from penstock.offline.convert.certificate import Certificate, Divergence
+from penstock.offline.convert.parity.blame import Blame, of_failure, of_output
+from penstock.offline.convert.parity.cases import Case, Maker
+from penstock.offline.convert.parity.compare import Difference, compare
+from penstock.offline.convert.parity.nodes import Nodes
+from penstock.offline.convert.parity.tolerance import Rounding
+from penstock.offline.model_store import keep_models
+from penstock.offline.optimize.model import read_proto
+from penstock.offline.sessions import loaded
+from penstock.rows.graph import read_graph
+from penstock.tensor import Array
+
+_PATIENCE_S = 120.0
+"""After this time, calls with extreme values are left out. Calls with given and plausible values are always compared."""
+_BLAMED = 3
+"""Number of different calls on which the first divergent node is looked for."""
+_KEPT_BYTES = 1 << 32
+"""The sessions of the ONNX model stay loaded up to this size."""
+
+_MISSING = Difference(np.inf, 0.0, "is missing")
+
+Outputs = Mapping[str, Array]
+Progress = Callable[[str], None]
+
+
+def certify(
+    artifact: Artifact,
+    source: SourceModel,
+    exported: Exported,
+    options: ConvertOptions,
+    seed: int = 0,
+    progress: Progress = lambda _: None,
+) -> Certificate:
+    """Compare ``artifact`` with ``source``. ``options.sample`` is one of the calls.
+
+    Raises InvalidArgument if the source accepts none of the calls, and InvalidModel if ``artifact`` is not a valid model.
+    """
+    with np.errstate(all="ignore"):
+        return Parity(artifact, source, exported, seed, progress).certify(options)
+
+
+class _Failure(NamedTuple):
+    """A call on which the source and the ONNX model differ. Without a ``name``, the model rejects the call."""
+
+    case: Case
+    want: Outputs
+    reason: str
+    name: str = ""
+    got: Array | None = None
+    difference: Difference = Difference(np.inf)
+    is_optimised: bool = False
+
+
+class Parity:
+    """One comparison of a source with its ONNX model."""
+
+    def __init__(
+        self, artifact: Artifact, source: SourceModel, exported: Exported, seed: int, progress: Progress
+    ) -> None:
+        self._artifact, self._source, self._exported = artifact, source, exported
+        self._nodes, self._seed, self._progress = Nodes(read_proto(artifact)), seed, progress
+        meanings = meanings_of(source.signature, read_graph(artifact.data))
+        self._maker = Maker(source.signature, source.axes, meanings, seed)
+        self._random: set[str] = set()
+        self._count = 0
+        self._worst: Difference = Difference()
+        self._decided: set[str] = set()
+        self._failures: list[_Failure] = []
+        self._notes: dict[str, None] = {}
+        self._rejection = ""
+
+    def certify(self, options: ConvertOptions) -> Certificate:
+        with keep_models(_KEPT_BYTES):
+            return self._certify(options)
+
+    def _certify(self, options: ConvertOptions) -> Certificate:
+        deadline = time.monotonic() + _PATIENCE_S
+        for case, want in self._calls(options):
+            if self._count and case.is_extreme and time.monotonic() > deadline:
+                self._notes["some calls with extreme values were left out, because the model is slow"] = None
+                break
+            self._progress(case.label)
+            self._compare(case, want)
+            if len(self._failures) >= _BLAMED:
+                break
+        if not self._count:
+            raise InvalidArgument(
+                f"the source accepts none of the inputs that were tried: {self._rejection}",
+                "give one call with --sample FILE.npz, or describe the inputs with --inputs",
+            )
+        return self._certificate()
+
+    def _calls(self, options: ConvertOptions) -> Iterator[tuple[Case, Outputs]]:
+        """The calls that the source accepts, with its outputs."""
+        shapes: Shapes = {}
+        if options.sample:
+            given = Case("the given sample", {name: np.asarray(array) for name, array in options.sample.items()})
+            for found in self._accepted(given):
+                yield found
+                shapes = {spec.name: found[0].inputs[spec.name].shape for spec in self._source.signature.inputs}
+        for tried in [shapes] if shapes else self._maker.shapes():
+            for found in self._accepted(self._maker.plausible(tried)):
+                shapes = tried
+                self._find_random(*found)
+                yield found
+            if shapes:
+                break
+        if not shapes:
+            return
+        for _, others in self._maker.sizes(shapes):
+            accepted = 0
+            for other in others:
+                for found in self._accepted(self._maker.plausible(other)):
+                    accepted += 1
+                    yield found
+                if accepted == self._maker.wanted_sizes():
+                    break
+        yield from self._accepted(self._maker.plausible(self._maker.mixed(shapes)))
+        for case in (*self._maker.extremes(shapes), *self._maker.empty(shapes)):
+            yield from self._accepted(case)
+
+    def _accepted(self, case: Case) -> Iterator[tuple[Case, Outputs]]:
+        try:
+            want = self._source.forward(case.inputs)
+        except PenstockError as error:
+            self._rejection = self._rejection or f"{error.message}, on {case.label}"
+            return
+        yield case, want
+
+    def _find_random(self, case: Case, want: Outputs) -> None:
+        """Find the outputs that differ if the same call is repeated, or that depend on random operators."""
+        indices = self._nodes.random()
+        dependent = self._nodes.dependent(indices)
+        self._random = {name for name in want if name in dependent}
+        again = self._source.forward(case.inputs)
+        self._random |= {name for name in want if _differs(want[name], again.get(name))}
+        for index in indices:
+            self._notes[f"node '{self._nodes.label(index)}' gives random values"] = None
+        for one in self._exported.random:
+            self._notes[f"{one} gives random values"] = None
+
+    def _compare(self, case: Case, want: Outputs) -> None:
+        """Compare the outputs of the graph as written, which show what the file means, and those after ONNX Runtime's optimisations."""
+        self._count += 1
+        names = [name for name in want if name not in self._random]
+        rounding = (
+            _Unknown(self._nodes, {}, []) if case.is_empty else Rounding(self._nodes, case.inputs, names, self._seed)
+        )
+        for as_written in (True, False):
+            try:
+                got = self._run(case, as_written=as_written)
+            except PenstockError as error:
+                reason = f"on {case.label}, which the source accepts, {error.message}"
+                self._failures.append(_Failure(case, want, reason, is_optimised=not as_written))
+                return
+            for name in names:
+                difference = (
+                    compare(name, want[name], got[name], rounding, is_extreme=case.is_extreme)
+                    if name in got
+                    else _MISSING
+                )
+                if difference.reason:
+                    reason = f"output '{name}' {difference.reason}, on {case.label}"
+                    self._failures.append(_Failure(case, want, reason, name, got.get(name), difference, not as_written))
+                    return
+                self._note(name, difference, case)
+
+    def _run(self, case: Case, *, as_written: bool) -> Outputs:
+        if case.is_empty:
+            return apart.forward(self._artifact, case.inputs, as_written=as_written)
+        with loaded(self._artifact, as_written=as_written) as model:
+            return model.forward(case.inputs)
+
+    def _note(self, name: str, difference: Difference, case: Case) -> None:
+        if difference.decides and not case.is_empty:
+            self._decided.add(name)
+        if difference.note:
+            self._notes[f"output '{name}': {difference.note}"] = None
+        if difference.ratio > self._worst.ratio:
+            self._worst = difference
+
+    def _certificate(self) -> Certificate:
+        random = self._random
+        names = [spec.name for spec in self._source.signature.outputs if spec.name not in random]
+        undecided = [name for name in names if name not in self._decided] if not self._failures else []
+        for name in undecided:
+            self._notes[f"output '{name}' is not proved: rounding could change it completely in every call"] = None
+        if not names:
+            self._notes["all outputs are random, so that nothing is proved"] = None
+        worst, divergence = self._worst, None
+        if self._failures:
+            worst, divergence = self._blame()
+        return Certificate(
+            holds=not self._failures and bool(names) and not undecided,
+            cases=self._count,
+            max_error=worst.error,
+            tolerance=worst.tolerance,
+            first_divergent=divergence,
+            not_compared=tuple(sorted(random)),
+            notes=tuple(self._notes),
+            exporter=self._exported.exporter,
+        )
+
+    def _blame(self) -> tuple[Difference, Divergence]:
+        first = self._failures[0]
+        self._notes[first.reason] = None
+        if first.is_optimised:
+            self._notes["the graph as written agrees with the source; ONNX Runtime's graph optimisations change it"] = (
+                None
+            )
+            return first.difference, Divergence(
+                "ONNX Runtime's graph optimisations", first.name, first.difference.error
+            )
+        for failure in self._failures:
+            outputs = {name: array for name, array in failure.want.items() if name not in self._random}
+            blame = Blame(self._nodes, self._source, self._exported.links, failure.case.inputs, outputs)
+            if not blame.has_links:
+                self._notes["the source gives no intermediate values, so that the first divergent node is unknown"] = (
+                    None
+                )
+                break
+            if (found := blame.find()) is not None:
+                return first.difference, found
+        else:
+            self._notes["no single node differs beyond rounding"] = None
+        if not first.name:
+            return first.difference, of_failure(self._nodes, self._exported.links, first.case.inputs, first.reason)
+        return first.difference, of_output(self._nodes, first.name, first.want[first.name], first.got, first.difference)
+
+
+class _Unknown(Rounding):
+    """Of calls with empty tensors, on which a kernel may end the process: only differences without rounding are compared."""
+
+    def exact(self, name: str) -> None:
+        return None
+
+    def noisy(self, name: str, *, stepped: bool = False) -> list[Array]:
+        return []
+
+
+def _differs(one: Array, other: Array | None) -> bool:
+    if other is None or one.shape != other.shape:
+        return True
+    with contextlib.suppress(TypeError):
+        return not np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+    return not np.array_equal(one, other)

@@ -1,0 +1,115 @@
+"""How much rounding may change the results of one call.
+
+::
+
+    exact  the graph in double precision
+    rough  the graph as written: |rough - exact| is one sample of the rounding error, amplified by the graph's conditioning
+    noisy  the graph in double precision, with every inexact value changed by several units in the last place of its type
+
+``rough`` costs one run and suffices for most results. ``noisy`` also finds ties: an ArgMax, a TopK, a NonMaxSuppression or a comparison
+that rounding could decide otherwise gives different results in some of its runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from penstock.errors import PenstockError
+from penstock.offline.convert.parity.nodes import Nodes, Values
+from penstock.tensor import Array, DataType
+
+UNITS = {
+    np.dtype(np.float32): 2.0**-24,
+    np.dtype(np.float16): 2.0**-11,
+    DataType.BF16.dtype: 2.0**-8,
+    np.dtype(np.float64): 2.0**-53,
+}
+"""Largest relative rounding error of each type."""
+_AMPLITUDE = 16.0
+"""Standard deviation of the noise, in ``UNITS``. Frameworks differ by a few units for each operator."""
+_RUNS = 8
+"""With 8 runs, a tie within the noise is missed with a probability of 1/256."""
+
+
+class Rounding:
+    """The rounding in one call of ``nodes``: from the tensors ``given`` to the tensors ``wanted``. Everything is computed when needed."""
+
+    def __init__(self, nodes: Nodes, given: Mapping[str, Any], wanted: Collection[str], seed: int = 0) -> None:
+        self._nodes, self._given, self._wanted, self._seed = nodes, given, wanted, seed
+        self._exact: Values | None = None
+        self._noisy: dict[bool, list[Values]] = {}
+        self.overflows = False
+        """True if a value exceeds the range of its type. Known after ``exact`` was called."""
+
+    def exact(self, name: str) -> Any:
+        """The tensor in double precision; None if the graph does not run."""
+        if self._exact is None:
+            try:
+                with np.errstate(all="ignore"):
+                    self._exact = self._nodes.run(self._given, self._wanted, precise=True, seen=self._note)
+            except PenstockError:
+                self._exact = {}
+        return self._exact.get(name)
+
+    def noisy(self, name: str, *, stepped: bool = False) -> list[Array]:
+        """The tensor in several noisy runs. With ``stepped``, quantised values also change by a step. Empty if the graph does not run."""
+        if stepped not in self._noisy:
+            runs: list[Values] = []
+            for number in range(_RUNS):
+                noise = _Noise(self._nodes, np.random.default_rng([self._seed, number]), stepped=stepped)
+                try:
+                    with np.errstate(all="ignore"):
+                        runs.append(self._nodes.run(self._given, self._wanted, precise=True, noise=noise))
+                except PenstockError:  # the noise changed a size
+                    continue
+            self._noisy[stepped] = runs
+        return [run[name] for run in self._noisy[stepped]]
+
+    @property
+    def has_steps(self) -> bool:
+        """True if the graph quantises values."""
+        return any(node.op_type == "QuantizeLinear" for node in self._nodes.proto.graph.node)
+
+    def _note(self, made: Values) -> None:
+        for name, value in made.items():
+            if isinstance(value, np.ndarray) and value.dtype == np.float64 and value.size:
+                largest = np.abs(value).max()
+                limit = _limit(self._nodes.float_types.get(name, np.dtype(np.float32)))
+                self.overflows = self.overflows or bool(largest > limit or np.isnan(largest))
+
+
+def _limit(kind: np.dtype[Any]) -> float:
+    return float((np.finfo if kind.kind == "f" else ml_dtypes.finfo)(kind).max)
+
+
+class _Noise:
+    """Changes inexact values. A value that FP32 (or the tensor's narrower type) represents was computed without rounding."""
+
+    def __init__(self, nodes: Nodes, rng: np.random.Generator, *, stepped: bool) -> None:
+        self._rng = rng
+        self._nodes = nodes
+        self._steps = nodes.steps if stepped else {}
+
+    def __call__(self, name: str, value: Array, even_exact: bool) -> Array:
+        if value.dtype != np.float64 or not value.size:
+            return value
+        if (step := self._steps.get(name)) is not None:
+            value = value + step * self._rng.uniform(-0.5, 0.5, value.shape)
+        kind = self._nodes.float_types.get(name, np.dtype(np.float32))
+        amount = _AMPLITUDE * UNITS[kind]
+        change = np.asarray(amount * self._rng.standard_normal(value.shape) * value)
+        if name in self._nodes.rounded:
+            change += (
+                amount
+                * self._rng.standard_normal(value.shape)
+                * np.sqrt(np.mean(np.where(np.isfinite(value), value, 0.0) ** 2))
+            )
+        elif even_exact:
+            change[value == np.rint(value)] = 0.0
+        else:
+            change[value == value.astype(kind if kind.itemsize < 4 else np.float32)] = 0.0
+        return np.asarray(np.where(np.isfinite(change), value + change, value))

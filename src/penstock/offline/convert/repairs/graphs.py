@@ -1,0 +1,59 @@
+"""The graphs and nodes of a model, for repairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import onnx
+from onnx import helper
+
+
+def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """``graph``, and the graphs in its nodes."""
+    yield graph
+    for node in graph.node:
+        for inner in bodies_of(node):
+            yield from graphs_of(inner)
+
+
+def bodies_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs in the attributes of ``node``."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def nodes_of(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of all graphs and functions."""
+    for graph in graphs_of(proto.graph):
+        yield from graph.node
+    for function in proto.functions:
+        for node in function.node:
+            yield node
+            for body in bodies_of(node):
+                for graph in graphs_of(body):
+                    yield from graph.node
+
+
+def set_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    """Replace the nodes of ``graph``. Some of ``nodes`` may be among them."""
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+def attribute_of(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    """The value of an attribute of ``node``."""
+    return next((helper.get_attribute_value(one) for one in node.attribute if one.name == name), default)
+
+
+def opset_of(proto: onnx.ModelProto) -> int:
+    """The version of the standard operators; 0 if the model uses none."""
+    return max((one.version for one in proto.opset_import if one.domain in ("", "ai.onnx")), default=0)
+
+
+def some(names: list[str]) -> str:
+    """At most three of ``names``, for a message."""
+    return ", ".join(f"'{name}'" for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
