@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -50,8 +51,21 @@ class Maker:
         names = {
             spec.name: [self._name(spec, axis) for axis in range(len(spec.shape))] for spec in self._signature.inputs
         }
-        for shapes in shapes_to_try(self._signature, self._meanings, names):
-            yield self._with(shapes, {})
+        found = [
+            self._with(shapes, {})
+            for rows in (1, _BATCH)
+            for shapes in shapes_to_try(self._signature, self._meanings, names, rows)
+        ]
+        # Small sizes are faster, and show as much, except that an axis of size 1 hides a wrong axis.
+        return iter(sorted(found, key=lambda shapes: (self._hides(shapes), sum(map(math.prod, shapes.values())))))
+
+    def _hides(self, shapes: Shapes) -> bool:
+        free = [spec.shape for spec in self._signature.inputs]
+        return any(
+            size == 1 and dim == -1 and index
+            for dims, sizes in zip(free, shapes.values(), strict=True)
+            for index, (dim, size) in enumerate(zip(dims, sizes, strict=True))
+        )
 
     def plausible(self, shapes: Shapes, label: str = "") -> Case:
         rng = self._rng()

@@ -200,7 +200,7 @@ class Parity:
             self._decided.add(name)
         if difference.note:
             self._notes[f"output '{name}': {difference.note}"] = None
-        if difference.ratio > self._worst.ratio:
+        if difference.decides and difference.error > self._worst.error:
             self._worst = difference
 
     def _certificate(self) -> Certificate:

@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from penstock.errors import PenstockError
-from penstock.offline.convert.parity.nodes import Nodes, Values
+from penstock.offline.convert.parity.nodes import How, Nodes, Values
 from penstock.tensor import Array, DataType
 
 UNITS = {
@@ -31,6 +31,8 @@ UNITS = {
 """Largest relative rounding error of each type."""
 _AMPLITUDE = 16.0
 """Standard deviation of the noise, in ``UNITS``. Frameworks differ by a few units for each operator."""
+_LEAST = 1e-20
+"""Added to the magnitude of a tensor, so that equal zeros do not stay equal."""
 _RUNS = 8
 """With 8 runs, a tie within the noise is missed with a probability of 1/256."""
 
@@ -94,7 +96,7 @@ class _Noise:
         self._nodes = nodes
         self._steps = nodes.steps if stepped else {}
 
-    def __call__(self, name: str, value: Array, even_exact: bool) -> Array:
+    def __call__(self, name: str, value: Array, how: How) -> Array:
         if value.dtype != np.float64 or not value.size:
             return value
         if (step := self._steps.get(name)) is not None:
@@ -102,13 +104,13 @@ class _Noise:
         kind = self._nodes.float_types.get(name, np.dtype(np.float32))
         amount = _AMPLITUDE * UNITS[kind]
         change = np.asarray(amount * self._rng.standard_normal(value.shape) * value)
-        if name in self._nodes.rounded:
+        if name in self._nodes.rounded or how == "tied":
             change += (
                 amount
                 * self._rng.standard_normal(value.shape)
-                * np.sqrt(np.mean(np.where(np.isfinite(value), value, 0.0) ** 2))
+                * (_LEAST + np.sqrt(np.mean(np.where(np.isfinite(value), value, 0.0) ** 2)))
             )
-        elif even_exact:
+        elif how == "all":
             change[value == np.rint(value)] = 0.0
         else:
             change[value == value.astype(kind if kind.itemsize < 4 else np.float32)] = 0.0
