@@ -100,7 +100,7 @@ def _discrete(name: str, want: Array, got: Array, rounding: Rounding) -> Differe
     return Difference(share, 0.0, f"{int(differs.sum())} of {differs.size} values differ")
 
 
-def _floats(name: str, want: Array, got: Array, unit: float, rounding: Rounding) -> Difference:
+def _floats(name: str, want: Array, got: Array, unit: float, rounding: Rounding) -> Difference:  # noqa: PLR0911
     compared, reason = _finite(name, want, got, rounding)
     if reason:
         return Difference(inf, 0.0, reason)

@@ -36,7 +36,10 @@ _EMBEDDED_ELEMENTS = 64
 """Constants up to this size become a part of a node's model, because some kernels require constants."""
 _TRUSTED = 1e-3
 """Largest relative difference from ONNX Runtime's kernel at which the reference implementation counts as right."""
-_SUMMING = frozenset({"Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "GroupNormalization", "InstanceNormalization", "LSTM", "LayerNormalization", "MatMul", "MeanVarianceNormalization", "RMSNormalization", "RNN"})  # fmt: skip
+_SUMMING = frozenset(
+    "Conv ConvTranspose Einsum GRU Gemm GroupNormalization InstanceNormalization LSTM LayerNormalization MatMul "
+    "MeanVarianceNormalization RMSNormalization RNN".split()
+)
 _SORTING = frozenset({"NonMaxSuppression", "TopK"})
 _SLOW = frozenset({"AveragePool", "ConvTranspose", "GlobalAveragePool", "LpPool", "LRN", "Resize"})
 _SLOW_ELEMENTS = 1 << 14
@@ -105,8 +108,8 @@ class Nodes:
         order = self.needed(wanted, given)
         last = {name: index for index in order for name in self.reads[index]}
         values: Values = {}
-        for name, value in given.items():
-            value = widen_array(value) if precise and isinstance(value, np.ndarray) else value
+        for name, original in given.items():
+            value = widen_array(original) if precise and isinstance(original, np.ndarray) else original
             # Inputs are the same in the source; inner tensors contain the rounding of the source.
             is_inner = name not in self.inputs
             values[name] = noise(name, value, "all" if is_inner else "inexact") if noise and _is_array(value) else value

@@ -6,8 +6,8 @@
     rough  the graph as written: |rough - exact| is one sample of the rounding error, amplified by the graph's conditioning
     noisy  the graph in double precision, with every inexact value changed by several units in the last place of its type
 
-``rough`` costs one run and suffices for most results. ``noisy`` also finds ties: an ArgMax, a TopK, a NonMaxSuppression or a comparison
-that rounding could decide otherwise gives different results in some of its runs.
+``rough`` costs one run and suffices for most results. ``noisy`` also finds ties: an ArgMax, a TopK or a comparison that rounding could
+decide otherwise gives different results in some of its runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RUNS = 8
 
 
 class Rounding:
-    """The rounding in one call of ``nodes``: from the tensors ``given`` to the tensors ``wanted``. Everything is computed when needed."""
+    """The rounding in one call of ``nodes``, from the tensors ``given`` to the tensors ``wanted``. It is computed when needed."""
 
     def __init__(self, nodes: Nodes, given: Mapping[str, Any], wanted: Collection[str], seed: int = 0) -> None:
         self._nodes, self._given, self._wanted, self._seed = nodes, given, wanted, seed
@@ -58,7 +58,7 @@ class Rounding:
         return self._exact.get(name)
 
     def noisy(self, name: str, *, stepped: bool = False) -> list[Array]:
-        """The tensor in several noisy runs. With ``stepped``, quantised values also change by a step. Empty if the graph does not run."""
+        """The tensor in several noisy runs; with ``stepped``, quantised values also change. Empty if the graph does not run."""
         if stepped not in self._noisy:
             runs: list[Values] = []
             for number in range(_RUNS):
