@@ -90,7 +90,7 @@ GRAPHS = {
         c = CumSum<exclusive=0>(m, one_s)
         t, i = TopK<largest=1>(m, four)
         k = ArgMax<axis=1,keepdims=0>(x) }""",
-    "sampling": """g (float[N,3,6,6] image, float[N,5,5,2] grid) => (float[N,3,5,5] y, float[N,3,3,3] z) {
+    "sampling": """g (float[N,3,6,6] image, float[N,5,5,2] grid) => (float[N,3,6,5] y, float[N,3,3,3] z) {
         u = Tanh(grid)
         s = GridSample<mode="linear",align_corners=0>(image, u)
         p = Pad<mode="constant">(s, pads8, zero)
@@ -132,7 +132,7 @@ _CONSTANTS = {
     "one_s": np.array(1),
     "four": np.array([4]),
     "pads8": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
-    "start": np.array([1, 1]),
+    "start": np.array([0, 1]),
     "end": np.array([6, 6]),
     "axes": np.array([2, 3]),
     "ones": np.array([1, 1]),

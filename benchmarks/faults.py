@@ -1,7 +1,7 @@
 """Faults of exporters, injected into ONNX graphs, to test that parity finds them and names the node.
 
-Each fault is one that a real exporter has had: a lost bias, the default epsilon, another coordinate mode. ``inject`` changes one random
-node to which the fault applies.
+Each fault is one that a real exporter has had: a lost bias, the default epsilon, another coordinate mode. ``inject`` changes one
+random node to which the fault applies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from onnx import helper, numpy_helper
 from penstock.tensor import Array
 
 _NORMS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization")
-_ACTIVATIONS = ("Relu", "Sigmoid", "Tanh", "Erf", "LeakyRelu", "Elu", "Softplus", "HardSigmoid", "HardSwish", "Gelu", "PRelu", "Selu", "Softsign", "Clip", "Mish", "Celu", "Softmax")  # fmt: skip
+_ACTIVATIONS = tuple(
+    "Celu Clip Elu Erf Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu Relu Selu Sigmoid Softmax Softplus Softsign Tanh".split()
+)
 
 
 class Place:

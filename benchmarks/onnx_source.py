@@ -11,7 +11,7 @@ import onnx
 from penstock.artifact import Artifact
 from penstock.errors import InvalidInput, PenstockError
 from penstock.offline.convert.base import Axis, Exported, Link
-from penstock.offline.convert.parity.nodes import Nodes
+from penstock.offline.convert.parity.nodes import How, Nodes
 from penstock.offline.convert.parity.tolerance import UNITS
 from penstock.offline.sessions import signature_of
 from penstock.tensor import Array, Signature
@@ -71,8 +71,8 @@ class OnnxSource:
             if isinstance(value, np.ndarray)
         }
 
-    def _round(self, name: str, value: Array, even_exact: bool) -> Array:
-        if even_exact or value.dtype != np.float64:
+    def _round(self, name: str, value: Array, how: How) -> Array:
+        if how != "inexact" or value.dtype != np.float64:
             return value
         kind = self._type(name)
         is_exact = value == value.astype(kind if kind.itemsize < 4 else np.float32)

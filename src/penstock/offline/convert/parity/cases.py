@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -18,6 +19,8 @@ _SIZES = 3
 """Number of further sizes of each free axis that the source should accept."""
 _LARGEST = 512
 """Largest size of a free axis, unless the source needs more."""
+_MOST_ELEMENTS = 1 << 20
+"""Largest size of a call that is not needed otherwise."""
 _VALUES = frozenset({Role.IMAGE, Role.AUDIO, Role.SPECTRUM, Role.STATE, Role.FEATURES, Role.SCALAR, Role.TENSOR})
 """The roles of inputs that take any number."""
 _HUGE = {DataType.FP16: 1e2, DataType.BF16: 1e3}
@@ -47,15 +50,43 @@ class Maker:
 
     def shapes(self) -> Iterator[Shapes]:
         """Shapes to try, until the source accepts one."""
-        names = {
+        names = self._names()
+        # Small sizes are faster, and show as much, except that an axis of size 1 hides a wrong axis.
+        found = [
+            self._with(shapes, {})
+            for rows in (1, _BATCH)
+            for shapes in shapes_to_try(self._signature, self._meanings, names, rows)
+        ]
+        return iter(sorted(found, key=lambda shapes: (self._hides(shapes), _elements(shapes))))
+
+    def blank(self, shapes: Shapes) -> Iterator[Case]:
+        """Calls of usual size with equal numbers, like a blank image: variances are then zero, and rounding can make them negative."""
+        usual = next(self._usual(), shapes)
+        if usual != shapes and _elements(usual) <= _MOST_ELEMENTS:
+            inputs = dict(self.plausible(usual).inputs)
+            for spec in self._signature.inputs:
+                if spec.datatype.is_float and self._meanings[spec.name].role in _VALUES:
+                    inputs[spec.name] = np.full_like(inputs[spec.name], 0.7)
+            yield Case(f"equal values of {_shown(usual)}", inputs)
+
+    def _usual(self) -> Iterator[Shapes]:
+        return (self._with(shapes, {}) for shapes in shapes_to_try(self._signature, self._meanings, self._names()))
+
+    def _names(self) -> dict[str, list[str]]:
+        return {
             spec.name: [self._name(spec, axis) for axis in range(len(spec.shape))] for spec in self._signature.inputs
         }
-        for shapes in shapes_to_try(self._signature, self._meanings, names):
-            yield self._with(shapes, {})
+
+    def _hides(self, shapes: Shapes) -> bool:
+        free = [spec.shape for spec in self._signature.inputs]
+        return any(
+            size == 1 and dim == -1 and index
+            for dims, sizes in zip(free, shapes.values(), strict=True)
+            for index, (dim, size) in enumerate(zip(dims, sizes, strict=True))
+        )
 
     def plausible(self, shapes: Shapes, label: str = "") -> Case:
         rng = self._rng()
-        shown = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
         inputs = plausible(self._signature, self._meanings, shapes, rng)
         states = {
             name: rng.standard_normal(shapes[name]) for name, one in self._meanings.items() if one.role is Role.STATE
@@ -64,7 +95,7 @@ class Maker:
             if inputs[name].dtype.kind == "f":
                 inputs[name] = state.astype(inputs[name].dtype)
         return Case(
-            f"{label or 'plausible'} values of {shown}",
+            f"{label or 'plausible'} values of {_shown(shapes)}",
             inputs,
             is_empty=0 in [size for one in shapes.values() for size in one],
         )
@@ -109,7 +140,7 @@ class Maker:
     def extremes(self, shapes: Shapes) -> Iterator[Case]:
         """Calls with extreme values in place of plausible numbers."""
         base = self.plausible(shapes)
-        kinds = {
+        kinds: dict[str, Callable[[TensorSpec, Array, np.random.Generator], Array]] = {
             "zeros": lambda spec, value, rng: np.zeros_like(value),
             "huge": lambda spec, value, rng: rng.standard_normal(value.shape) * _HUGE.get(spec.datatype, 1e4),
             "large": lambda spec, value, rng: rng.standard_normal(value.shape) * 20.0,
@@ -180,3 +211,11 @@ class Maker:
     def _rng(self) -> np.random.Generator:
         self._made += 1
         return np.random.default_rng([self._seed, self._made])
+
+
+def _shown(shapes: Shapes) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+
+
+def _elements(shapes: Shapes) -> int:
+    return sum(map(math.prod, shapes.values()))

@@ -35,10 +35,6 @@ class Difference(msgspec.Struct, frozen=True):
     """False if rounding alone could change the tensor so much that the comparison says nothing."""
     note: str = ""
 
-    @property
-    def ratio(self) -> float:
-        return self.error / self.tolerance if self.tolerance else inf if self.error else 0.0
-
 
 def compare(name: str, want: Array, got: Array, rounding: Rounding, *, is_extreme: bool = False) -> Difference:
     """Compare ``want``, the tensor ``name`` of the source, with ``got``. With ``is_extreme``, values may exceed the range of FP32."""
@@ -104,7 +100,7 @@ def _discrete(name: str, want: Array, got: Array, rounding: Rounding) -> Differe
     return Difference(share, 0.0, f"{int(differs.sum())} of {differs.size} values differ")
 
 
-def _floats(name: str, want: Array, got: Array, unit: float, rounding: Rounding) -> Difference:
+def _floats(name: str, want: Array, got: Array, unit: float, rounding: Rounding) -> Difference:  # noqa: PLR0911
     compared, reason = _finite(name, want, got, rounding)
     if reason:
         return Difference(inf, 0.0, reason)
@@ -158,10 +154,9 @@ def _is_sparse_noise(error: Array, spread: Array) -> bool:
 
 
 def _summary(error: Array, allowed: Array, scale: float) -> Difference:
-    """The element with the largest ratio of error and tolerance, in units of ``scale``."""
-    with np.errstate(all="ignore"):
-        ratio = np.nan_to_num(error / allowed, nan=0.0)
-    at = np.unravel_index(int(ratio.argmax()), ratio.shape)
+    """The largest error among the elements beyond their tolerance, or among all if there are none, in units of ``scale``."""
+    beyond = error > allowed
+    at = np.unravel_index(int(np.where(beyond, error, -1.0).argmax() if beyond.any() else error.argmax()), error.shape)
     unit = scale or 1.0
     decides = bool(np.median(allowed) <= _DECIDES * unit)
     return Difference(float(error[at] / unit), float(allowed[at] / unit), decides=decides)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -26,15 +26,21 @@ from penstock.tensor import Array, DataType
 
 Values = dict[str, Any]
 """Tensors by name. A sequence is a list."""
-Noise = Callable[[str, Array, bool], Array]
-"""Changes the value of a tensor as rounding could; exact values only if the flag is set."""
+How = Literal["inexact", "all", "tied"]
+"""Values to change: those that were rounded, also exact ones, or all so that no two stay equal."""
+Noise = Callable[[str, Array, How], Array]
+"""Changes the value of a tensor as rounding could."""
 
 _KERNEL = {"threads": 1, "graph_level": "disabled", "arena": False, "spinning": False}
 _EMBEDDED_ELEMENTS = 64
 """Constants up to this size become a part of a node's model, because some kernels require constants."""
 _TRUSTED = 1e-3
 """Largest relative difference from ONNX Runtime's kernel at which the reference implementation counts as right."""
-_SUMMING = frozenset({"Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "GroupNormalization", "InstanceNormalization", "LSTM", "LayerNormalization", "MatMul", "MeanVarianceNormalization", "RMSNormalization", "RNN"})  # fmt: skip
+_SUMMING = frozenset(
+    "Conv ConvTranspose Einsum GRU Gemm GroupNormalization InstanceNormalization LSTM LayerNormalization MatMul "
+    "MeanVarianceNormalization RMSNormalization RNN".split()
+)
+_SORTING = frozenset({"NonMaxSuppression", "TopK"})
 _SLOW = frozenset({"AveragePool", "ConvTranspose", "GlobalAveragePool", "LpPool", "LRN", "Resize"})
 _SLOW_ELEMENTS = 1 << 14
 """Larger inputs of these operators take the reference implementation seconds."""
@@ -102,11 +108,11 @@ class Nodes:
         order = self.needed(wanted, given)
         last = {name: index for index in order for name in self.reads[index]}
         values: Values = {}
-        for name, value in given.items():
-            value = widen_array(value) if precise and isinstance(value, np.ndarray) else value
+        for name, original in given.items():
+            value = widen_array(original) if precise and isinstance(original, np.ndarray) else original
             # Inputs are the same in the source; inner tensors contain the rounding of the source.
             is_inner = name not in self.inputs
-            values[name] = noise(name, value, is_inner) if noise and _is_array(value) else value
+            values[name] = noise(name, value, "all" if is_inner else "inexact") if noise and _is_array(value) else value
         for index in order:
             node = self.proto.graph.node[index]
             if missing := [name for name in self.reads[index] if name not in values and name not in self.constants]:
@@ -114,16 +120,18 @@ class Nodes:
             inputs = {
                 name: values[name] if name in values else self._constant(name, precise) for name in self.reads[index]
             }
-            if noise and node.op_type in _SUMMING:
-                # Rounding within the sums of a node has the effect of a change of its inputs.
+            if noise and node.op_type in _SUMMING | _SORTING:
+                # Rounding within the sums of a node has the effect of a change of its inputs. The order of equal values is undefined.
+                how: How = "tied" if node.op_type in _SORTING else "all"
                 inputs = {
-                    name: noise(name, one, True) if _is_array(one) and one.ndim > 1 else one
+                    name: noise(name, one, how) if _is_array(one) and one.size > 1 else one
                     for name, one in inputs.items()
                 }
             made = dict(zip(filter(None, node.output), self._call(index, inputs, precise), strict=True))
             if noise:
                 made = {
-                    name: noise(name, one, False) if isinstance(one, np.ndarray) else one for name, one in made.items()
+                    name: noise(name, one, "inexact") if isinstance(one, np.ndarray) else one
+                    for name, one in made.items()
                 }
             if seen:
                 seen(made)
@@ -131,6 +139,8 @@ class Nodes:
             for name in self.reads[index]:
                 if last[name] == index and name not in wanted:
                     values.pop(name, None)
+        if missing := [name for name in wanted if name not in values and name not in self.constants]:
+            raise PenstockError(f"no node computes the tensor '{missing[0]}'")
         return {name: values[name] if name in values else self.constants[name] for name in wanted}
 
     def label(self, index: int) -> str:
@@ -174,7 +184,7 @@ class Nodes:
             node = widened(node)
         if precise and any(isinstance(one, np.ndarray) and one.dtype == np.float64 for one in inputs.values()):
             try:
-                return self._checked(self._engine(index, inputs, node), inputs)
+                return self._checked(_widening(self._engine(index, inputs, node)), inputs)
             except Exception:  # noqa: BLE001 - ONNX Runtime lacks many kernels for double
                 return self._second(index, inputs, node)
         try:
@@ -194,7 +204,7 @@ class Nodes:
         if node.op_type in _SLOW and max(sizes) > _SLOW_ELEMENTS:
             return self._mark_rounded(node, narrow)
         try:
-            reference = self._reference(index, inputs, node)
+            reference = _widening(self._reference(index, inputs, node))
             ordinary = _ordinary(inputs, self.constants)
             for ours, theirs in zip(reference(ordinary), narrow(ordinary), strict=True):
                 if not _is_close(ours, theirs):
@@ -208,11 +218,8 @@ class Nodes:
         return kernel
 
     def _narrow(self, index: int, inputs: Values) -> _Kernel:
-        def run(values: Values) -> list[Any]:
-            return [widen_array(one) if isinstance(one, np.ndarray) else one for one in kernel(_narrowed(values))]
-
         kernel = self._engine(index, _narrowed(inputs), self.proto.graph.node[index])
-        return run
+        return _widening(lambda values: kernel(_narrowed(values)))
 
     def _engine(self, index: int, inputs: Values, node: onnx.NodeProto) -> _Kernel:
         embedded = {
@@ -255,6 +262,11 @@ class Nodes:
             return [np.asarray(one) if isinstance(one, np.generic) else one for one in results]
 
         return run
+
+
+def _widening(kernel: _Kernel) -> _Kernel:
+    """``kernel`` with float64 in place of other floats, as after a cast to FP16 that is a part of the model."""
+    return lambda values: [widen_array(one) if isinstance(one, np.ndarray) else one for one in kernel(values)]
 
 
 def _declared(name: str, value: Any) -> onnx.ValueInfoProto:

@@ -140,7 +140,7 @@ class Parity:
                 if accepted == self._maker.wanted_sizes():
                     break
         yield from self._accepted(self._maker.plausible(self._maker.mixed(shapes)))
-        for case in (*self._maker.extremes(shapes), *self._maker.empty(shapes)):
+        for case in (*self._maker.blank(shapes), *self._maker.extremes(shapes), *self._maker.empty(shapes)):
             yield from self._accepted(case)
 
     def _accepted(self, case: Case) -> Iterator[tuple[Case, Outputs]]:
@@ -164,7 +164,7 @@ class Parity:
             self._notes[f"{one} gives random values"] = None
 
     def _compare(self, case: Case, want: Outputs) -> None:
-        """Compare the outputs of the graph as written, which show what the file means, and those after ONNX Runtime's optimisations."""
+        """Compare the outputs of the graph as written, and those of the graph after ONNX Runtime's optimisations."""
         self._count += 1
         names = [name for name in want if name not in self._random]
         rounding = (
@@ -200,7 +200,7 @@ class Parity:
             self._decided.add(name)
         if difference.note:
             self._notes[f"output '{name}': {difference.note}"] = None
-        if difference.ratio > self._worst.ratio:
+        if difference.decides and difference.error > self._worst.error:
             self._worst = difference
 
     def _certificate(self) -> Certificate:

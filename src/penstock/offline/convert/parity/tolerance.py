@@ -6,8 +6,8 @@
     rough  the graph as written: |rough - exact| is one sample of the rounding error, amplified by the graph's conditioning
     noisy  the graph in double precision, with every inexact value changed by several units in the last place of its type
 
-``rough`` costs one run and suffices for most results. ``noisy`` also finds ties: an ArgMax, a TopK, a NonMaxSuppression or a comparison
-that rounding could decide otherwise gives different results in some of its runs.
+``rough`` costs one run and suffices for most results. ``noisy`` also finds ties: an ArgMax, a TopK or a comparison that rounding could
+decide otherwise gives different results in some of its runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from penstock.errors import PenstockError
-from penstock.offline.convert.parity.nodes import Nodes, Values
+from penstock.offline.convert.parity.nodes import How, Nodes, Values
 from penstock.tensor import Array, DataType
 
 UNITS = {
@@ -31,12 +31,14 @@ UNITS = {
 """Largest relative rounding error of each type."""
 _AMPLITUDE = 16.0
 """Standard deviation of the noise, in ``UNITS``. Frameworks differ by a few units for each operator."""
+_LEAST = 1e-20
+"""Added to the magnitude of a tensor, so that equal zeros do not stay equal."""
 _RUNS = 8
 """With 8 runs, a tie within the noise is missed with a probability of 1/256."""
 
 
 class Rounding:
-    """The rounding in one call of ``nodes``: from the tensors ``given`` to the tensors ``wanted``. Everything is computed when needed."""
+    """The rounding in one call of ``nodes``, from the tensors ``given`` to the tensors ``wanted``. It is computed when needed."""
 
     def __init__(self, nodes: Nodes, given: Mapping[str, Any], wanted: Collection[str], seed: int = 0) -> None:
         self._nodes, self._given, self._wanted, self._seed = nodes, given, wanted, seed
@@ -56,7 +58,7 @@ class Rounding:
         return self._exact.get(name)
 
     def noisy(self, name: str, *, stepped: bool = False) -> list[Array]:
-        """The tensor in several noisy runs. With ``stepped``, quantised values also change by a step. Empty if the graph does not run."""
+        """The tensor in several noisy runs; with ``stepped``, quantised values also change. Empty if the graph does not run."""
         if stepped not in self._noisy:
             runs: list[Values] = []
             for number in range(_RUNS):
@@ -94,7 +96,7 @@ class _Noise:
         self._nodes = nodes
         self._steps = nodes.steps if stepped else {}
 
-    def __call__(self, name: str, value: Array, even_exact: bool) -> Array:
+    def __call__(self, name: str, value: Array, how: How) -> Array:
         if value.dtype != np.float64 or not value.size:
             return value
         if (step := self._steps.get(name)) is not None:
@@ -102,13 +104,13 @@ class _Noise:
         kind = self._nodes.float_types.get(name, np.dtype(np.float32))
         amount = _AMPLITUDE * UNITS[kind]
         change = np.asarray(amount * self._rng.standard_normal(value.shape) * value)
-        if name in self._nodes.rounded:
+        if name in self._nodes.rounded or how == "tied":
             change += (
                 amount
                 * self._rng.standard_normal(value.shape)
-                * np.sqrt(np.mean(np.where(np.isfinite(value), value, 0.0) ** 2))
+                * (_LEAST + np.sqrt(np.mean(np.where(np.isfinite(value), value, 0.0) ** 2)))
             )
-        elif even_exact:
+        elif how == "all":
             change[value == np.rint(value)] = 0.0
         else:
             change[value == value.astype(kind if kind.itemsize < 4 else np.float32)] = 0.0

@@ -20,16 +20,21 @@ def widen_array(array: Array) -> Array:
     return array.astype(np.float64) if is_float and array.dtype != np.float64 else array
 
 
-def widened(node: NodeProto) -> NodeProto:
-    """A copy of ``node`` that makes float64 where ``node`` makes a narrower float."""
+def widened(node: NodeProto, *, is_inner: bool = False) -> NodeProto:
+    """A copy of ``node`` that makes float64 where ``node`` makes a narrower float. A cast to FP16 or BF16 still rounds."""
     made = NodeProto()
     made.CopyFrom(node)
+    rounds = made.op_type == "Cast" and not is_inner
     if made.op_type == "Constant":
         for attribute in made.attribute:
             if attribute.name in _NUMBERS:
                 _as_tensor(attribute)
     for attribute in made.attribute:
-        if attribute.name in _TYPE_ATTRIBUTES and attribute.i in NARROW:
+        if (
+            attribute.name in _TYPE_ATTRIBUTES
+            and attribute.i in NARROW
+            and not (rounds and attribute.i != TensorProto.FLOAT)
+        ):
             attribute.i = TensorProto.DOUBLE
         elif attribute.HasField("t"):
             _widen_tensor(attribute.t)
@@ -41,7 +46,7 @@ def widened(node: NodeProto) -> NodeProto:
 
 
 def _widen_graph(graph: GraphProto) -> None:
-    nodes = [widened(node) for node in graph.node]
+    nodes = [widened(node, is_inner=True) for node in graph.node]
     del graph.node[:]
     graph.node.extend(nodes)
     for tensor in graph.initializer:
