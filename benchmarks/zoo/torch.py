@@ -90,7 +90,7 @@ MODELS = {
     "fft": ZooModel("torch", _object("Spectrum"), _options("signal:float32[N,32]")),
     "stft": ZooModel("torch", _object("Stft"), _options("signal:float32[N,64]")),
     "einsum": ZooModel("torch", _object("Einsum"), _options("x:float32[N,L,4]")),
-    "scatter": ZooModel("torch", _object("Scatter"), _options("nodes:float32[V,3]", "edges:int64[2,E]")),
+    "scatter": ZooModel("torch", _object("Scatter"), _options("nodes:float32[32,3]", "edges:int64[2,E]")),
     "nested": ZooModel(
         "torch",
         _object("Nested"),
