@@ -136,6 +136,24 @@ def test_double_precision(tmp_path: Path) -> None:
     assert not jax.config.jax_enable_x64
 
 
+def test_sample_with_64_bits() -> None:
+    """JAX would take these numbers with 32 bits."""
+    for dtype in (np.float64, np.int64):
+        with pytest.raises(InvalidArgument, match="32 bits"):
+            CONVERTER.open(lambda x: x, ConvertOptions(sample={"x": np.ones((2, 4), dtype)}))
+
+
+def test_inputs_by_position(tmp_path: Path) -> None:
+    source = opened(lambda *arrays: arrays[0] - arrays[1], a=("N", 4), b=(4,))
+    assert source.signature.input_names == ["a", "b"]
+    check_same(source, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["batch size", "2*n", "n+1", "ü", "N"])
+def test_names_of_dimensions(name: str, tmp_path: Path) -> None:
+    check_same(opened(lambda x: x * 2, x=(name, 4)), tmp_path, {name: 5})
+
+
 def test_jitted_function(tmp_path: Path) -> None:
     check_same(opened(jax.jit(lambda x: x * 2), x=("N", 4)), tmp_path)
 
@@ -179,6 +197,12 @@ def _raises(x: Any) -> Any:
         (lambda x: x, (), "no inputs are declared"),
         (lambda x, y: x + y, (InputSpec("x", None, (2,)),), "the function takes ['x', 'y']"),
         (lambda x: x, (InputSpec("x", None, (2,)), InputSpec("z", None, (2,))), "the function takes ['x']"),
+        (
+            lambda x, y=1, z=2: x + z,
+            (InputSpec("x", None, (2,)), InputSpec("z", None, (2,))),
+            "the function takes ['x', 'y']",
+        ),
+        (lambda x: x, (InputSpec("x", None, (2,)), InputSpec("y", None, (2,))), "the function takes ['x']"),
         (lambda x: x, (InputSpec("x", None, None),), "needs a shape"),
         (lambda x: x, (InputSpec("x", DataType.BYTES, (2,)),), "needs a shape"),
         (lambda x: x, (InputSpec("x", DataType.INT64, (2,)),), "32 bits"),

@@ -74,7 +74,7 @@ class HuggingFaceConverter:
         if unknown := [name for name in options.dynamic if name not in dynamic]:
             raise InvalidArgument(f"--dynamic names input '{unknown[0]}'", f"the model's inputs are {list(dynamic)}")
         inner = TORCH.open(
-            NamedInputs(part),
+            NamedInputs(part).eval(),
             msgspec.structs.replace(options, inputs=(), sample=sample, dynamic=dynamic, weights=None),
         )
         return HuggingFaceModel(inner, model, files, warnings)

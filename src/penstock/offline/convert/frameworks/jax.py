@@ -28,7 +28,7 @@ from penstock.offline.convert.base import Axis, ConvertOptions, Exported, InputS
 from penstock.offline.convert.frameworks.jax_trace import Trace, failed_operator, missing_operators
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
-_WIDE = (DataType.INT64, DataType.UINT64)
+_WIDE = (DataType.INT64, DataType.UINT64, DataType.FP64)
 _RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -59,12 +59,16 @@ class JaxModel:
 
     def __init__(self, function: Callable[..., Any], options: ConvertOptions) -> None:
         self._specs, self._sample = _specs(function, options), options.sample
-        self._double = any(spec.datatype is DataType.FP64 for spec in self._specs)
+        declared = {spec.name for spec in options.inputs if spec.datatype is DataType.FP64}
+        self._double = any(
+            spec.datatype is DataType.FP64 and (spec.name in declared or jax.config.jax_enable_x64)
+            for spec in self._specs
+        )
         if not self._double and (wide := [spec for spec in self._specs if spec.datatype in _WIDE]):
-            dtype = str(DataType(wide[0].datatype).dtype)
+            dtype = str(_type(wide[0]).dtype)
             raise InvalidArgument(
                 f"input '{wide[0].name}' is {dtype}, but JAX computes with 32 bits by default",
-                f"declare it as {dtype.replace('64', '32')}",
+                f"use {dtype.replace('64', '32')} in the sample or in --inputs",
             )
         self._function = function
         self._trace: Trace | None = None
@@ -145,14 +149,18 @@ class JaxModel:
 
     def _name_outputs(self, proto: onnx.ModelProto) -> None:
         # jax2onnx fails to name an output that is an input or another output, so Identity nodes give the names.
-        results = [output.name for output in proto.graph.output]
+        results = list(proto.graph.output)
         del proto.graph.output[:]
+        specs = {spec.name: spec for spec in self.signature.outputs}
         for result, name in zip(results, self._names, strict=True):
-            if name in self.signature.output_names:
-                spec = self.signature.outputs[self.signature.output_names.index(name)]
-                shape = [None if dim == -1 else dim for dim in spec.shape]
-                proto.graph.node.append(onnx.helper.make_node("Identity", [result], [name], name=f"output_{name}"))
-                proto.graph.output.append(onnx.helper.make_tensor_value_info(name, spec.datatype.onnx, shape))
+            if name in specs:
+                dims = [one.dim_param for one in result.type.tensor_type.shape.dim]
+                dims = dims if len(dims) == len(specs[name].shape) else [""] * len(specs[name].shape)
+                shape = [
+                    free or None if size == -1 else size for free, size in zip(dims, specs[name].shape, strict=True)
+                ]
+                proto.graph.node.append(onnx.helper.make_node("Identity", [result.name], [name], name=f"output_{name}"))
+                proto.graph.output.append(onnx.helper.make_tensor_value_info(name, specs[name].datatype.onnx, shape))
 
     def _diagnosis(self, failures: Sequence[Exception]) -> PenstockError:
         """The error that lists all operators that neither way converts."""
@@ -162,7 +170,7 @@ class JaxModel:
             return UnsupportedOperators.of(list(dict.fromkeys(operators)))
         needs_size = any("Inconclusive" in type(error).__name__ for error in failures)
         return Unsupported(
-            f"jax2onnx {version('jax2onnx')} cannot convert the function: {_told(failures[0])}",
+            f"jax2onnx {version('jax2onnx')} cannot convert the function: {_told(failures[-1])}",
             "give the dimension a size in --inputs" if needs_size else "write the function with other operators",
         )
 
@@ -182,7 +190,7 @@ class JaxModel:
     def _symbolic(self) -> list[jax.ShapeDtypeStruct]:
         """The inputs, with symbols for the free dimensions."""
         scope = jax.export.SymbolicScope()
-        symbols = {dim: jax.export.symbolic_shape(dim, scope=scope)[0] for dim in self._dims()}
+        symbols = {dim: _symbol(dim, i, scope) for i, dim in enumerate(self._dims())}
         shapes = [
             tuple(symbols[dim] if isinstance(dim, str) else dim for dim in one.shape or ()) for one in self._specs
         ]
@@ -219,8 +227,16 @@ def _function(source: Any) -> Callable[..., Any]:
             f"{type(source).__name__} is a module of linen without its variables", "return module.bind(variables)"
         )
     if isinstance(source, nnx.Module):
-        source = nnx.clone(source)
-        source.eval()
+        inner = nnx.clone(source)
+        inner.eval()
+        graph, state = nnx.split(inner)
+
+        def function(*arrays: Any) -> Any:
+            # A module cannot change its counters of random numbers inside of a trace, but a new one can.
+            return nnx.merge(graph, state)(*arrays)
+
+        function.__signature__ = inspect.signature(source)  # type: ignore[attr-defined]
+        return function
     if not callable(source):
         raise InvalidArgument(f"{type(source).__name__} is not a function of arrays", "return a function or a module")
     return source  # type: ignore[no-any-return]
@@ -238,12 +254,13 @@ def _specs(function: Callable[..., Any], options: ConvertOptions) -> list[InputS
             raise InvalidArgument(f"input '{name}' needs a shape of numbers", f"write --inputs '{name}:float32[N,…]'")
         free = options.dynamic.get(name, {})
         found[name] = InputSpec(name, datatype, tuple(free.get(i, dim) for i, dim in enumerate(shape)))
-    known = [one for one in inspect.signature(function).parameters.values() if one.kind in _POSITIONAL]
-    names = [one.name for one in known]
-    order = [name for name in names if name in found] if set(found) & set(names) else list(found)
+    known = _parameters(function)
     needed = [one.name for one in known if one.default is inspect.Parameter.empty]
-    if not found or len(order) < len(found) or names[: len(order)] != order != list(found) or len(order) < len(needed):
-        hint = " ".join(f'--inputs "{name}:float32[N,…]"' for name in needed)
+    names = [one.name for one in known][: max(len(found), len(needed))]
+    # Names that no parameter has are taken in order.
+    order = names if set(found) & set(names) else list(found)
+    if not found or set(order) != set(found) or len(found) < len(needed):
+        hint = " ".join(f'--inputs "{name}:float32[N,…]"' for name in needed or ["x"])
         raise InvalidArgument(
             f"the function takes {names or 'other inputs'}, but {list(found) or 'no inputs'} are declared",
             f"write {hint}",
@@ -251,9 +268,22 @@ def _specs(function: Callable[..., Any], options: ConvertOptions) -> list[InputS
     return [found[name] for name in order]
 
 
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The positional parameters; empty if they are not known."""
+    try:
+        return [one for one in inspect.signature(function).parameters.values() if one.kind in _POSITIONAL]
+    except (TypeError, ValueError):
+        return []
+
+
 def _type(spec: InputSpec) -> DataType:
     assert spec.datatype is not None
     return spec.datatype
+
+
+def _symbol(name: str, number: int, scope: Any) -> Any:
+    """A symbol for a free dimension. JAX reads other names than identifiers as formulas."""
+    return jax.export.symbolic_shape(name if name.isidentifier() else f"size_{number}", scope=scope)[0]
 
 
 def _name(path: Sequence[Any]) -> str:
