@@ -1,6 +1,6 @@
 """PaddlePaddle: models of ``paddle.jit.save`` and ``save_inference_model``, through paddle2onnx.
 
-paddle2onnx names the result of the n-th operator of a kind ``p2o.<kind>.<n>.<result>``, which links its tensors with the program's values.
+paddle2onnx names the results of the n-th operator of a kind ``p2o.<kind>.<n>.<result>``, which links them with the program's values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ import paddle2onnx
 from paddle2onnx.paddle2onnx_cpp2py_export import get_all_supported_operators_pir
 
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, Unsupported, printable
-from penstock.offline.convert.base import Axis, ConvertOptions, Exported, Link, UnsupportedOperator, UnsupportedOperators
+from penstock.offline.convert.base import (
+    Axis,
+    ConvertOptions,
+    Exported,
+    Link,
+    UnsupportedOperator,
+    UnsupportedOperators,
+)
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
 _MAX_OPSET = 19
@@ -30,7 +37,18 @@ model, weights, target, opset = sys.argv[1:]
 paddle2onnx.export(model, weights, target, opset_version=int(opset), optimize_tool="none")
 """
 """Runs in a process of its own, because paddle2onnx ends its process if an operator fails."""
-_RENAMED = ("subtract", "multiply", "divide", "remainder", "floor_divide", "maximum", "minimum", "nonzero", "if", "while")
+_RENAMED = (
+    "subtract",
+    "multiply",
+    "divide",
+    "remainder",
+    "floor_divide",
+    "maximum",
+    "minimum",
+    "nonzero",
+    "if",
+    "while",
+)
 """Supported operators that paddle2onnx lists under older names."""
 _WAY_OUT = "write the layer with other operators of Paddle, and save the model again"
 
@@ -41,7 +59,9 @@ class PaddleConverter:
 
     def open(self, source: Any, options: ConvertOptions) -> PaddleModel:
         if not isinstance(source, (str, Path)):
-            raise InvalidArgument(f"{type(source).__name__} is not a path", "save the model with paddle.jit.save, and give the path")
+            raise InvalidArgument(
+                f"{type(source).__name__} is not a path", "save the model with paddle.jit.save, and give the path"
+            )
         return PaddleModel(_program(Path(source)), options)
 
 
@@ -60,12 +80,16 @@ class PaddleModel:
             block = self._program.global_block()
             operators = list(block.ops)
         except _FAULTS as error:
-            raise InvalidModel(f"'{program.name}' is not a model of Paddle: {_reason(error)}", "save it again") from error
+            raise InvalidModel(
+                f"'{program.name}' is not a model of Paddle: {_reason(error)}", "save it again"
+            ) from error
         fetches = [one for one in operators if one.name() == "pd_op.fetch"]
         self._fetched = [one.operand_source(0) for one in fetches]
         inputs = [(str(one.attrs()["name"]), one.result(0)) for one in operators if one.name() == "pd_op.data"]
         outputs = [(str(one.attrs()["name"]), value) for one, value in zip(fetches, self._fetched, strict=True)]
-        self.signature = Signature(*(tuple(_spec(name, value) for name, value in values) for values in (inputs, outputs)))
+        self.signature = Signature(
+            *(tuple(_spec(name, value) for name, value in values) for values in (inputs, outputs))
+        )
         self.axes = {spec.name: _axes(spec, options.dynamic.get(spec.name, {})) for spec in self.signature.inputs}
         for one in fetches:  # the executor adds its own, and cannot run a program with two groups of them
             block.remove_op(one)
@@ -120,10 +144,17 @@ def _program(path: Path) -> Path:
     """The file with the program of the model at ``path``, a file or a folder."""
     if not path.is_dir():
         return path
-    found = [file for suffix in (".json", ".pdmodel") for file in sorted(path.glob(f"*{suffix}")) if file.with_suffix(".pdiparams").exists()]
+    found = [
+        file
+        for suffix in (".json", ".pdmodel")
+        for file in sorted(path.glob(f"*{suffix}"))
+        if file.with_suffix(".pdiparams").exists()
+    ]
     if len(found) != 1:
         names = ", ".join(file.name for file in found) or "none"
-        raise InvalidModel(f"the folder '{path.name}' must have one program with a .pdiparams file, found {names}", "give the file")
+        raise InvalidModel(
+            f"the folder '{path.name}' must have one program with a .pdiparams file, found {names}", "give the file"
+        )
     return found[0]
 
 
@@ -153,4 +184,7 @@ def _axes(spec: TensorSpec, names: Mapping[int, str]) -> tuple[Axis, ...]:
 def _reason(error: Exception) -> str:
     """The sentence of Paddle's error that states the reason, without its trace in C++."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if "Error:" in line or line.startswith("(")), lines[-1] if lines else type(error).__name__)
+    return next(
+        (line for line in lines if "Error:" in line or line.startswith("(")),
+        lines[-1] if lines else type(error).__name__,
+    )
