@@ -70,7 +70,9 @@ def _words() -> object:
 def _upsampler() -> object:
     from paddle import nn  # noqa: PLC0415
 
-    return nn.Sequential(nn.Conv2DTranspose(2, 3, 2, stride=2), nn.PReLU(3), nn.Upsample(size=[16, 16], mode="bilinear"))
+    return nn.Sequential(
+        nn.Conv2DTranspose(2, 3, 2, stride=2), nn.PReLU(3), nn.Upsample(size=[16, 16], mode="bilinear")
+    )
 
 
 def _scaled() -> object:

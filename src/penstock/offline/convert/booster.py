@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from penstock.errors import InvalidArgument, InvalidInput
+from penstock.errors import InvalidArgument, InvalidInput, InvalidModel
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported, Link
-from penstock.offline.convert.forest import GraphWriter
+from penstock.offline.convert.forest import Forest, GraphWriter
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
 
 _ML_OPSET = 3
+_PLACE = re.compile(r"^(\[[\d:]+\] )?[\w./-]+:\d+: ")
+"""Time and place in the C++ code of a framework, in front of its messages."""
 _LINKS: dict[str, Callable[[GraphWriter, str], str]] = {
     "identity": lambda writer, raw: raw,
     "sigmoid": lambda writer, raw: writer("Sigmoid", raw),
@@ -23,58 +26,26 @@ _LINKS: dict[str, Callable[[GraphWriter, str], str]] = {
     "exponent": lambda writer, raw: writer("Exp", raw),
     "softplus": lambda writer, raw: writer("Softplus", raw),
     "signed_square": lambda writer, raw: writer("Mul", raw, writer("Abs", raw)),
-    "step": lambda writer, raw: writer("Cast", writer("Greater", raw, np.float32(0)), to=TensorProto.FLOAT),
+    "step": lambda writer, raw: writer("Cast", writer("Greater", raw, np.zeros((), np.float32)), to=TensorProto.FLOAT),
     "argmax": lambda writer, raw: writer("Cast", writer("ArgMax", raw, axis=1, keepdims=0), to=TensorProto.FLOAT),
 }
 """Functions from scores to predictions, by the name that the frameworks' files use."""
-
-
-class Scorer(Protocol):
-    """Computes the scores of a booster: a ``Forest``, or ``LinearScorer``."""
-
-    base: Array
-    features: int
-
-    def write(self, writer: GraphWriter, x: str, datatype: DataType) -> str: ...
-
-    def probes(self, rng: np.random.Generator, rows: int = 64) -> Array: ...
-
-
-class LinearScorer(NamedTuple):
-    """A linear model, in which missing values count as zero."""
-
-    weights: Array
-    """[features, targets]"""
-    base: Array
-
-    @property
-    def features(self) -> int:
-        return len(self.weights)
-
-    def write(self, writer: GraphWriter, x: str, datatype: DataType) -> str:
-        present = writer("Where", writer("IsNaN", x), np.array(0, datatype.dtype), x)
-        return writer("Gemm", present, self.weights.astype(np.float32), self.base.astype(np.float32))
-
-    def probes(self, rng: np.random.Generator, rows: int = 64) -> Array:
-        found = rng.normal(size=self.weights.shape[:1] + (rows,)).T.astype(np.float32)
-        return np.where(rng.random(found.shape) < 0.1, np.float32(np.nan), found)
 
 
 class Booster(NamedTuple):
     """A boosted model, as its framework's file describes it."""
 
     exporter: str
-    scorer: Any
-    """A ``Scorer``."""
+    forest: Forest
     link: str
     raw: Callable[[Array], Array]
     """The framework's scores [N] or [N, targets], before the link function."""
     predict: Callable[[Array], Array]
-    """The framework's predictions; the probabilities of a classifier."""
+    """The framework's predictions; the probabilities of a classifier, or of its second class."""
     classes: Array | None = None
     """The labels of a classifier."""
     label: Callable[[Array], Array] | None = None
-    """The framework's labels of a classifier."""
+    """The framework's labels; None: those with the highest probability."""
     scale: float = 1.0
     """Factor of the scores in front of the link function."""
     double: bool = False
@@ -88,18 +59,20 @@ class Booster(NamedTuple):
         inner = DataType.FP64 if self.double and not _narrow(datatype) else DataType.FP32
         if datatype is not inner:
             x = writer("Cast", x, to=inner.onnx)
-        raw = self.scorer.write(writer, x, inner)
-        scaled = raw if self.scale == 1 else writer("Mul", raw, np.float32(self.scale))
+        raw = self.forest.write(writer, x, inner)
+        scaled = raw if self.scale == 1 else writer("Mul", raw, np.array(self.scale, np.float32))
         result = _LINKS[self.link](writer, scaled)
-        single = len(self.scorer.base) == 1
+        single = len(self.forest.base) == 1
         if self.classes is None:
             flat = single and self.link != "argmax"
             return {"raw": raw, "prediction": writer("Squeeze", result, np.array([1])) if flat else result}
         if single:
             best = writer(
-                "Cast", writer("Squeeze", writer("Greater", raw, np.float32(0)), np.array([1])), to=TensorProto.INT64
+                "Cast",
+                writer("Squeeze", writer("Greater", raw, np.zeros((), np.float32)), np.array([1])),
+                to=TensorProto.INT64,
             )
-            result = writer("Concat", writer("Sub", np.float32(1), result), result, axis=1)
+            result = writer("Concat", writer("Sub", np.ones((), np.float32), result), result, axis=1)
         else:
             best = writer("ArgMax", raw, axis=1, keepdims=0)
         return {"raw": raw, "label": writer("Gather", self.classes, best), "probabilities": result}
@@ -108,7 +81,7 @@ class Booster(NamedTuple):
         if self.classes is not None:
             label = TensorSpec("label", DataType.from_numpy(self.classes.dtype), (-1,))
             return label, TensorSpec("probabilities", DataType.FP32, (-1, len(self.classes)))
-        targets = len(self.scorer.base)
+        targets = len(self.forest.base)
         flat = targets == 1 or self.link == "argmax"
         return (TensorSpec("prediction", DataType.FP32, (-1,) if flat else (-1, targets)),)
 
@@ -118,20 +91,23 @@ class BoosterModel:
 
     def __init__(self, booster: Booster, options: ConvertOptions) -> None:
         self.booster = booster
-        spec = matrix_spec(options, booster.scorer.features)
+        spec = matrix_spec(options, booster.forest.features)
         self.signature = Signature((spec,), booster.outputs())
         self.axes: Mapping[str, tuple[Axis, ...]] = {spec.name: (Axis(0, "N", low=1),)}
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        x = self._rows(inputs)
-        predicted = {"prediction": self.booster.predict}
-        if self.booster.label is not None:
-            predicted = {"label": self.booster.label, "probabilities": self.booster.predict}
-        found = {}
-        for spec in self.signature.outputs:
-            value = self._called(predicted[spec.name], x)
-            found[spec.name] = as_tensor(value, spec.datatype).reshape(len(x), *spec.shape[1:])
-        return found
+        x, booster = self._rows(inputs), self.booster
+        found = {"prediction": self._called(booster.predict, x)}
+        if booster.classes is not None:
+            probabilities = found["prediction"]
+            if probabilities.ndim == 1:
+                probabilities = np.stack([1 - probabilities, probabilities], axis=1)
+            label = booster.label or (lambda _: booster.classes[np.argmax(probabilities, axis=1)])
+            found = {"label": self._called(label, x), "probabilities": probabilities}
+        return {
+            spec.name: as_tensor(found[spec.name], spec.datatype).reshape(len(x), *spec.shape[1:])
+            for spec in self.signature.outputs
+        }
 
     def values(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
         if "scores" not in names:
@@ -141,7 +117,7 @@ class BoosterModel:
 
     def probes(self, seed: int) -> tuple[dict[str, Array], ...]:
         spec = self.signature.inputs[0]
-        found = self.booster.scorer.probes(np.random.default_rng(seed))
+        found = self.booster.forest.probes(np.random.default_rng(seed))
         if not spec.datatype.is_float:
             found = np.nan_to_num(found).clip(0, 100)
         return ({spec.name: found.astype(spec.datatype.dtype)},)
@@ -168,7 +144,34 @@ class BoosterModel:
         try:
             return np.asarray(function(x))
         except self.booster.failures as error:
-            raise InvalidInput(f"{self.booster.exporter} rejects the input: {str(error).splitlines()[0]}") from error
+            raise InvalidInput(f"{self.booster.exporter} rejects the input: {_reason(error)}") from error
+
+
+def opened(name: str, read: Callable[[Any], Booster], source: Any, options: ConvertOptions) -> BoosterModel:
+    """The model that ``read`` finds in ``source``. Raises InvalidModel if the source lacks something."""
+    try:
+        booster = read(source)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InvalidModel(
+            f"the model of {name} is damaged: {_reason(error)}", "save it again with save_model"
+        ) from error
+    return BoosterModel(booster, options)
+
+
+def loaded(name: str, source: Any, read: Callable[[str], Any], failures: tuple[type[Exception], ...]) -> Any:
+    """The model of the framework ``name`` in the file ``source``. Raises InvalidModel, InvalidArgument."""
+    if not isinstance(source, (str, Path)):
+        raise InvalidArgument(f"{type(source).__name__} is not a model of {name}", "give a trained model, or its file")
+    try:
+        return read(str(source))
+    except (*failures, UnicodeDecodeError) as error:
+        raise InvalidModel(
+            f"'{Path(source).name}' is not a model of {name}: {_reason(error)}", "save it again with save_model"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return _PLACE.sub("", str(error).strip()).partition("\n")[0]
 
 
 def as_tensor(value: Array, datatype: DataType) -> Array:
@@ -192,7 +195,7 @@ def matrix_spec(options: ConvertOptions, features: int) -> TensorSpec:
         names = ", ".join(name for name, _, _ in declared)
         raise InvalidArgument(f"the model has one input, but {len(declared)} are declared: {names}", hint)
     name, datatype, shape = declared[0]
-    if shape is not None and (len(shape) != 2 or (shape[1] not in (features, -1) and isinstance(shape[1], int))):
+    if shape is not None and (len(shape) != 2 or (isinstance(shape[1], int) and shape[1] not in (features, -1))):
         raise InvalidArgument(
             f"input '{name}' has shape {list(shape)}, but the model takes rows of {features} features", hint
         )

@@ -1,7 +1,7 @@
 """Parts of scikit-learn that skl2onnx converts wrongly, as ONNX nodes: trees, scalers and text vectorizers.
 
-skl2onnx 1.20 sends NaN to the wrong child of a tree and writes invalid graphs for trees of float64. Its scalers differ in the last bit,
-which can change the branch of a tree behind them. Its text vectorizers need a locale
+skl2onnx 1.20 sends NaN to the wrong child of a tree and writes invalid graphs for trees of float64. Its scalers differ in the last
+bit, which can change the branch of a tree behind them. Its text vectorizers need a locale
 that most containers lack, split words at letters beyond ASCII, ignore stop words and compute a different sublinear term frequency.
 """
 
@@ -25,6 +25,7 @@ _RE2 = {r"\w": r"[\pL\pN_]", r"\d": r"\p{Nd}", r"\s": r"[\s\p{Z}]"}
 _NOT_RE2 = re.compile(r"\\[bBWDSAZ0-9]|\(|\||[*+?}]\?")
 """Parts of a pattern for which Python and RE2, which finds the longest match, can differ."""
 _LOCALE = "C.UTF-8"
+_ZERO, _ONE = np.zeros((), np.float32), np.ones((), np.float32)
 _SCALERS = {
     "StandardScaler": (("Sub", "mean_"), ("Div", "scale_")),
     "RobustScaler": (("Sub", "center_"), ("Div", "scale_")),
@@ -68,7 +69,8 @@ def _tree(tree: Any, normalised: bool, factor: float = 1.0, target: int = 0) -> 
 def _boosted(estimator: Any) -> tuple[Forest, str, float]:
     if type(estimator.init_).__name__ not in ("DummyClassifier", "DummyRegressor", "str"):
         raise Unsupported("gradient boosting with the parameter 'init' has no converter", "train it without 'init'")
-    base = np.asarray(estimator._raw_predict_init(np.zeros((1, estimator.n_features_in_), np.float32))).reshape(-1)
+    zeros = np.zeros((1, estimator.n_features_in_), np.float32)
+    base = np.asarray(estimator._raw_predict_init(zeros)).reshape(-1)  # noqa: SLF001
     trees = [
         _tree(member.tree_, False, estimator.learning_rate, target)
         for stage in estimator.estimators_
@@ -86,13 +88,13 @@ def _histogram(estimator: Any) -> tuple[Forest, str]:
             f"{type(estimator).__name__} with categorical features has no converter", "encode them with OneHotEncoder"
         )
     trees = []
-    for stage in estimator._predictors:
+    for stage in estimator._predictors:  # noqa: SLF001
         for target, predictor in enumerate(stage):
             nodes, leaf = predictor.nodes, predictor.nodes["is_leaf"].astype(np.bool_)
             left, right = (np.where(leaf, -1, nodes[side].astype(np.int64)) for side in ("left", "right"))
             feature, missing = nodes["feature_idx"].astype(np.int64), nodes["missing_go_to_left"].astype(np.bool_)
             trees.append(Tree(feature, nodes["num_threshold"], left, right, missing, nodes["value"][:, None], target))
-    base = np.asarray(estimator._baseline_prediction, np.float64).reshape(-1)
+    base = np.asarray(estimator._baseline_prediction, np.float64).reshape(-1)  # noqa: SLF001
     forest = Forest(trees, "<=", base, estimator.n_features_in_)
     if hasattr(estimator, "classes_"):
         return forest, "sigmoid" if len(base) == 1 else "softmax"
@@ -112,22 +114,22 @@ def write_text(vectorizer: Any, writer: GraphWriter, texts: str) -> str:
     tokens = writer("Tokenizer", texts, domain="com.microsoft", **attributes)
     found = writer("TfIdfVectorizer", tokens, mode="TF", **_grams(vectorizer))
     if vectorizer.binary:
-        found = writer("Min", found, np.float32(1))
+        found = writer("Min", found, _ONE)
     return found if not hasattr(vectorizer, "use_idf") else write_tfidf(vectorizer, writer, found)
 
 
 def write_tfidf(vectorizer: Any, writer: GraphWriter, counts: str) -> str:
     """Add the nodes that weight ``counts``, for a TfidfTransformer or TfidfVectorizer."""
     if vectorizer.sublinear_tf:
-        some = writer("Greater", counts, np.float32(0))
-        logarithm = writer("Add", writer("Log", writer("Max", counts, np.float32(1))), np.float32(1))
-        counts = writer("Where", some, logarithm, np.float32(0))
+        some = writer("Greater", counts, _ZERO)
+        logarithm = writer("Add", writer("Log", writer("Max", counts, _ONE)), _ONE)
+        counts = writer("Where", some, logarithm, _ZERO)
     if vectorizer.use_idf:
         counts = writer("Mul", counts, vectorizer.idf_.astype(np.float32))
     if vectorizer.norm is None:
         return counts
     norm = writer("ReduceL1" if vectorizer.norm == "l1" else "ReduceL2", counts, np.array([1]), keepdims=1)
-    return writer("Div", counts, writer("Where", writer("Equal", norm, np.float32(0)), np.float32(1), norm))
+    return writer("Div", counts, writer("Where", writer("Equal", norm, _ZERO), _ONE, norm))
 
 
 def _pattern(vectorizer: Any) -> str:

@@ -109,7 +109,7 @@ class Forest(NamedTuple):
         leaves: list[tuple[Any, ...]] = []
         for number, tree in enumerate(self.trees):
             for column, added in zip(columns, _rows(tree, number, self.compare), strict=True):
-                column += added
+                column.extend(added)
             at, target = np.nonzero((tree.yes < 0)[:, None] & np.ones(tree.values.shape, np.bool_))
             leaves.append((np.full(len(at), number), at, tree.target + target, tree.values[at, target]))
         found = {f"nodes_{name}": column for name, column in zip(_NODES, columns, strict=True)}

@@ -39,6 +39,8 @@ _TF2ONNX = (
     "tensorflow>=2.18; platform_machine != 'x86_64'",
     "ai-edge-litert>=2.0",
 )
+_PADDLE = ("paddlepaddle==3.3.1", "paddle2onnx==2.1.0", "packaging")
+"""paddle2onnx requires onnx 1.17, and does not declare that it needs packaging."""
 FORMATS = {
     entry.name: entry
     for entry in (
@@ -66,7 +68,9 @@ FORMATS = {
         FormatEntry("xgboost", "XGBoost (.json, .ubj)", "xgboost", "xgboost", "xgboost", False),
         FormatEntry("lightgbm", "LightGBM (.txt)", "lightgbm", "lightgbm", "lightgbm", False),
         FormatEntry("catboost", "CatBoost (.cbm)", "catboost", "catboost", "catboost", False),
-        FormatEntry("paddle", "PaddlePaddle folder or .json/.pdmodel", "paddle", "paddle2onnx", "paddle", False),
+        FormatEntry(
+            "paddle", "PaddlePaddle folder or .json/.pdmodel", "paddle", "paddle2onnx", "paddle", False, _PADDLE
+        ),
         FormatEntry("caffe", "Caffe (.prototxt with .caffemodel)", "caffe", "", "", False),
     )
 }

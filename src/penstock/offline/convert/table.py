@@ -75,7 +75,7 @@ def table_of(model: Any) -> Table:
     labels = list(getattr(first, "feature_names_in_", range(width)))
     columns = [Column(str(label) if isinstance(label, str) else f"x{label}") for label in labels]
     for name, transformer, _ in first.transformers_:
-        for place, index in enumerate(first._transformer_to_input_indices.get(name, ())):
+        for place, index in enumerate(first._transformer_to_input_indices.get(name, ())):  # noqa: SLF001
             found = _column(transformer, place, columns[index].name)
             columns[index] = found if found.known or found.datatype is not DataType.FP32 else columns[index]
     if isinstance(labels[0], int) and all(column.datatype is DataType.FP32 for column in columns):
@@ -101,7 +101,7 @@ def _column(transformer: Any, place: int, name: str) -> Column:
         categories = getattr(step, "categories_", None)
         if categories is not None and len(categories) > place:
             values = np.asarray(categories[place])
-            known = tuple(value for value in values.tolist() if value is not None and value == value)  # noqa: PLR0124: NaN
+            known = tuple(value for value in values.tolist() if value is not None and value == value)  # noqa: PLR0124
             if values.dtype.kind in "OUT" and not all(isinstance(value, int) for value in known):
                 return Column(name, DataType.BYTES, known=known)
             return Column(name, DataType.INT64 if values.dtype.kind in "iubO" else DataType.FP32, known=known)

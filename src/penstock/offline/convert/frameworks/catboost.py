@@ -14,9 +14,9 @@ from typing import Any
 import catboost
 import numpy as np
 
-from penstock.errors import InvalidArgument, InvalidModel
+from penstock.errors import InvalidModel
 from penstock.offline.convert.base import ConvertOptions, UnsupportedOperator, UnsupportedOperators
-from penstock.offline.convert.booster import Booster, BoosterModel
+from penstock.offline.convert.booster import Booster, BoosterModel, loaded, opened
 from penstock.offline.convert.forest import Forest, Tree
 from penstock.tensor import Array
 
@@ -33,12 +33,15 @@ _KINDS = {
 }
 
 
+_FAILURES = (catboost.CatBoostError, ValueError)
+
+
 class CatBoostConverter:
     name = "catboost"
     version = catboost.__version__
 
     def open(self, source: Any, options: ConvertOptions) -> BoosterModel:
-        return BoosterModel(read(source), options)
+        return opened("CatBoost", read, source, options)
 
 
 CONVERTER = CatBoostConverter()
@@ -46,12 +49,16 @@ CONVERTER = CatBoostConverter()
 
 def read(source: Any) -> Booster:
     """The booster in ``source``: a path or an object."""
-    model = _loaded(source)
+    model = source
+    if not isinstance(source, catboost.CatBoost):
+        model = loaded("CatBoost", source, _load, _FAILURES)
+    elif not source.is_fitted():
+        raise InvalidModel("the model of CatBoost is not trained", "call fit first")
     with tempfile.TemporaryDirectory(prefix="penstock-convert-") as folder:
         file = Path(folder, "model.json")
         model.save_model(str(file), format="json")
         content = json.loads(file.read_bytes())
-    scorer = _forest(content)
+    forest = _forest(content)
     loss = content["model_info"].get("params", {}).get("loss_function", {}).get("type", "")
     classes = np.asarray(model.classes_) if content["model_info"].get("class_params") else None
     kind = "Exponent" if loss in _EXPONENT else "RawFormulaVal"
@@ -64,34 +71,20 @@ def read(source: Any) -> Booster:
     def predicted(kind: str) -> Callable[[Array], Array]:
         return lambda x: np.asarray(model.predict(x.astype(np.float32), prediction_type=kind))
 
-    failures = (catboost.CatBoostError, ValueError)
     label = None if classes is None else predicted("Class")
     exporter = f"catboost {catboost.__version__}"
     made = Booster(
-        exporter, scorer, link, predicted("RawFormulaVal"), predicted(kind), classes, label, failures=failures
+        exporter, forest, link, predicted("RawFormulaVal"), predicted(kind), classes, label, failures=_FAILURES
     )
     return made._replace(warnings=(_UNCERTAINTY,)) if loss == "RMSEWithUncertainty" else made
 
 
-def _loaded(source: Any) -> catboost.CatBoost:
-    if isinstance(source, catboost.CatBoost):
-        if not source.is_fitted():
-            raise InvalidModel("the model of CatBoost is not trained", "call fit first")
-        return source
-    if not isinstance(source, (str, Path)):
-        raise InvalidArgument(f"{type(source).__name__} is not a model of CatBoost", "give a CatBoost object")
-    try:
-        return catboost.CatBoost().load_model(str(source), format="json" if _is_json(Path(source)) else "cbm")
-    except (catboost.CatBoostError, ValueError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
-        raise InvalidModel(
-            f"'{Path(source).name}' is not a model of CatBoost: {reason}", "save it again with save_model"
-        ) from error
-
-
-def _is_json(path: Path) -> bool:
-    with path.open("rb") as stream:
-        return stream.read(64).lstrip().startswith(b"{")
+def _load(file: str) -> catboost.CatBoost:
+    with Path(file).open("rb") as stream:
+        is_json = stream.read(64).lstrip().startswith(b"{")
+    if is_json:
+        json.loads(Path(file).read_bytes())  # CatBoost reads truncated files, without their last trees
+    return catboost.CatBoost().load_model(file, format="json" if is_json else "cbm")
 
 
 def _forest(content: Mapping[str, Any]) -> Forest:

@@ -6,15 +6,14 @@ The trees come from the model's text, as arrays. LightGBM compares and adds in f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import lightgbm
 import numpy as np
 
-from penstock.errors import InvalidArgument, InvalidModel, Unsupported
+from penstock.errors import Unsupported
 from penstock.offline.convert.base import ConvertOptions, UnsupportedOperator, UnsupportedOperators
-from penstock.offline.convert.booster import Booster, BoosterModel
+from penstock.offline.convert.booster import Booster, BoosterModel, loaded, opened
 from penstock.offline.convert.forest import Forest, Tree
 from penstock.tensor import Array
 
@@ -35,12 +34,15 @@ _LINKS = {
 }
 
 
+_FAILURES = (lightgbm.basic.LightGBMError, ValueError)
+
+
 class LightGBMConverter:
     name = "lightgbm"
     version = lightgbm.__version__
 
     def open(self, source: Any, options: ConvertOptions) -> BoosterModel:
-        return BoosterModel(read(source), options)
+        return opened("LightGBM", read, source, options)
 
 
 CONVERTER = LightGBMConverter()
@@ -49,7 +51,9 @@ CONVERTER = LightGBMConverter()
 def read(source: Any) -> Booster:
     """The booster in ``source``: a path, a ``Booster`` or an estimator."""
     estimator = source if isinstance(source, lightgbm.LGBMModel) else None
-    booster = _loaded(source) if estimator is None else estimator.booster_
+    booster = source.booster_ if estimator else source
+    if not isinstance(booster, lightgbm.Booster):
+        booster = loaded("LightGBM", source, lambda file: lightgbm.Booster(model_file=file), _FAILURES)
     header, *trees = [dict(line.partition("=")[::2] for line in part.splitlines()) for part in _parts(booster)]
     targets = int(header["num_tree_per_iteration"])
     averaged = len(trees) // targets if "average_output" in header else 1
@@ -66,35 +70,18 @@ def read(source: Any) -> Booster:
     def predict(x: Array) -> Array:
         return np.asarray(booster.predict(x))
 
-    def probabilities(x: Array) -> Array:
-        found = predict(x)
-        return found if found.ndim == 2 else np.stack([1 - found, found], axis=1)
-
-    scales = [float(one.partition(":")[2]) for one in parameters if one.startswith("sigmoid:")]
-    failures = (lightgbm.basic.LightGBMError, ValueError)
-    link = "signed_square" if "sqrt" in parameters else _LINKS[objective]
-    made = Booster(f"lightgbm {lightgbm.__version__}", forest, link, raw, predict, scale=(scales or [1.0])[0])
-    made = made._replace(double=True, failures=failures)
-    if not isinstance(estimator, lightgbm.LGBMClassifier) or objective not in ("binary", "multiclass", "multiclassova"):
-        return made
-    classes = np.asarray(estimator.classes_)
-    return made._replace(
-        predict=probabilities, classes=classes, label=lambda x: classes[np.argmax(probabilities(x), axis=1)]
+    labelled = isinstance(estimator, lightgbm.LGBMClassifier) and objective in ("binary", "multiclass", "multiclassova")
+    return Booster(
+        f"lightgbm {lightgbm.__version__}",
+        forest,
+        "signed_square" if "sqrt" in parameters else _LINKS[objective],
+        raw,
+        predict,
+        np.asarray(estimator.classes_) if estimator is not None and labelled else None,
+        scale=next((float(one.removeprefix("sigmoid:")) for one in parameters if one.startswith("sigmoid:")), 1.0),
+        double=True,
+        failures=_FAILURES,
     )
-
-
-def _loaded(source: Any) -> lightgbm.Booster:
-    if isinstance(source, lightgbm.Booster):
-        return source
-    if not isinstance(source, (str, Path)):
-        raise InvalidArgument(f"{type(source).__name__} is not a model of LightGBM", "give a Booster or an estimator")
-    try:
-        return lightgbm.Booster(model_file=str(source))
-    except (lightgbm.basic.LightGBMError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise InvalidModel(
-            f"'{Path(source).name}' is not a model of LightGBM: {reason}", "save it again with save_model"
-        ) from error
 
 
 def _parts(booster: lightgbm.Booster) -> list[str]:

@@ -1,6 +1,6 @@
 """PaddlePaddle: models of ``paddle.jit.save`` and ``save_inference_model``, through paddle2onnx.
 
-paddle2onnx names the result of the n-th operator of a kind ``p2o.<kind>.<n>.<result>``, which links its tensors with the program's values.
+paddle2onnx names the results of the n-th operator of a kind ``p2o.<kind>.<n>.<result>``, which links them with the program's values.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """scikit-learn: estimators and pipelines from skops files and, if they are trusted, pickles; also with boosters of other libraries.
 
-skl2onnx converts most estimators. ``estimators.py`` replaces its converters for trees and text, and each booster's own file that for boosters.
+skl2onnx converts most estimators. ``estimators.py`` replaces its converters for trees, scalers and text. Boosters of other libraries
+are converted by their own files.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class SklearnModel:
         if booster is None:
             return (found,)
         (spec,) = self.signature.inputs
-        rows = booster.scorer.probes(rng)
+        rows = booster.forest.probes(rng)
         if not getattr(first.__sklearn_tags__().input_tags, "allow_nan", False) or spec.datatype is DataType.INT64:
             rows = np.nan_to_num(rows)
         return found, {spec.name: rows.astype(spec.datatype.dtype)}
@@ -248,7 +249,7 @@ def _convert_trees(scope: Any, operator: Any, container: Any) -> None:
     writer = GraphWriter(scope.get_unique_operator_name("Trees"))
     names = booster.write(writer, given.full_name, _datatype(given))
     results = [name for key, name in names.items() if key != "raw"]
-    if booster.classes is None and len(booster.scorer.base) == 1:
+    if booster.classes is None and len(booster.forest.base) == 1:
         results = [writer("Reshape", results[0], np.array([-1, 1]))]
     _embed(writer, results, operator, container)
 
@@ -399,7 +400,7 @@ def _loaded(path: Path, options: ConvertOptions) -> Any:
         return skops.io.load(path, trusted=sorted(_TRUSTED))
     except PenstockError:
         raise
-    except Exception as error:  # noqa: BLE001: a broken file raises anything
+    except Exception as error:
         raise InvalidModel(f"'{path.name}' is not a skops file: {error}", "save it again with skops.io.dump") from error
 
 

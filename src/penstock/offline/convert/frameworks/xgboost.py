@@ -1,6 +1,6 @@
 """XGBoost: boosters of trees (gbtree, dart) and linear ones, from JSON or UBJSON, ``Booster`` or an estimator of its scikit-learn API.
 
-The trees come from the booster's JSON. A prediction is ``link(base + sum of the leaves)``, where the base is stored after the link function.
+The trees come from the booster's JSON. A prediction is ``link(base + sum of the leaves)``; the file contains ``link(base)``.
 """
 
 from __future__ import annotations
@@ -12,17 +12,24 @@ from typing import Any
 import numpy as np
 import xgboost
 
-from penstock.errors import InvalidArgument, InvalidModel, Unsupported
+from penstock.errors import Unsupported
 from penstock.offline.convert.base import ConvertOptions
-from penstock.offline.convert.booster import Booster, BoosterModel, LinearScorer
+from penstock.offline.convert.booster import Booster, BoosterModel, loaded, opened
 from penstock.offline.convert.forest import Forest, Tree
 from penstock.tensor import Array
 
-_LOGISTIC = {"binary:logistic": "sigmoid", "reg:logistic": "sigmoid"}
-_EXPONENT = dict.fromkeys(("count:poisson", "reg:gamma", "reg:tweedie", "survival:cox", "survival:aft"), "exponent")
-_OTHERS = {"multi:softprob": "softmax", "multi:softmax": "argmax", "binary:hinge": "step"}
+_LOGISTIC = ("binary:logistic", "reg:logistic")
+_EXPONENT = ("count:poisson", "reg:gamma", "reg:tweedie", "survival:cox", "survival:aft")
+_LINKS = {
+    **dict.fromkeys(_LOGISTIC, "sigmoid"),
+    **dict.fromkeys(_EXPONENT, "exponent"),
+    "multi:softprob": "softmax",
+    "multi:softmax": "argmax",
+    "binary:hinge": "step",
+}
 _BUILT_IN = ("reg:", "rank:", "binary:logitraw")
 """Other objectives that begin like this have no link function."""
+_FAILURES = (xgboost.core.XGBoostError, ValueError)
 
 
 class XGBoostConverter:
@@ -30,7 +37,7 @@ class XGBoostConverter:
     version = xgboost.__version__
 
     def open(self, source: Any, options: ConvertOptions) -> BoosterModel:
-        return BoosterModel(read(source), options)
+        return opened("XGBoost", read, source, options)
 
 
 CONVERTER = XGBoostConverter()
@@ -39,60 +46,45 @@ CONVERTER = XGBoostConverter()
 def read(source: Any) -> Booster:
     """The booster in ``source``: a path, a ``Booster`` or an estimator."""
     estimator = source if isinstance(source, xgboost.XGBModel) else None
-    booster = _loaded(source) if estimator is None else estimator.get_booster()
+    booster = source.get_booster() if estimator else source
+    if not isinstance(booster, xgboost.Booster):
+        booster = loaded("XGBoost", source, _load, _FAILURES)
     attributes = booster.attributes()
     meta = json.loads(attributes.get("scikit_learn", "{}"))
     # The estimators predict with the best iteration; a booster predicts with all.
     if (estimator is not None or meta) and "best_iteration" in attributes:
         booster = booster[: int(attributes["best_iteration"]) + 1]
     learner = json.loads(booster.save_raw("json"))["learner"]
-    objective, scorer = learner["objective"]["name"], _scorer(learner)
-    classifier = isinstance(estimator, xgboost.XGBClassifier) or meta.get("_estimator_type") == "classifier"
-    link = (_LOGISTIC | _EXPONENT | _OTHERS).get(objective, "identity")
+    objective, forest = learner["objective"]["name"], _forest(learner)
+    link = _LINKS.get(objective, "identity")
     if link == "identity" and not objective.startswith(_BUILT_IN):
         raise Unsupported(f"XGBoost's objective '{objective}' is not supported", "use a built-in objective of XGBoost")
-    if estimator is not None and isinstance(scorer, Forest) and not np.isnan(estimator.missing):
-        scorer = scorer._replace(missing=(estimator.missing,) * 2, missing_in=range(scorer.features))
     missing = np.nan if estimator is None else estimator.missing
+    if not np.isnan(missing):
+        forest = forest._replace(missing=(missing, missing), missing_in=range(forest.features))
 
     def predict(x: Array, margin: bool = False) -> Array:
         names, types = booster.feature_names, booster.feature_types
         data = xgboost.DMatrix(x, missing=missing, feature_names=names, feature_types=types, enable_categorical=True)
-        found: Array = booster.predict(data, output_margin=margin)
-        return found
+        return np.asarray(booster.predict(data, output_margin=margin))
 
-    def probabilities(x: Array) -> Array:
-        found = predict(x)
-        return found if found.ndim == 2 else np.stack([1 - found, found], axis=1)
-
-    def label(x: Array) -> Array:
-        return np.argmax(probabilities(x), axis=1)
-
-    failures = (xgboost.core.XGBoostError, ValueError)
-    made = Booster(
-        f"xgboost {xgboost.__version__}", scorer, link, lambda x: predict(x, margin=True), predict, failures=failures
-    )
-    count = len(scorer.base)
-    if not classifier or (objective, count > 1) not in (("binary:logistic", False), ("multi:softprob", True)):
-        return made
-    return made._replace(predict=probabilities, classes=np.arange(max(2, count)), label=label)
+    count = len(forest.base)
+    classifier = isinstance(estimator, xgboost.XGBClassifier) or meta.get("_estimator_type") == "classifier"
+    labelled = classifier and (objective, count > 1) in (("binary:logistic", False), ("multi:softprob", True))
+    classes = np.arange(max(2, count)) if labelled else None
+    exporter = f"xgboost {xgboost.__version__}"
+    return Booster(exporter, forest, link, lambda x: predict(x, margin=True), predict, classes, failures=_FAILURES)
 
 
-def _loaded(source: Any) -> xgboost.Booster:
-    if isinstance(source, xgboost.Booster):
-        return source
-    if not isinstance(source, (str, Path)):
-        raise InvalidArgument(f"{type(source).__name__} is not a model of XGBoost", "give a Booster or an estimator")
-    try:
-        return xgboost.Booster(model_file=str(source))
-    except (xgboost.core.XGBoostError, ValueError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
-        raise InvalidModel(
-            f"'{Path(source).name}' is not a model of XGBoost: {reason}", "save it again with save_model"
-        ) from error
+def _load(file: str) -> xgboost.Booster:
+    with Path(file).open("rb") as stream:
+        stream.seek(max(0, stream.seek(0, 2) - 16))
+        if not stream.read().rstrip().endswith(b"}"):  # XGBoost hangs on some truncated files, or crashes
+            raise ValueError("it is truncated")
+    return xgboost.Booster(model_file=file)
 
 
-def _scorer(learner: dict[str, Any]) -> Forest | LinearScorer:
+def _forest(learner: dict[str, Any]) -> Forest:
     parameters, objective = learner["learner_model_param"], learner["objective"]["name"]
     features = int(parameters["num_feature"])
     targets = max(int(parameters["num_class"]), int(parameters.get("num_target", 1)), 1)
@@ -104,8 +96,7 @@ def _scorer(learner: dict[str, Any]) -> Forest | LinearScorer:
         base = np.log(base)
     booster = learner["gradient_booster"]
     if booster["name"] == "gblinear":
-        weights = np.array(booster["model"]["weights"], np.float64).reshape(features + 1, targets)
-        return LinearScorer(weights[:-1], base + weights[-1])
+        raise Unsupported("XGBoost's linear booster 'gblinear' is not supported", "use the booster gbtree or dart")
     drop = booster.get("weight_drop")
     model = booster["gbtree"]["model"] if drop else booster["model"]
     categorical = {

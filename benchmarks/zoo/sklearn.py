@@ -1,0 +1,238 @@
+"""Estimators of scikit-learn, alone and in pipelines with boosters of other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.zoo.model import ZooModel
+from penstock.offline.convert.base import ConvertOptions, InputSpec
+from penstock.tensor import DataType
+
+_DOUBLE = ConvertOptions(inputs=(InputSpec("features", DataType.FP64, ("N", 5)),))
+_TEXTS = [
+    "the cat sat on the mat",
+    "a dog! barked at the cat",
+    "The quick brown fox",
+    "fox jumped over: dog",
+    "it's raining, cats & dogs",
+    "",
+    "naïve café, Über straße",
+    "the quick cat cat cat",
+]
+
+
+def rows(missing: bool = False) -> tuple[Any, Any]:
+    """Features [200, 5] of float32, and a class of each row; a tenth of the features is missing."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 5)).astype(np.float32)
+    y = (x[:, 0] + 0.3 * rng.normal(size=200) > 0).astype(np.int64) + (x[:, 1] > 1)
+    if missing:
+        x[rng.random(x.shape) < 0.1] = np.nan
+    return x, y
+
+
+def _fitted(
+    make: Callable[[], Any], missing: bool = False, kind: str = "classes", save: str = ""
+) -> Callable[[Path], Any]:
+    """Fits the estimator of ``make`` to ``kind``: classes, two, numbers or letters. ``save``: skops or joblib; empty: an object."""
+
+    def make_model(folder: Path) -> Any:
+        x, y = rows(missing)
+        targets = {
+            "classes": y,
+            "two": y > 0,
+            "numbers": 3 * np.nan_to_num(x[:, 0]) + y,
+            "letters": np.array(list("abc"))[y],
+        }
+        return _saved(make().fit(x, targets[kind]), folder, save)
+
+    return make_model
+
+
+def _saved(model: Any, folder: Path, save: str) -> Any:
+    if save == "skops":
+        import skops.io  # noqa: PLC0415
+
+        skops.io.dump(model, folder / "model.skops")
+    elif save == "joblib":
+        import joblib  # noqa: PLC0415
+
+        joblib.dump(model, folder / "model.joblib", compress=3)
+    return folder / f"model.{save}" if save else model
+
+
+def _logistic() -> Any:
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
+    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
+    from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
+
+    return make_pipeline(StandardScaler(), LogisticRegression())
+
+
+def _scaled_forest() -> Any:
+    from sklearn.ensemble import RandomForestRegressor  # noqa: PLC0415
+    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
+    from sklearn.preprocessing import MinMaxScaler  # noqa: PLC0415
+
+    return make_pipeline(MinMaxScaler(), RandomForestRegressor(8, random_state=0))
+
+
+def _forest() -> Any:
+    from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415
+
+    return RandomForestClassifier(8, max_depth=5, random_state=0)
+
+
+def _extra_trees() -> Any:
+    from sklearn.ensemble import ExtraTreesClassifier  # noqa: PLC0415
+
+    return ExtraTreesClassifier(8, max_depth=5, random_state=0)
+
+
+def _tree() -> Any:
+    from sklearn.tree import DecisionTreeRegressor  # noqa: PLC0415
+
+    return DecisionTreeRegressor(max_depth=6, random_state=0)
+
+
+def _gradient() -> Any:
+    from sklearn.ensemble import GradientBoostingClassifier  # noqa: PLC0415
+
+    return GradientBoostingClassifier(n_estimators=8, random_state=0)
+
+
+def _histogram() -> Any:
+    from sklearn.ensemble import HistGradientBoostingClassifier  # noqa: PLC0415
+
+    return HistGradientBoostingClassifier(max_iter=8, random_state=0)
+
+
+def _svm() -> Any:
+    from sklearn.svm import SVC  # noqa: PLC0415
+
+    return SVC()
+
+
+def _neighbours() -> Any:
+    from sklearn.neighbors import KNeighborsClassifier  # noqa: PLC0415
+
+    return KNeighborsClassifier(3)
+
+
+def _network() -> Any:
+    from sklearn.neural_network import MLPRegressor  # noqa: PLC0415
+
+    return MLPRegressor(8, max_iter=2000, tol=1e-2, random_state=0)
+
+
+def _clusters() -> Any:
+    from sklearn.cluster import KMeans  # noqa: PLC0415
+
+    return KMeans(3, n_init=1, random_state=0)
+
+
+def _outliers() -> Any:
+    from sklearn.ensemble import IsolationForest  # noqa: PLC0415
+
+    return IsolationForest(8, random_state=0)
+
+
+def _stack() -> Any:
+    from sklearn.ensemble import StackingClassifier  # noqa: PLC0415
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
+    from sklearn.tree import DecisionTreeClassifier  # noqa: PLC0415
+
+    return StackingClassifier([("a", LogisticRegression()), ("b", DecisionTreeClassifier(max_depth=3, random_state=0))])
+
+
+def _bins() -> Any:
+    from sklearn.linear_model import Ridge  # noqa: PLC0415
+    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
+    from sklearn.preprocessing import KBinsDiscretizer  # noqa: PLC0415
+
+    return make_pipeline(KBinsDiscretizer(4, quantile_method="averaged_inverted_cdf"), Ridge())
+
+
+def _boosted() -> Any:
+    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
+    from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
+    from xgboost import XGBClassifier  # noqa: PLC0415
+
+    return make_pipeline(StandardScaler(), XGBClassifier(n_estimators=5, random_state=0))
+
+
+def _splines() -> Any:
+    from sklearn.linear_model import Ridge  # noqa: PLC0415
+    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
+    from sklearn.preprocessing import SplineTransformer  # noqa: PLC0415
+
+    return make_pipeline(SplineTransformer(), Ridge())
+
+
+def _table(folder: Path) -> Any:
+    """Columns of numbers, some missing, of categories and of text."""
+    import pandas as pd  # noqa: PLC0415
+    from sklearn.compose import ColumnTransformer  # noqa: PLC0415
+    from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415
+    from sklearn.feature_extraction.text import CountVectorizer  # noqa: PLC0415
+    from sklearn.impute import SimpleImputer  # noqa: PLC0415
+    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler  # noqa: PLC0415
+
+    x, y = rows(missing=True)
+    rng = np.random.default_rng(1)
+    table = pd.DataFrame(x[:, :2], columns=["age", "net income"])
+    table["city"], table["rooms"] = rng.choice(["Rome", "Oslo", "Paris"], 200), rng.integers(0, 4, 200)
+    table["note"] = rng.choice(_TEXTS, 200)
+    columns = ColumnTransformer(
+        [
+            ("numbers", make_pipeline(SimpleImputer(), StandardScaler()), ["age", "net income"]),
+            ("categories", OneHotEncoder(handle_unknown="ignore"), ["city", "rooms"]),
+            ("words", CountVectorizer(), "note"),
+        ]
+    )
+    return make_pipeline(columns, RandomForestClassifier(5, random_state=0)).fit(table, y)
+
+
+def _text(folder: Path, **options: Any) -> Any:
+    from sklearn.feature_extraction.text import TfidfVectorizer  # noqa: PLC0415
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
+    from sklearn.pipeline import make_pipeline  # noqa: PLC0415
+
+    texts = _TEXTS * 4
+    return make_pipeline(TfidfVectorizer(**options), LogisticRegression(C=100)).fit(texts, np.arange(len(texts)) % 3)
+
+
+_TRUST = ConvertOptions(trust_pickle=True)
+MODELS = {
+    "logistic": ZooModel("sklearn", _fitted(_logistic, save="skops")),
+    "logistic_letters": ZooModel("sklearn", _fitted(_logistic, kind="letters")),
+    "logistic_double": ZooModel("sklearn", _fitted(_logistic, kind="two"), _DOUBLE),
+    "forest_missing": ZooModel("sklearn", _fitted(_forest, missing=True, save="skops")),
+    "forest_joblib": ZooModel("sklearn", _fitted(_forest, save="joblib"), _TRUST),
+    "scaled_forest": ZooModel("sklearn", _fitted(_scaled_forest, kind="numbers")),
+    "extra_trees": ZooModel("sklearn", _fitted(_extra_trees, kind="letters")),
+    "tree_missing": ZooModel("sklearn", _fitted(_tree, missing=True, kind="numbers")),
+    "tree_double": ZooModel("sklearn", _fitted(_tree, kind="numbers"), _DOUBLE),
+    "gradient_boosting": ZooModel("sklearn", _fitted(_gradient, kind="two")),
+    "histogram_boosting": ZooModel("sklearn", _fitted(_histogram, missing=True)),
+    "svm": ZooModel("sklearn", _fitted(_svm)),
+    "neighbours": ZooModel("sklearn", _fitted(_neighbours)),
+    "network": ZooModel("sklearn", _fitted(_network, kind="numbers")),
+    "clusters": ZooModel("sklearn", _fitted(_clusters)),
+    "outliers": ZooModel("sklearn", _fitted(_outliers)),
+    "stack": ZooModel("sklearn", _fitted(_stack)),
+    "bins": ZooModel("sklearn", _fitted(_bins, kind="numbers")),
+    "pipeline_xgboost": ZooModel("sklearn", _fitted(_boosted)),
+    "table": ZooModel("sklearn", _table),
+    "text": ZooModel("sklearn", _text),
+    "text_pairs": ZooModel("sklearn", lambda folder: _text(folder, ngram_range=(1, 2), sublinear_tf=True)),
+    "text_accents": ZooModel(
+        "sklearn", lambda folder: _text(folder, strip_accents="unicode"), diagnosis="strip_accents"
+    ),
+    "splines": ZooModel("sklearn", _fitted(_splines, kind="numbers"), diagnosis="SplineTransformer"),
+}

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("skl2onnx", reason="the extra penstock[sklearn] is not installed")
+
+from sklearn.ensemble import BaggingRegressor, GradientBoostingClassifier, RandomForestClassifier, VotingClassifier
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
+from sklearn.tree import DecisionTreeRegressor
+
+from benchmarks.zoo.sklearn import MODELS, rows
+from conversions import assert_same, assert_zoo
+from penstock.errors import InvalidArgument, InvalidModel, PermissionDenied, Unsupported
+from penstock.offline.convert.base import ConvertOptions, InputSpec
+from penstock.offline.convert.frameworks.sklearn import CONVERTER
+from penstock.tensor import DataType
+
+X, Y = rows()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_zoo_gives_the_same_answers(name: str, tmp_path: Path) -> None:
+    if name == "pipeline_xgboost":
+        pytest.importorskip("xgboost")
+    assert_zoo(MODELS[name], tmp_path)
+
+
+@pytest.mark.parametrize("scaler", [StandardScaler(), MinMaxScaler(), MaxAbsScaler(), RobustScaler()], ids=str)
+def test_a_tree_behind_a_scaler_takes_the_same_branches(scaler: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 50, size=(500, 5)).astype(np.float32)
+    model = make_pipeline(scaler, DecisionTreeRegressor(random_state=0)).fit(x, rng.normal(size=500))
+    assert_same("sklearn", model, tmp_path, features=x)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        GradientBoostingClassifier(n_estimators=5, loss="exponential", random_state=0),
+        BaggingRegressor(DecisionTreeRegressor(max_depth=4), n_estimators=3, random_state=0),
+        VotingClassifier(
+            [("a", LogisticRegression()), ("b", RandomForestClassifier(3, random_state=0))], voting="soft"
+        ),
+        make_pipeline("passthrough", LogisticRegression()),
+    ],
+    ids=str,
+)
+def test_more_estimators(model: Any, tmp_path: Path) -> None:
+    assert_same("sklearn", model.fit(X, Y > 0), tmp_path)
+
+
+def test_an_imputer_with_an_indicator_is_diagnosed() -> None:
+    x, y = rows(missing=True)
+    model = make_pipeline(SimpleImputer(add_indicator=True), LogisticRegression()).fit(x, y)
+    with pytest.raises(Unsupported, match="add_indicator"):
+        CONVERTER.open(model, ConvertOptions())
+
+
+def test_a_pickle_needs_permission(tmp_path: Path) -> None:
+    file = tmp_path / "model.pkl"
+    file.write_bytes(pickle.dumps(LogisticRegression().fit(X, Y)))
+    with pytest.raises(PermissionDenied, match=r"'model.pkl' is a pickle") as raised:
+        CONVERTER.open(file, ConvertOptions())
+    assert "--trust-pickle" in raised.value.hint
+    CONVERTER.open(file, ConvertOptions(trust_pickle=True))
+
+
+class Attack:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return (eval, ("1",))
+
+
+def test_a_trusted_pickle_still_may_not_run_any_function(tmp_path: Path) -> None:
+    file = tmp_path / "model.pkl"
+    file.write_bytes(pickle.dumps([LogisticRegression(), Attack()]))
+    with pytest.raises(PermissionDenied, match="eval"):
+        CONVERTER.open(file, ConvertOptions(trust_pickle=True))
+
+
+def test_truncated_skops_files_are_refused(tmp_path: Path) -> None:
+    file = Path(str(MODELS["logistic"].make(tmp_path)))
+    data = file.read_bytes()
+    for size in (4, 100, len(data) // 2, len(data) - 1):
+        file.write_bytes(data[:size])
+        with pytest.raises(InvalidModel, match="not a skops file"):
+            CONVERTER.open(file, ConvertOptions())
+
+
+def test_unfitted_and_foreign_objects_are_refused() -> None:
+    with pytest.raises(InvalidModel, match="not fitted"):
+        CONVERTER.open(LogisticRegression(), ConvertOptions())
+    with pytest.raises(InvalidArgument, match="dict is not an estimator"):
+        CONVERTER.open({}, ConvertOptions())
+    with pytest.raises(InvalidArgument, match="type is not an estimator"):
+        CONVERTER.open(LogisticRegression, ConvertOptions())
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        (InputSpec("x", DataType.FP32, ("N", 4)), r"shape \['N', 4\]"),
+        (InputSpec("x", DataType.BYTES, ("N", 5)), "type BYTES"),
+    ],
+)
+def test_wrong_inputs_are_refused_with_the_right_declaration(declared: InputSpec, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message) as raised:
+        CONVERTER.open(LogisticRegression().fit(X, Y), ConvertOptions(inputs=(declared,)))
+    assert '--inputs "x:float32[N,5]"' in raised.value.hint
