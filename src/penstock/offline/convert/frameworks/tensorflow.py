@@ -20,6 +20,7 @@ from penstock.offline.convert.base import Axis, ConvertOptions, Exported, Link, 
 from penstock.offline.convert.frameworks import keras
 from penstock.offline.convert.frameworks import tensorflow_sources as sources
 from penstock.offline.convert.frameworks import tf2onnx as exporter
+from penstock.offline.convert.frameworks import tf2onnx_links as linking
 from penstock.tensor import Array, Signature, TensorSpec
 
 _RANDOM = (
@@ -97,7 +98,7 @@ class TensorFlowModel:
 
     def values(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
         self._freeze()
-        wanted = {source: exporter.unlinked(source)[0] for source in names}
+        wanted = {source: linking.unlinked(source)[0] for source in names}
         found: dict[str, Array] = {}
         with tf.Graph().as_default() as graph:
             tf.import_graph_def(self._graph, name="")
@@ -107,7 +108,7 @@ class TensorFlowModel:
                 contextlib.suppress(tf.errors.OpError, KeyError),
             ):
                 found = session.run(wanted, feeds)
-        return {source: exporter.relaid(value, source) for source, value in found.items()}
+        return {source: linking.relaid(value, source) for source, value in found.items()}
 
     def export(self, target: Path, opset: int) -> Exported:
         self._freeze()
@@ -122,7 +123,7 @@ class TensorFlowModel:
                 if tensor.shape.rank is not None and graph.is_fetchable(tensor)
             }
             random = tuple(
-                f"{op.type} at {exporter.layer_of(op.name)}"
+                f"{op.type} at {linking.layer_of(op.name)}"
                 for op in graph.get_operations()
                 if op.type.startswith(_RANDOM)
             )
@@ -135,7 +136,7 @@ class TensorFlowModel:
             request = exporter.Request(self._renamed, self.signature, self.axes, arguments)
             model = exporter.converted(request, opset)
         exporter.write(model, target)
-        links: tuple[Link, ...] = tuple(exporter.links(model, shapes, self._renamed))
+        links: tuple[Link, ...] = tuple(linking.links(model, shapes, self._renamed))
         return Exported(f"tf2onnx {exporter.VERSION}", links, random)
 
     def close(self) -> None:

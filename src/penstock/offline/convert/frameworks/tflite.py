@@ -17,6 +17,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError, Unsupported, shortened
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported, SourceModel
 from penstock.offline.convert.frameworks import tf2onnx as exporter
+from penstock.offline.convert.frameworks import tf2onnx_links as linking
 from penstock.tensor import Array, DataType, Signature, TensorSpec, as_bytes
 
 _MAGIC = b"TFL3"
@@ -83,13 +84,13 @@ class TfLiteModel:
         known = self._tensors()
         found: dict[str, Array] = {}
         for source in names:
-            name = exporter.unlinked(source)[0]
+            name = linking.unlinked(source)[0]
             if name in known:
                 try:
                     value = self._interpreter.get_tensor(known[name]["index"])
                 except ValueError:  # the interpreter has no memory for it
                     continue
-                found[source] = exporter.relaid(value, source)
+                found[source] = linking.relaid(value, source)
         return found
 
     def export(self, target: Path, opset: int) -> Exported:
@@ -102,7 +103,7 @@ class TfLiteModel:
         model = exporter.converted(request, opset)
         exporter.write(model, target)
         shapes = {name: [None if size < 0 else size for size in _shape(one)] for name, one in self._tensors().items()}
-        return Exported(f"tf2onnx {exporter.VERSION}", tuple(exporter.links(model, shapes, request.renamed)))
+        return Exported(f"tf2onnx {exporter.VERSION}", tuple(linking.links(model, shapes, request.renamed)))
 
     def close(self) -> None:
         self._interpreter = None
