@@ -18,7 +18,25 @@ from penstock.tensor import Array
 
 _NORMS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization")
 _ACTIVATIONS = tuple(
-    "Celu Clip Elu Erf Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu Relu Selu Sigmoid Softmax Softplus Softsign Tanh".split()
+    [
+        "Celu",
+        "Clip",
+        "Elu",
+        "Erf",
+        "Gelu",
+        "HardSigmoid",
+        "HardSwish",
+        "LeakyRelu",
+        "Mish",
+        "PRelu",
+        "Relu",
+        "Selu",
+        "Sigmoid",
+        "Softmax",
+        "Softplus",
+        "Softsign",
+        "Tanh",
+    ]
 )
 
 
