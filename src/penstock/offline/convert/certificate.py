@@ -70,6 +70,16 @@ class Certificate(msgspec.Struct, frozen=True):
     graph_digest: str = ""
     """``digest_of_graph`` of the ONNX model. ``attach`` sets it."""
 
+    @property
+    def text(self) -> str:
+        """The result in one line."""
+        result = "holds" if self.holds else "does not hold"
+        left_out = f"; not compared, because random: {', '.join(self.not_compared)}" if self.not_compared else ""
+        return (
+            f"{result} in {self.cases} calls against {self.framework or 'the source'}: the largest error is {self.max_error:.2g}, "
+            f"and rounding explains {self.tolerance:.2g}{left_out}"
+        )
+
 
 def attach(artifact: Artifact, certificate: Certificate) -> Artifact:
     """``artifact`` with ``certificate`` in its metadata, in place of an earlier certificate. Raises ValueError for broken protobuf."""
@@ -86,6 +96,11 @@ def certificate_of(artifact: Artifact) -> Certificate | None:
     """The certificate in ``artifact``; None if there is none, or if the model was changed after it was certified."""
     found = stored_certificate(artifact)
     return found if found is not None and found.graph_digest == digest_of_graph(artifact) else None
+
+
+def is_outdated(artifact: Artifact) -> bool:
+    """True if ``artifact`` has a certificate, but was changed after it was certified."""
+    return stored_certificate(artifact) is not None and certificate_of(artifact) is None
 
 
 def stored_certificate(artifact: Artifact) -> Certificate | None:
