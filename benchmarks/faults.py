@@ -17,8 +17,24 @@ from onnx import helper, numpy_helper
 from penstock.tensor import Array
 
 _NORMS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization")
-_ACTIVATIONS = tuple(
-    "Celu Clip Elu Erf Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu Relu Selu Sigmoid Softmax Softplus Softsign Tanh".split()
+_ACTIVATIONS = (
+    "Celu",
+    "Clip",
+    "Elu",
+    "Erf",
+    "Gelu",
+    "HardSigmoid",
+    "HardSwish",
+    "LeakyRelu",
+    "Mish",
+    "PRelu",
+    "Relu",
+    "Selu",
+    "Sigmoid",
+    "Softmax",
+    "Softplus",
+    "Softsign",
+    "Tanh",
 )
 
 

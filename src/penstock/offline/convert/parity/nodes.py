@@ -37,8 +37,21 @@ _EMBEDDED_ELEMENTS = 64
 _TRUSTED = 1e-3
 """Largest relative difference from ONNX Runtime's kernel at which the reference implementation counts as right."""
 _SUMMING = frozenset(
-    "Conv ConvTranspose Einsum GRU Gemm GroupNormalization InstanceNormalization LSTM LayerNormalization MatMul "
-    "MeanVarianceNormalization RMSNormalization RNN".split()
+    [
+        "Conv",
+        "ConvTranspose",
+        "Einsum",
+        "GRU",
+        "Gemm",
+        "GroupNormalization",
+        "InstanceNormalization",
+        "LSTM",
+        "LayerNormalization",
+        "MatMul",
+        "MeanVarianceNormalization",
+        "RMSNormalization",
+        "RNN",
+    ]
 )
 _SORTING = frozenset({"NonMaxSuppression", "TopK"})
 _SLOW = frozenset({"AveragePool", "ConvTranspose", "GlobalAveragePool", "LpPool", "LRN", "Resize"})
