@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -126,6 +126,15 @@ class SourceModel(Protocol):
 
     def close(self) -> None:
         """Release the memory. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Probing(Protocol):
+    """A ``SourceModel`` that knows inputs that are hard to convert, such as the thresholds of its trees, or its categories."""
+
+    def probes(self, seed: int) -> Sequence[Mapping[str, Array]]:
+        """Calls to compare in addition to those that follow from ``signature``."""
         ...
 
 
