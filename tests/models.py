@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from penstock.artifact import Artifact, Format
-from penstock.tensor import DataType
+from penstock.tensor import Array, DataType
 
 Value = tuple[str, int, Sequence[int | str]]
 """Name, ONNX element type and shape of an input or output; a named dimension is free."""
@@ -64,6 +64,29 @@ def two_linear() -> Artifact:
 
 def linear_weight(rows: int = 3, columns: int = 2, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
+
+
+def product_with_stored_weights(per_channel: bool) -> Artifact:
+    """A product with a weight that is stored as INT8: y (N, 64) = x (N, 256) @ ``stored_weight(per_channel)``."""
+    quantised, scale = _stored_weight(per_channel)
+    return artifact(
+        [("DequantizeLinear", ["w", "scale"], ["weight"]), ("MatMul", ["x", "weight"], ["y"])],
+        [("x", _FP32, ["N", 256])],
+        [("y", _FP32, ["N", 64])],
+        {"w": quantised, "scale": scale},
+    )
+
+
+def stored_weight(per_channel: bool) -> Array:
+    """The weight of ``product_with_stored_weights``, of shape (256, 64)."""
+    quantised, scale = _stored_weight(per_channel)
+    return quantised * scale
+
+
+def _stored_weight(per_channel: bool) -> tuple[Array, Array]:
+    rng = np.random.default_rng(1)
+    quantised = rng.integers(-127, 128, (256, 64), np.int8)
+    return quantised, np.asarray(rng.uniform(0.001, 0.02, 64 if per_channel else ()), np.float32)
 
 
 def product_of_bytes(weight: int) -> Artifact:

@@ -126,7 +126,7 @@ def _neighbours() -> Any:
 def _network() -> Any:
     from sklearn.neural_network import MLPRegressor
 
-    return MLPRegressor(8, max_iter=2000, tol=1e-2, random_state=0)
+    return MLPRegressor(hidden_layer_sizes=(8,), max_iter=2000, tol=1e-2, random_state=0)
 
 
 def _clusters() -> Any:
@@ -138,7 +138,7 @@ def _clusters() -> Any:
 def _outliers() -> Any:
     from sklearn.ensemble import IsolationForest
 
-    return IsolationForest(8, random_state=0)
+    return IsolationForest(n_estimators=8, random_state=0)
 
 
 def _stack() -> Any:

@@ -318,6 +318,13 @@ class OnnxConformance(EngineConformance):
         x = np.random.default_rng(0).integers(128, 256, (3, 64)).astype(np.float32)
         np.testing.assert_array_equal(model.forward({"x": x})["y"], np.tile(x.sum(axis=1, keepdims=True) * weight, 16))
 
+    @pytest.mark.parametrize("per_channel", [False, True])
+    def test_activations_are_not_rounded_because_weights_are_stored_as_integers(self, per_channel: bool) -> None:
+        model = self.load(models.product_with_stored_weights(per_channel))
+        x = np.random.default_rng(0).standard_normal((4, 256)).astype(np.float32)
+        weight = models.stored_weight(per_channel)
+        assert_tensors_close(model.forward({"x": x}), {"y": x @ weight}, rtol=1e-4, atol=1e-4 * np.abs(weight).max())
+
     def test_bytes_never_load_files_of_the_folder_that_the_process_is_in(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

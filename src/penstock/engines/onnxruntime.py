@@ -300,6 +300,8 @@ def _session_options(options: OnnxRuntimeOptions) -> ort.SessionOptions:
     # Otherwise ONNX Runtime detects the format and also accepts its own, which was not checked.
     session_options.add_session_config_entry("session.load_model_format", "ONNX")
     session_options.add_session_config_entry("session.intra_op.allow_spinning", "1" if options.spinning else "0")
+    # Otherwise products with weights that are stored as integers also round their activations to INT8, which the model does not say.
+    session_options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     return session_options
 
 

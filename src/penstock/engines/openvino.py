@@ -99,6 +99,8 @@ class OpenVinoEngine(OptionsEngine):
             "NUM_STREAMS": "0" if (typed.threads or usable_cores()) == 1 else "1",
             # Pinned threads of several models would compete for the same cores.
             "ENABLE_CPU_PINNING": "NO",
+            # Otherwise products with weights that are stored as integers also round their activations.
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
         }
         if typed.threads:
             config["INFERENCE_NUM_THREADS"] = str(typed.threads)
@@ -109,7 +111,7 @@ class OpenVinoEngine(OptionsEngine):
                 if not self._machine.has_integer_dot_product and any(map(_has_8_bit_weights, model.get_ops())):
                     # Compute in float, because on this CPU integer kernels add pairs of products in 16 bits, which saturates
                     # silently.
-                    config |= {"LP_TRANSFORMS_MODE": "NO", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+                    config["LP_TRANSFORMS_MODE"] = "NO"
                 return OpenVinoModel(_core().compile_model(model, "CPU", config), signature, _id_bounds(model))
         except (InvalidModel, Unsupported):
             raise

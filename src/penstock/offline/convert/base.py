@@ -130,6 +130,15 @@ class FrameworkModel(Protocol):
         ...
 
 
+@runtime_checkable
+class Probing(Protocol):
+    """A ``SourceModel`` that knows inputs that are hard to convert, such as the thresholds of its trees, or its categories."""
+
+    def probes(self, seed: int) -> Sequence[Mapping[str, Array]]:
+        """Calls to compare in addition to those that follow from ``signature``."""
+        ...
+
+
 class Converter(Protocol):
     """Opens the sources of one framework. ``registry.py`` describes each converter without importing it."""
 

@@ -127,8 +127,8 @@ def _oblivious(tree: Mapping[str, Any]) -> _Nodes:
     values = np.array(tree["leaf_values"]).reshape(leaves, -1).tolist()
     inner = range(leaves - 1)
     levels = [splits[(node + 1).bit_length() - 1] for node in inner]
-    children = ([2 * node + side for node in inner] + [-1] * leaves for side in (2, 1))
-    return [*levels, *[None] * leaves], *children, [[0.0] * len(values[0]) for _ in inner] + values
+    yes, no = ([2 * node + side for node in inner] + [-1] * leaves for side in (2, 1))
+    return [*levels, *[None] * leaves], yes, no, [[0.0] * len(values[0]) for _ in inner] + values
 
 
 def _unfolded(tree: Mapping[str, Any]) -> _Nodes:

@@ -105,7 +105,7 @@ class PaddleModel:
 
     def export(self, target: Path, opset: int) -> Exported:
         weights = self._path.with_suffix(".pdiparams")
-        command = [sys.executable, "-c", _EXPORT, self._path, weights, target, str(min(opset, _MAX_OPSET))]
+        command = [sys.executable, "-c", _EXPORT, *map(str, (self._path, weights, target, min(opset, _MAX_OPSET)))]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603
         if done.returncode or not target.exists():
             self._explain(done.stdout + done.stderr, done.returncode)

@@ -60,12 +60,6 @@ _TYPES = {
     DataType.BOOL: data_types.BooleanTensorType,
     DataType.BYTES: data_types.StringTensorType,
 }
-_TRUSTED = {
-    *(f"xgboost.sklearn.XGB{kind}" for kind in ("Classifier", "Regressor", "Ranker", "RFClassifier", "RFRegressor")),
-    *(f"lightgbm.sklearn.LGBM{kind}" for kind in ("Classifier", "Regressor", "Ranker")),
-    *("xgboost.core.Booster", "lightgbm.basic.Booster", "collections.OrderedDict", "collections.defaultdict"),
-}
-"""Types that skops does not trust by itself."""
 _PARTS = (
     *("steps", "transformers_", "transformer_list", "estimators_", "estimator_", "final_estimator_", "best_estimator_"),
     *("regressor_", "transformer_", "calibrated_classifiers_", "estimator"),
@@ -124,7 +118,11 @@ class SklearnModel:
                 x = x if isinstance(step, str) else _dense(step.transform(x))
                 if name in names:
                     found[name] = x
-        return {name: value.astype(np.float32) if value.dtype == np.float64 else value for name, value in found.items()}
+        wide = any(spec.datatype is DataType.FP64 for spec in self.signature.inputs)
+        return {
+            name: value if wide or value.dtype != np.float64 else value.astype(np.float32)
+            for name, value in found.items()
+        }
 
     def probes(self, seed: int) -> tuple[dict[str, Array], ...]:
         rng = np.random.default_rng(seed)
@@ -135,7 +133,8 @@ class SklearnModel:
         if booster is None:
             return (found,)
         (spec,) = self.signature.inputs
-        rows = booster.forest.probes(rng)
+        limit = np.finfo(np.float32).max
+        rows = np.clip(booster.forest.probes(rng), -limit, limit)  # a threshold of infinity tells NaN from numbers
         if not getattr(first.__sklearn_tags__().input_tags, "allow_nan", False) or spec.datatype is DataType.INT64:
             rows = np.nan_to_num(rows)
         return found, {spec.name: rows.astype(spec.datatype.dtype)}
@@ -399,12 +398,13 @@ def _loaded(path: Path, options: ConvertOptions) -> Any:
             raise PermissionDenied(f"'{path.name}' is a pickle, and loading it can run code", hint)
         return load_trusted(path, SKLEARN)
     try:
-        foreign = sorted(set(skops.io.get_untrusted_types(file=path)) - _TRUSTED)
+        names = sorted(set(skops.io.get_untrusted_types(file=path)))
+        foreign = [name for name in names if not SKLEARN.admits(*name.rpartition(".")[::2])]
         if foreign:
             raise PermissionDenied(
                 f"'{path.name}' contains types that are not trusted: {', '.join(foreign)}", _CALLABLE
             )
-        return skops.io.load(path, trusted=sorted(_TRUSTED))
+        return skops.io.load(path, trusted=names)
     except PenstockError:
         raise
     except Exception as error:

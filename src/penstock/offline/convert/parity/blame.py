@@ -2,7 +2,8 @@
 
 Each linked tensor is computed from the source's values of the linked tensors before it. So an error of an earlier node does not
 matter, and the tolerance is that of a few nodes. A link can be wrong: an exporter may give the name of a layer to a tensor before the
-layer's activation. The nodes that read the tensor show this: they agree with the source on the ONNX model's value, not on the source's.
+layer's activation. The nodes that read the tensor show this: they agree with the source on the ONNX model's value, but not on the
+source's.
 """
 
 from __future__ import annotations

@@ -98,12 +98,13 @@ class BoosterModel:
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         x, booster = self._rows(inputs), self.booster
         found = {"prediction": self._called(booster.predict, x)}
-        if booster.classes is not None:
+        classes = booster.classes
+        if classes is not None:
             probabilities = found["prediction"]
             if probabilities.ndim == 1:
                 probabilities = np.stack([1 - probabilities, probabilities], axis=1)
-            label = booster.label or (lambda _: booster.classes[np.argmax(probabilities, axis=1)])
-            found = {"label": self._called(label, x), "probabilities": probabilities}
+            label = self._called(booster.label, x) if booster.label else classes[np.argmax(probabilities, axis=1)]
+            found = {"label": label, "probabilities": probabilities}
         return {
             spec.name: as_tensor(found[spec.name], spec.datatype).reshape(len(x), *spec.shape[1:])
             for spec in self.signature.outputs
@@ -164,7 +165,7 @@ def loaded(name: str, source: Any, read: Callable[[str], Any], failures: tuple[t
         raise InvalidArgument(f"{type(source).__name__} is not a model of {name}", "give a trained model, or its file")
     try:
         return read(str(source))
-    except (*failures, UnicodeDecodeError) as error:
+    except failures as error:
         raise InvalidModel(
             f"'{Path(source).name}' is not a model of {name}: {_reason(error)}", "save it again with save_model"
         ) from error

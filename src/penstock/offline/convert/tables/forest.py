@@ -112,7 +112,7 @@ class Forest(NamedTuple):
                 column.extend(added)
             at, target = np.nonzero((tree.yes < 0)[:, None] & np.ones(tree.values.shape, np.bool_))
             leaves.append((np.full(len(at), number), at, tree.target + target, tree.values[at, target]))
-        found = {f"nodes_{name}": column for name, column in zip(_NODES, columns, strict=True)}
+        found: dict[str, Any] = {f"nodes_{name}": column for name, column in zip(_NODES, columns, strict=True)}
         trees, nodes, targets, weights = (np.concatenate(parts) for parts in zip(*leaves, strict=True))
         found |= {"target_treeids": trees.tolist(), "target_nodeids": nodes.tolist(), "target_ids": targets.tolist()}
         thresholds = np.array(found.pop("nodes_values"), np.float64)

@@ -88,7 +88,7 @@ def first_step(model: Any) -> Any:
     for attribute in ("best_estimator_", "regressor_"):
         if hasattr(model, attribute):
             return first_step(getattr(model, attribute))
-    steps = getattr(model, "steps", None) or getattr(model, "transformer_list", ())
+    steps: Any = getattr(model, "steps", None) or getattr(model, "transformer_list", ())
     real = [step for _, step in steps if step is not None and not isinstance(step, str)]
     return first_step(real[0]) if real else model
 
@@ -128,9 +128,9 @@ def declared(table: Table, options: ConvertOptions) -> tuple[TensorSpec, ...]:
         specs = {name: TensorSpec(name, spec.datatype, spec.shape)}
     hint = "declare " + " ".join(f'--inputs "{one.name}:{_typed(one)}"' for one in specs.values())
     for name, (datatype, shape) in given.items():
-        spec = specs.get(name)
-        if spec is None:
+        if name not in specs:
             raise InvalidArgument(f"the estimator has no input '{name}'", hint)
+        spec = specs[name]
         if shape is not None and (
             len(shape) != 2 or (isinstance(shape[1], int) and shape[1] not in (-1, spec.shape[1]))
         ):
