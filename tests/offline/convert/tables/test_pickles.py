@@ -9,7 +9,6 @@ import warnings
 import joblib
 import numpy as np
 import pytest
-import torch
 from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import GradientBoostingClassifier, HistGradientBoostingRegressor, RandomForestClassifier
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -22,7 +21,7 @@ from sklearn.svm import SVC
 
 from hostile_pickles import Calls
 from penstock.errors import InvalidModel, PenstockError, PermissionDenied
-from penstock.offline.convert.tables.pickles import BASIC, SKLEARN, TORCH, load_trusted, names_in, trusted_module
+from penstock.offline.convert.tables.pickles import BASIC, SKLEARN, load_trusted, names_in
 
 ARRAYS = {
     "float": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -126,7 +125,7 @@ torch.utils.cpp_extension BuildExtension
 @pytest.mark.parametrize("module_and_name", POWERFUL.strip().splitlines())
 def test_names_with_power_are_not_allowed(module_and_name):
     module, name = module_and_name.split(" ")
-    for allowed in (BASIC, SKLEARN, TORCH):
+    for allowed in (BASIC, SKLEARN):
         assert not allowed.admits(module, name)
 
 
@@ -170,30 +169,6 @@ def test_estimators_are_loaded(tmp_path, estimator, kind, protocol):
     np.testing.assert_array_equal(load_trusted(path, SKLEARN).predict(x), estimator.predict(x))
 
 
-class Own(torch.nn.Module):
-    """A module of the user, whose name is not on the list."""
-
-
-@pytest.mark.parametrize("is_zip", [True, False])
-def test_modules_of_torch_are_loaded(is_zip):
-    encoder = torch.nn.TransformerEncoderLayer(8, 2, 16, activation="gelu", batch_first=True)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(4), encoder).eval()
-    data = io.BytesIO()
-    torch.save(model, data, _use_new_zipfile_serialization=is_zip)
-    module = trusted_module(data.getvalue(), TORCH)
-    found = torch.load(io.BytesIO(data.getvalue()), pickle_module=module, weights_only=False)
-    x = torch.rand(2, 4, 3)
-    torch.testing.assert_close(found(x), model(x), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("is_zip", [True, False])
-def test_other_modules_are_listed(is_zip):
-    data = io.BytesIO()
-    torch.save({"a": Own(), "b": Calls(os.system, "true")}, data, _use_new_zipfile_serialization=is_zip)
-    with pytest.raises(PermissionDenied, match=r"posix.system, .*Own"):
-        trusted_module(data.getvalue(), TORCH)
-
-
 def ways_to_damage(data: bytes):
     generator = random.Random(0)
     yield from (data[:size] for size in range(0, len(data), max(1, len(data) // 150)))
@@ -203,19 +178,17 @@ def ways_to_damage(data: bytes):
         yield bytes(changed)
 
 
-@pytest.mark.parametrize("form", ["pickle", "joblib", "zlib", "torch", "torch_old"])
+@pytest.mark.parametrize("form", ["pickle", "joblib", "zlib"])
 def test_damaged_files_are_errors(form):
     stream = io.BytesIO()
-    if form.startswith("torch"):
-        torch.save(torch.nn.Linear(2, 2), stream, _use_new_zipfile_serialization=form == "torch")
-    elif form == "pickle":
+    if form == "pickle":
         pickle.dump({**PLAIN, **ARRAYS}, stream)
     else:
         joblib.dump({**PLAIN, **ARRAYS}, stream, compress=3 if form == "zlib" else 0)
     with warnings.catch_warnings(action="ignore"):  # numpy warns about some broken scalars
         for data in ways_to_damage(stream.getvalue()):
             try:
-                trusted_module(data, TORCH) if "torch" in form else load_trusted(data, SKLEARN)
+                load_trusted(data, SKLEARN)
             except PenstockError:
                 continue
 
