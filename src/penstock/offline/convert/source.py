@@ -28,6 +28,7 @@ CUSTOM = "custom"
 _CLASSES = (
     ("torch.jit", "torchscript"),
     ("torch.export", "exported_program"),
+    ("transformers.modeling_utils", "huggingface"),
     ("torch.nn.modules.module", "torch"),
     ("tensorflow", "saved_model"),
     ("keras", "keras"),
@@ -61,6 +62,14 @@ class ResolvedSource(msgspec.Struct, frozen=True):
     @property
     def size_bytes(self) -> int:
         return sum(file.stat().st_size for file in self.files)
+
+    @property
+    def companions(self) -> tuple[Path, ...]:
+        """Files in the source's folder that belong beside the ONNX model, such as those of a tokenizer."""
+        if not self.files or not Path(self.given).is_dir():
+            return ()
+        beside = (Path(self.given, name) for name in FORMATS[self.format].companions)
+        return tuple(file for file in beside if file.is_file())
 
     def digest(self) -> str:
         """SHA-256 of the names and contents of all files; empty for an object."""
@@ -177,6 +186,8 @@ def _format_of_object(given: Any) -> str:
     """The format of an object, by its base classes; empty if unknown. A function that takes arguments is one of JAX."""
     if isinstance(given, FrameworkModel):
         return CUSTOM
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping):
+        return "jax" if type(given[0]).__module__ and _format_of_object(given[0]) == "jax" else ""
     for cls in type(given).__mro__:
         for module, format in _CLASSES:
             if f"{cls.__module__}.".startswith(f"{module}."):

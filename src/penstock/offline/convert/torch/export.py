@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,14 +28,25 @@ from penstock.engines.torch import to_array
 from penstock.errors import EngineUnavailable, Unsupported, WrongResult
 from penstock.offline.apart import apart
 from penstock.offline.convert.base import Exported, UnsupportedOperators
-from penstock.offline.convert.torch import attention, links
+from penstock.offline.convert.quiet import quiet
+from penstock.offline.convert.torch import attention, group_norm, links
 from penstock.offline.convert.torch.arguments import Flat
 from penstock.offline.convert.torch.custom_ops import CustomOp
-from penstock.offline.convert.torch.diagnosis import ExportFailure, diagnosis, missing_operators
+from penstock.offline.convert.torch.diagnosis import (
+    ExportFailure,
+    diagnosis,
+    missing_operators,
+    with_inner_operators,
+)
 from penstock.tensor import Array
 
 _LEAST_DYNAMO_OPSET = 18
 _MOST_SCRIPT_OPSET = 20
+_RULES = (
+    (attention.is_masked_attention, attention.decomposition),
+    (group_norm.is_group_norm, group_norm.decomposition),
+)
+"""Decompositions of operators that torch's exporter writes in a form that gives other values."""
 _Made = tuple[Exported, links.Values | None]
 
 
@@ -121,20 +131,37 @@ def _dynamo(job: ExportJob, target: Path, opset: int) -> _Made:
     program = job.program if job.program is not None else _captured(job)
     translations = _by_operator(job, "onnx")
     decompositions = _by_operator(job, "torch")
-    if any(map(attention.is_masked_attention, program.graph.nodes)):
-        decompositions = {**attention.decomposition(), **decompositions}
+    for is_meant, rule in _RULES:
+        if any(map(is_meant, program.graph.nodes)):
+            decompositions = {**rule(), **decompositions}
     if decompositions:
         program = program.run_decompositions(decompositions)
     opset = max(opset, _LEAST_DYNAMO_OPSET)
-    names = list(job.all_outputs or job.outputs)
     try:
-        made = torch.onnx.export(
+        made = _translated(job, program, opset, translations)
+    except UnsupportedOperators as error:
+        if not {one.op for one in error.operators} & {operator.name() for operator in decompositions}:
+            raise
+        inner = with_inner_operators(program, opset, translations).run_decompositions(decompositions)
+        made = _translated(job, inner, opset, translations)
+    model = made.model
+    _keep_outputs(model, job.outputs)
+    _name_dimensions(model, job.free)
+    made.save(target)
+    found = links.program_links(model, made.exported_program, list(job.all_outputs or job.outputs))
+    return Exported("", found, links.random_operators(model)), links.program_values(made.exported_program)
+
+
+def _translated(job: ExportJob, program: Any, opset: int, translations: Mapping[Any, Any]) -> Any:
+    """The result of the dynamo exporter. Raises EngineUnavailable, UnsupportedOperators."""
+    try:
+        return torch.onnx.export(
             program,
             dynamo=True,
             verbose=False,
             opset_version=opset,
             input_names=job.inputs,
-            output_names=names,
+            output_names=list(job.all_outputs or job.outputs),
             custom_translation_table=translations or None,
         )
     except ImportError as error:
@@ -143,12 +170,6 @@ def _dynamo(job: ExportJob, target: Path, opset: int) -> _Made:
         if operators := missing_operators(program, opset, translations):
             raise UnsupportedOperators.of(operators) from error
         raise
-    model = made.model
-    _keep_outputs(model, job.outputs)
-    _name_dimensions(model, job.free)
-    made.save(target)
-    found = links.program_links(model, made.exported_program, names)
-    return Exported("", found, links.random_operators(model)), links.program_values(made.exported_program)
 
 
 def _captured(job: ExportJob) -> Any:
@@ -294,15 +315,11 @@ def _told(notes: Sequence[str], failures: Sequence[ExportFailure]) -> list[str]:
 @contextlib.contextmanager
 def _quiet(notes: list[str]) -> Iterator[None]:
     """Keep the exporters' messages from the terminal, and add the tracer's warnings about the user's code to ``notes``."""
-    with warnings.catch_warnings(record=True) as caught, _discarded_output():
-        warnings.simplefilter("ignore")
+    with quiet(), warnings.catch_warnings(record=True) as caught, _discarded_output():
         warnings.simplefilter("always", torch.jit.TracerWarning)
-        disabled = logging.root.manager.disable
-        logging.disable(logging.CRITICAL)
         try:
             yield
         finally:
-            logging.disable(disabled)
             notes += dict.fromkeys(
                 f"{Path(one.filename).name}:{one.lineno}: {str(one.message).partition('. ')[0]}"
                 for one in caught

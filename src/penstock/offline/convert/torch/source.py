@@ -13,6 +13,7 @@ from torch import nn
 from penstock.engines.torch import BY_TORCH_TYPE, leaves, open_program, reason_of, to_array, to_tensor
 from penstock.errors import InvalidArgument, InvalidInput, PenstockError, ResourceExhausted, Unsupported
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported
+from penstock.offline.convert.quiet import quiet
 from penstock.offline.convert.torch.arguments import Arguments, Flat
 from penstock.offline.convert.torch.custom_ops import custom_ops
 from penstock.offline.convert.torch.example import Declared, declared_inputs, sizes_to_try
@@ -218,7 +219,7 @@ def _run(call: Callable[..., Any], *arguments: Any) -> Any:
     try:
         # The fast path, which no exporter takes, gives NaN where the other path gives 0.
         torch.backends.mha.set_fastpath_enabled(False)
-        with torch.no_grad():
+        with quiet(), torch.no_grad():
             return call(*arguments)
     except PenstockError:
         raise
