@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from benchmarks.zoo.jax import MODELS
 from penstock.errors import InvalidArgument, InvalidInput, PenstockError, Unsupported
 from penstock.offline.convert.base import ConvertOptions, Exported, InputSpec, UnsupportedOperators
+from penstock.offline.convert.convert import convert
 from penstock.offline.convert.frameworks.jax import CONVERTER, JaxModel
 from penstock.tensor import Array, DataType
 
@@ -94,6 +95,22 @@ def test_links_have_the_values_of_the_source(name: str, tmp_path: Path) -> None:
             (got,) = session.run([link.tensor], inputs)
             assert got.shape == values[link.source].shape, link
             np.testing.assert_allclose(got, values[link.source], rtol=1e-4, atol=1e-4, err_msg=str(link))
+
+
+def test_linen_module_with_its_variables(tmp_path: Path) -> None:
+    from flax import linen  # noqa: PLC0415 - may be missing
+
+    module = linen.Dense(2)
+    variables = module.init(jax.random.PRNGKey(0), jnp.ones((1, 4)))
+    done = convert((module, variables), tmp_path / "model.onnx", inputs=["x:float32[N,4]"])
+    assert done.certificate is not None
+    assert done.certificate.holds
+
+
+def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source = CONVERTER.open(MODELS["cond"].make(tmp_path), MODELS["cond"].options)
+    source.export(tmp_path / "model.onnx", 21)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_values_of_unknown_names(tmp_path: Path) -> None:

@@ -139,6 +139,8 @@ def _listed(found: Sequence[tuple[str, str, bool]]) -> list[UnsupportedOperator]
 def _script_operators(module: Any, example: Sequence[torch.Tensor]) -> list[UnsupportedOperator]:
     """The operators that the TorchScript exporter cannot convert."""
     try:
+        if isinstance(module.module, torch.jit.ScriptModule):
+            module = torch.jit.trace(module, tuple(example), check_trace=False)
         graph, kinds = torch.onnx.utils.unconvertible_ops(module, tuple(example), opset_version=20)
         nodes = [node for kind in kinds for node in graph.findAllNodes(kind)]
     except Exception:  # noqa: BLE001 - some modules cannot be traced

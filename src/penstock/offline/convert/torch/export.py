@@ -190,16 +190,17 @@ def _captured(job: ExportJob) -> Any:
 
 def _by_operator(job: ExportJob, form: str) -> dict[Any, Any]:
     """The user's definitions of this form. Raises Unsupported if torch does not have one of all operators."""
-    found = {_overload(one.name): one for one in job.operators}
+    found = {overload: one for one in job.operators for overload in _overloads(one.name)}
     return {operator: one.function for operator, one in found.items() if one.form == form}
 
 
-def _overload(name: str) -> Any:
-    """The operator that ``namespace::operator`` or ``namespace::operator.overload`` names."""
+def _overloads(name: str) -> list[Any]:
+    """The operator that ``namespace::operator.overload`` names, or all overloads of ``namespace::operator``."""
     namespace, _, rest = name.partition("::")
     operator, _, overload = rest.partition(".")
     try:
-        return getattr(getattr(getattr(torch.ops, namespace), operator), overload or "default")
+        packet = getattr(getattr(torch.ops, namespace), operator)
+        return [getattr(packet, one) for one in ([overload] if overload else packet.overloads())]
     except AttributeError:
         raise Unsupported(
             f"register_op defines '{name}', but torch has no such operator",

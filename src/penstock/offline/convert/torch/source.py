@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +23,23 @@ from penstock.offline.convert.torch.links import Values
 from penstock.offline.convert.torch.state import Buffers
 from penstock.tensor import Array, Signature, TensorSpec
 
-Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
-
 
 class TorchSource:
-    """Runs ``job``'s model with ``call``, which takes and returns flat tensors."""
+    """The model that ``job`` exports."""
 
     def __init__(
         self,
-        call: Call,
         job: ExportJob,
         signature: Signature,
         axes: Mapping[str, tuple[Axis, ...]],
         release: Callable[[], None] = lambda: None,
     ) -> None:
         self.signature, self.axes = signature, axes
-        self._call, self._job, self._release = call, job, release
+        self._job, self._release = job, release
         self._values: Values | None = None
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        results = _run(self._call, self._feeds(inputs))
+        results = self._job.call(self._feeds(inputs))
         return {spec.name: to_array(tensor) for spec, tensor in zip(self.signature.outputs, results, strict=True)}
 
     def values(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
@@ -104,7 +102,7 @@ def _opened(
         example=example,
         free=[{axis.index: axis.name for axis in one.axes} for one in declared],
         others=[_sized(declared, sizes, factor, seed) for factor, seed in ((2, 1), (0, 2))],
-        call=call,
+        call=partial(_run, call),
         module=flat,
         guard=buffers.kept,
         operators=operators,
@@ -112,7 +110,7 @@ def _opened(
     )
     outputs = _outputs(job, [found[place][1] for place in flat.kept])
     axes = {one.name: one.axes for one in declared}
-    return TorchSource(call, job, Signature(tuple(one.spec for one in declared), outputs), axes, release)
+    return TorchSource(job, Signature(tuple(one.spec for one in declared), outputs), axes, release)
 
 
 def open_exported(program: Any, options: ConvertOptions) -> TorchSource:
@@ -141,7 +139,7 @@ def open_exported(program: Any, options: ConvertOptions) -> TorchSource:
         example=example(2),
         others=[example(4), example(1)],
         free=[{axis.index: axis.name for axis in one.axes} for one in declared],
-        call=call,
+        call=partial(_run, call),
         program=program,
         all_outputs=own,
         guard=buffers.kept,
@@ -149,7 +147,7 @@ def open_exported(program: Any, options: ConvertOptions) -> TorchSource:
     )
     job.others = [tensors for tensors in job.others if _fits(job, tensors)]
     job.warnings = buffers.warning()
-    return TorchSource(call, job, Signature(inputs, tuple(signature.outputs[place] for place in places)), axes)
+    return TorchSource(job, Signature(inputs, tuple(signature.outputs[place] for place in places)), axes)
 
 
 def _own_names(signature: Signature, options: ConvertOptions) -> dict[str, str]:
@@ -187,7 +185,7 @@ def _outputs(job: ExportJob, found: Sequence[torch.Tensor]) -> tuple[TensorSpec,
     if not found:
         raise Unsupported("the module returns no tensors", "return the results from forward")
     job.others = [tensors for tensors in job.others if _fits(job, tensors)]
-    other = _run(job.call, job.others[0]) if job.others else found
+    other = job.call(job.others[0]) if job.others else found
     specs = []
     for name, tensor, second in zip(job.outputs, found, other, strict=True):
         if tensor.dtype not in BY_TORCH_TYPE:
@@ -208,7 +206,7 @@ def _sized(declared: Sequence[Declared], sizes: Mapping[str, int], factor: int, 
 
 def _fits(job: ExportJob, tensors: Sequence[torch.Tensor]) -> bool:
     try:
-        _run(job.call, tensors)
+        job.call(tensors)
     except PenstockError:
         return False
     return True
