@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 SIZES = {"N": 4, "T": 7}
+SLOW = ("nnx_cnn", "nnx_transformer", "linen_mlp", "order")
+
+
+def _parameters(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in names]
 
 
 def inputs_of(source: JaxModel, sizes: dict[str, int] = SIZES) -> dict[str, Array]:
@@ -58,7 +64,7 @@ def check_same(source: JaxModel, folder: Path, sizes: dict[str, int] = SIZES) ->
     return exported
 
 
-@pytest.mark.parametrize("name", [name for name, zoo in MODELS.items() if not zoo.diagnosis])
+@pytest.mark.parametrize("name", _parameters(name for name, zoo in MODELS.items() if not zoo.diagnosis))
 def test_zoo(name: str, tmp_path: Path) -> None:
     zoo = MODELS[name]
     source = CONVERTER.open(zoo.make(tmp_path), zoo.options)
@@ -77,7 +83,7 @@ def test_diagnosis(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "model.onnx").exists()
 
 
-@pytest.mark.parametrize("name", ["mlp", "attention", "linen_mlp", "nnx_transformer", "scan"])
+@pytest.mark.parametrize("name", _parameters(["mlp", "attention", "linen_mlp", "nnx_transformer", "scan"]))
 def test_links_have_the_values_of_the_source(name: str, tmp_path: Path) -> None:
     zoo = MODELS[name]
     source = CONVERTER.open(zoo.make(tmp_path), zoo.options)
