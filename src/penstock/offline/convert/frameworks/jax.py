@@ -24,7 +24,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax2onnx import to_onnx
 
 from penstock.errors import InvalidArgument, InvalidInput, PenstockError, Unsupported, WrongResult
-from penstock.offline.convert.base import Axis, ConvertOptions, Exported, InputSpec, UnsupportedOperators
+from penstock.offline.convert.base import RANDOM, Axis, ConvertOptions, Exported, InputSpec, UnsupportedOperators
 from penstock.offline.convert.jax.trace import JaxTrace, failed_operator, missing_operators
 from penstock.offline.convert.quiet import quiet
 from penstock.tensor import Array, DataType, Signature, TensorSpec
@@ -32,7 +32,6 @@ from penstock.tensor import Array, DataType, Signature, TensorSpec
 _ERRORS = 3
 """The level of logging at which ONNX Runtime shows no warnings."""
 _WIDE = (DataType.INT64, DataType.UINT64, DataType.FP64)
-_RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -147,7 +146,7 @@ class JaxModel:
         )
         self._name_outputs(proto)
         sample = dict(zip(self.signature.input_names, self._arrays(2), strict=True)) | dict(self._sample)
-        random = tuple(f"{one.op_type} ({one.name})" for one in proto.graph.node if one.op_type in _RANDOM)
+        random = tuple(f"{one.op_type} ({one.name})" for one in proto.graph.node if one.op_type in RANDOM)
         return _Written(way, proto, random, _is_close(proto, sample, self.forward(sample)))
 
     def _name_outputs(self, proto: onnx.ModelProto) -> None:

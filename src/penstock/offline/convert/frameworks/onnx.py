@@ -14,6 +14,7 @@ from penstock.engines.base import LoadedModel
 from penstock.engines.registry import get_engine
 from penstock.errors import InvalidArgument, InvalidModel, NotFound, PenstockError, Unsupported
 from penstock.offline.convert.base import (
+    RANDOM,
     Axis,
     ConvertOptions,
     Exported,
@@ -33,7 +34,6 @@ _OLDEST = 7
 """The oldest opset that ONNX Runtime runs."""
 _OWN = ("com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc", "ai.onnx.training", "ai.onnx.preview.training")
 """Domains whose operators ``onnx`` does not know, but ONNX Runtime does."""
-_RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
 _AS_WRITTEN = {"threads": 1, "graph_level": "disabled", "arena": False}
 
 
@@ -105,7 +105,7 @@ class OnnxSource:
         tensors = [name for node in converted.graph.node for name in node.output if name in made]
         links = [TensorLink(name, name, f"node '{made[name].name}' ({made[name].op_type})") for name in tensors]
         random = [
-            f"{node.op_type} '{node.name or node.output[0]}'" for node in nodes_of(converted) if node.op_type in _RANDOM
+            f"{node.op_type} '{node.name or node.output[0]}'" for node in nodes_of(converted) if node.op_type in RANDOM
         ]
         exporter = "onnx.version_converter" if version < opset else "unchanged, onnx"
         return Exported(f"{exporter} {onnx.__version__}", tuple(links), tuple(random), tuple(warnings))
