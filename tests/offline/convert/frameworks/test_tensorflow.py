@@ -53,7 +53,7 @@ def _check_links(model: FrameworkModel, written: onnx.ModelProto, links: Any, in
 
 def test_a_broken_file_of_operators_is_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "my_ops.py").write_text("1 / 0\n")
-    with pytest.raises(InvalidArgument, match=r"'my_ops.py' fails: ZeroDivisionError"):
+    with pytest.raises(InvalidArgument, match=r"'my_ops.py' raised ZeroDivisionError"):
         opened("saved_linear", folder, ops=tmp_path / "my_ops.py")
 
 

@@ -23,6 +23,7 @@ from penstock.offline.convert.base import (
     UnsupportedOperator,
     UnsupportedOperators,
 )
+from penstock.offline.convert.declarations import check_inputs, chosen_outputs
 from penstock.offline.convert.repairs import repair
 from penstock.offline.convert.repairs.graphs import nodes_of, opset_of
 from penstock.offline.convert.upgrade import upgrade
@@ -121,19 +122,14 @@ def _choose(proto: onnx.ModelProto, options: ConvertOptions) -> None:
     graph = proto.graph
     known = {value.name: value for value in (*graph.value_info, *graph.output)}
     made = {name for node in graph.node for name in node.output}
-    for name in options.outputs:
-        if name not in made | set(known):
-            shown = [value.name for value in graph.output]
-            raise InvalidArgument(f"the model has no output '{name}'", f"its outputs are {shown}")
     if options.outputs:
+        chosen_outputs(options, [*(value.name for value in graph.output), *(made | set(known))])
         chosen = [known.get(name) or onnx.ValueInfoProto(name=name) for name in options.outputs]
         copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in chosen]
         del graph.output[:]
         graph.output.extend(copies)
     values = {value.name: value.type.tensor_type for value in graph.input}
-    for name in (*(spec.name for spec in options.inputs), *options.dynamic):
-        if name not in values:
-            raise InvalidArgument(f"the model has no input '{name}'", f"its inputs are {list(values)}")
+    check_inputs(options, values)
     for spec in options.inputs:
         _set_dimensions(spec.name, values[spec.name], dict(enumerate(spec.shape or ())), spec.shape)
     for name, axes in options.dynamic.items():

@@ -21,7 +21,7 @@ from penstock.offline.convert.base import TensorLink, UnsupportedOperator
 from penstock.tensor import Array
 
 _LIBRARIES = (
-    *(str(Path(one.__file__).parent) for one in (jax, jaxlib, flax, jax2onnx)),
+    *(str(Path(str(one.__file__)).parent) for one in (jax, jaxlib, flax, jax2onnx)),
     str(Path(__file__).parents[1]),
     "<",
 )

@@ -28,10 +28,10 @@ from penstock.engines.torch import to_array
 from penstock.errors import EngineUnavailable, Unsupported, WrongResult
 from penstock.offline.apart import apart
 from penstock.offline.convert.base import Exported, UnsupportedOperators
+from penstock.offline.convert.custom_ops import CustomOp
 from penstock.offline.convert.quiet import quiet
 from penstock.offline.convert.torch import attention, group_norm, links
 from penstock.offline.convert.torch.arguments import Flat
-from penstock.offline.convert.torch.custom_ops import CustomOp
 from penstock.offline.convert.torch.diagnosis import (
     ExportFailure,
     diagnosis,
