@@ -25,7 +25,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from penstock.artifact import Artifact
 from penstock.engines.torch import to_array
-from penstock.errors import EngineUnavailable, Unsupported, WrongResult
+from penstock.errors import EngineUnavailable, PenstockError, Unsupported, WrongResult
 from penstock.offline.apart import apart
 from penstock.offline.convert.base import Exported, UnsupportedOperators
 from penstock.offline.convert.custom_ops import CustomOp
@@ -42,6 +42,8 @@ from penstock.tensor import Array
 
 _LEAST_DYNAMO_OPSET = 18
 _MOST_SCRIPT_OPSET = 20
+_LARGEST = 1 << 20
+"""Largest size of a dimension that is tried."""
 _RULES = (
     (attention.is_masked_attention, attention.decomposition),
     (group_norm.is_group_norm, group_norm.decomposition),
@@ -66,6 +68,10 @@ class ExportJob:
     program: Any = None
     all_outputs: Sequence[str] = ()
     """The names of all outputs of ``program``."""
+    resized: Callable[[Mapping[str, int]], list[torch.Tensor]] = lambda _: []
+    """The example with other sizes of free dimensions, by name."""
+    beyond: list[list[torch.Tensor]] = dataclasses.field(default_factory=list)
+    """Inputs of sizes that dynamo's program is not made for, although the module accepts them: a branch depends on the size."""
     guard: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     operators: Sequence[CustomOp] = ()
     warnings: Sequence[str] = ()
@@ -129,6 +135,8 @@ def _ways(job: ExportJob, opset: int) -> Iterator[tuple[str, _Way]]:
 
 def _dynamo(job: ExportJob, target: Path, opset: int) -> _Made:
     program = job.program if job.program is not None else _captured(job)
+    if job.module is not None:
+        _add_sizes_beyond(job, program)
     translations = _by_operator(job, "onnx")
     decompositions = _by_operator(job, "torch")
     for is_meant, rule in _RULES:
@@ -170,6 +178,30 @@ def _translated(job: ExportJob, program: Any, opset: int, translations: Mapping[
         if operators := missing_operators(program, opset, translations):
             raise UnsupportedOperators.of(operators) from error
         raise
+
+
+def _add_sizes_beyond(job: ExportJob, program: Any) -> None:
+    """Find the sizes just outside the ranges of the program's dimensions. All exporters are checked with them."""
+    job.beyond.clear()
+    ranges = {str(symbol): found for symbol, found in program.range_constraints.items()}
+    values = [node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")][-len(job.example) :]
+    for value, free in zip(values, job.free, strict=True):
+        for axis, name in free.items():
+            bounds = ranges.pop(str(value.shape[axis]), None) if isinstance(value, torch.Tensor) else None
+            for size in _outside(bounds):
+                with contextlib.suppress(PenstockError):
+                    tensors = job.resized({name: size})
+                    job.call(tensors)
+                    job.beyond.append(tensors)
+
+
+def _outside(bounds: Any) -> Iterator[int]:
+    """The sizes next to a range, without those that are too small or too large for a call."""
+    for side, step in (("lower", -1), ("upper", 1)):
+        with contextlib.suppress(AttributeError, TypeError, ValueError, OverflowError):  # no range, or infinity
+            size = int(getattr(bounds, side)) + step
+            if 2 <= size <= _LARGEST:
+                yield size
 
 
 def _captured(job: ExportJob) -> Any:
@@ -279,7 +311,7 @@ def _check(job: ExportJob, target: Path, *, with_values: bool) -> None:
     Raises Unsupported if a shape differs from the torch model's, and WrongResult if a value differs by more than rounding explains.
     """
     artifact = Artifact.from_file(target)
-    for tensors in (job.example, *job.others):
+    for tensors in (job.example, *job.others, *job.beyond):
         feeds = {name: to_array(tensor) for name, tensor in zip(job.inputs, tensors, strict=True)}
         made: dict[str, Array] = apart.forward(artifact, feeds)
         for name, tensor in zip(job.outputs, job.call(tensors), strict=True):

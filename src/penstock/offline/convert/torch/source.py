@@ -59,6 +59,10 @@ class TorchSource:
         self._release = lambda: None
         self._values = None
 
+    def probes(self, seed: int) -> list[dict[str, Array]]:
+        """Calls of the sizes for which a branch of the module may differ. They are known after ``export``."""
+        return [dict(zip(self._job.inputs, map(to_array, tensors), strict=True)) for tensors in self._job.beyond]
+
     def _feeds(self, inputs: Mapping[str, Array]) -> list[torch.Tensor]:
         for spec in self.signature.inputs:
             if spec.name not in inputs:
@@ -104,6 +108,7 @@ def _opened(
         free=[{axis.index: axis.name for axis in one.axes} for one in declared],
         others=[_sized(declared, sizes, factor, seed) for factor, seed in ((2, 1), (0, 2))],
         call=partial(_run, call),
+        resized=lambda changed: [one.example({**sizes, **changed}, 3) for one in declared],
         module=flat,
         guard=buffers.kept,
         operators=operators,
