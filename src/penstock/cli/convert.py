@@ -186,6 +186,8 @@ def show(done: Conversion) -> None:
         console.print(f"{'parity':<9} {escape(done.certificate.text)}", soft_wrap=True)
         for note in done.certificate.notes:
             console.print(f"{'note':<9} {escape(note)}", soft_wrap=True)
+    if done.companions:
+        console.print(f"{'beside':<9} {escape(', '.join(file.name for file in done.companions))}", soft_wrap=True)
     for warning in done.warnings:
         console.print(f"[yellow]warning[/yellow]   {escape(warning)}", soft_wrap=True)
     console.print(f"{'next':<9} {escape(f'penstock inspect {done.output}')}", soft_wrap=True)

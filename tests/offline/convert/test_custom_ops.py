@@ -63,10 +63,10 @@ def _forget(monkeypatch):
     monkeypatch.setattr("penstock.offline.convert.custom_ops._registered", {})
 
 
-def opened(text, tmp_path):
+def opened(text, tmp_path, module=None):
     (tmp_path / "my_ops.py").write_text(textwrap.dedent(text))
     options = ConvertOptions(inputs=(InputSpec("x", DataType.FP32, ("N", 4)),), ops=tmp_path / "my_ops.py")
-    return CONVERTER.open(Clipped(), options)
+    return CONVERTER.open(module or Clipped(), options)
 
 
 def test_an_unknown_operator_is_reported_with_the_way_out(tmp_path):
@@ -85,6 +85,57 @@ def test_a_definition_converts_it(text, tmp_path):
     feeds = {"x": np.linspace(-5, 5, 12, dtype=np.float32).reshape(3, 4)}
     with loaded(Artifact.from_file(tmp_path / "model.onnx")) as model:
         np.testing.assert_allclose(model.forward(feeds)["OUTPUT__0"], source.forward(feeds)["OUTPUT__0"], atol=1e-6)
+
+
+INNER = """
+    import penstock, torch
+
+    @penstock.register_op("aten::_linalg_svd")
+    def svd(A, full_matrices=False, compute_uv=True, *, driver=None):
+        return A, A.norm(dim=-1), A  # of a matrix with one row
+"""
+OVERLOADED = """
+    import penstock, torch
+
+    @penstock.register_op("aten::special_hermite_polynomial_h")
+    def hermite(x, n):
+        return 2 * x
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "function"),
+    [
+        (INNER, lambda x: torch.linalg.svdvals(torch.unsqueeze(x, 1))),
+        (OVERLOADED, lambda x: torch.special.hermite_polynomial_h(x, 1)),
+    ],
+)
+def test_the_operator_that_the_message_names_is_the_one_to_define(text, function, tmp_path):
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    with pytest.raises(UnsupportedOperators) as caught:
+        opened("", tmp_path, Net()).export(tmp_path / "model.onnx", 21)
+    (one,) = caught.value.operators
+    named = text.partition('("')[2].partition('"')[0]
+    assert f"register_op('{named}" in one.way_out
+    source = opened(text, tmp_path, Net())
+    source.export(tmp_path / "model.onnx", 21)
+    feeds = {"x": np.linspace(-5, 5, 12, dtype=np.float32).reshape(3, 4)}
+    with loaded(Artifact.from_file(tmp_path / "model.onnx")) as model:
+        np.testing.assert_allclose(model.forward(feeds)["OUTPUT__0"], source.forward(feeds)["OUTPUT__0"], rtol=1e-5)
+
+
+def test_scripted_modules_take_no_definitions(tmp_path):
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            return torch.special.bessel_j0(x)
+
+    with pytest.raises(UnsupportedOperators) as caught:
+        opened("", tmp_path, torch.jit.script(Net())).export(tmp_path / "model.onnx", 21)
+    (one,) = caught.value.operators
+    assert "give the module instead of TorchScript, and define it with" in one.way_out
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,37 @@ def test_modules_of_torch(tmp_path: Path) -> None:
     assert "--weights net.pt" in raised.value.hint
 
 
+def test_models_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+
+    class Own(transformers.ViTModel):  # type: ignore[name-defined,misc]
+        pass
+
+    config = transformers.ViTConfig(hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4)
+    model = Own(config)
+    assert resolve(model).format == "huggingface"
+    assert resolve(model.embeddings).format == "torch"
+
+
+def test_modules_of_linen_with_their_variables() -> None:
+    linen = pytest.importorskip("flax.linen")
+    source = resolve((linen.Dense(2), {"params": {}}))
+    assert (source.format, source.name) == ("jax", "Dense")
+    for other in ((LogisticRegression(), {}), (linen.Dense(2),), (np.sin, {})):
+        with pytest.raises(Unsupported, match="is of type tuple"):
+            resolve(other)
+
+
+def test_files_that_belong_beside_the_model(tmp_path: Path) -> None:
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    for name in ("vocab.txt", "model.safetensors", "tokenizer.json", "modeling.py"):
+        (folder / name).write_text(name)
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    assert {file.name for file in resolve(folder).companions} == {"vocab.txt", "tokenizer.json"}
+    assert resolve(lambda x: x).companions == ()
+
+
 def test_files_of_a_source(tmp_path: Path) -> None:
     (tmp_path / "net.prototxt").write_text("layer { }")
     (tmp_path / "net.caffemodel").write_bytes(b"weights")

@@ -9,7 +9,14 @@ import models
 from penstock.artifact import Artifact
 from penstock.errors import InvalidArgument, ResourceExhausted
 from penstock.offline.convert.certificate import Certificate, certificate_of
-from penstock.offline.convert.writing import check_output, check_room, kept, write
+from penstock.offline.convert.writing import (
+    check_companions,
+    check_output,
+    check_room,
+    kept,
+    write,
+    write_companions,
+)
 from penstock.offline.optimize import mapped
 from penstock.offline.sessions import loaded
 
@@ -49,6 +56,23 @@ def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:
     for output, message in ((tmp_path / "a.bin", "must end in .onnx"), (source, "is the source"), (tmp_path, ".onnx")):
         with pytest.raises(InvalidArgument, match=message):
             check_output(output, [source])
+
+
+def test_companions(tmp_path: Path) -> None:
+    folder, output = tmp_path / "source", tmp_path / "out" / "model.onnx"
+    for parent in (folder, output.parent):
+        parent.mkdir()
+    (folder / "vocab.txt").write_bytes(b"a\nb\n")
+    files = [folder / "vocab.txt"]
+    for _ in range(2):  # equal files may exist
+        check_companions(files, output)
+        assert write_companions(files, output) == (output.parent / "vocab.txt",)
+    check_companions(files, folder / "model.onnx")
+    assert write_companions(files, folder / "model.onnx") == (folder / "vocab.txt",)
+    (output.parent / "vocab.txt").write_bytes(b"a\nc\n")
+    with pytest.raises(InvalidArgument, match="differs from the file that belongs to the model") as raised:
+        check_companions(files, output)
+    assert raised.value.hint
 
 
 def test_a_source_that_is_too_large() -> None:

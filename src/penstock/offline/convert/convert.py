@@ -38,7 +38,7 @@ from penstock.offline.convert.repairs import repair
 from penstock.offline.convert.source import CUSTOM, ResolvedSource, read_sample, resolve
 from penstock.offline.convert.worker.environments import environment
 from penstock.offline.convert.worker.remote import open_remote
-from penstock.offline.convert.writing import check_output, check_room, kept, write
+from penstock.offline.convert.writing import check_companions, check_output, check_room, kept, write, write_companions
 from penstock.offline.optimize.model import read_proto
 from penstock.offline.sessions import signature_of
 from penstock.tensor import Signature
@@ -94,6 +94,8 @@ class Conversion(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
     output: Path | None = None
     """The written file; None if there is none."""
+    companions: tuple[Path, ...] = ()
+    """Files of the source that were copied beside ``output``, such as those of a tokenizer."""
 
 
 class _Opened(NamedTuple):
@@ -199,6 +201,7 @@ def _check(source: ResolvedSource, options: ConvertOptions, output: Path | None)
                 )
     if output is not None:
         check_output(output, source.files)
+        check_companions(source.companions, output)
     check_room(source.size_bytes, output)
 
 
@@ -301,7 +304,8 @@ def _finished(
     artifact = made.artifact
     if output is not None and not (failed and not keep_failed):
         artifact = write(artifact, made.certificate, output)
-        made = msgspec.structs.replace(made, output=output)
+        companions = write_companions(source.companions, output)
+        made = msgspec.structs.replace(made, output=output, companions=companions)
     elif made.certificate is not None:
         artifact = attach(artifact, made.certificate)
     step = provenance(made.certificate) if made.certificate else ()

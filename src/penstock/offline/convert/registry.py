@@ -30,6 +30,8 @@ class FormatEntry(msgspec.Struct, frozen=True):
     """True if loading the file can run code, so that it needs ``--trust-pickle``."""
     isolated: tuple[str, ...] = ()
     """Requirements of the environment that ``--isolated`` makes."""
+    companions: tuple[str, ...] = ()
+    """Files of a source folder that belong beside the ONNX model."""
 
 
 _TORCH = ("torch", "torch")
@@ -41,6 +43,12 @@ _TF2ONNX = (
 )
 _PADDLE = ("paddlepaddle==3.3.1", "paddle2onnx==2.1.0", "packaging")
 """paddle2onnx requires onnx 1.17, and does not declare that it needs packaging."""
+_TOKENIZER = (
+    *("added_tokens.json", "chat_template.jinja", "generation_config.json", "merges.txt", "normalizer.json"),
+    *("preprocessor_config.json", "processor_config.json", "sentencepiece.bpe.model", "special_tokens_map.json"),
+    *("spiece.model", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt"),
+)
+"""Files of tokenizers, of preprocessing and of generation."""
 FORMATS = {
     entry.name: entry
     for entry in (
@@ -50,7 +58,15 @@ FORMATS = {
         FormatEntry("torch", "PyTorch module (module:callable)", "torch", *_TORCH, False),
         FormatEntry("torch_pickle", "pickled PyTorch module (.pt, .pth)", "torch", *_TORCH, True),
         FormatEntry("state_dict", "weights for a PyTorch module (.safetensors, .pt)", "torch", *_TORCH, False),
-        FormatEntry("huggingface", "Hugging Face folder", "huggingface", "transformers", "transformers", False),
+        FormatEntry(
+            "huggingface",
+            "Hugging Face folder",
+            "huggingface",
+            "transformers",
+            "transformers",
+            False,
+            companions=_TOKENIZER,
+        ),
         FormatEntry("saved_model", "TensorFlow SavedModel", "tensorflow", "tf2onnx", "tf2onnx", False, _TF2ONNX),
         FormatEntry("keras", "Keras (.keras, .h5)", "tensorflow", "tf2onnx", "tf2onnx", False, _TF2ONNX),
         FormatEntry("graph_def", "TensorFlow frozen graph (.pb)", "tensorflow", "tf2onnx", "tf2onnx", False, _TF2ONNX),

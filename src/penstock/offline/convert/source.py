@@ -28,6 +28,7 @@ CUSTOM = "custom"
 _CLASSES = (
     ("torch.jit", "torchscript"),
     ("torch.export", "exported_program"),
+    ("transformers.modeling_utils", "huggingface"),
     ("torch.nn.modules.module", "torch"),
     ("tensorflow", "saved_model"),
     ("keras", "keras"),
@@ -62,6 +63,14 @@ class ResolvedSource(msgspec.Struct, frozen=True):
     def size_bytes(self) -> int:
         return sum(file.stat().st_size for file in self.files)
 
+    @property
+    def companions(self) -> tuple[Path, ...]:
+        """Files in the source's folder that belong beside the ONNX model, such as those of a tokenizer."""
+        if not self.files or not Path(self.given).is_dir():
+            return ()
+        beside = (Path(self.given, name) for name in FORMATS[self.format].companions)
+        return tuple(file for file in beside if file.is_file())
+
     def digest(self) -> str:
         """SHA-256 of the names and contents of all files; empty for an object."""
         digest = hashlib.sha256()
@@ -82,7 +91,7 @@ def resolve(given: Any, format: str = "", weights: Path | None = None) -> Resolv
     if isinstance(given, Artifact) and given.path is not None:
         given = given.path
     if not isinstance(given, str | os.PathLike):
-        return _object(given, format, type(given).__name__, weights)
+        return _object(given, format, type(_module_of(given)).__name__, weights)
     given = os.fspath(given)
     if is_function(given):
         return _object(_called(given), format, given, weights)
@@ -177,11 +186,19 @@ def _format_of_object(given: Any) -> str:
     """The format of an object, by its base classes; empty if unknown. A function that takes arguments is one of JAX."""
     if isinstance(given, FrameworkModel):
         return CUSTOM
-    for cls in type(given).__mro__:
+    for cls in type(_module_of(given)).__mro__:
         for module, format in _CLASSES:
             if f"{cls.__module__}.".startswith(f"{module}."):
                 return format
     return "jax" if callable(given) and not isinstance(given, type) else ""
+
+
+def _module_of(given: Any) -> Any:
+    """The module of ``(module, variables)``, which is how Flax's linen gives a model; otherwise, ``given``."""
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping):
+        classes = type(given[0]).__mro__
+        return given[0] if any(cls.__module__.startswith("flax.linen.") for cls in classes) else given
+    return given
 
 
 def _called(name: str) -> Any:

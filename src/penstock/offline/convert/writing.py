@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import shutil
 import tempfile
@@ -29,6 +30,28 @@ def check_output(output: Path, sources: Iterable[Path]) -> None:
     if real_path(output) in set(map(real_path, sources)):
         raise InvalidArgument(f"'{output}' is the source and cannot be overwritten", "choose another name")
     check_writable(output)
+
+
+def check_companions(companions: Iterable[Path], output: Path) -> None:
+    """Raise InvalidArgument if one of ``companions`` would replace a file with other content beside ``output``."""
+    for file in companions:
+        target = output.parent / file.name
+        if target.exists() and not (target.is_file() and filecmp.cmp(file, target, shallow=False)):
+            raise InvalidArgument(
+                f"'{target}' exists, and differs from the file that belongs to the model",
+                "remove it, or choose another folder for the output",
+            )
+
+
+def write_companions(companions: Iterable[Path], output: Path) -> tuple[Path, ...]:
+    """Copy ``companions`` to the folder of ``output``. Returns the paths there."""
+    targets = []
+    for file in companions:
+        target = output.parent / file.name
+        if not target.exists():
+            write_whole(target, file.read_bytes())
+        targets.append(target)
+    return tuple(targets)
 
 
 def check_room(size_bytes: int, output: Path | None) -> None:

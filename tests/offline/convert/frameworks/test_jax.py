@@ -19,6 +19,7 @@ from benchmarks.zoo.jax import MODELS
 from jax_conversions import SIZES, inputs_of, opened
 from penstock.errors import InvalidArgument, InvalidInput, PenstockError, Unsupported
 from penstock.offline.convert.base import ConvertOptions, Exported, InputSpec
+from penstock.offline.convert.convert import convert
 from penstock.offline.convert.frameworks.jax import CONVERTER, JaxModel
 from penstock.tensor import DataType
 
@@ -26,6 +27,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
+
+
+SLOW = ("nnx_cnn", "nnx_transformer", "linen_mlp", "order")
+CONVERTIBLE = [name for name, zoo in MODELS.items() if not zoo.diagnosis]
 
 
 def check_same(source: JaxModel, folder: Path, sizes: dict[str, int] = SIZES) -> Exported:
@@ -42,7 +47,9 @@ def check_same(source: JaxModel, folder: Path, sizes: dict[str, int] = SIZES) ->
     return exported
 
 
-@pytest.mark.parametrize("name", [name for name, zoo in MODELS.items() if not zoo.diagnosis])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CONVERTIBLE]
+)
 def test_zoo(name: str, tmp_path: Path) -> None:
     zoo = MODELS[name]
     source = CONVERTER.open(zoo.make(tmp_path), zoo.options)
@@ -59,6 +66,22 @@ def test_diagnosis(name: str, tmp_path: Path) -> None:
     assert zoo.diagnosis in caught.value.message
     assert caught.value.hint
     assert not (tmp_path / "model.onnx").exists()
+
+
+def test_linen_module_with_its_variables(tmp_path: Path) -> None:
+    from flax import linen  # noqa: PLC0415 - may be missing
+
+    module = linen.Dense(2)
+    variables = module.init(jax.random.PRNGKey(0), jnp.ones((1, 4)))
+    done = convert((module, variables), tmp_path / "model.onnx", inputs=["x:float32[N,4]"])
+    assert done.certificate is not None
+    assert done.certificate.holds
+
+
+def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source = CONVERTER.open(MODELS["cond"].make(tmp_path), MODELS["cond"].options)
+    source.export(tmp_path / "model.onnx", 21)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_names_of_outputs(tmp_path: Path) -> None:

@@ -17,17 +17,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning:torch"
 )
 
-QUICK = (
-    "decision",
-    "counter",
-    "structured",
-    "nested",
-    "noisy",
-    "script_decision",
-    "program_counter",
-    "scatter",
-    "tied",
-)
+QUICK = ("decision", "structured", "nested", "noisy", "script_decision", "program_counter")
 """Models that are converted in every run; they show one feature each."""
 LEFT_OUT = {"noisy": ["OUTPUT__0"]}
 """Outputs that are random."""

@@ -25,7 +25,15 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", ["mlp", "attention", "linen_mlp", "nnx_transformer", "scan"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mlp",
+        "attention",
+        "scan",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("linen_mlp", "nnx_transformer")),
+    ],
+)
 def test_links_have_the_values_of_the_source(name: str, tmp_path: Path) -> None:
     zoo = MODELS[name]
     source = CONVERTER.open(zoo.make(tmp_path), zoo.options)

@@ -55,12 +55,40 @@ def test_a_decision_on_a_size_holds_for_small_sizes(tmp_path):
         np.testing.assert_allclose(run(tmp_path / "model.onnx", feeds)["OUTPUT__0"], source.forward(feeds)["OUTPUT__0"])
 
 
+def test_a_decision_on_a_size_holds_for_sizes_far_from_the_example(tmp_path):
+    class Truncated(nn.Module):
+        def forward(self, x):
+            n = x.shape[1]
+            if n > 1000:
+                x = x[:, :1000]
+            return x.cumsum(1)
+
+    source = opened(Truncated(), x("N", "L"))
+    exported = source.export(tmp_path / "model.onnx", 21)
+    assert exported.exporter.startswith("torch.onnx scripted")
+    (probe,) = source.probes(0)
+    assert probe["x"].shape == (2, 1001)
+    for size in (5, 1000, 1001, 1200):
+        feeds = {"x": np.ones((2, size), np.float32)}
+        np.testing.assert_allclose(run(tmp_path / "model.onnx", feeds)["OUTPUT__0"], source.forward(feeds)["OUTPUT__0"])
+
+
 def test_nothing_is_printed(tmp_path, capfd):
     source = CONVERTER.open(MODELS["decision"].make(tmp_path), MODELS["decision"].options)
     source.export(tmp_path / "model.onnx", 21)
     unconvertible = MODELS["unconvertible"]
     with pytest.raises(UnsupportedOperators):
         CONVERTER.open(unconvertible.make(tmp_path), unconvertible.options).export(tmp_path / "model.onnx", 21)
-    captured = capfd.readouterr()
-    assert not captured.out
-    assert "graph" not in captured.err
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.filterwarnings("always")
+def test_warnings_of_torch_are_not_shown(tmp_path, recwarn):
+    class Warning(nn.Module):
+        def forward(self, x):
+            return nn.functional.softmax(x) * nn.functional.mse_loss(x, x[:1])
+
+    source = opened(Warning(), x("N", 4))
+    source.export(tmp_path / "model.onnx", 21)
+    source.forward({"x": np.ones((3, 4), np.float32)})
+    assert [str(one.message) for one in recwarn] == []

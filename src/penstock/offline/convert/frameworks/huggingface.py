@@ -14,9 +14,9 @@ The code of a model always comes from ``transformers``, never from the folder. T
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from penstock.config import did_you_mean
 from penstock.errors import InvalidArgument, InvalidModel, NotFound, PermissionDenied, Unsupported
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported, FrameworkModel, InputSpec
 from penstock.offline.convert.frameworks.torch import CONVERTER as TORCH
+from penstock.offline.convert.registry import FORMATS
 from penstock.tensor import Array, DataType
 
 METADATA = "penstock.huggingface"
@@ -41,12 +42,6 @@ _Known = dict[str, tuple[DataType, tuple[int | str, ...]]]
 _PAST, _ENCODED = "past_key_values", "encoder_hidden_states"
 _SIZES = {"batch": 2, "sequence": 5, "past_sequence": 3, "decoder_sequence": 4, "samples": 2_000}
 """Sizes of free dimensions in the traced call. They differ, so that the exporter does not take one for another."""
-_FILES = (
-    *("added_tokens.json", "chat_template.jinja", "generation_config.json", "merges.txt", "normalizer.json"),
-    *("preprocessor_config.json", "processor_config.json", "sentencepiece.bpe.model", "special_tokens_map.json"),
-    *("spiece.model", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt"),
-)
-"""Files of tokenizers, of preprocessing and of generation."""
 _BYTES_PER_LAYER = 16
 """A safetensors file has at least this many bytes for each layer."""
 
@@ -57,42 +52,68 @@ class HuggingFaceConverter:
 
     def open(self, source: Any, options: ConvertOptions) -> FrameworkModel:
         warnings: tuple[str, ...] = ()
+        files: list[str] = []
         if isinstance(source, transformers.PreTrainedModel):
-            model, files = source.eval(), []
+            model = source
         else:
             model, warnings = _load(Path(source), options.trust_pickle)
-            files = [Path(source, name) for name in _FILES if Path(source, name).is_file()]
-        model.config.use_cache = False
-        declared = {spec.name: spec for spec in options.inputs}
-        part, names = _part(model, [*declared, *(name for name in options.sample if name not in declared)])
-        specs = _specs(part, names, declared)
-        sample = _sample(specs, options.sample, part.config)
-        dynamic = {
-            name: options.dynamic.get(name) or {i: dim for i, dim in enumerate(dims) if isinstance(dim, str)}
-            for name, (_, dims) in specs.items()
-        }
-        if unknown := [name for name in options.dynamic if name not in dynamic]:
-            raise InvalidArgument(f"--dynamic names input '{unknown[0]}'", f"the model's inputs are {list(dynamic)}")
-        inner = TORCH.open(
-            NamedInputs(part).eval(),
-            msgspec.structs.replace(options, inputs=(), sample=sample, dynamic=dynamic, weights=None),
-        )
-        return HuggingFaceModel(inner, model, files, warnings)
+            files = [name for name in FORMATS["huggingface"].companions if Path(source, name).is_file()]
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_without_cache(model))
+            inner = _opened(model, options)
+            return HuggingFaceModel(inner, model, files, warnings, stack.pop_all().close)
 
 
 CONVERTER = HuggingFaceConverter()
 
 
-class HuggingFaceModel:
-    """The model of the converter of PyTorch, with the limits of the positions and with the files of the folder."""
+@contextlib.contextmanager
+def _without_cache(model: Any) -> Iterator[None]:
+    """Configure ``model`` to return no cache, and restore its configuration at the end."""
+    kept = dict(vars(model.config))
+    model.config.use_cache = False
+    try:
+        yield
+    finally:
+        del model.config.use_cache
+        if "use_cache" in kept:
+            model.config.use_cache = kept["use_cache"]
 
-    def __init__(self, inner: FrameworkModel, model: Any, files: Sequence[Path], warnings: tuple[str, ...]) -> None:
-        self._inner, self._files, self._warnings = inner, files, warnings
+
+def _opened(model: Any, options: ConvertOptions) -> FrameworkModel:
+    """The part of ``model`` that the declared inputs choose, opened by the converter of PyTorch."""
+    declared = {spec.name: spec for spec in options.inputs}
+    part, names = _part(model, [*declared, *(name for name in options.sample if name not in declared)])
+    specs = _specs(part, names, declared, options.sample)
+    sample = _sample(specs, options.sample, part.config)
+    dynamic = {
+        name: options.dynamic.get(name) or {i: dim for i, dim in enumerate(dims) if isinstance(dim, str)}
+        for name, (_, dims) in specs.items()
+    }
+    if unknown := [name for name in options.dynamic if name not in dynamic]:
+        raise InvalidArgument(f"--dynamic names input '{unknown[0]}'", f"the model's inputs are {list(dynamic)}")
+    module = NamedInputs(part)
+    module.training = part.training
+    return TORCH.open(module, msgspec.structs.replace(options, inputs=(), sample=sample, dynamic=dynamic, weights=None))
+
+
+class HuggingFaceModel:
+    """The model of the converter of PyTorch, with the limits of the positions and with facts about the folder."""
+
+    def __init__(
+        self,
+        inner: FrameworkModel,
+        model: Any,
+        files: Sequence[str],
+        warnings: tuple[str, ...],
+        release: Callable[[], None],
+    ) -> None:
+        self._inner, self._warnings, self._release = inner, warnings, release
         self._about = {
             "architecture": type(model).__name__,
             "model_type": model.config.model_type,
             "labels": {str(key): str(label) for key, label in (getattr(model.config, "id2label", None) or {}).items()},
-            "files": [file.name for file in files],
+            "files": list(files),
         }
         limit = _positions(model)
         self.signature = inner.signature
@@ -111,20 +132,17 @@ class HuggingFaceModel:
         return self._inner.values(inputs, names)
 
     def export(self, target: Path, opset: int) -> Exported:
-        """Write the model, and the files of the tokenizer and of preprocessing beside it."""
         exported = self._inner.export(target, opset)
         proto = onnx.load(target, load_external_data=False)
         onnx.helper.set_model_props(
             proto, {one.key: one.value for one in proto.metadata_props} | {METADATA: json.dumps(self._about)}
         )
         onnx.save(proto, target)
-        for file in self._files:
-            if file.parent.resolve() != target.parent.resolve():
-                shutil.copyfile(file, target.parent / file.name)
         return msgspec.structs.replace(exported, warnings=(*self._warnings, *exported.warnings))
 
     def close(self) -> None:
         self._inner.close()
+        self._release()
 
 
 class NamedInputs(torch.nn.Module):  # type: ignore[misc]
@@ -310,8 +328,8 @@ def _choices(model: Any, steps: bool) -> _Known:
     return found
 
 
-def _specs(model: Any, names: Sequence[str], declared: Mapping[str, InputSpec]) -> _Known:
-    """Type and shape of each input, as declared or else as known."""
+def _specs(model: Any, names: Sequence[str], declared: Mapping[str, InputSpec], sample: Mapping[str, Array]) -> _Known:
+    """Type and shape of each input: as declared, or else as known, or else as in the sample."""
     steps = _PAST in names
     choices = _choices(model, steps)
     found: _Known = {}
@@ -320,7 +338,9 @@ def _specs(model: Any, names: Sequence[str], declared: Mapping[str, InputSpec]) 
             found |= _past(model)
             continue
         spec = declared.get(name, InputSpec(name, None, None))
-        datatype, shape = choices.get(name, (None, None))
+        given = sample.get(name)
+        from_sample = (None, None) if given is None else (DataType.from_numpy(given.dtype), given.shape)
+        datatype, shape = choices.get(name, from_sample)
         datatype, shape = spec.datatype or datatype, spec.shape or shape
         if datatype is None or shape is None:
             raise InvalidArgument(

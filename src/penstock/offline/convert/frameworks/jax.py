@@ -27,8 +27,11 @@ from penstock.errors import InvalidArgument, InvalidInput, PenstockError, Unsupp
 from penstock.offline.convert.base import RANDOM, Axis, ConvertOptions, Exported, InputSpec, UnsupportedOperators
 from penstock.offline.convert.declarations import chosen_outputs, declared_input
 from penstock.offline.convert.jax.trace import JaxTrace, failed_operator, missing_operators
+from penstock.offline.convert.quiet import quiet
 from penstock.tensor import Array, DataType, Signature, TensorSpec
 
+_ERRORS = 3
+"""The level of logging at which ONNX Runtime shows no warnings."""
 _WIDE = (DataType.INT64, DataType.UINT64, DataType.FP64)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -105,7 +108,7 @@ class JaxModel:
 
     def export(self, target: Path, opset: int) -> Exported:
         symbolic, failures, found = self._symbolic(), list[Exception](), list[_Written]()
-        with tempfile.TemporaryDirectory() as folder, jax.enable_x64(self._double):
+        with quiet(), tempfile.TemporaryDirectory() as folder, jax.enable_x64(self._double):
             calls = Path(folder, "calls.json")
             for way in ("patched", "primitives"):
                 try:
@@ -294,7 +297,9 @@ def _is_close(proto: onnx.ModelProto, sample: Mapping[str, Array], expected: Map
 
     This only decides between the ways. The comparison of the conversion comes later, and is strict.
     """
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _ERRORS
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     taken = {one.name: sample[one.name] for one in session.get_inputs()}
     for (name, want), got in zip(expected.items(), session.run(list(expected), taken), strict=True):
         if got.shape != want.shape or got.dtype != want.dtype:

@@ -17,7 +17,6 @@ from penstock.offline.convert.base import UnsupportedOperator, UnsupportedOperat
 from penstock.offline.convert.torch.links import line_of, where
 
 _INTERNAL = "torch.onnx._internal.exporter"
-_MODULES = ("_core", "_dispatching", "_registration")
 _REGISTER = "define it with @penstock.register_op('{}') in a file given as --ops"
 _RULES = (
     (
@@ -77,7 +76,12 @@ def diagnosis(failures: Sequence[ExportFailure], module: Any, example: Sequence[
         if isinstance(failure.error, (EngineUnavailable, UnsupportedOperators)):
             return failure.error
     if module is not None and (found := _script_operators(module, example)):
-        return UnsupportedOperators.of(found)
+        # Only dynamo uses the user's definitions.
+        reason = next((one.reason for one in failures if one.exporter == "dynamo"), "")
+        first = f"correct what torch.export rejects ({reason})" if reason else "give the module instead of TorchScript"
+        return UnsupportedOperators.of(
+            [msgspec.structs.replace(one, way_out=f"{first}, and {one.way_out}") for one in found]
+        )
     told = "; ".join(f"{one.exporter}: {one.reason}" for one in failures)
     hint = next((one.hint for one in failures if one.hint), "")
     return Unsupported(
@@ -89,15 +93,11 @@ def diagnosis(failures: Sequence[ExportFailure], module: Any, example: Sequence[
 def missing_operators(program: Any, opset: int, translations: Mapping[Any, Any]) -> list[UnsupportedOperator]:
     """All operators of ``program`` that the dynamo exporter cannot translate. Uses internals of torch; empty if they have changed."""
     try:
-        core, dispatching, registration = (importlib.import_module(f"{_INTERNAL}.{name}") for name in _MODULES)
-        registry = registration.ONNXRegistry.from_torchlib(opset_version=opset)
-        for operator, function in translations.items():
-            registry.register_op(operator, function)
-        prepare = core._prepare_exported_program_for_export  # noqa: SLF001 - torch offers no public way
-        graph = prepare(program, registry=registry).graph
+        dispatching = importlib.import_module(f"{_INTERNAL}._dispatching")
+        prepared, registry = _prepared(program, opset, translations)
         nodes = [
             node
-            for node in graph.nodes
+            for node in prepared.graph.nodes
             if node.op == "call_function"
             and hasattr(node.target, "_schema")
             and dispatching.dispatch(node, registry)[0] is None
@@ -105,6 +105,21 @@ def missing_operators(program: Any, opset: int, translations: Mapping[Any, Any])
     except Exception:  # noqa: BLE001 - internals of torch can change
         return []
     return _listed([(_origin(node), where(node), _is_complex(node)) for node in nodes])
+
+
+def with_inner_operators(program: Any, opset: int, translations: Mapping[Any, Any]) -> Any:
+    """``program`` with the operators that the dynamo exporter translates, such as aten::_linalg_svd inside aten::linalg_svd."""
+    return _prepared(program, opset, translations)[0]
+
+
+def _prepared(program: Any, opset: int, translations: Mapping[Any, Any]) -> tuple[Any, Any]:
+    """The program that the dynamo exporter translates, and the registry of its translations."""
+    core, registration = (importlib.import_module(f"{_INTERNAL}.{name}") for name in ("_core", "_registration"))
+    registry = registration.ONNXRegistry.from_torchlib(opset_version=opset)
+    for operator, function in translations.items():
+        registry.register_op(operator, function)
+    prepare = core._prepare_exported_program_for_export  # noqa: SLF001 - torch offers no public way
+    return prepare(program, registry=registry), registry
 
 
 def _listed(found: Sequence[tuple[str, str, bool]]) -> list[UnsupportedOperator]:
@@ -124,6 +139,8 @@ def _listed(found: Sequence[tuple[str, str, bool]]) -> list[UnsupportedOperator]
 def _script_operators(module: Any, example: Sequence[torch.Tensor]) -> list[UnsupportedOperator]:
     """The operators that the TorchScript exporter cannot convert."""
     try:
+        if isinstance(module.module, torch.jit.ScriptModule):
+            module = torch.jit.trace(module, tuple(example), check_trace=False)
         graph, kinds = torch.onnx.utils.unconvertible_ops(module, tuple(example), opset_version=20)
         nodes = [node for kind in kinds for node in graph.findAllNodes(kind)]
     except Exception:  # noqa: BLE001 - some modules cannot be traced

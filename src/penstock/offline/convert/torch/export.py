@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,17 +25,30 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from penstock.artifact import Artifact
 from penstock.engines.torch import to_array
-from penstock.errors import EngineUnavailable, Unsupported, WrongResult
+from penstock.errors import EngineUnavailable, PenstockError, Unsupported, WrongResult
 from penstock.offline.apart import apart
 from penstock.offline.convert.base import Exported, UnsupportedOperators
 from penstock.offline.convert.custom_ops import CustomOp
-from penstock.offline.convert.torch import attention, links
+from penstock.offline.convert.quiet import quiet
+from penstock.offline.convert.torch import attention, group_norm, links
 from penstock.offline.convert.torch.arguments import Flat
-from penstock.offline.convert.torch.diagnosis import ExportFailure, diagnosis, missing_operators
+from penstock.offline.convert.torch.diagnosis import (
+    ExportFailure,
+    diagnosis,
+    missing_operators,
+    with_inner_operators,
+)
 from penstock.tensor import Array
 
 _LEAST_DYNAMO_OPSET = 18
 _MOST_SCRIPT_OPSET = 20
+_LARGEST = 1 << 20
+"""Largest size of a dimension that is tried."""
+_RULES = (
+    (attention.is_masked_attention, attention.decomposition),
+    (group_norm.is_group_norm, group_norm.decomposition),
+)
+"""Decompositions of operators that torch's exporter writes in a form that gives other values."""
 _Made = tuple[Exported, links.Values | None]
 
 
@@ -56,6 +68,10 @@ class ExportJob:
     program: Any = None
     all_outputs: Sequence[str] = ()
     """The names of all outputs of ``program``."""
+    resized: Callable[[Mapping[str, int]], list[torch.Tensor]] = lambda _: []
+    """The example with other sizes of free dimensions, by name."""
+    beyond: list[list[torch.Tensor]] = dataclasses.field(default_factory=list)
+    """Inputs of sizes that dynamo's program is not made for, although the module accepts them: a branch depends on the size."""
     guard: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     operators: Sequence[CustomOp] = ()
     warnings: Sequence[str] = ()
@@ -119,22 +135,41 @@ def _ways(job: ExportJob, opset: int) -> Iterator[tuple[str, _Way]]:
 
 def _dynamo(job: ExportJob, target: Path, opset: int) -> _Made:
     program = job.program if job.program is not None else _captured(job)
+    if job.module is not None:
+        _add_sizes_beyond(job, program)
     translations = _by_operator(job, "onnx")
     decompositions = _by_operator(job, "torch")
-    if any(map(attention.is_masked_attention, program.graph.nodes)):
-        decompositions = {**attention.decomposition(), **decompositions}
+    for is_meant, rule in _RULES:
+        if any(map(is_meant, program.graph.nodes)):
+            decompositions = {**rule(), **decompositions}
     if decompositions:
         program = program.run_decompositions(decompositions)
     opset = max(opset, _LEAST_DYNAMO_OPSET)
-    names = list(job.all_outputs or job.outputs)
     try:
-        made = torch.onnx.export(
+        made = _translated(job, program, opset, translations)
+    except UnsupportedOperators as error:
+        if not {one.op for one in error.operators} & {operator.name() for operator in decompositions}:
+            raise
+        inner = with_inner_operators(program, opset, translations).run_decompositions(decompositions)
+        made = _translated(job, inner, opset, translations)
+    model = made.model
+    _keep_outputs(model, job.outputs)
+    _name_dimensions(model, job.free)
+    made.save(target)
+    found = links.program_links(model, made.exported_program, list(job.all_outputs or job.outputs))
+    return Exported("", found, links.random_operators(model)), links.program_values(made.exported_program)
+
+
+def _translated(job: ExportJob, program: Any, opset: int, translations: Mapping[Any, Any]) -> Any:
+    """The result of the dynamo exporter. Raises EngineUnavailable, UnsupportedOperators."""
+    try:
+        return torch.onnx.export(
             program,
             dynamo=True,
             verbose=False,
             opset_version=opset,
             input_names=job.inputs,
-            output_names=names,
+            output_names=list(job.all_outputs or job.outputs),
             custom_translation_table=translations or None,
         )
     except ImportError as error:
@@ -143,12 +178,30 @@ def _dynamo(job: ExportJob, target: Path, opset: int) -> _Made:
         if operators := missing_operators(program, opset, translations):
             raise UnsupportedOperators.of(operators) from error
         raise
-    model = made.model
-    _keep_outputs(model, job.outputs)
-    _name_dimensions(model, job.free)
-    made.save(target)
-    found = links.program_links(model, made.exported_program, names)
-    return Exported("", found, links.random_operators(model)), links.program_values(made.exported_program)
+
+
+def _add_sizes_beyond(job: ExportJob, program: Any) -> None:
+    """Find the sizes just outside the ranges of the program's dimensions. All exporters are checked with them."""
+    job.beyond.clear()
+    ranges = {str(symbol): found for symbol, found in program.range_constraints.items()}
+    values = [node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")][-len(job.example) :]
+    for value, free in zip(values, job.free, strict=True):
+        for axis, name in free.items():
+            bounds = ranges.pop(str(value.shape[axis]), None) if isinstance(value, torch.Tensor) else None
+            for size in _outside(bounds):
+                with contextlib.suppress(PenstockError):
+                    tensors = job.resized({name: size})
+                    job.call(tensors)
+                    job.beyond.append(tensors)
+
+
+def _outside(bounds: Any) -> Iterator[int]:
+    """The sizes next to a range, without those that are too small or too large for a call."""
+    for side, step in (("lower", -1), ("upper", 1)):
+        with contextlib.suppress(AttributeError, TypeError, ValueError, OverflowError):  # no range, or infinity
+            size = int(getattr(bounds, side)) + step
+            if 2 <= size <= _LARGEST:
+                yield size
 
 
 def _captured(job: ExportJob) -> Any:
@@ -169,16 +222,17 @@ def _captured(job: ExportJob) -> Any:
 
 def _by_operator(job: ExportJob, form: str) -> dict[Any, Any]:
     """The user's definitions of this form. Raises Unsupported if torch does not have one of all operators."""
-    found = {_overload(one.name): one for one in job.operators}
+    found = {overload: one for one in job.operators for overload in _overloads(one.name)}
     return {operator: one.function for operator, one in found.items() if one.form == form}
 
 
-def _overload(name: str) -> Any:
-    """The operator that ``namespace::operator`` or ``namespace::operator.overload`` names."""
+def _overloads(name: str) -> list[Any]:
+    """The operator that ``namespace::operator.overload`` names, or all overloads of ``namespace::operator``."""
     namespace, _, rest = name.partition("::")
     operator, _, overload = rest.partition(".")
     try:
-        return getattr(getattr(getattr(torch.ops, namespace), operator), overload or "default")
+        packet = getattr(getattr(torch.ops, namespace), operator)
+        return [getattr(packet, one) for one in ([overload] if overload else packet.overloads())]
     except AttributeError:
         raise Unsupported(
             f"register_op defines '{name}', but torch has no such operator",
@@ -257,7 +311,7 @@ def _check(job: ExportJob, target: Path, *, with_values: bool) -> None:
     Raises Unsupported if a shape differs from the torch model's, and WrongResult if a value differs by more than rounding explains.
     """
     artifact = Artifact.from_file(target)
-    for tensors in (job.example, *job.others):
+    for tensors in (job.example, *job.others, *job.beyond):
         feeds = {name: to_array(tensor) for name, tensor in zip(job.inputs, tensors, strict=True)}
         made: dict[str, Array] = apart.forward(artifact, feeds)
         for name, tensor in zip(job.outputs, job.call(tensors), strict=True):
@@ -294,15 +348,11 @@ def _told(notes: Sequence[str], failures: Sequence[ExportFailure]) -> list[str]:
 @contextlib.contextmanager
 def _quiet(notes: list[str]) -> Iterator[None]:
     """Keep the exporters' messages from the terminal, and add the tracer's warnings about the user's code to ``notes``."""
-    with warnings.catch_warnings(record=True) as caught, _discarded_output():
-        warnings.simplefilter("ignore")
+    with quiet(), warnings.catch_warnings(record=True) as caught, _discarded_output():
         warnings.simplefilter("always", torch.jit.TracerWarning)
-        disabled = logging.root.manager.disable
-        logging.disable(logging.CRITICAL)
         try:
             yield
         finally:
-            logging.disable(disabled)
             notes += dict.fromkeys(
                 f"{Path(one.filename).name}:{one.lineno}: {str(one.message).partition('. ')[0]}"
                 for one in caught

@@ -53,7 +53,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
             weights = {name.removeprefix(prefix): value for name, value in weights.items()}
     tied = _tied(wanted)
     missing = [name for name in wanted if name not in weights and not tied[name] & weights.keys()]
-    unexpected = sorted(name for name in weights if name not in wanted)
+    unexpected = sorted(name for name in weights if name not in wanted)  # safetensors gives them in any order
     shapes = [
         f"{name} is {list(weights[name].shape)} instead of {list(value.shape)}"
         for name, value in wanted.items()

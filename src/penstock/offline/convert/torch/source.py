@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, Penstoc
 from penstock.offline.convert.base import Axis, ConvertOptions, Exported
 from penstock.offline.convert.custom_ops import custom_ops
 from penstock.offline.convert.declarations import chosen_outputs
+from penstock.offline.convert.quiet import quiet
 from penstock.offline.convert.torch.arguments import Arguments, Flat
 from penstock.offline.convert.torch.example import Declared, declared_inputs, sizes_to_try
 from penstock.offline.convert.torch.export import ExportJob, export
@@ -22,26 +24,23 @@ from penstock.offline.convert.torch.links import Values
 from penstock.offline.convert.torch.state import Buffers
 from penstock.tensor import Array, Signature, TensorSpec
 
-Call = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
-
 
 class TorchSource:
-    """Runs ``job``'s model with ``call``, which takes and returns flat tensors."""
+    """The model that ``job`` exports."""
 
     def __init__(
         self,
-        call: Call,
         job: ExportJob,
         signature: Signature,
         axes: Mapping[str, tuple[Axis, ...]],
         release: Callable[[], None] = lambda: None,
     ) -> None:
         self.signature, self.axes = signature, axes
-        self._call, self._job, self._release = call, job, release
+        self._job, self._release = job, release
         self._values: Values | None = None
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        results = _run(self._call, self._feeds(inputs))
+        results = self._job.call(self._feeds(inputs))
         return {spec.name: to_array(tensor) for spec, tensor in zip(self.signature.outputs, results, strict=True)}
 
     def values(self, inputs: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
@@ -59,6 +58,10 @@ class TorchSource:
         self._release()
         self._release = lambda: None
         self._values = None
+
+    def probes(self, seed: int) -> list[dict[str, Array]]:
+        """Calls of the sizes for which a branch of the module may differ. They are known after ``export``."""
+        return [dict(zip(self._job.inputs, map(to_array, tensors), strict=True)) for tensors in self._job.beyond]
 
     def _feeds(self, inputs: Mapping[str, Array]) -> list[torch.Tensor]:
         for spec in self.signature.inputs:
@@ -104,7 +107,8 @@ def _opened(
         example=example,
         free=[{axis.index: axis.name for axis in one.axes} for one in declared],
         others=[_sized(declared, sizes, factor, seed) for factor, seed in ((2, 1), (0, 2))],
-        call=call,
+        call=partial(_run, call),
+        resized=lambda changed: [one.example({**sizes, **changed}, 3) for one in declared],
         module=flat,
         guard=buffers.kept,
         operators=operators,
@@ -112,7 +116,7 @@ def _opened(
     )
     outputs = _outputs(job, [found[place][1] for place in flat.kept])
     axes = {one.name: one.axes for one in declared}
-    return TorchSource(call, job, Signature(tuple(one.spec for one in declared), outputs), axes, release)
+    return TorchSource(job, Signature(tuple(one.spec for one in declared), outputs), axes, release)
 
 
 def open_exported(program: Any, options: ConvertOptions) -> TorchSource:
@@ -148,7 +152,7 @@ def open_exported(program: Any, options: ConvertOptions) -> TorchSource:
         example=example(2),
         others=[example(4), example(1)],
         free=[{axis.index: axis.name for axis in one.axes} for one in declared],
-        call=call,
+        call=partial(_run, call),
         program=program,
         all_outputs=own,
         guard=buffers.kept,
@@ -156,7 +160,7 @@ def open_exported(program: Any, options: ConvertOptions) -> TorchSource:
     )
     job.others = [tensors for tensors in job.others if _fits(job, tensors)]
     job.warnings = buffers.warning()
-    return TorchSource(call, job, Signature(inputs, tuple(signature.outputs[place] for place in places)), axes)
+    return TorchSource(job, Signature(inputs, tuple(signature.outputs[place] for place in places)), axes)
 
 
 def _own_names(signature: Signature, options: ConvertOptions) -> dict[str, str]:
@@ -194,7 +198,7 @@ def _outputs(job: ExportJob, found: Sequence[torch.Tensor]) -> tuple[TensorSpec,
     if not found:
         raise Unsupported("the module returns no tensors", "return the results from forward")
     job.others = [tensors for tensors in job.others if _fits(job, tensors)]
-    other = _run(job.call, job.others[0]) if job.others else found
+    other = job.call(job.others[0]) if job.others else found
     specs = []
     for name, tensor, second in zip(job.outputs, found, other, strict=True):
         if tensor.dtype not in BY_TORCH_TYPE:
@@ -215,7 +219,7 @@ def _sized(declared: Sequence[Declared], sizes: Mapping[str, int], factor: int, 
 
 def _fits(job: ExportJob, tensors: Sequence[torch.Tensor]) -> bool:
     try:
-        _run(job.call, tensors)
+        job.call(tensors)
     except PenstockError:
         return False
     return True
@@ -226,7 +230,7 @@ def _run(call: Callable[..., Any], *arguments: Any) -> Any:
     try:
         # The fast path, which no exporter takes, gives NaN where the other path gives 0.
         torch.backends.mha.set_fastpath_enabled(False)
-        with torch.no_grad():
+        with quiet(), torch.no_grad():
             return call(*arguments)
     except PenstockError:
         raise
