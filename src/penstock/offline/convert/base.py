@@ -132,7 +132,7 @@ class FrameworkModel(Protocol):
 
 @runtime_checkable
 class Probing(Protocol):
-    """A ``SourceModel`` that knows inputs that are hard to convert, such as the thresholds of its trees, or its categories."""
+    """A ``FrameworkModel`` that knows inputs that are hard to convert, such as the thresholds of its trees, or its categories."""
 
     def probes(self, seed: int) -> Sequence[Mapping[str, Array]]:
         """Calls to compare in addition to those that follow from ``signature``."""
