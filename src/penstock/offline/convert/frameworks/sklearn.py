@@ -253,7 +253,8 @@ def _convert_trees(scope: Any, operator: Any, container: Any) -> None:
     assert booster is not None
     (given,) = operator.inputs
     writer = GraphWriter(scope.get_unique_operator_name("Trees"))
-    names = booster.write(writer, given.full_name, _datatype(given))
+    wide = isinstance(operator.outputs[-1].type, data_types.DoubleTensorType) and is_tree(operator.raw_operator)
+    names = booster.write(writer, given.full_name, _datatype(given), wide=wide)
     results = [name for key, name in names.items() if key != "raw"]
     if booster.classes is None and len(booster.forest.base) == 1:
         results = [writer("Reshape", results[0], np.array([-1, 1]))]
