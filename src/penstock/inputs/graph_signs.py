@@ -258,7 +258,7 @@ def _scaled(read: Mapping[str, object]) -> tuple[list[float], list[float]]:
 def _thresholds(read: Mapping[str, object]) -> tuple[list[float], list[float]]:
     """The range of each column's thresholds in a tree ensemble, widened by its own width, so that all branches are taken.
 
-    Exporters use infinity, or the largest number, for nodes that only tell NaN from numbers. Such a threshold says nothing about the range.
+    Thresholds near infinity do not count: exporters use them for nodes that only tell NaN from numbers.
     """
     columns, values, modes = (read.get(f"nodes_{name}") for name in ("featureids", "values", "modes"))
     if not isinstance(columns, tuple) or not isinstance(values, tuple) or not isinstance(modes, tuple):

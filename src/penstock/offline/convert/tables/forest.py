@@ -104,7 +104,10 @@ class Forest(NamedTuple):
         return writer("TreeEnsembleRegressor", x, domain="ai.onnx.ml", **self._attributes(datatype))
 
     def write_wide(self, writer: GraphWriter, x: str, datatype: DataType) -> str:
-        """As ``write``, but the sums are float64. TreeEnsembleRegressor returns float32, so here it only returns the leaf of each tree."""
+        """Add the forest's nodes as ``write`` does, with sums of float64.
+
+        TreeEnsembleRegressor returns float32. So it returns the number of each tree's leaf, and a table has the values.
+        """
         places, table = [], []
         for number, tree in enumerate(self.trees):
             count, columns = tree.values.shape
