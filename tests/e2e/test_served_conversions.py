@@ -10,7 +10,11 @@ from benchmarks.zoo.catalog import models
 from commands import Command
 from served_conversions import assert_served
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
+"""The frameworks warn when they save models."""
 _MODELS = models()
 
 

@@ -25,6 +25,12 @@ from penstock.tensor import DataType, Signature  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
+_SLOW = ("keras_encoder", "keras_lstm")
+_CONVERTED = [
+    pytest.param(name, marks=pytest.mark.slow) if name in _SLOW else name
+    for name, model in MODELS.items()
+    if not model.diagnosis
+]
 _WORDS = np.array(["cat", "zebra", "bird"], object)
 
 
@@ -65,7 +71,7 @@ def run(path: Path | bytes, inputs: Mapping[str, np.ndarray]) -> dict[str, np.nd
     return dict(zip([one.name for one in session.get_outputs()], values, strict=True))
 
 
-@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if not model.diagnosis])
+@pytest.mark.parametrize("name", _CONVERTED)
 def test_the_outputs_and_linked_values_are_those_of_tensorflow(name: str, folder: Path) -> None:
     model = opened(name, folder)
     target = folder / f"{name}.onnx"

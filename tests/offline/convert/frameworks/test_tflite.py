@@ -153,7 +153,7 @@ def test_options_that_contradict_the_file_are_rejected(options: Any, message: st
 
 
 def test_wrong_shapes_are_rejected(files: dict[str, Path]) -> None:
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidArgument, match="unexpected shape for input 'image'"):
         opened(files["lite_cnn"]).forward({"image": np.zeros((1, 10, 10, 5), np.float32)})
 
 
