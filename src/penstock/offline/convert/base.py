@@ -18,6 +18,11 @@ import msgspec
 from penstock.errors import Unsupported
 from penstock.tensor import Array, DataType, Signature
 
+RANDOM = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+"""Operators of ONNX with random results."""
+
 
 class Axis(msgspec.Struct, frozen=True):
     """A free dimension of an input. Axes with the same ``name`` always have the same size."""

@@ -17,6 +17,7 @@ from penstock.offline.convert.caffe.caffemodel import read_caffemodel
 from penstock.offline.convert.caffe.layer import Shape, Writer, check_size
 from penstock.offline.convert.caffe.net import Net
 from penstock.offline.convert.caffe.prototxt import read_prototxt
+from penstock.offline.convert.declarations import check_inputs, declared_input
 from penstock.offline.optimize.mapped import artifact_of
 from penstock.offline.optimize.model import save
 from penstock.tensor import Array, DataType, Signature, TensorSpec
@@ -174,15 +175,13 @@ class CaffeSource:
 def _input_shapes(net: Net, options: ConvertOptions) -> dict[str, tuple[int | str, ...]]:
     """The shape of each input; names stand for free dimensions. By default, the batch is free. Raises InvalidArgument."""
     declared = {spec.name: spec for spec in options.inputs}
-    for name in (*declared, *options.sample, *options.dynamic):
-        if name not in net.inputs:
-            raise InvalidArgument(f"the network has no input '{name}'", f"its inputs are {list(net.inputs)}")
+    check_inputs(options, net.inputs)
     found: dict[str, tuple[int | str, ...]] = {}
     for name, known in net.inputs.items():
-        spec, sample = declared.get(name), options.sample.get(name)
+        spec = declared.get(name)
         if spec is not None and spec.datatype not in (None, DataType.FP32):
             raise InvalidArgument(f"input '{name}' is float32 in Caffe", f'--inputs "{name}:float32[N,3,224,224]"')
-        shape = (spec.shape if spec else None) or (sample.shape if sample is not None else known)
+        shape = declared_input(name, options, known).shape
         if not shape:
             raise InvalidArgument(
                 f"the shape of input '{name}' is not in the network", f'--inputs "{name}:float32[N,3,224,224]"'
@@ -192,10 +191,6 @@ def _input_shapes(net: Net, options: ConvertOptions) -> dict[str, tuple[int | st
                 f"input '{name}' has {len(known)} dimensions, not {len(shape)}", f"its shape is {list(known)}"
             )
         dims = list(shape)
-        for axis, dim in options.dynamic.get(name, {}).items():
-            if not 0 <= axis < len(dims):
-                raise InvalidArgument(f"input '{name}' has no axis {axis}", f"its shape is {dims}")
-            dims[axis] = dim
         if name not in options.dynamic and not (spec and spec.shape):
             dims[0] = _BATCH
         found[name] = tuple(dims)
