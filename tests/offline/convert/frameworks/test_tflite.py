@@ -14,7 +14,7 @@ pytest.importorskip("tensorflow")
 pytest.importorskip("ai_edge_litert")
 
 from benchmarks.zoo.tflite import MODELS
-from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError
+from penstock.errors import InvalidArgument, InvalidModel, PenstockError
 from penstock.offline.convert.base import ConvertOptions, FrameworkModel, InputSpec
 from penstock.offline.convert.frameworks.tflite import CONVERTER
 from tensorflow_conversions import inputs_for, run

@@ -40,7 +40,7 @@ _FAILURES = (lightgbm.basic.LightGBMError, ValueError)
 
 
 def _from_file(file: str) -> lightgbm.Booster:
-    """The booster in ``file``. Raises ValueError if trees are missing, because LightGBM reads them in threads, and aborts the process."""
+    """The booster in ``file``. Raises ValueError if a tree is incomplete, because LightGBM would abort the process."""
     text = Path(file).read_bytes()
     sizes = _TREE_SIZES.search(text)
     at = text.find(b"Tree=0\n")

@@ -25,10 +25,13 @@ def repair(graph: onnx.GraphProto) -> None:
                     :2
                 ]:  # the number of the iteration and the condition, whose shapes must be known
                     info.type.tensor_type.shape.SetInParent()
-    used = {name for node in nodes_below(graph) for name in node.input} | {one.name for one in graph.output}
-    alive = [node for node in graph.node if used.intersection(node.output)]
-    del graph.node[:]
-    graph.node.extend(alive)
+    before = -1
+    while before != len(graph.node):  # without the nodes that nothing reads, nothing may read others
+        before = len(graph.node)
+        used = {name for node in nodes_below(graph) for name in node.input} | {one.name for one in graph.output}
+        alive = [node for node in graph.node if used.intersection(node.output)]
+        del graph.node[:]
+        graph.node.extend(alive)
     read = {name for node in nodes_below(graph) for name in node.input} | {one.name for one in graph.output}
     kept = [one for one in graph.initializer if one.name in read]
     del graph.initializer[:]
