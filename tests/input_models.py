@@ -190,5 +190,32 @@ def categories() -> Artifact:
     )
 
 
+def stumps(thresholds: list[float]) -> Artifact:
+    """The number of ``thresholds`` that are not below the only column of ``x``, as a sum of trees."""
+    count = len(thresholds)
+    nodes = {
+        "featureids": [0] * 3 * count,
+        "modes": ["BRANCH_LEQ", "LEAF", "LEAF"] * count,
+        "values": [value for threshold in thresholds for value in (threshold, 0.0, 0.0)],
+        "treeids": [tree for tree in range(count) for _ in range(3)],
+        "nodeids": [0, 1, 2] * count,
+        "truenodeids": [1, 0, 0] * count,
+        "falsenodeids": [2, 0, 0] * count,
+    }
+    node = helper.make_node(
+        "TreeEnsembleRegressor",
+        ["x"],
+        ["y"],
+        domain="ai.onnx.ml",
+        n_targets=1,
+        target_treeids=list(range(count)),
+        target_nodeids=[1] * count,
+        target_ids=[0] * count,
+        target_weights=[1.0] * count,
+        **{f"nodes_{name}": values for name, values in nodes.items()},
+    )
+    return built([node], [("x", _FP32, ["N", 1])], [("y", _FP32, ["N", 1])], domains={"ai.onnx.ml": 3})
+
+
 def graph_of(artifact: Artifact):
     return read_graph(artifact.data)

@@ -83,6 +83,13 @@ def test_a_table_model_says_its_columns() -> None:
     assert meanings(input_models.categories())["colour"].choices == (b"red", b"green", b"blue")
 
 
+@pytest.mark.parametrize("threshold", [np.inf, -np.inf, float(np.finfo(np.float32).max)])
+def test_a_threshold_that_only_tells_nan_is_no_range(threshold: float) -> None:
+    found = meanings(input_models.stumps([0.0, 2.0, threshold]))["x"]
+    assert found.role is Role.FEATURES
+    assert (found.low, found.high) == ((-1.0,), (3.0,))
+
+
 @pytest.mark.parametrize(
     ("artifact", "layout", "high"),
     [

@@ -34,6 +34,7 @@ _MAX_CONSTANT = 64
 _MAX_COLUMNS = 4_096
 _MAX_CHOICES = 1_000
 _CHANNELS = (1, 3, 4)
+_LARGEST = 3e38
 _PIXELS = 64.0
 """Divisors above this value show that an image has values from 0 to 255."""
 
@@ -255,13 +256,16 @@ def _scaled(read: Mapping[str, object]) -> tuple[list[float], list[float]]:
 
 
 def _thresholds(read: Mapping[str, object]) -> tuple[list[float], list[float]]:
-    """The range of each column's thresholds in a tree ensemble, widened by its own width, so that all branches are taken."""
+    """The range of each column's thresholds in a tree ensemble, widened by its own width, so that all branches are taken.
+
+    Thresholds near infinity do not count: exporters use them for nodes that only tell NaN from numbers.
+    """
     columns, values, modes = (read.get(f"nodes_{name}") for name in ("featureids", "values", "modes"))
     if not isinstance(columns, tuple) or not isinstance(values, tuple) or not isinstance(modes, tuple):
         return [], []
     by_column: dict[int, list[float]] = defaultdict(list)
     for column, value, mode in zip(columns, values, modes, strict=False):
-        if mode != "LEAF" and 0 <= column < _MAX_COLUMNS:
+        if mode != "LEAF" and 0 <= column < _MAX_COLUMNS and abs(value) < _LARGEST:
             by_column[column].append(value)
     if not by_column:
         return [], []

@@ -8,6 +8,8 @@ from benchmarks.zoo.catalog import models
 from benchmarks.zoo.model import ZooModel
 from conformance.converters import ConverterConformance
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+"""The frameworks warn when they save models."""
 _FAST = ("caffe/", "onnx/", "xgboost/", "lightgbm/", "catboost/")
 _MODELS = models()
 

@@ -29,7 +29,7 @@ class FormatEntry(msgspec.Struct, frozen=True):
     runs_code: bool
     """True if loading the file can run code, so that it needs ``--trust-pickle``."""
     isolated: tuple[str, ...] = ()
-    """Requirements of the environment that ``--isolated`` makes."""
+    """Requirements of the environment that ``--isolated`` makes. Formats with the same extra and requirements share one."""
     companions: tuple[str, ...] = ()
     """Files of a source folder that belong beside the ONNX model."""
 
@@ -70,15 +70,7 @@ FORMATS = {
         FormatEntry("saved_model", "TensorFlow SavedModel", "tensorflow", "tf2onnx", "tf2onnx", False, _TF2ONNX),
         FormatEntry("keras", "Keras (.keras, .h5)", "tensorflow", "tf2onnx", "tf2onnx", False, _TF2ONNX),
         FormatEntry("graph_def", "TensorFlow frozen graph (.pb)", "tensorflow", "tf2onnx", "tf2onnx", False, _TF2ONNX),
-        FormatEntry(
-            "tflite",
-            "TensorFlow Lite (.tflite)",
-            "tflite",
-            "tf2onnx",
-            "tf2onnx",
-            False,
-            (*_TF2ONNX, "ai-edge-litert>=2.0"),
-        ),
+        FormatEntry("tflite", "TensorFlow Lite (.tflite)", "tflite", "tf2onnx", "tf2onnx", False, _TF2ONNX),
         FormatEntry("jax", "JAX or Flax (module:callable)", "jax", "jax2onnx", "jax", False),
         FormatEntry("sklearn", "scikit-learn (.skops, .joblib, .pkl)", "sklearn", "skl2onnx", "sklearn", False),
         FormatEntry("xgboost", "XGBoost (.json, .ubj)", "xgboost", "xgboost", "xgboost", False),

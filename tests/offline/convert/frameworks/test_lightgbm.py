@@ -74,6 +74,16 @@ def test_truncated_and_other_files_are_refused(tmp_path: Path) -> None:
             CONVERTER.open(file, ConvertOptions())
 
 
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
+def test_a_file_that_ends_within_its_trees_does_not_end_the_process(share: float, tmp_path: Path) -> None:
+    file = Path(str(MODELS["classes"].make(tmp_path)))
+    text = file.read_bytes()
+    start, end = text.index(b"Tree=0"), text.index(b"end of trees")
+    file.write_bytes(text[: start + int(share * (end - start))])
+    with pytest.raises(InvalidModel, match=r"tree \d+ is incomplete"):
+        CONVERTER.open(file, ConvertOptions())
+
+
 def test_other_objects_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="dict is not a model of LightGBM"):
         CONVERTER.open({}, ConvertOptions())

@@ -20,8 +20,15 @@ from tensorflow_conversions import CONVERTER, inputs_for, opened, run  # noqa: E
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
+_SLOW = ("keras_encoder", "keras_lstm")
+_CONVERTED = [
+    pytest.param(name, marks=pytest.mark.slow) if name in _SLOW else name
+    for name, model in MODELS.items()
+    if not model.diagnosis
+]
 
-@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if not model.diagnosis])
+
+@pytest.mark.parametrize("name", _CONVERTED)
 def test_the_outputs_and_linked_values_are_those_of_tensorflow(name: str, folder: Path) -> None:
     model = opened(name, folder)
     target = folder / f"{name}.onnx"

@@ -14,7 +14,7 @@ pytest.importorskip("tensorflow")
 pytest.importorskip("ai_edge_litert")
 
 from benchmarks.zoo.tflite import MODELS
-from penstock.errors import InvalidArgument, InvalidInput, InvalidModel, PenstockError
+from penstock.errors import InvalidArgument, InvalidModel, PenstockError
 from penstock.offline.convert.base import ConvertOptions, FrameworkModel, InputSpec
 from penstock.offline.convert.frameworks.tflite import CONVERTER
 from tensorflow_conversions import inputs_for, run
@@ -135,7 +135,7 @@ def test_options_that_contradict_the_file_are_rejected(options: Any, message: st
 
 
 def test_wrong_shapes_are_rejected(files: dict[str, Path]) -> None:
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidArgument, match="unexpected shape for input 'image'"):
         opened(files["lite_cnn"]).forward({"image": np.zeros((1, 10, 10, 5), np.float32)})
 
 

@@ -30,13 +30,17 @@ def stump(threshold: float, missing_yes: bool = False, **sets: tuple[int, ...]) 
     )
 
 
-def sums(forest: Forest, x: Array) -> Array:
+def sums(forest: Forest, x: Array, *, wide: bool = False) -> Array:
     writer = GraphWriter()
     datatype = DataType.from_numpy(x.dtype)
-    output = forest.write(writer, "x", datatype)
+    output = (forest.write_wide if wide else forest.write)(writer, "x", datatype)
     inputs = [helper.make_tensor_value_info("x", datatype.onnx, [None, x.shape[1]])]
     graph = helper.make_graph(
-        writer.nodes, "g", inputs, [helper.make_tensor_value_info(output, 1, None)], writer.constants
+        writer.nodes,
+        "g",
+        inputs,
+        [helper.make_tensor_value_info(output, 11 if wide else 1, None)],
+        writer.constants,
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 3)]
     return run(helper.make_model_gen_version(graph, opset_imports=opsets), {"x": x})[output]
@@ -95,3 +99,13 @@ def test_probes_contain_the_threshold_and_its_neighbours() -> None:
     probes = set(Forest([stump(0.1)], "<", np.zeros(1), 1).probes(np.random.default_rng(0)).ravel().tolist())
     near = np.float32(0.1)
     assert {float(near), float(np.nextafter(near, np.float32(1))), float(np.nextafter(near, np.float32(-1)))} <= probes
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_wide_sums_have_the_precision_of_float64(dtype: type) -> None:
+    third = np.array([[0.0], [1 / 3], [0.0]])
+    trees = [stump(0.5)._replace(values=third), stump(2.0)._replace(values=3 * third, target=1)]
+    x = np.array([[0.0], [1.0], [3.0], [np.nan]], dtype)
+    found = sums(Forest(trees, "<=", np.array([0.1, 0.2]), 1), x, wide=True)
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, [[0.1 + 1 / 3, 1.2], [0.1, 1.2], [0.1, 0.2], [0.1, 0.2]])

@@ -2,10 +2,12 @@
 
 import numpy as np
 import onnx
+import onnxruntime
+import pytest
 from onnx import numpy_helper
 
 from penstock.offline.convert.tensorflow.functions import DOMAIN
-from penstock.offline.convert.tensorflow.repairs import quantise_rows, raise_opset, repair
+from penstock.offline.convert.tensorflow.repairs import quantise_rows, raise_opset, repair, round_resized
 
 
 def model(text: str, head: str = "float[N, 4] x") -> onnx.ModelProto:
@@ -52,3 +54,36 @@ def test_the_opset_is_raised_if_all_operators_keep_their_meaning():
     raise_opset(grouped, 21)
     assert [one.opset_import[0].version for one in (plain, grouped)] == [21, 18]
     assert plain.ir_version >= 10
+
+
+def resized(kind: str, point: int) -> onnx.ModelProto:
+    """A quantised image of one row, which becomes two times as wide."""
+    return onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 18]> g ({kind}[1, 1, 1, w] x) => ({kind}[a, b, c, d] y)
+        <float s = {{0.5}}, {kind} z = {{{point}}}, float[4] sizes = {{1, 1, 1, 2}}> {{
+            f = DequantizeLinear(x, s, z)
+            big = Resize <mode = "linear"> (f, , sizes)
+            y = QuantizeLinear(big, s, z)
+        }}"""
+    )
+
+
+@pytest.mark.parametrize("point", [0, 3])
+def test_halves_between_signed_integers_are_rounded_away_from_zero(point: int):
+    found = resized("int8", point)
+    round_resized(found.graph)
+    repair(found.graph)
+    onnx.checker.check_model(found, full_check=True)
+    assert {"QuantizeLinear", "DequantizeLinear"}.isdisjoint(node.op_type for node in found.graph.node)
+    session = onnxruntime.InferenceSession(found.SerializeToString())
+    x = np.array([0, 2, 4, -2, -128, 127], np.int8).reshape(1, 1, 1, -1)
+    # At 1/4 and 3/4 between two neighbours: 0.5, 1.5, 2.5, 3.5, 2.5, -0.5, -33.5, -96.5, -64.25, 63.25
+    wanted = [0, 1, 2, 3, 4, 3, -1, -34, -97, -64, 63, 127]
+    assert session.run(None, {"x": x})[0].ravel().tolist() == wanted
+
+
+def test_unsigned_images_stay_as_they_are():
+    found = resized("uint8", 3)
+    before = found.SerializeToString()
+    round_resized(found.graph)
+    assert found.SerializeToString() == before

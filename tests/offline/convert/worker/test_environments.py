@@ -15,7 +15,7 @@ from penstock.offline.convert.registry import FormatEntry
 from penstock.offline.convert.worker.environments import environment
 from penstock.offline.convert.worker.remote import open_remote
 
-ENTRY = FormatEntry("fake", "Fake", "fake", "", "", False, ("fakeframework==1.0",))
+ENTRY = FormatEntry("fake", "Fake", "fake", "", "fake", False, ("fakeframework==1.0",))
 
 
 def write_wheel(folder: Path, files: dict[str, str]) -> None:
@@ -86,7 +86,7 @@ if call == "forward":
 
 def test_other_requirements_get_another_environment_and_one_that_fails_leaves_nothing(made):
     folder, python, _ = made
-    entry = FormatEntry("fake", "Fake", "fake", "", "", False, ("fakeframework==2.0",))
+    entry = FormatEntry("fake", "Fake", "fake", "", "fake", False, ("fakeframework==2.0",))
     with pytest.raises(Unavailable, match=r"environment for Fake cannot be made: .*fakeframework==2.0") as caught:
         environment(entry, base=())
     assert "fakeframework==2.0" in caught.value.hint
@@ -95,7 +95,7 @@ def test_other_requirements_get_another_environment_and_one_that_fails_leaves_no
 
 def test_an_interrupt_leaves_nothing(made):
     folder, python, _ = made
-    entry = FormatEntry("fake", "Fake", "other", "", "", False, ("fakeframework==1.0",))
+    entry = FormatEntry("fake", "Fake", "fake", "", "other", False, ("fakeframework==1.0",))
 
     def interrupt(line: str) -> None:
         if not line.startswith("making"):

@@ -5,7 +5,9 @@ The trees come from the model's text, as arrays. LightGBM compares and adds in f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import lightgbm
@@ -22,6 +24,8 @@ _ZERO = float(np.float32(1e-35))
 _CATEGORICAL, _DEFAULT_LEFT = 1, 2
 """Bits of a node's ``decision_type``; the two bits above them are the type of missing values."""
 _NONE_MISSING, _ZERO_MISSING = 0, 1
+_TREE_SIZES = re.compile(rb"^tree_sizes=([\d ]*)\r?$", re.MULTILINE)
+"""The line of a file with the number of bytes of each tree."""
 _LINKS = {
     "binary": "sigmoid",
     "cross_entropy": "sigmoid",
@@ -35,12 +39,25 @@ _LINKS = {
 _FAILURES = (lightgbm.basic.LightGBMError, ValueError)
 
 
+def _from_file(file: str) -> lightgbm.Booster:
+    """The booster in ``file``. Raises ValueError if a tree is incomplete, because LightGBM would abort the process."""
+    text = Path(file).read_bytes()
+    sizes = _TREE_SIZES.search(text)
+    at = text.find(b"Tree=0\n")
+    for number, size in enumerate(sizes[1].split() if sizes else []):
+        end = at + int(size)
+        if at < 0 or end > len(text) or not text.startswith(b"Tree=%d\n" % number, at):
+            raise ValueError(f"tree {number} is incomplete")
+        at = end
+    return lightgbm.Booster(model_file=file)
+
+
 def read(source: Any) -> Booster:
     """The booster in ``source``: a path, a ``Booster`` or an estimator."""
     estimator = source if isinstance(source, lightgbm.LGBMModel) else None
     booster = source.booster_ if estimator else source
     if not isinstance(booster, lightgbm.Booster):
-        booster = loaded("LightGBM", source, lambda file: lightgbm.Booster(model_file=file), _FAILURES)
+        booster = loaded("LightGBM", source, _from_file, _FAILURES)
     header, *trees = [dict(line.partition("=")[::2] for line in part.splitlines()) for part in _parts(booster)]
     targets = int(header["num_tree_per_iteration"])
     averaged = len(trees) // targets if "average_output" in header else 1

@@ -253,11 +253,17 @@ def _convert_trees(scope: Any, operator: Any, container: Any) -> None:
     assert booster is not None
     (given,) = operator.inputs
     writer = GraphWriter(scope.get_unique_operator_name("Trees"))
-    names = booster.write(writer, given.full_name, _datatype(given))
+    wide = is_tree(operator.raw_operator) and _datatype(given) is DataType.FP64 and _may_be_wide(operator)
+    names = booster.write(writer, given.full_name, _datatype(given), wide=wide)
     results = [name for key, name in names.items() if key != "raw"]
     if booster.classes is None and len(booster.forest.base) == 1:
         results = [writer("Reshape", results[0], np.array([-1, 1]))]
     _embed(writer, results, operator, container)
+
+
+def _may_be_wide(operator: Any) -> bool:
+    """True if the readers of the result accept float64. skl2onnx declares float32 for probabilities, which ``_finish`` corrects."""
+    return isinstance(operator.outputs[-1].type, data_types.DoubleTensorType) or operator.outputs[-1].is_leaf
 
 
 def _convert_text(scope: Any, operator: Any, container: Any) -> None:

@@ -83,6 +83,9 @@ class _TensorFlowModel:
         self._tables: Any = None
 
     def forward(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        for spec in self.signature.inputs:  # TensorFlow accepts some other shapes, too
+            if spec.name in inputs:
+                spec.check(inputs[spec.name])
         try:
             found = self._concrete(*(tf.constant(inputs[spec.name], spec.dtype) for spec in self._specs))
             return {name: np.array(one.numpy()) for name, one in zip(self.signature.output_names, found, strict=True)}

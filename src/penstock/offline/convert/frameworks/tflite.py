@@ -106,6 +106,7 @@ class _TfLiteModel:
         return {one["name"]: one for one in details if one["name"] and names.count(one["name"]) == 1}
 
     def _invoke(self, inputs: Mapping[str, Array]) -> None:
+        self.signature.check(inputs)
         interpreter = self._interpreter
         try:
             for name, details in self._inputs.items():

@@ -54,13 +54,17 @@ class Booster(NamedTuple):
     """Exceptions of the framework for inputs that it rejects."""
     warnings: tuple[str, ...] = ()
 
-    def write(self, writer: GraphWriter, x: str, datatype: DataType) -> dict[str, str]:
-        """Add the model's nodes for the input ``x``. Returns the names of the scores ``raw`` and of the outputs."""
+    def write(self, writer: GraphWriter, x: str, datatype: DataType, *, wide: bool = False) -> dict[str, str]:
+        """Add the model's nodes for the input ``x``. Returns the names of the scores ``raw`` and of the outputs.
+
+        With ``wide``, scores and probabilities are float64.
+        """
+        kind = np.float64 if wide else np.float32
         inner = DataType.FP64 if self.double and not _narrow(datatype) else DataType.FP32
         if datatype is not inner:
             x = writer("Cast", x, to=inner.onnx)
-        raw = self.forest.write(writer, x, inner)
-        scaled = raw if self.scale == 1 else writer("Mul", raw, np.array(self.scale, np.float32))
+        raw = (self.forest.write_wide if wide else self.forest.write)(writer, x, inner)
+        scaled = raw if self.scale == 1 else writer("Mul", raw, np.array(self.scale, kind))
         result = _LINKS[self.link](writer, scaled)
         single = len(self.forest.base) == 1
         if self.classes is None:
@@ -69,10 +73,10 @@ class Booster(NamedTuple):
         if single:
             best = writer(
                 "Cast",
-                writer("Squeeze", writer("Greater", raw, np.zeros((), np.float32)), np.array([1])),
+                writer("Squeeze", writer("Greater", raw, np.zeros((), kind)), np.array([1])),
                 to=TensorProto.INT64,
             )
-            result = writer("Concat", writer("Sub", np.ones((), np.float32), result), result, axis=1)
+            result = writer("Concat", writer("Sub", np.ones((), kind), result), result, axis=1)
         else:
             best = writer("ArgMax", raw, axis=1, keepdims=0)
         return {"raw": raw, "label": writer("Gather", self.classes, best), "probabilities": result}

@@ -103,6 +103,24 @@ class Forest(NamedTuple):
             x = writer("Where", np.isin(np.arange(self.features), self.categorical), whole, x)
         return writer("TreeEnsembleRegressor", x, domain="ai.onnx.ml", **self._attributes(datatype))
 
+    def write_wide(self, writer: GraphWriter, x: str, datatype: DataType) -> str:
+        """Add the forest's nodes as ``write`` does, with sums of float64.
+
+        TreeEnsembleRegressor returns float32. So it returns the number of each tree's leaf, and a table has the values.
+        """
+        places, table = [], []
+        for number, tree in enumerate(self.trees):
+            count, columns = tree.values.shape
+            values = np.zeros((count, len(self.base)))
+            values[:, tree.target : tree.target + columns] = tree.values
+            places.append(tree._replace(values=np.arange(count, dtype=np.float64)[:, None], target=number))
+            table.append(values)
+        starts = np.cumsum([0, *map(len, table)])[:-1]
+        leaves = self._replace(trees=places, base=np.zeros(len(places))).write(writer, x, datatype)
+        rows = writer("Add", writer("Cast", leaves, to=TensorProto.INT64), starts)
+        chosen = writer("Gather", np.concatenate(table), rows)
+        return writer("Add", writer("ReduceSum", chosen, np.array([1]), keepdims=0), self.base)
+
     def _attributes(self, datatype: DataType) -> dict[str, Any]:
         """The attributes of TreeEnsembleRegressor."""
         columns: list[list[Any]] = [[] for _ in _NODES]

@@ -99,6 +99,8 @@ def converted(request: Request, opset: int) -> onnx.ModelProto:
     if trouble.operators:
         raise UnsupportedOperators.of(list(dict.fromkeys(trouble.operators)))
     repairs.quantise_rows(model.graph)
+    if "tflite_path" in request.arguments:
+        repairs.round_resized(model.graph)
     model = functions.inlined(model)
     if left := list(dict.fromkeys(_unknown(model.graph))):
         raise UnsupportedOperators.of(left)

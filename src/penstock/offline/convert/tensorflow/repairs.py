@@ -25,10 +25,13 @@ def repair(graph: onnx.GraphProto) -> None:
                     :2
                 ]:  # the number of the iteration and the condition, whose shapes must be known
                     info.type.tensor_type.shape.SetInParent()
-    used = {name for node in nodes_below(graph) for name in node.input} | {one.name for one in graph.output}
-    alive = [node for node in graph.node if used.intersection(node.output)]
-    del graph.node[:]
-    graph.node.extend(alive)
+    before = -1
+    while before != len(graph.node):  # without the nodes that nothing reads, nothing may read others
+        before = len(graph.node)
+        used = {name for node in nodes_below(graph) for name in node.input} | {one.name for one in graph.output}
+        alive = [node for node in graph.node if used.intersection(node.output)]
+        del graph.node[:]
+        graph.node.extend(alive)
     read = {name for node in nodes_below(graph) for name in node.input} | {one.name for one in graph.output}
     kept = [one for one in graph.initializer if one.name in read]
     del graph.initializer[:]
@@ -65,6 +68,60 @@ def quantise_rows(graph: onnx.GraphProto) -> None:
             kept.append(node)
     del graph.node[:]
     graph.node.extend(kept)
+
+
+def round_resized(graph: onnx.GraphProto) -> None:
+    """Interpolate quantised images as LiteRT does: between the integers, with halves rounded away from zero.
+
+    QuantizeLinear rounds halves to even, and interpolation by a factor of two gives many halves. LiteRT does so for signed integers.
+    """
+    constants = {one.name: one for one in graph.initializer}
+    makers = {name: node for node in graph.node for name in node.output}
+    kept: list[onnx.NodeProto] = []
+    for node in graph.node:
+        resize = makers.get(node.input[0]) if node.op_type == "QuantizeLinear" else None
+        source = makers.get(resize.input[0]) if resize is not None and _is_linear(resize) else None
+        if resize is None or source is None or not _has_same_steps(source, node, constants):
+            kept.append(node)
+            continue
+        kept += _rounded(source.input[0], resize, node.output[0], constants[node.input[2]].data_type)
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _is_linear(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Resize" and any(one.name == "mode" and one.s == b"linear" for one in node.attribute)
+
+
+def _has_same_steps(source: onnx.NodeProto, target: onnx.NodeProto, constants: Mapping[str, Any]) -> bool:
+    """True if both nodes have the same scale and the same zero point, a signed integer."""
+    if source.op_type != "DequantizeLinear" or len(source.input) < 3 or len(target.input) < 3:
+        return False
+    pairs = list(zip(source.input[1:3], target.input[1:3], strict=True))
+    if not all(name in constants for pair in pairs for name in pair):
+        return False
+    arrays = [[onnx.numpy_helper.to_array(constants[name]) for name in pair] for pair in pairs]
+    return all(np.array_equal(one, other) for one, other in arrays) and arrays[1][0].dtype.kind == "i"
+
+
+def _rounded(integers: str, resize: onnx.NodeProto, result: str, kind: int) -> list[onnx.NodeProto]:
+    """Nodes that resize ``integers`` as ``resize`` does, and round halves away from zero."""
+    floats, resized, sign, size, half, sums, whole, signed = (f"{result}_{number}" for number in range(8))
+    made = onnx.NodeProto()
+    made.CopyFrom(resize)
+    made.name, made.input[0], made.output[0] = resized, floats, resized
+    node = onnx.helper.make_node
+    return [
+        node("Cast", [integers], [floats], to=onnx.TensorProto.FLOAT),
+        made,
+        node("Sign", [resized], [sign]),
+        node("Abs", [resized], [size]),
+        node("Constant", [], [half], value_float=0.5),
+        node("Add", [size, half], [sums]),
+        node("Floor", [sums], [whole]),
+        node("Mul", [sign, whole], [signed]),
+        node("Cast", [signed], [result], to=kind),
+    ]
 
 
 def _unfused(node: onnx.NodeProto, weights: onnx.NodeProto, constants: Mapping[str, Any]) -> list[onnx.NodeProto]:

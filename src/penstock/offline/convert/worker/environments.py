@@ -43,7 +43,7 @@ def environment(entry: FormatEntry, progress: Progress = lambda _: None, base: S
     requirements = sorted({*base, *entry.isolated})
     facts = [*requirements, platform.python_version(), platform.machine(), sys.base_prefix]
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
-    folder = _cache() / f"{entry.framework}-{digest}"
+    folder = _cache() / f"{entry.extra}-{digest}"
     python = folder / "bin" / "python"
     with _lock(folder.with_suffix(".lock"), entry, progress):
         if not ((folder / _MARK).exists() and python.exists()):
