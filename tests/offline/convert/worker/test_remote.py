@@ -103,6 +103,21 @@ def test_values_without_a_datatype_of_the_protocol_are_left_out(opened):
     assert opened().values(X, ["phase", "name"])["name"].tolist() == [b"a"]
 
 
+def test_probes_arrive(opened):
+    assert list(opened().probes(0)) == []
+    code = (
+        "if call == 'probes': result = [{'x': np.full((2, 2), seed, np.float32)}, {'x': np.zeros((1, 2), np.float32)}]"
+    )
+    first, second = opened(code).probes(7)
+    assert first["x"].tolist() == [[7, 7], [7, 7]]
+    assert second["x"].shape == (1, 2)
+
+
+def test_the_number_of_probes_is_limited(opened):
+    code = "if call == 'probes': result = [{'x': np.zeros((1, 2), np.float32)}] * 1000"
+    assert len(opened(code).probes(0)) <= 100
+
+
 def test_large_arrays_and_much_text_pass_at_the_same_time(opened):
     x = np.arange(3_000_000, dtype=np.float32).reshape(-1, 2)
     model = opened("print('noise ' * 1_000_000)")

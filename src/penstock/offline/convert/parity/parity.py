@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -21,12 +20,13 @@ from penstock.errors import InvalidArgument, PenstockError
 from penstock.inputs.meanings import meanings_of
 from penstock.inputs.sizes import Shapes
 from penstock.offline.apart import apart
-from penstock.offline.convert.base import ConvertOptions, Exported, SourceModel
+from penstock.offline.convert.base import ConvertOptions, Exported, Probing, SourceModel
 from penstock.offline.convert.certificate import Certificate, Divergence
 from penstock.offline.convert.parity.blame import Blame, of_failure, of_output
 from penstock.offline.convert.parity.cases import Case, Maker
 from penstock.offline.convert.parity.compare import Difference, compare
 from penstock.offline.convert.parity.nodes import Nodes
+from penstock.offline.convert.parity.patience import Patience
 from penstock.offline.convert.parity.tolerance import Rounding
 from penstock.offline.model_store import keep_models
 from penstock.offline.optimize.model import read_proto
@@ -34,8 +34,6 @@ from penstock.offline.sessions import loaded
 from penstock.rows.graph import read_graph
 from penstock.tensor import Array
 
-_PATIENCE_S = 120.0
-"""After this time, calls with extreme values are left out. Calls with given and plausible values are always compared."""
 _BLAMED = 3
 """Number of different calls on which the first divergent node is looked for."""
 _KEPT_BYTES = 1 << 32
@@ -54,13 +52,14 @@ def certify(
     options: ConvertOptions,
     seed: int = 0,
     progress: Progress = lambda _: None,
+    patience: Patience | None = None,
 ) -> Certificate:
-    """Compare ``artifact`` with ``source``. ``options.sample`` is one of the calls.
+    """Compare ``artifact`` with ``source``. ``options.sample`` is one of the calls. ``patience`` bounds the time.
 
     Raises InvalidArgument if the source accepts none of the calls, and InvalidModel if ``artifact`` is not a valid model.
     """
     with np.errstate(all="ignore"):
-        return Parity(artifact, source, exported, seed, progress).certify(options)
+        return Parity(artifact, source, exported, seed, progress, patience or Patience()).certify(options)
 
 
 class _Failure(NamedTuple):
@@ -79,8 +78,15 @@ class Parity:
     """One comparison of a source with its ONNX model."""
 
     def __init__(
-        self, artifact: Artifact, source: SourceModel, exported: Exported, seed: int, progress: Progress
+        self,
+        artifact: Artifact,
+        source: SourceModel,
+        exported: Exported,
+        seed: int,
+        progress: Progress,
+        patience: Patience,
     ) -> None:
+        self._patience = patience
         self._artifact, self._source, self._exported = artifact, source, exported
         self._nodes, self._seed, self._progress = Nodes(read_proto(artifact)), seed, progress
         meanings = meanings_of(source.signature, read_graph(artifact.data))
@@ -98,11 +104,9 @@ class Parity:
             return self._certify(options)
 
     def _certify(self, options: ConvertOptions) -> Certificate:
-        deadline = time.monotonic() + _PATIENCE_S
         for case, want in self._calls(options):
-            if self._count and case.is_extreme and time.monotonic() > deadline:
-                self._notes["some calls with extreme values were left out, because the model is slow"] = None
-                break
+            if not self._count:
+                self._find_random(case, want)
             self._progress(case.label)
             self._compare(case, want)
             if len(self._failures) >= _BLAMED:
@@ -115,41 +119,66 @@ class Parity:
         return self._certificate()
 
     def _calls(self, options: ConvertOptions) -> Iterator[tuple[Case, Outputs]]:
-        """The calls that the source accepts, with its outputs."""
-        shapes: Shapes = {}
+        """The calls that the source accepts, with its outputs: small ones first, because they cost less and show as much."""
+        given: Shapes = {}
         if options.sample:
-            given = Case("the given sample", {name: np.asarray(array) for name, array in options.sample.items()})
-            for found in self._accepted(given):
+            sample = Case("the given sample", {name: np.asarray(array) for name, array in options.sample.items()})
+            for found in self._accepted(sample, is_essential=True):
                 yield found
-                shapes = {spec.name: found[0].inputs[spec.name].shape for spec in self._source.signature.inputs}
-        for tried in [shapes] if shapes else self._maker.shapes():
-            for found in self._accepted(self._maker.plausible(tried)):
+                given = {spec.name: found[0].inputs[spec.name].shape for spec in self._source.signature.inputs}
+        shapes: Shapes = {}
+        for tried in (*self._maker.shapes(), given) if given else self._maker.shapes():
+            for found in self._accepted(self._maker.plausible(tried), is_essential=True):
+                yield found
                 shapes = tried
-                self._find_random(*found)
-                yield found
             if shapes:
                 break
+        for case in self._probes():
+            yield from self._accepted(case)
         if not shapes:
             return
-        for _, others in self._maker.sizes(shapes):
-            accepted = 0
-            for other in others:
-                for found in self._accepted(self._maker.plausible(other)):
-                    accepted += 1
-                    yield found
-                if accepted == self._maker.wanted_sizes():
-                    break
+        for case in self._maker.extremes(shapes):
+            yield from self._accepted(case)
+        yield from self._resized(shapes)
         yield from self._accepted(self._maker.plausible(self._maker.mixed(shapes)))
-        for case in (*self._maker.blank(shapes), *self._maker.extremes(shapes), *self._maker.empty(shapes)):
+        if given and given != shapes:
+            yield from self._accepted(self._maker.plausible(given), is_essential=True)
+        for case in (*self._maker.empty(shapes), *self._maker.blank(shapes)):
             yield from self._accepted(case)
 
-    def _accepted(self, case: Case) -> Iterator[tuple[Case, Outputs]]:
+    def _probes(self) -> list[Case]:
+        if not isinstance(self._source, Probing):
+            return []
         try:
-            want = self._source.forward(case.inputs)
+            probes = self._source.probes(self._seed)
         except PenstockError as error:
-            self._rejection = self._rejection or f"{error.message}, on {case.label}"
+            self._notes[f"the source's own values are unknown: {error.message}"] = None
+            return []
+        return [Case(f"the source's own values {number}", dict(inputs)) for number, inputs in enumerate(probes)]
+
+    def _resized(self, shapes: Shapes) -> Iterator[tuple[Case, Outputs]]:
+        """Calls with other sizes of one free dimension: first one of each dimension, then a second one."""
+        waiting = [iter(others) for _, others in self._maker.sizes(shapes)]
+        for _ in range(self._maker.wanted_sizes()):
+            for others in waiting:
+                found = False
+                while not found and (other := next(others, None)) is not None:
+                    for accepted in self._accepted(self._maker.plausible(other)):
+                        found = True
+                        yield accepted
+
+    def _accepted(self, case: Case, *, is_essential: bool = False) -> Iterator[tuple[Case, Outputs]]:
+        """``case`` with the source's outputs; nothing if the source rejects it, or if no time is left for it."""
+        if not is_essential and not self._patience.allows(case):
             return
-        yield case, want
+        # The time includes that of the comparison, which the caller makes before it asks for the next call.
+        with self._patience.spending(case, is_essential=is_essential):
+            try:
+                want = self._source.forward(case.inputs)
+            except PenstockError as error:
+                self._rejection = self._rejection or f"{error.message}, on {case.label}"
+                return
+            yield case, want
 
     def _find_random(self, case: Case, want: Outputs) -> None:
         """Find the outputs that differ if the same call is repeated, or that depend on random operators."""
@@ -209,6 +238,8 @@ class Parity:
         undecided = [name for name in names if name not in self._decided] if not self._failures else []
         for name in undecided:
             self._notes[f"output '{name}' is not proved: rounding could change it completely in every call"] = None
+        if left_out := self._patience.left_out:
+            self._notes[f"left out, because the model is slow: {', '.join(left_out)}"] = None
         if not names:
             self._notes["all outputs are random, so that nothing is proved"] = None
         worst, divergence = self._worst, None
